@@ -165,7 +165,7 @@ def test_a_worker_that_dies_says_how() -> None:
     with working() as (folder, workers):
         worker = start(job, workers)
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(Failed, match="SIGKILL, for which the usual cause is that memory ran out"):
+        with pytest.raises(Failed, match="SIGKILL, usually because memory ran out"):
             worker.ask("prepare")
         assert folder.is_dir()
     assert not folder.exists()

@@ -24,7 +24,7 @@ def write(results: Sequence[Result], target: Path) -> None:
 
 
 def sheet(results: Sequence[Result]) -> Any:
-    """The picture as a PIL image. All results have the same cases in the same order."""
+    """Return the figure as a PIL image. All results must have the same cases in the same order."""
     lines = len(results[0].cases)
     width = 2 * MARGIN + LABEL + len(results) * PANEL + (len(results) - 1) * MARGIN
     height = HEAD + lines * LINE + FOOT
@@ -44,7 +44,7 @@ class _Sheet(Sheet):
     """Draws the parts of the sheet."""
 
     def head(self, result: Result, left: int) -> None:
-        """The model's name, what it is, and what the columns are."""
+        """Draw a panel's heading: the model, its size and the titles of the columns."""
         size = f", {result.rows[0].bytes_bf16 / 1e6:.1f} MB in bf16" if result.rows else ""
         self.text((left, 30), result.model, "title")
         self.text((left, 56), f"{_pipeline_class(result.model)}{size}, {result.steps} steps", "small", SOFT)
@@ -54,13 +54,13 @@ class _Sheet(Sheet):
         self.pen.line((left, 74, left + PANEL, 74), fill=RULE)
 
     def label(self, case: Row | Skipped, top: int) -> None:
-        """The scheme and its backend."""
+        """Draw a line's label: the scheme and its backend."""
         middle = top + CELL // 2
         self.text((MARGIN, middle - 10), case.label, "text")
         self.text((MARGIN, middle + 11), case.backend, "small", SOFT)
 
     def line(self, case: Row | Skipped, left: int, top: int) -> None:
-        """The digits of a case and its numbers; a case that could not run says so."""
+        """Draw the digits and numbers of a case, or the reason why it was skipped."""
         middle = top + CELL // 2
         if isinstance(case, Skipped):
             self.text((left, middle), f"skipped: {case.fix.partition('. Or use')[0]}", "small", SOFT)
@@ -73,8 +73,8 @@ class _Sheet(Sheet):
         self.text((facts + FACTS, middle - 15), f"{case.right} / {case.images}", "text", anchor="rm")
         self.bar(facts, middle + 1, FACTS, share)
         if case.psnr is not None:
-            told = "same pixels" if case.psnr == float("inf") else f"PSNR {case.psnr:.1f} dB"
-            self.text((facts + FACTS, middle + 19), told, "small", SOFT, "rm")
+            similarity = "same pixels" if case.psnr == float("inf") else f"PSNR {case.psnr:.1f} dB"
+            self.text((facts + FACTS, middle + 19), similarity, "small", SOFT, "rm")
 
     def digit(self, picture: Any, left: int, top: int, right: bool) -> None:
         from PIL import Image
@@ -84,7 +84,7 @@ class _Sheet(Sheet):
             self.pen.rectangle((left - 2, top - 2, left + CELL + 1, top + CELL + 1), outline=WRONG, width=3)
 
     def foot(self, result: Result, top: int) -> None:
-        """What the frames and bars mean, and what was asked for."""
+        """Draw the legend: what the frames and bars mean, and the prompts used."""
         self.pen.rectangle((MARGIN, top + 22, MARGIN + 12, top + 34), outline=WRONG, width=3)
         self.text(
             (MARGIN + 22, top + 28),

@@ -24,11 +24,11 @@ EXTRA = {"sklearn": "scikit-learn", "PIL": "pillow"}  # what the extra "demo" in
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of the demo: what is asked of `load_model`.
+    """One line of the demo: the arguments for `load_model`.
 
     Attributes:
         quant: scheme; None for the model as it is.
-        share: the budget of balanced offload, as a part of the loaded weights' bytes.
+        share: the budget of balanced offload, as a fraction of the loaded weights' bytes.
     """
 
     quant: str | None
@@ -69,14 +69,14 @@ CASES: tuple[Case, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one case gave.
+    """Result of one case.
 
     Attributes:
         bytes, bytes_bf16: of the whole pipeline's weights, as loaded and with every weight in bf16.
         packed, packed_bf16: the same for the weights that are quantized; 0 where none is.
         load_seconds: wall time of the load, after one load and one step that were not timed.
         image_seconds: wall time of an image, drawn `BATCH` at a time.
-        wanted, seen: the digit asked for and the digit that the judge reads, by image.
+        wanted, seen: the digit in the prompt and the digit that the judge reads, for each image.
         psnr: against the first case's images, in dB; None for the first case, infinite where no pixel differs.
         pictures: PIL images.
     """
@@ -98,16 +98,16 @@ class Row:
 
     @property
     def images(self) -> int:
-        """How many were drawn."""
+        """Return the number of generated images."""
         return len(self.wanted)
 
     @property
     def right(self) -> int:
-        """How many show the digit that was asked for."""
-        return sum(asked == seen for asked, seen in zip(self.wanted, self.seen, strict=True))
+        """Return the number of images that the judge reads as the digit in the prompt."""
+        return sum(expected == actual for expected, actual in zip(self.wanted, self.seen, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without the pictures. JSON has no infinity: `identical` says it, and psnr is null then."""
+        """As JSON values, without the pictures. JSON has no infinity: psnr is null then, and `identical` is true."""
         values = asdict(self)
         values.pop("pictures")
         identical = self.psnr == float("inf")
@@ -164,7 +164,7 @@ class Result:
 
 
 def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Sequence[Case] = CASES) -> Result:
-    """Load `model` in every case and draw `images` digits, 0 to 9 and again. The first case is what others are held to.
+    """Load `model` in every case and generate `images` digits, 0 to 9 repeatedly. The first case is the reference.
 
     Raises:
         BackendUnavailableError: scikit-learn or Pillow is missing.
@@ -172,7 +172,7 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
     need_extra()
     from tqdm import tqdm
 
-    made: list[Row | Skipped] = []
+    results: list[Row | Skipped] = []
     reference: Row | None = None
     with (
         temporary_folder("sdquant-demo-") as work,
@@ -185,14 +185,14 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
             except BackendUnavailableError as error:
                 if case.quant is None:
                     raise
-                made.append(
+                results.append(
                     Skipped(label=case.label, backend=case.backend, quant=case.quant, why=error.why, fix=error.fix)
                 )
             else:
                 reference = reference or row
-                made.append(row)
+                results.append(row)
             bar.update()
-    return Result(model=model, steps=steps, judge=digits.judge().accuracy, cases=tuple(made))
+    return Result(model=model, steps=steps, judge=digits.judge().accuracy, cases=tuple(results))
 
 
 def need_extra() -> None:
@@ -200,8 +200,8 @@ def need_extra() -> None:
     missing = [package for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise BackendUnavailableError(
-            "The demo was asked for",
-            f"it needs {' and '.join(missing)} to draw and to judge, which is not installed",
+            "Cannot run the demo",
+            f"drawing and judging the digits needs {' and '.join(missing)}, which is not installed",
             'Run: pip install "sdquant[demo]"',
         )
 
@@ -211,13 +211,13 @@ def _case(model: str, case: Case, steps: int, images: int, reference: Row | None
     from ..models.pipelines import weight_bytes
 
     pipe, seconds = load(model, case, work)
-    wanted = tuple(i % 10 for i in range(images))
+    labels = tuple(i % 10 for i in range(images))
     begin = time.perf_counter()
-    pictures = draw(pipe, [digits.prompt(d) for d in wanted], seeds=range(images), steps=steps, batch=BATCH)
+    pictures = draw(pipe, [digits.prompt(d) for d in labels], seeds=range(images), steps=steps, batch=BATCH)
     drawing = (time.perf_counter() - begin) / images
-    made = pipe.sdquant
-    made.offload.remove()
-    parts = made.plan.components
+    handle = pipe.sdquant
+    handle.offload.remove()
+    parts = handle.plan.components
     return Row(
         label=case.label,
         backend=case.backend,
@@ -229,7 +229,7 @@ def _case(model: str, case: Case, steps: int, images: int, reference: Row | None
         packed_bf16=sum(weight.bytes_bf16 for part in parts for weight in part.weights),
         load_seconds=seconds,
         image_seconds=drawing,
-        wanted=wanted,
+        wanted=labels,
         seen=tuple(digits.judge().read(pictures)),
         psnr=psnr(pictures, reference.pictures) if reference else None,
         pictures=tuple(pictures),
@@ -237,10 +237,10 @@ def _case(model: str, case: Case, steps: int, images: int, reference: Row | None
 
 
 def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
-    """The pipeline of a case, and the seconds its load took.
+    """Load the pipeline of a case; return it with the seconds that loading took.
 
-    It is loaded twice and draws one step in between, so that importing the backend's library, and what that compiles at
-    its first use, is not on the clock. A GGUF scheme is not for quantizing while loading: its file is written first.
+    It is loaded twice with one step in between, so that the backend library's import and first compilation are not
+    counted as load time. GGUF schemes cannot quantize while loading: their file is written first.
     """
     from ..loading.loader import load_model
     from ..models.generate import draw

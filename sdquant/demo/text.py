@@ -44,8 +44,8 @@ def clip_tokenizer(workdir: Path) -> CLIPTokenizer:
     vocab: dict[str, int] = {}
     for piece in [*pieces, "<|startoftext|>", "<|endoftext|>"]:
         vocab.setdefault(piece, len(vocab))
-    made = CLIPTokenizer(vocab=vocab, merges=cast("Any", merges), model_max_length=CLIP_LENGTH)
-    made.save_pretrained(workdir)
+    converted = CLIPTokenizer(vocab=vocab, merges=cast("Any", merges), model_max_length=CLIP_LENGTH)
+    converted.save_pretrained(workdir)
     return cast("CLIPTokenizer", CLIPTokenizer.from_pretrained(workdir, model_max_length=CLIP_LENGTH))
 
 

@@ -58,7 +58,7 @@ T5_LENGTHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How long and how fast one training goes. `steps` and `batch` are counts, `rate` is AdamW's peak learning rate."""
+    """Hyperparameters of one training: `steps` and `batch` are counts, `rate` is AdamW's peak learning rate."""
 
     steps: int
     batch: int
@@ -197,13 +197,13 @@ def train_vae(workdir: Path) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Latents:
-    """What the generators learn from: normalised latents [n, 4, 8, 8] and labels [n]."""
+    """Training data of the generators: normalised latents [n, 4, 8, 8] and labels [n]."""
 
     latents: Tensor
     labels: Tensor
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """`count` latents and the number of a prompt for each: template * 10 + digit, or 60 for the empty prompt."""
+        """Draw `count` latents, each with the index of a prompt: template * 10 + digit, or 60 for the empty prompt."""
         import torch
 
         rows = torch.randint(len(self.latents), (count,), generator=generator)
@@ -262,8 +262,8 @@ def train_sd(vae: Any, tokenizer: Any, encoder: Any, workdir: Path) -> tuple[Any
         t = torch.randint(1000, (SD.batch,), generator=generator)
         noisy = scheduler.add_noise(clean, noise, t)
         target = scheduler.get_velocity(clean, noise, t)
-        asked, where = torch.unique(prompts, return_inverse=True)  # a prompt that comes twice is read once
-        states = torch.func.functional_call(encoder, _shaken(encoder, generator), (ids[asked],))[0]
+        unique, where = torch.unique(prompts, return_inverse=True)  # a prompt that comes twice is read once
+        states = torch.func.functional_call(encoder, _shaken(encoder, generator), (ids[unique],))[0]
         loss: Tensor = (unet(noisy, t, states[where]).sample - target).square().mean()
         return loss
 
@@ -318,7 +318,7 @@ class FluxData:
                 self.states[length] = encoder(ids)[0]
 
     def draw(self, recipe: Recipe, generator: torch.Generator) -> FluxBatch:
-        """A batch; long prompts come in batches of a quarter, since their cost is that of the text."""
+        """Draw a batch, a quarter as large for long prompts, whose cost is dominated by the text tokens."""
         import torch
         from torch.nn.functional import pixel_unshuffle
 
@@ -390,7 +390,7 @@ def distil_flux(teacher: Any, data: FluxData, workdir: Path) -> Any:
 
 
 def _write(pipeline: Any, folder: Path) -> None:
-    """Save as bf16 beside, then rename, so that a stopped training never leaves half a model."""
+    """Save as bf16 to a temporary folder and rename it, so that an interrupted save never leaves half a model."""
     import torch
 
     beside = folder.with_name(folder.name + ".partial")
@@ -407,7 +407,7 @@ def _parts(only: str) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train what is asked for and write it below `--out`."""
+    """Train the selected models and write them below `--out`."""
     import torch
 
     parser = argparse.ArgumentParser(prog="python -m sdquant.demo.train", description=__doc__.splitlines()[0])

@@ -1,9 +1,9 @@
-"""The same prompt and seed through several schemes, one model in memory at a time.
+"""Generate the same prompt and seed with several schemes, one model in memory at a time.
 
     made = compare("some-model", ["nf4", "int8"], prompt="a handwritten seven", offload="balanced")
     sheet(made).save("seven.png")
 
-The first row is what the others are held to. Importing this module imports no torch.
+The first row is the reference for the others. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["AMPLIFY", "DEFAULT", "Comparison", "Row", "allowed", "compare", "she
 
 log = logging.getLogger(__name__)
 
-# Schemes to compare where nobody says which: one of each backend that quantizes while it loads, and fp8.
+# Schemes compared by default: one of each backend that quantizes while it loads, and fp8.
 DEFAULT = ("nf4", "int8", "qint8", "fp8")
-AMPLIFY = 4  # how much brighter differences are shown than they are
+AMPLIFY = 4  # factor by which difference images are brightened
 AS_FOUND = "as found"
 _OF_A_ROW = ("path", "quant", "progress")  # what of a Request is no setting of the whole comparison
 
-# Done, of how much, and what is done now.
+# Work done, total, and a description of the current step.
 OnProgress = Callable[[int, int, str], None]
 
 
@@ -58,37 +58,38 @@ def compare(
     on_progress: OnProgress | None = None,
     **values: Any,
 ) -> Comparison:
-    """Load the model at `path` in each scheme, draw the same picture, and forget the model before the next.
+    """Load the model at `path` in each scheme, generate the same image, and free the model before the next.
 
-    A scheme that is refused, or fails on the way, is a row with the reason; the others still run. What is asked twice
-    is drawn once.
+    A scheme that is refused or fails is a row with the reason; the others still run. Duplicate schemes run once.
 
     Args:
         quants: schemes, each as `load_model` takes it.
         prompt, seed, steps, guidance, width, height: as `draw` takes them.
-        reference: the scheme that the others are held to; None is the model as found.
-        amplify: how much brighter differences are shown than they are.
-        on_progress: called with what is done, of how much, and a line of text, before each load and after each step.
-            What it raises comes out as it is, `drawing.Stopped` to stop.
+        reference: the scheme that the others are compared with; None is the model as found.
+        amplify: factor by which the difference images are brightened.
+        on_progress: called with the work done, the total and a line of text, before each load and after each step.
+            Its exceptions are passed on; it can raise `drawing.Stopped` to stop.
         values: other arguments of `load_model` (offload, mode, base, ...), the same for all.
 
     Raises:
-        SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be drawn.
+        SdquantError: an invalid argument, a scheme that does not exist, or a reference that cannot be generated.
     """
     if isinstance(amplify, bool) or not isinstance(amplify, int) or not 1 <= amplify <= 255:
-        raise SettingsError(f"amplify={amplify!r} was given", "it is a whole number from 1 to 255", f"Use {AMPLIFY}")
+        raise SettingsError(
+            f"Cannot use amplify={amplify!r}", "it must be a whole number from 1 to 255", f"Use {AMPLIFY}"
+        )
     values.setdefault("progress", False)
     columns: dict[str, Request] = {}
     for quant in (reference, *quants):
-        asked = request(path, **values, quant=quant)
-        columns.setdefault(_label(asked), asked)
+        column = request(path, **values, quant=quant)
+        columns.setdefault(_label(column), column)
     drawing = {
         "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,
     }  # fmt: skip
     tell = _Progress(len(columns), steps, on_progress)
     rows: list[Row] = []
-    for label, asked in columns.items():
-        rows.append(_row(asked, label, drawing, rows[0] if rows else None, amplify, tell))
+    for label, column in columns.items():
+        rows.append(_row(column, label, drawing, rows[0] if rows else None, amplify, tell))
     here = hardware.probe()
     first = next(iter(columns.values()))
     return Comparison(
@@ -120,7 +121,7 @@ def allowed(
     allow_incompatible: bool = False,
     schemes: Iterable[str] = DEFAULT,
 ) -> tuple[str, ...]:
-    """Those of the schemes that the matrix does not refuse with these settings on this machine.
+    """Return the schemes that the matrix does not refuse with these settings on this machine.
 
     Raises:
         SdquantError: a setting that does not exist.
@@ -145,23 +146,23 @@ def _passes(scheme: str, offload: str, *, allow: bool, **axes: Any) -> bool:
 
 
 def _row(
-    asked: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
+    request: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
 ) -> Row:
-    """The row of one scheme. `held_to`: the reference; None for the reference itself."""
+    """Run one scheme and return its row. `held_to`: the reference; None for the reference itself."""
     from ..utils.buffers import give_back
 
-    made: Plan | None = None
+    plan: Plan | None = None
     try:
         tell.loading(label)
-        made = prepare(asked)
-        row = _drawn(asked, made, label, drawing, tell)
+        plan = prepare(request)
+        row = _drawn(request, plan, label, drawing, tell)
     except Exception as error:
         if held_to is None or error is tell.raised or _interrupted(error):
             raise
         log.info("%s gave no image", label, exc_info=True)
         ours = isinstance(error, SdquantError)
         why = str(error) if ours else f"{type(error).__name__}: {error}"
-        row = Row(quant=asked.quant, label=label, error=why, kind=type(error).__name__, **_sizes(made))
+        row = Row(quant=request.quant, label=label, error=why, kind=type(error).__name__, **_sizes(plan))
     tell.column_done()
     give_back()
     if held_to is None or row.image is None:
@@ -175,18 +176,18 @@ def _row(
 
 
 def _interrupted(error: BaseException) -> bool:
-    """Whether it comes of a Ctrl-C, which libraries make other errors of while they are imported."""
+    """Return whether an error was caused by Ctrl-C, which libraries may wrap in other errors during import."""
     before = error.__cause__ or error.__context__
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
-def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
+def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
     from ..loading.loader import import_classes, load_planned
     from ..models.generate import draw
 
-    import_classes(made)
+    import_classes(plan)
     begin = time.perf_counter()
-    pipe = load_planned(asked, made)
+    pipe = load_planned(request, plan)
     loading = time.perf_counter() - begin
     try:
         begin = time.perf_counter()
@@ -195,42 +196,44 @@ def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], t
     finally:
         pipe.sdquant.offload.remove()
     return Row(
-        quant=asked.quant, label=_found(label, made), image=image, load_seconds=loading, draw_seconds=seconds,
-        **_sizes(made),
+        quant=request.quant, label=_found(label, plan), image=image, load_seconds=loading, draw_seconds=seconds,
+        **_sizes(plan),
     )  # fmt: skip
 
 
-def _sizes(made: Plan | None) -> dict[str, Any]:
-    if made is None:
+def _sizes(plan: Plan | None) -> dict[str, Any]:
+    if plan is None:
         return {}
-    return {"bytes": made.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in made.components)}
+    return {"bytes": plan.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in plan.components)}
 
 
-def _label(asked: Request) -> str:
-    """What was asked, as the command line takes it."""
-    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in asked.specs().items()}
+def _label(request: Request) -> str:
+    """Return the requested scheme as the command line takes it."""
+    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in request.specs().items()}
     others = [each.pop("*")] if "*" in each else []
     return "+".join([*others, *(f"{name}={scheme}" for name, scheme in each.items())]) or AS_FOUND
 
 
-def _found(label: str, made: Plan) -> str:
-    """The label of a model as found says what was found."""
-    held = dict.fromkeys(part.scheme for part in made.components if part.scheme is not None)
-    return f"{label} ({', '.join(held)})" if label == AS_FOUND and held else label
+def _found(label: str, plan: Plan) -> str:
+    """Return the label; for a model as found, with the schemes of its files."""
+    schemes = dict.fromkeys(part.scheme for part in plan.components if part.scheme is not None)
+    return f"{label} ({', '.join(schemes)})" if label == AS_FOUND and schemes else label
 
 
-def _settings(asked: Request) -> dict[str, Any]:
-    """What was asked beside the model and the scheme, as JSON values."""
-    others = {row.name: getattr(asked, row.name) for row in fields(asked) if row.name not in _OF_A_ROW}
-    given = {row.name: others[row.name] for row in fields(asked) if others.get(row.name, row.default) != row.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+def _settings(request: Request) -> dict[str, Any]:
+    """Return the request's other settings that differ from their defaults, as JSON values."""
+    others = {row.name: getattr(request, row.name) for row in fields(request) if row.name not in _OF_A_ROW}
+    changed = {
+        row.name: others[row.name] for row in fields(request) if others.get(row.name, row.default) != row.default
+    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 
 class _Progress:
     """Turns loads and steps into one count: a load is worth one step.
 
     Attributes:
-        raised: what the caller's function raised.
+        raised: the exception of the caller's function.
     """
 
     def __init__(self, columns: int, steps: int, on_progress: OnProgress | None) -> None:
@@ -239,15 +242,15 @@ class _Progress:
         self.raised: BaseException | None = None
 
     def loading(self, label: str) -> None:
-        """A scheme's model is about to be loaded."""
+        """Report that a scheme's model is being loaded."""
         self._tell(0, f"{label}: loading")
 
     def drawing(self, label: str, done: int, of: int) -> None:
-        """So many steps of a scheme's picture are done."""
+        """Report `done` of `of` steps of a scheme's image."""
         self._tell(1 + done * (self._each - 1) // of, f"{label}: step {done} of {of}")
 
     def column_done(self) -> None:
-        """A scheme is done, with a picture or without."""
+        """Report that a scheme is done, with an image or without."""
         self._begin += self._each
         if self._begin == self._total:
             self._tell(0, "done")

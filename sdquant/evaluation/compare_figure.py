@@ -29,18 +29,18 @@ def sheet(comparison: Comparison, columns: int = COLUMNS) -> Any:
     across = math.ceil(len(comparison.rows) / lines)  # lines of about the same length
     line = 2 * height + BETWEEN + CAPTION
     inner = max(across * (cell + GAP) - GAP, 2 * cell + GAP)  # so that there is room for the words
-    made = _Sheet(2 * MARGIN + inner, HEAD + lines * (line + APART) - APART + FOOT)
-    made.head(comparison, inner)
+    canvas = _Sheet(2 * MARGIN + inner, HEAD + lines * (line + APART) - APART + FOOT)
+    canvas.head(comparison, inner)
     for number, row in enumerate(comparison.rows):
         left = MARGIN + number % across * (cell + GAP)
         top = HEAD + number // across * (line + APART)
-        made.column(comparison, row, left, top, (width, height), cell)
-    made.foot(comparison, inner)
-    return made.image
+        canvas.column(comparison, row, left, top, (width, height), cell)
+    canvas.foot(comparison, inner)
+    return canvas.image
 
 
 def _shown(size: tuple[int, int]) -> tuple[int, int]:
-    """The size of a picture on the sheet: small ones as a multiple of their own, large ones smaller."""
+    """Return a picture's size on the sheet: small ones scaled by a whole number, large ones reduced."""
     longer = max(size)
     if longer <= MOST:
         times = max(1, LEAST // longer)
@@ -51,19 +51,24 @@ def _shown(size: tuple[int, int]) -> tuple[int, int]:
 class _Sheet(Sheet):
     """Draws the parts of the sheet."""
 
-    def head(self, made: Comparison, room: float) -> None:
-        """The prompt, and what all columns have in common."""
-        width, height = made.size
-        facts = [Path(made.model).name, f"{width}x{height}", f"{made.steps} steps", f"seed {made.seed}"]
-        facts += [f"guidance {made.guidance:g}"] if made.guidance is not None else []
-        facts += [f"{name.replace('_', ' ')} {_value(value)}" for name, value in made.settings.items()]
-        prompt = self.cut(f"\u201c{made.prompt}", "title", room - self.width_of("\u201d", "title"))
+    def head(self, comparison: Comparison, room: float) -> None:
+        """Draw the heading: the prompt and the settings that all columns share."""
+        width, height = comparison.size
+        facts = [
+            Path(comparison.model).name,
+            f"{width}x{height}",
+            f"{comparison.steps} steps",
+            f"seed {comparison.seed}",
+        ]
+        facts += [f"guidance {comparison.guidance:g}"] if comparison.guidance is not None else []
+        facts += [f"{name.replace('_', ' ')} {_value(value)}" for name, value in comparison.settings.items()]
+        prompt = self.cut(f"\u201c{comparison.prompt}", "title", room - self.width_of("\u201d", "title"))
         self.text((MARGIN, 36), prompt + "\u201d", "title")
         self.text((MARGIN, 64), "   ".join(facts), "small", SOFT, room=room)
         self.pen.line((MARGIN, 82, MARGIN + room, 82), fill=RULE)
 
-    def column(self, made: Comparison, row: Row, left: int, top: int, size: tuple[int, int], cell: int) -> None:
-        """One scheme."""
+    def column(self, comparison: Comparison, row: Row, left: int, top: int, size: tuple[int, int], cell: int) -> None:
+        """Draw the column of one scheme."""
         width, height = size
         below = top + height + BETWEEN
         if row.error is not None:
@@ -84,11 +89,11 @@ class _Sheet(Sheet):
         self.image.paste(image.convert("RGB").resize(size, way), (left, top))
 
     def box(self, left: int, top: int, size: tuple[int, int]) -> None:
-        """The place of a picture that is not there."""
+        """Draw an empty frame in the place of a missing picture."""
         self.pen.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline=RULE)
 
     def reason(self, text: str, left: int, top: int, size: tuple[int, int]) -> None:
-        """Why there is no picture, in its place."""
+        """Draw the reason why there is no picture, in its place."""
         width, height = size
         self.box(left, top, size)
         lines = self.wrapped(text, "small", width - 2 * PAD, max(1, (height - 2 * PAD) // READ))
@@ -96,7 +101,7 @@ class _Sheet(Sheet):
             self.text((left + PAD, top + PAD + READ // 2 + READ * number), line, "small", SOFT)
 
     def caption(self, row: Row, left: int, top: int, room: int) -> None:
-        """The scheme and its numbers."""
+        """Draw the scheme's name and its numbers."""
         self.text((left, top + 24), "not quantized" if row.label == NOT_QUANTIZED else row.label, "text", room=room)
         if row.error is not None:
             self.text((left, top + 50), "no image", "small", WRONG)
@@ -109,21 +114,26 @@ class _Sheet(Sheet):
             seconds = f"load {row.load_seconds:.1f} s, draw {row.draw_seconds:.1f} s"
             self.text((left, top + 106), seconds, "small", SOFT)
 
-    def foot(self, made: Comparison, room: float) -> None:
-        """What the lower pictures are, and where it was made."""
-        packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
-        device = next((row["name"] for row in made.machine["devices"] if row["torch_name"] == made.device), made.device)
+    def foot(self, comparison: Comparison, room: float) -> None:
+        """Draw the legend: the meaning of the lower images, the device and the versions."""
+        packages = [
+            f"{name} {comparison.versions[name]}" for name in ("torch", "diffusers") if name in comparison.versions
+        ]
+        device = next(
+            (row["name"] for row in comparison.machine["devices"] if row["torch_name"] == comparison.device),
+            comparison.device,
+        )
         below = self.image.height - 26
-        told = f"Below each image: its difference from the first, {made.amplify} times as bright."
-        self.text((MARGIN, below), told, "small", SOFT)
-        rest = room - self.width_of(told, "small") - GAP
+        legend = f"Below each image: its difference from the first, {comparison.amplify} times as bright."
+        self.text((MARGIN, below), legend, "small", SOFT)
+        rest = room - self.width_of(legend, "small") - GAP
         if rest > 100:
             where = self.cut(", ".join([device, *packages]), "small", rest)
             self.text((MARGIN + room, below), where, "small", SOFT, "rm")
 
 
 def _told(row: Row) -> str:
-    """How far the image is from the reference."""
+    """Describe how far the image is from the reference."""
     if row.psnr is None:
         return "the others are compared with this"
     if row.identical:

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one scheme gave.
+    """Result of one scheme.
 
     Attributes:
-        quant: as asked. label: the same in one line: "nf4", "unet=nf4+text_encoder=int8", "as found".
-        bytes, bytes_bf16: of all components in memory, and of the same with every weight in bf16; None where there
+        quant: as requested. label: the same in one line: "nf4", "unet=nf4+text_encoder=int8", "as found".
+        bytes, bytes_bf16: of all components in memory, and of the same with every weight in bf16; None if there
             is no plan.
-        load_seconds, draw_seconds: wall time of the load, without what is imported for any scheme, and of the drawing.
+        load_seconds, draw_seconds: wall time of loading, without imports common to all schemes, and of generation.
         psnr: against the reference, in dB; infinite where no pixel differs. largest: the largest difference of a
             channel of a pixel, of 255. Both None for the reference itself.
         image: PIL image. difference: against the reference, `Comparison.amplify` times as bright.
-        error: why there is no image, as sentences; None if there is one. kind: the error's class.
+        error: the reason why there is no image, as sentences; None if there is one. kind: the error's class.
     """
 
     quant: Quant
@@ -40,11 +40,11 @@ class Row:
 
     @property
     def identical(self) -> bool:
-        """Whether no pixel differs from the reference's."""
+        """Return whether the image is equal to the reference's."""
         return self.psnr == float("inf")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without the images. JSON has no infinity: `identical` says it, and psnr is null then."""
+        """As JSON values, without the images. JSON has no infinity: psnr is null then, and `identical` is true."""
         left_out = ("image", "difference")
         values = {row.name: getattr(self, row.name) for row in fields(self) if row.name not in left_out}
         return values | {
@@ -62,7 +62,7 @@ class Comparison:
         rows: the reference first, then the schemes in the order asked.
         settings: the other arguments of `load_model` that were not left out, as JSON values.
         size: width and height of the images.
-        amplify: how much brighter the difference images are than the differences.
+        amplify: factor by which the difference images are brightened.
         device: torch's name of the compute device.
         versions: of the installed packages. machine: names of the system and its devices.
     """
@@ -82,12 +82,12 @@ class Comparison:
 
     @property
     def reference(self) -> Row:
-        """What the others are held to."""
+        """Return the row that the others are compared with."""
         return self.rows[0]
 
     @property
     def drawn(self) -> tuple[Row, ...]:
-        """The schemes that gave an image, without the reference."""
+        """Return the rows that have an image, without the reference."""
         return tuple(row for row in self.rows[1:] if row.error is None)
 
     def to_dict(self) -> dict[str, Any]:

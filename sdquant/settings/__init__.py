@@ -1,11 +1,10 @@
-"""What a settings page keeps between starts: its fields, their values, the file they are in.
+"""Settings of a settings page, kept between starts: the fields, their values, and the settings file.
 
-    roles.py    the parts of a pipeline that a scheme is chosen for
-    fields.py   the fields of a settings page, made from Request and the registry
-    values.py   Settings: a value for each field, checked; the Request they make for a model
-    fixes.py    the nearest settings that work, for a refused choice
-    file.py     the settings file
-    sdnext.py   what SD.Next's own settings say of it; the import button
+    suggestions.py  the nearest settings that work, for a refused choice
+    file.py         the settings file
+    sdnext.py       importing quantization and offload options from SD.Next's config.json
+
+The fields and their values are those of `planning.settings_fields` and `planning.settings_values`.
 
 No module here imports torch or gradio: web UIs with old pins use them as they are.
 """

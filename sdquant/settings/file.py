@@ -2,8 +2,8 @@
 
     {"format": "sdquant-settings", "version": 1, "settings": {"quant.model": "nf4", "offload": "balanced"}}
 
-Only what differs from the defaults is in it. It may be anybody's (an import button reads it too), so its size, nesting
-and every value are checked.
+It contains only values that differ from the defaults. The import button reads files from anywhere, so size, nesting and
+every value are checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIVATE = 0o600
 
 Values = dict[str, Any]
 
-# A version of the format, and what makes the settings of the next version of its settings. A row is added whenever
+# A version of the format, and the function that converts its settings to the next version. A row is added whenever
 # VERSION is raised: renamed fields, values that mean something else.
 MIGRATIONS: Mapping[int, Callable[[Values], Values]] = {}
 
@@ -38,7 +38,7 @@ _saving = Lock()
 
 
 def default_path() -> Path:
-    """Where the settings of this user are: $SDQUANT_SETTINGS, else a file in the platform's folder for such."""
+    """Return the path of this user's settings: $SDQUANT_SETTINGS, else a file in the platform's settings folder."""
     named = os.environ.get(ENVIRONMENT)
     if named:
         return Path(os.path.expanduser(named))
@@ -48,29 +48,29 @@ def default_path() -> Path:
     elif sys.platform == "darwin":
         folder = home / "Library" / "Application Support"
     else:
-        said = os.environ.get("XDG_CONFIG_HOME", "")
-        folder = Path(said) if os.path.isabs(said) else home / ".config"  # a relative one is to be ignored
+        config_home = os.environ.get("XDG_CONFIG_HOME", "")
+        folder = Path(config_home) if os.path.isabs(config_home) else home / ".config"  # XDG: ignore relative paths
     return folder / "sdquant" / "settings.json"
 
 
 def dumps(settings: Settings) -> str:
-    """The text of a settings file."""
+    """Return the text of a settings file."""
     whole = {"format": FORMAT, "version": VERSION, "settings": settings.to_dict()}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
 def loads(text: str) -> Settings:
-    """The settings in the text of a settings file.
+    """Parse the text of a settings file.
 
     Raises:
-        SettingsError: it is no such text, of a newer version, or has a setting that does not exist or a value that it
-            cannot have.
+        SettingsError: it is not a settings file or has a newer version, or a setting does not exist or has an invalid
+            value.
     """
-    return from_value(parse(text, "The text"), "The text")
+    return from_value(parse(text, "the text"), "the text")
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
-    """The settings in a file; the defaults where there is none.
+    """Read a settings file; return the defaults if there is none.
 
     Raises:
         SettingsError: as `loads`, naming the file; or it cannot be read.
@@ -81,15 +81,15 @@ def load(path: str | os.PathLike[str]) -> Settings:
     try:
         text = strict_json.text(raw)
     except ValueError as error:
-        raise _refused(str(path), "it is no text in UTF-8", f"Choose another file, or {_AWAY}") from error
+        raise _refused(str(path), "it is not UTF-8 text", f"Choose another file, or {_AWAY}") from error
     return from_value(parse(text, str(path)), str(path))
 
 
 def save(path: str | os.PathLike[str], settings: Settings) -> None:
-    """Write the settings, whole or not at all. A new file is its owner's alone; an existing one keeps its permissions.
+    """Write the settings atomically. A new file is readable by its owner only; an existing one keeps its permissions.
 
     Raises:
-        SettingsError: the file that is there is damaged (see `set_aside`), or nothing can be written there.
+        SettingsError: the existing file is damaged (see `set_aside`), or nothing can be written there.
         ConflictError: another process is writing it just now. DiskSpaceError: there is no room.
     """
     path = Path(path)
@@ -101,7 +101,7 @@ def save(path: str | os.PathLike[str], settings: Settings) -> None:
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path:
-    """Rename a damaged settings file to "<name>.broken-<n>", the first that is free, and say which.
+    """Rename a damaged settings file to "<name>.broken-<n>", with the first free n, and return the new path.
 
     Raises:
         SettingsError: it cannot be renamed, or is not there.
@@ -115,16 +115,16 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
             os.rename(place, aside)
         except OSError as error:
             raise SettingsError(
-                f"{path} was to be set aside", error.strerror or str(error), "Rename or remove it yourself"
+                f"Cannot set aside {path}", error.strerror or str(error), "Rename or remove it yourself"
             ) from error
     return aside
 
 
 def parse(text: str, where: str) -> Any:
-    """The JSON value of a text that may be anybody's.
+    """Parse untrusted JSON text.
 
     Args:
-        where: what an error calls the text: a path, or "The text".
+        where: name of the text in errors: a path, or "the text".
 
     Raises:
         SettingsError: it is too large, or not JSON.
@@ -138,7 +138,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def from_value(value: Any, where: str) -> Settings:
-    """The settings in the JSON value of a settings file.
+    """Return the settings in the parsed JSON of a settings file.
 
     Raises:
         SettingsError: as `loads`.
@@ -149,33 +149,33 @@ def from_value(value: Any, where: str) -> Settings:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise _refused(where, f"its version is {_short(repr(version))}", f'Write "version": {VERSION}, or {_AWAY}')
     if version > VERSION:
-        why = f"a newer sdquant wrote it: version {_short(version)} of the format, and {VERSION} is the last known here"
+        why = f"a newer sdquant wrote it: it has format version {_short(version)}, and this one reads up to {VERSION}"
         raise _refused(where, why, f"Update sdquant, or {_AWAY}")
     if not isinstance(values, dict):
-        raise _refused(where, 'its "settings" are not name and value', f"Correct it, or {_AWAY}")
+        raise _refused(where, 'its "settings" are not a table of names and values', f"Correct it, or {_AWAY}")
     values = migrated(values, version)
     known = [row.name for row in fields()]
     for name in values:
         if name not in known:
-            why = f"it sets {_short(repr(name))}, and the settings are {', '.join(known)}"
+            why = f"it sets {_short(repr(name))}, which does not exist; the settings are {', '.join(known)}"
             raise _refused(where, why, f"Remove that line, or {_AWAY}")
     try:
         return Settings(values)
     except SdquantError as error:
-        raise _refused(where, f"{_short(error.what)}, but {_short(error.why)}", f"{error.fix}; or {_AWAY}") from error
+        raise _refused(where, f"{_short(error.what)} ({_short(error.why)})", f"{error.fix}; or {_AWAY}") from error
 
 
 def migrated(
     values: Values, version: int, rows: Mapping[int, Callable[[Values], Values]] = MIGRATIONS, last: int = VERSION
 ) -> Values:
-    """The settings that a file of `version` has, as version `last` has them."""
+    """Migrate the values of a file of format `version` to format `last`."""
     for number in range(version, last):
         values = rows[number](values)
     return values
 
 
 def _bytes(path: Path) -> bytes | None:
-    """What is in the file; None where there is none."""
+    """Read the file; None if there is none."""
     try:
         place = Path(os.path.realpath(path))
         if not place.exists():
@@ -195,11 +195,11 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def _too_large(size: int) -> str:
-    return f"it has {size} bytes, and settings have at most {LARGEST}"
+    return f"it has {size} bytes, more than the limit of {LARGEST}"
 
 
 def _refused(where: str, why: str, fix: str) -> SettingsError:
-    return SettingsError(f"{where} was read as settings", why, fix)
+    return SettingsError(f"Cannot read {where} as settings", why, fix)
 
 
 def _short(what: object) -> str:

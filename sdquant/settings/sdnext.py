@@ -1,7 +1,7 @@
-"""What SD.Next's config.json says of quantization and offload, old versions' options included, as Settings.
+"""Import quantization and offload options from SD.Next's config.json, including those of old versions, as Settings.
 
-SD.Next stores only what differs from its defaults. What it asks for is taken as it is: whether it can work here is for
-the page to say. The tables below are all that is known of its options.
+SD.Next stores only values that differ from its defaults. They are imported unchanged; the settings page reports whether
+they work here. The tables below list all options that are known.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Migrated:
     """Settings read from elsewhere.
 
     Attributes:
-        taken: names of the options that are in `settings` now, in part at least.
-        left: the others that speak of quantization or offload, each with a sentence that says why.
+        taken: names of the options that were imported into `settings`, at least in part.
+        left: the other options about quantization or offload, each with the reason why it was left out.
     """
 
     settings: Settings
@@ -40,14 +40,14 @@ class Quantizer:
     """One of SD.Next's ways to quantize.
 
     Attributes:
-        title: as SD.Next calls it.
-        targets: the option with the parts to quantize.
-        type, default: the option with the type, and its value where the file has none.
-        type_te: the option with the type for text encoders, where there is one; else they have that of the rest.
+        title: its name in SD.Next.
+        targets: the option with the components to quantize.
+        type, default: the option with the type, and its value if the file has none.
+        type_te: the option with the type for text encoders, if there is one; otherwise `type` applies to them too.
         schemes: type in lower case to sdquant's scheme.
-        mode: "auto", "post", or the option that says it.
-        options: option to that of the scheme, for those that are a number.
-        skip: the option with modules not to quantize.
+        mode: "auto", "post", or the option with the mode.
+        options: numeric options to the options of the scheme.
+        skip: the option with the modules not to quantize.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Quantizer:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """All its options but that of the targets."""
+        """Return the names of all its options except the targets."""
         named = (self.type, self.type_te, self.mode if self.mode not in (AUTO, POST) else None, self.skip)
         return (*(name for name in named if name), *self.options)
 
@@ -116,7 +116,7 @@ QUANTIZERS = (
 
 SAME = "same as model"
 
-# What SD.Next quantizes, in lower case, and the role that it is here; "" where sdquant does not load it.
+# SD.Next's names of components, in lower case, and their roles in sdquant; "" if sdquant does not load them.
 ROLES_OF = {
     "model": "model", "transformer": "model", "te": "text_encoder", "text encoder": "text_encoder", "vae": "vae",
     "llm": "", "control": "", "controlnet": "",
@@ -127,7 +127,7 @@ OLD_OFFLOADS = {"diffusers_seq_cpu_offload": "sequential", "diffusers_model_cpu_
 
 OFFLOAD, WATERMARK = "diffusers_offload_mode", "diffusers_offload_max_gpu_memory"
 
-# Why an option is left, by a pattern of its whole name; the first that matches. Others are none of our business.
+# Why an option is left out, by a pattern for its whole name; the first match counts. Other options are ignored.
 LEFT = (
     (r"torchao_.*", "sdquant has no TorchAO; int8 and int4 are nearest to its weight-only types"),
     (r"layerwise_quantization.*", "it casts to float8 without scales; fp8 takes as little memory and is closer"),
@@ -145,42 +145,42 @@ LEFT = (
 
 
 def read(text: str, *, machine: Machine | None = None) -> Migrated:
-    """The settings that SD.Next's config.json asks for.
+    """Import the text of SD.Next's config.json.
 
     Args:
-        machine: whose memory a share of the memory is of; None leaves such an option out.
+        machine: its GPU memory converts options that are a share of it; None leaves them out.
 
     Raises:
-        SettingsError: the text is no JSON table, or too large.
+        SettingsError: the text is not a JSON object, or too large.
     """
     return _of_config(_table(text), machine)
 
 
 def read_any(text: str, *, machine: Machine | None = None) -> Migrated:
-    """The settings in a settings file of sdquant, or else in SD.Next's config.json.
+    """Import a settings file of sdquant, or else SD.Next's config.json.
 
     Raises:
-        SettingsError: it is neither, or a settings file that cannot be used.
+        SettingsError: it is neither, or an invalid settings file.
     """
     config = _table(text)
     if config.get("format") == FORMAT:
-        settings = from_value(config, "The file")
+        settings = from_value(config, "the file")
         return Migrated(settings=settings, taken=tuple(settings.to_dict()), left=())
-    found = _of_config(config, machine)
-    if not found.taken and not found.left:
+    result = _of_config(config, machine)
+    if not result.taken and not result.left:
         raise SettingsError(
-            "The file was read as settings",
-            "it has neither sdquant's settings nor options of SD.Next about quantization or offload",
-            "Choose a file that the export button wrote, or SD.Next's config.json",
+            "Cannot read the file as settings",
+            "it has neither sdquant's settings nor SD.Next options for quantization or offload",
+            "Choose a file written by the export button, or SD.Next's config.json",
         )
-    return found
+    return result
 
 
 def _table(text: str) -> dict[str, Any]:
-    config = parse(text, "The file")
+    config = parse(text, "the file")
     if not isinstance(config, dict):
         raise SettingsError(
-            "The file was read as settings", "it is not a table of names and values", "Choose another file"
+            "Cannot read the file as settings", "it is not a table of names and values", "Choose another file"
         )
     return config
 
@@ -190,7 +190,7 @@ def _of_config(config: Mapping[str, Any], machine: Machine | None) -> Migrated:
     _schemes(book)
     _offload(book, machine)
     for name, value in config.items():
-        if value not in (None, False, "", [], {}) and name not in book.seen:
+        if value not in (None, False, "", [], {}) and name not in book.handled:
             why = next((why for pattern, why in LEFT if re.fullmatch(pattern, name)), None)
             if why is not None:
                 book.leave(name, why)
@@ -198,37 +198,37 @@ def _of_config(config: Mapping[str, Any], machine: Machine | None) -> Migrated:
 
 
 class _Book:
-    """What has been taken and left so far."""
+    """Options imported and left out so far, and the settings that result."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.settings = Settings()
         self.taken: dict[str, None] = {}
         self.left: list[tuple[str, str]] = []
-        self.seen: set[str] = set()
+        self.handled: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """An option's value; None where it is off or not there."""
+        """Return an option's value; None if it is off or missing."""
         return self.config.get(name) or None
 
     def word(self, name: str, default: str) -> str:
-        """An option's text, in lower case."""
+        """Return an option's text in lower case."""
         return str(self.get(name) or default).strip().lower()
 
     def take(self, option: str, changes: Mapping[str, Any]) -> bool:
-        """Take an option if the settings with it are some that sdquant can have, else leave it and say why."""
+        """Import an option if the resulting settings are valid; otherwise leave it out with the reason."""
         try:
             self.settings = self.settings.but(changes)
         except SdquantError as error:
-            self.leave(option, f"{_short(error.what)}, but {error.why}")
+            self.leave(option, f"{_short(error.what)} ({error.why})")
             return False
         self.taken[option] = None
-        self.seen.add(option)
+        self.handled.add(option)
         return True
 
     def leave(self, option: str, why: str) -> None:
-        """Leave an option out."""
-        self.seen.add(option)
+        """Leave an option out, for a reason."""
+        self.handled.add(option)
         if (option, why) not in self.left:
             self.left.append((option, why))
 
@@ -238,38 +238,39 @@ def _schemes(book: _Book) -> None:
     for row in QUANTIZERS:
         for role, target in _targets(book, row):
             if role in owners:
-                book.leave(row.targets, f"{owners[role].title} is ticked for {target} too, and SD.Next asks that first")
+                why = f"{owners[role].title} is ticked for {target} too and takes precedence in SD.Next"
+                book.leave(row.targets, why)
             elif _take_scheme(book, row, role):
                 owners[role] = row
-    chosen = list({row.targets: row for row in owners.values()}.values())
+    quantizers = list({row.targets: row for row in owners.values()}.values())
     for row in QUANTIZERS:
         for name in row.others:
-            if book.get(name) is not None and row not in chosen and name not in book.seen:
-                book.leave(name, f"it has no effect here: {row.targets} quantizes nothing that was taken")
-    for row in chosen:
+            if book.get(name) is not None and row not in quantizers and name not in book.handled:
+                book.leave(name, f"it has no effect here: {row.targets} quantizes nothing that was imported")
+    for row in quantizers:
         if row.skip is not None and book.get(row.skip) is not None:
             names = [word for word in re.split(r"[;|,\s]+", str(book.get(row.skip))) if word]
             book.take(row.skip, {"skip": names})
-    _mode(book, chosen)
+    _mode(book, quantizers)
 
 
 def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
-    """The roles that a quantizer is ticked for, each with SD.Next's word for it."""
+    """Return the roles that a quantizer is ticked for, each with SD.Next's name for it."""
     value = book.get(row.targets)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        book.leave(row.targets, f"{_short(repr(value))} is no list of parts")
+        book.leave(row.targets, f"{_short(repr(value))} is not a list of components")
         return []
-    found = []
+    roles = []
     for word in dict.fromkeys(value):
         role = ROLES_OF.get(word.strip().lower())
         if role:
-            found.append((role, word))
+            roles.append((role, word))
         else:
-            what = "no part that sdquant knows" if role is None else "loaded by no part of sdquant"
+            what = "not a component that sdquant knows" if role is None else "not loaded by sdquant"
             book.leave(row.targets, f"{_short(word)} is {what}")
-    return found
+    return roles
 
 
 def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
@@ -279,7 +280,7 @@ def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
     scheme = row.schemes.get(kind)
     if scheme is None:
         known = ", ".join(row.schemes)
-        book.leave(option, f"of {row.title}'s types sdquant has {known}, not {_short(kind)}")
+        book.leave(option, f"of {row.title}'s types sdquant supports {known}, not {_short(kind)}")
         book.leave(row.targets, f"{role}: there is no such scheme, see {option}")
         return False
     if not book.take(row.targets, {f"quant.{role}": scheme}):
@@ -287,20 +288,20 @@ def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
     for name in (row.type, row.type_te):
         if name is not None and book.get(name) is not None:
             book.taken[name] = None
-            book.seen.add(name)
+            book.handled.add(name)
     for name, word in row.options.items():
         if book.get(name) is not None:
             book.take(name, {f"quant.{role}": f"{scheme},{word}={_short(book.get(name))}"})
     return True
 
 
-def _mode(book: _Book, chosen: list[Quantizer]) -> None:
-    """SD.Next had a mode for each quantizer; here one holds for all."""
-    modes = {row.mode if row.mode in (AUTO, POST) else book.word(row.mode, AUTO): row for row in chosen}
+def _mode(book: _Book, quantizers: list[Quantizer]) -> None:
+    """Import the mode: SD.Next has one for each quantizer, sdquant one for all."""
+    modes = {row.mode if row.mode in (AUTO, POST) else book.word(row.mode, AUTO): row for row in quantizers}
     for mode, row in modes.items():
         option = row.targets if row.mode in (AUTO, POST) else row.mode
         if len(modes) > 1 and mode != AUTO:
-            book.leave(option, f"mode {mode}: one mode holds for all parts, and others were quantized differently")
+            book.leave(option, f"mode {mode}: all components share one mode, and others use another one")
         elif len(modes) == 1 and (mode != AUTO or book.get(option) is not None):
             book.take(option, {"mode": mode})
 
@@ -312,19 +313,19 @@ def _offload(book: _Book, machine: Machine | None) -> None:
     ticked = [name for name in OLD_OFFLOADS if book.get(name) is True]
     for name in ticked:
         if mode is not None or name != ticked[0]:
-            book.leave(name, f"{OFFLOAD if mode is not None else ticked[0]} says it already")
+            book.leave(name, f"{OFFLOAD if mode is not None else ticked[0]} already sets it")
         else:
             book.take(name, {"offload": OLD_OFFLOADS[name]})
     share = book.get(WATERMARK)
     if share is None:
         return
     if not isinstance(share, (int, float)) or isinstance(share, bool) or not share > 0:
-        book.leave(WATERMARK, f"{_short(repr(share))} is no share of the memory")
+        book.leave(WATERMARK, f"{_short(repr(share))} is not a share of the memory")
         return
     # Old versions had gigabytes there, whose numbers are above one.
     total = machine.best.memory_total if machine is not None and machine.best.kind != "cpu" else None
     if share <= 1 and total is None:
-        book.leave(WATERMARK, "it is a share of the graphics card's memory, and there is none here that tells its size")
+        book.leave(WATERMARK, "it is a share of the graphics card's memory, whose size is not known here")
         return
     size = share if share > 1 else share * (total or 0) / 1e9
     book.take(WATERMARK, {"budget": f"{size:.1f}GB"})

@@ -1,4 +1,4 @@
-"""The nearest settings that work, for a refused choice: what a page puts on buttons."""
+"""Suggest the nearest settings that work for a refused choice, for the buttons of a settings page."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _OFFLOADS = ("balanced", "model", "group", "none", "sequential")
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """A way out. `text`: what it does, for a button; `changes`: field name to its new value."""
+    """A suggested change. `text`: label for a button; `changes`: field name to its new value."""
 
     text: str
     changes: Mapping[str, Any]
 
 
 def fixes(values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, most: int = 3) -> tuple[Fix, ...]:
-    """Settings near `values` that `accepts` says yes to: at most one of each kind of change, the smallest change first.
+    """Return changes of `values` that `accepts` allows: at most one of each kind, the smallest change first.
 
     Args:
         values: a value for each field; they may contradict each other.
-        accepts: whether settings would load, as far as that is known before weights are read.
-        most: how many to give.
+        accepts: returns whether settings would load, as far as that is known before weights are read.
+        most: maximum number of changes.
     """
-    found: list[Fix] = []
+    suggestions: list[Fix] = []
     for kind in (
         _another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited, _default_device,
     ):  # fmt: skip
         fix = next((row for row in kind(values) if _would(values, row, accepts)), None)
         if fix is not None:
-            found.append(fix)
-        if len(found) == most:
+            suggestions.append(fix)
+        if len(suggestions) == most:
             break
-    return tuple(found)
+    return tuple(suggestions)
 
 
 def _would(values: Mapping[str, Any], fix: Fix, accepts: Callable[[Settings], bool]) -> bool:
@@ -72,26 +72,26 @@ def _another_mode(values: Mapping[str, Any]) -> Iterator[Fix]:
 
 
 def _another_scheme(values: Mapping[str, Any]) -> Iterator[Fix]:
-    """Schemes of other backends in the place of each one in use, those of the nearest number of bits first."""
-    held = _held(values)
-    for old in dict.fromkeys(held.values()):
+    """Yield replacements for each scheme in use by schemes of other backends, nearest number of bits first."""
+    schemes = _held(values)
+    for old in dict.fromkeys(schemes.values()):
         try:
             scheme = registry.parse(old).scheme
         except SdquantError:  # no such scheme: nothing is near it
             continue
         others = [row for row in registry.schemes() if row.on_the_fly and row.backend != scheme.backend]
         for other in sorted(others, key=lambda row: abs(row.bits - scheme.bits)):
-            changes = {name: other.name for name, value in held.items() if value == old}
+            changes = {name: other.name for name, value in schemes.items() if value == old}
             yield Fix(text=f"Use {other.name} instead of {scheme.name}", changes=changes)
 
 
 def _as_found(values: Mapping[str, Any]) -> Iterator[Fix]:
-    """Load as the file is: the way out where it is quantized already."""
-    chosen = [f"quant.{row.name}" for row in ROLES if values[f"quant.{row.name}"] is not None]
-    for name in chosen:
+    """Yield changes that load components as found, for files that are already quantized."""
+    names = [f"quant.{row.name}" for row in ROLES if values[f"quant.{row.name}"] is not None]
+    for name in names:
         yield Fix(text=f"Take the {field_named(name).label} as found", changes={name: None})
-    if len(chosen) > 1:
-        yield Fix(text="Take all as found", changes=dict.fromkeys(chosen))
+    if len(names) > 1:
+        yield Fix(text="Take all as found", changes=dict.fromkeys(names))
 
 
 def _unlimited(values: Mapping[str, Any]) -> Iterator[Fix]:
@@ -105,6 +105,6 @@ def _default_device(values: Mapping[str, Any]) -> Iterator[Fix]:
 
 
 def _held(values: Mapping[str, Any]) -> dict[str, str]:
-    """Field to scheme, of the roles that are quantized."""
-    chosen = {f"quant.{row.name}": values[f"quant.{row.name}"] for row in ROLES}
-    return {name: value for name, value in chosen.items() if value is not None and value.lower() != NOT_QUANTIZED}
+    """Return field name to scheme for the roles that are quantized."""
+    schemes = {f"quant.{row.name}": values[f"quant.{row.name}"] for row in ROLES}
+    return {name: value for name, value in schemes.items() if value is not None and value.lower() != NOT_QUANTIZED}

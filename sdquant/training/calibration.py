@@ -1,8 +1,8 @@
 """Find the ranges of activations over prompts: `sdquant calibrate`.
 
-Images are drawn with the layers of a QtProvider, one prompt and seed at a time. Each run of a layer is a batch, which
-is quantized with its own range: so no image changes what is found in another, and the images can be shared out over
-processes. Sums are exact (`rules.qt.statistics`): one process or several, in one go or resumed, the bits are the same.
+Images are generated with the layers of a QtProvider, one prompt and seed at a time. Each call of a layer is a batch,
+quantized with its own range, so images do not influence each other's statistics and can be divided among processes.
+Sums are exact (`rules.qt.statistics`): results are bit-identical for one or several processes, resumed or not.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What is drawn to find ranges.
+    """Calibration task: the prompts and settings used to find activation ranges.
 
     Attributes:
         model: path or name of the pipeline, for the record.
-        rules: those with act_static_scale get ranges; all are in force while drawing.
-        prompts: one image each, for `count` seeds from `seed` on.
-        components: those that the rules are for; () for the UNet or transformer and the text encoders.
+        rules: those with act_static_scale get ranges; all apply while images are generated.
+        prompts: one image each, for `count` seeds starting at `seed`.
+        components: names of those that the rules apply to; () for the UNet or transformer and the text encoders.
     """
 
     model: str
@@ -53,17 +53,17 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if not self.prompts:
-            raise SettingsError("Ranges were to be found", "there are no prompts to draw", "Give --prompt or --prompts")
+            raise SettingsError("Cannot calibrate", "there are no prompts", "Add --prompt or --prompts")
         if not any(row.act_static_scale for row in self.rules):
             raise SettingsError(
-                "Ranges were to be found",
-                "no rule has act_static_scale: all find theirs at run time",
-                "Set act_static_scale: true in the rules whose layers are to have a static range",
+                "Cannot calibrate",
+                "no rule has act_static_scale, so all ranges are computed at run time",
+                "Set act_static_scale: true in the rules whose layers need a static range",
             )
 
     @property
     def images(self) -> tuple[tuple[str, int], ...]:
-        """Prompt and seed of each image, in order."""
+        """Return prompt and seed of each image, in order."""
         return tuple((prompt, self.seed + n) for n in range(self.count) for prompt in self.prompts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,18 +82,18 @@ def calibrate(
     processes: Processes | None = None,
     progress: bool = False,
 ) -> dict[str, Tensor]:
-    """The statistics of all static layers, by "<component>.<operand>.<what>".
+    """Run the calibration and return the statistics of all static layers, by "<component>.<operand>.<statistic>".
 
     Args:
-        pipe: a float pipeline. Its components get the layers of a QtProvider, and stay so.
-        models: what `prepared` gave, where that was called already.
-        partial: a file beside the target, for what is found after each image; where it exists, and is of the same task,
-            it is gone on from. Removing it is the caller's, when the result is kept.
-        processes: that share the images, each with a pipeline and a file of its own.
+        pipe: a float pipeline. Its components get the layers of a QtProvider, and keep them.
+        models: result of `prepared`, if it was already called.
+        partial: a file for the statistics after each image; if it exists and belongs to the same task, calibration
+            resumes from it. The caller deletes it once the result is saved.
+        processes: those that share the images, each with a pipeline and a file of its own.
 
     Raises:
-        SettingsError: a rule does not fit a layer; a layer with a static range saw no data, which is named; or the
-            file is of another task.
+        SettingsError: a rule does not fit a layer; a layer with a static range saw no data (it is named); or the
+            file belongs to another task.
     """
     import torch
     from tqdm import tqdm
@@ -109,7 +109,7 @@ def calibrate(
         for name, model in models.items():
             prefix = f"{name}."
             load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
-        log.warning("%s: %d of %d images are done already", partial, done, len(mine))
+        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(mine))
 
     def found(*, exact: bool) -> dict[str, Tensor]:
         return {f"{name}.{k}": v for name, model in models.items() for k, v in quant_stats(model, exact=exact).items()}
@@ -136,57 +136,57 @@ def calibrate(
     unseen = sorted(k.removesuffix(".count") for k, value in merged.items() if k.endswith(".count") and not int(value))
     if unseen:
         raise SettingsError(
-            "Ranges were to be found",
+            "Cannot calibrate",
             f"{len(unseen)} layers saw no data, the first is {unseen[0].rpartition('.')[0]!r}",
-            "Give prompts that reach it, or let an earlier rule without act_static_scale match it",
+            "Add prompts that reach it, or let an earlier rule without act_static_scale match it",
         )
     _require_products(models, merged)
     return merged
 
 
 def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
-    """Raise SettingsError if a rule has found not one range of a product, in no component."""
+    """Raise SettingsError if a rule with a static range matched no product in any component."""
     from ..rules.interception import marks
     from ..rules.product_ranges import static_rule
 
-    wanted: dict[QuantizationRule, str] = {}
+    unmatched: dict[QuantizationRule, str] = {}
     known = {}
     for name, model in models.items():
         for path, mark in marks(model).items():
             known[f"{name}.{path}".rstrip(".")] = mark
             for rule in mark.rules.values():
                 if rule.act_static_scale:
-                    wanted.setdefault(rule, f"{name}.{path}")
+                    unmatched.setdefault(rule, f"{name}.{path}")
     for prefix in {key.rpartition(".")[0] for key in statistics}:
         path, _, operand = prefix.rpartition(".")
-        found = None if path not in known else static_rule(known[path].report.rules, known[path].path, operand)
-        if found is not None:
-            wanted.pop(found, None)
-    for rule, path in wanted.items():
+        match = None if path not in known else static_rule(known[path].report.rules, known[path].path, operand)
+        if match is not None:
+            unmatched.pop(match, None)
+    for rule, path in unmatched.items():
         raise SettingsError(
-            "Ranges were to be found",
+            "Cannot calibrate",
             f"the rule for {rule.module_path!r} with op_names={list(rule.op_names)} saw no product of activations in "
-            f"the modules that it decides for, the first is {path!r}",
-            "Name modules that multiply activations by torch's functions, or leave act_static_scale out of this rule",
+            f"the modules that it applies to, the first is {path!r}",
+            "Match modules that multiply activations with torch functions, or remove act_static_scale from this rule",
         )
 
 
-def refuse_unfollowed(made: Plan, task: Calibration) -> None:
-    """Raise SettingsError for a rule that products of activations cannot follow; nothing is read but headers."""
+def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
+    """Raise SettingsError for a rule that products of activations cannot follow; only headers are read."""
     from ..core import registry
     from ..planning.rule_checks import marked_in_file
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
-    for name, src in by_name(made.detected).items():
+    for name, src in by_name(plan.detected).items():
         if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
             marked_in_file(src, spec)
 
 
 def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
-    """Put the layers of a QtProvider into the pipeline's components; those that have static ranges, by name.
+    """Put the layers of a QtProvider into the pipeline's components; return those with static ranges, by name.
 
     Raises:
-        SettingsError: none has.
+        SettingsError: there are none.
     """
     from ..core import registry
     from ..models.pipelines import is_pipeline, weight_parts
@@ -199,10 +199,10 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
 
     if not is_pipeline(pipe):
         raise SettingsError(
-            f"Ranges were to be found in a {type(pipe).__name__}", "it cannot draw alone", "Give its pipeline"
+            f"Cannot calibrate a {type(pipe).__name__}", "it cannot generate images on its own", "Pass its pipeline"
         )
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
-    made = {}
+    models = {}
     for name, model in weight_parts(pipe).items():
         if name not in task.components if task.components else not QUANTIZED_BY_DEFAULT.match(name):
             continue
@@ -216,14 +216,14 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         trained = quantize_model(model, QtProvider(task.rules))
         setattr(pipe, name, trained)
         if has_statistics(trained):
-            made[name] = trained
-    if not made:
+            models[name] = trained
+    if not models:
         raise SettingsError(
-            f"Ranges were to be found in {task.model}",
+            f"Cannot calibrate {task.model}",
             "no rule with act_static_scale is the first to match a layer",
-            "Look at module_path and op_names, and at the rules before it",
+            "Check module_path and op_names, and the rules before it",
         )
-    return made
+    return models
 
 
 def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, Tensor]) -> None:
@@ -233,20 +233,20 @@ def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, 
 
 
 def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping[str, Tensor]]:
-    """How many images the file has seen, and what was found in them."""
+    """Read a partial file: the number of images that are done, and their statistics."""
     from ..rules.statistics_file import read_about, read_statistics
 
     try:
         about, statistics = read_about(partial), read_statistics(partial)
         done, other = int(about["done"]), about["task"]
     except (BadFileError, KeyError, TypeError, ValueError) as error:
-        raise SettingsError(f"{partial} was to be gone on from", str(error), "Remove it to begin again") from error
+        raise SettingsError(f"Cannot resume from {partial}", str(error), "Delete it to start again") from error
     mine = json.loads(json.dumps(task.to_dict()))
     if other != mine or not 0 <= done <= count:
         differs = [key for key in mine if not isinstance(other, Mapping) or other.get(key) != mine[key]]
         raise SettingsError(
-            f"{partial} was to be gone on from",
-            f"it is of another calibration: {', '.join(differs) or 'the number of images'} differ",
-            "Remove it to begin again, or name another target",
+            f"Cannot resume from {partial}",
+            f"it belongs to another calibration: {', '.join(differs) or 'the number of images'} differ",
+            "Delete it to start again, or choose another output file",
         )
     return done, statistics

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: folders checkpoints/step-N, each whole or not there, the last few of them.
+"""Checkpoints of a run: folders checkpoints/step-N, written atomically; only the last few are kept.
 
-trained.safetensors   the weights that are trained (of a LoRA training, these alone)
-optimizer.bin, scheduler.bin, ...   accelerate's
-training.json         the step, and what a training that goes on from here must have in common with this one
+trained.safetensors   the trained weights (for a LoRA, only its own)
+optimizer.bin, scheduler.bin, ...   written by accelerate
+training.json         the step, and the settings that a resumed training must share
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NAME = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One that is there."""
+    """A complete checkpoint on disk."""
 
     step: int
     path: Path
 
 
 def found(folder: Path) -> list[Checkpoint]:
-    """The whole checkpoints of a run, the oldest first."""
+    """Return the complete checkpoints of a run, the oldest first."""
     rows = []
     for path in folder.glob("step-*"):
         match = _NAME.fullmatch(path.name)
@@ -45,30 +45,33 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def choose(folder: Path, resume: str) -> Checkpoint | None:
-    """Where to go on from; None to start afresh.
+    """Return the checkpoint to resume from; None to start from scratch.
 
     Raises:
-        SettingsError: nothing is there to go on from, or something is there and it was not said to go on.
+        SettingsError: that checkpoint does not exist, or there are checkpoints and `resume` is empty.
     """
     rows = found(folder)
     named = {row.path.name: row for row in rows}
     if not resume:
         if rows:
             raise SettingsError(
-                f"A training was to start in {folder.parent}", f"one is there already, up to step {rows[-1].step}",
-                "Add resume=latest to go on with it, or choose another run_name",
+                f"Cannot start a training in {folder.parent}", f"it already contains one, up to step {rows[-1].step}",
+                "Add resume=latest to continue it, or choose another run_name",
             )  # fmt: skip
         return None
     if resume == "latest" and rows:
         return rows[-1]
     if resume not in named:
-        there = f"there are {', '.join(named)}" if named else "no checkpoint is there"
-        raise SettingsError(f"resume={resume} was given for {folder.parent}", there, "Use one of them, or leave it out")
+        there = f"the checkpoints are {', '.join(named)}" if named else "there is no checkpoint"
+        raise SettingsError(
+            f"Cannot resume {folder.parent} from {resume!r}", there,
+            "Set resume to an existing checkpoint, or leave it out to start from scratch",
+        )  # fmt: skip
     return named[resume]
 
 
 def attach(accelerator: Any) -> None:
-    """Let accelerate write and read the weights that are trained, and not those that are frozen."""
+    """Have accelerate save and load only the trained weights, without the frozen ones."""
     from safetensors.torch import load_file, save_file
 
     def save(models: list[Any], weights: list[Any], place: str) -> None:
@@ -85,7 +88,7 @@ def attach(accelerator: Any) -> None:
 
 
 def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], keep: int, nbytes: int) -> Path:
-    """Write a checkpoint, and remove the oldest of more than `keep`. Every process calls it; the first one writes."""
+    """Write a checkpoint and remove all but the last `keep`. Every process calls it; the first one writes."""
     target = folder / f"step-{step}"
     if accelerator.is_main_process:
         with whole_folder(target, nbytes) as beside:
@@ -98,21 +101,21 @@ def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], k
 
 
 def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], settings: Settings) -> None:
-    """Put a checkpoint back into what accelerate has prepared.
+    """Load a checkpoint into the objects that accelerate has prepared.
 
     Raises:
-        BadFileError: it is damaged. SettingsError: it is of another training.
+        BadFileError: it is damaged. SettingsError: it belongs to another training.
     """
     from safetensors import SafetensorError
 
     place = checkpoint.path
     try:
-        kept = json.loads((place / STATE).read_text())
-        _refuse_other(place, kept["settings"], state["settings"])
-        if kept["data"] != state["data"]:
+        recorded = json.loads((place / STATE).read_text())
+        _refuse_other(place, recorded["settings"], state["settings"])
+        if recorded["data"] != state["data"]:
             raise SettingsError(
-                f"A training was to go on from {place}", "the pictures or captions are not what they were",
-                "Put them back, or choose another run_name",
+                f"Cannot resume from {place}", "the pictures or captions have changed",
+                "Restore them, or choose another run_name",
             )  # fmt: skip
         accelerator.load_state(str(place))
     except (
@@ -126,15 +129,15 @@ def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], set
         SafetensorError,
     ) as error:
         raise BadFileError(
-            f"A training was to go on from {place}", f"it is damaged: {error}",
-            f"Delete it and go on from an earlier one, or start {settings.run_name} afresh",
+            f"Cannot resume from {place}", f"it is damaged: {error}",
+            f"Delete it and resume from an earlier one, or start {settings.run_name} from scratch",
         ) from error  # fmt: skip
 
 
-def _refuse_other(place: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    for name, value in asked.items():
-        if kept.get(name) != value:
+def _refuse_other(place: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    for name, value in current.items():
+        if recorded.get(name) != value:
             raise SettingsError(
-                f"A training was to go on from {place} with {name}={value!r}", f"it began with {kept.get(name)!r}",
-                "Leave that as it was, or choose another run_name",
+                f"Cannot resume from {place} with {name}={value!r}", f"it began with {recorded.get(name)!r}",
+                "Restore that value, or choose another run_name",
             )  # fmt: skip

@@ -22,11 +22,11 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A picture that is read when it is asked for.
+    """A picture that is read when it is needed.
 
     Attributes:
-        name: what errors call it.
-        captions: one of them is drawn each time the picture comes up.
+        name: of the picture in errors.
+        captions: one of them is chosen at random each time the picture is used.
         pixels: side in pixels -> float32 [3, side, side], -1 to 1.
     """
 
@@ -36,7 +36,7 @@ class Example:
 
 
 def examples(settings: Settings) -> list[Example]:
-    """What is trained on.
+    """Return the training examples.
 
     Raises:
         SettingsError: no folder, or no picture in it. BadFileError: a picture without a caption, or metadata that
@@ -55,21 +55,21 @@ def _need(module: str, package: str) -> None:
 
     if importlib.util.find_spec(module) is None:
         raise BackendUnavailableError(
-            "A training was asked for", f"it needs {package}, which is not installed", f"Run: pip install {package}"
+            "Cannot train", f"training needs {package}, which is not installed", f"Run: pip install {package}"
         )
 
 
 def folder(place: Path, column: str) -> list[Example]:
-    """The pictures below a folder. Captions are in metadata.jsonl, or each in a .txt beside its picture."""
+    """List the pictures below a folder. Captions are in metadata.jsonl, or each in a .txt next to its picture."""
     if not place.is_dir():
-        raise SettingsError(f"{place} was to be trained on", "it is no folder", "Give a folder of pictures")
+        raise SettingsError(f"Cannot train on {place}", "it is not a folder", "Use a folder of pictures")
     listed = place / METADATA
     pairs = _listed(listed, column) if listed.exists() else _beside(place)
     if not pairs:
         raise SettingsError(
-            f"{place} was to be trained on",
-            f"no picture is in it ({', '.join(ENDINGS)})",
-            f"Put pictures there, with {METADATA} or a .txt beside each",
+            f"Cannot train on {place}",
+            f"it contains no pictures ({', '.join(ENDINGS)})",
+            f"Put pictures there, with {METADATA} or a .txt next to each",
         )
     return [Example(name=str(path), captions=(caption,), pixels=partial(_opened, path)) for path, caption in pairs]
 
@@ -80,23 +80,23 @@ def _listed(file: Path, column: str) -> list[tuple[Path, str]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise BadFileError(f"{file} was to be read", f"it is not UTF-8: {error.reason}", fix) from error
+        raise BadFileError(f"Cannot read {file}", f"it is not UTF-8: {error.reason}", fix) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        what = f"Line {number} of {file} was to be read"
+        what = f"Cannot read line {number} of {file}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise BadFileError(what, f"it is no JSON: {error}", fix) from error
+            raise BadFileError(what, f"it is not JSON: {error}", fix) from error
         if not isinstance(row, dict):
-            raise BadFileError(what, "it is no table", fix)
+            raise BadFileError(what, "it is not a JSON object", fix)
         for key in ("file_name", column):
             if not isinstance(row.get(key), str):
-                raise BadFileError(what, f"it has no text {key!r}, only {', '.join(row) or 'nothing'}", fix)
+                raise BadFileError(what, f"it has no string {key!r}; its keys are {', '.join(row) or 'none'}", fix)
         path = file.parent / row["file_name"]
         if not path.is_file():
-            raise BadFileError(what, f"there is no file {path}", "Put it there, or remove the line")
+            raise BadFileError(what, f"there is no file {path}", "Add that file, or remove the line")
         pairs.append((path, row[column]))
     return pairs
 
@@ -109,19 +109,19 @@ def _beside(place: Path) -> list[tuple[Path, str]]:
         caption = path.with_suffix(".txt")
         if not caption.is_file():
             raise BadFileError(
-                f"{path} was to be trained on",
-                f"it has no caption: there is neither {caption.name} beside it nor {METADATA} in {place}",
-                "Write one of them; an empty .txt is an empty caption",
+                f"Cannot train on {path}",
+                f"it has no caption: there is neither {caption.name} next to it nor {METADATA} in {place}",
+                "Add one of them; an empty .txt is an empty caption",
             )
         try:
             pairs.append((path, caption.read_text(encoding="utf-8").strip()))
         except UnicodeDecodeError as error:
-            raise BadFileError(f"{caption} was to be read", "it is not UTF-8", "Save it as UTF-8") from error
+            raise BadFileError(f"Cannot read {caption}", "it is not UTF-8", "Save it as UTF-8") from error
     return pairs
 
 
 def _opened(path: Path, side: int) -> Tensor:
-    """The picture, its shorter side scaled to `side` and the middle cut out.
+    """Read a picture, scale its shorter side to `side` pixels and crop the centre: float32 [3, side, side], -1 to 1.
 
     Raises:
         BadFileError: it cannot be decoded.
@@ -133,7 +133,7 @@ def _opened(path: Path, side: int) -> Tensor:
             picture = ImageOps.exif_transpose(file).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadFileError(
-            f"{path} was to be trained on", f"it cannot be read as a picture: {error}", "Replace or remove it"
+            f"Cannot train on {path}", f"it cannot be read as a picture: {error}", "Replace or remove it"
         ) from error
     return _values(ImageOps.fit(picture, (side, side), Image.Resampling.LANCZOS))
 
@@ -147,7 +147,7 @@ def _values(picture: Any) -> Tensor:
 
 
 def _digits() -> list[Example]:
-    """Half B of scikit-learn's digits, as `sdquant.demo.train` shows it, each with all of the prompts for it."""
+    """Return half B of scikit-learn's digits, scaled as in `sdquant.demo.train`, each with all of its prompts."""
     import torch
 
     from . import digits

@@ -1,6 +1,6 @@
-"""Latents and text states of all examples, made once and kept in memory; and batches of them.
+"""Latents and text states of all examples, encoded once and kept in memory, and batches of them.
 
-A picture's latent is the mean that its VAE gives, not a sample around it.
+A picture's latent is the mean of the VAE's distribution, not a sample of it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one forward pass learns from, each float32 [b, ...].
+    """Inputs of one forward pass, each float32 [b, ...].
 
     Attributes:
         clean, noise: [b, c, h, w].
-        time: [b], a number from 0 to 1 drawn evenly; in a flow, the logistic of a normal one.
-        guidance: [b], of networks that have it as an input.
-        conditions: text states. teaching: those that a teacher gets.
+        time: [b], uniform in 0 to 1; for flow matching, logit-normal.
+        guidance: [b], for networks that have it as an input.
+        conditions: text states. teaching: those for the teacher.
     """
 
     clean: Tensor
@@ -42,7 +42,7 @@ class Batch:
     teaching: pipeline_types.Conditions
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """Return the batch on a device."""
         return Batch(
             clean=self.clean.to(device),
             noise=self.noise.to(device),
@@ -55,12 +55,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """All that is trained on.
+    """The encoded training data.
 
     Attributes:
         latents: float32 [n, c, h, w], on the CPU.
-        prompts: all captions, each once; the first is the empty one. captions: of each example, numbers of prompts.
-        conditions: text states of the prompts. teaching: those that a teacher gets, where they are others.
+        prompts: the unique captions; the first is empty. captions: for each example, indices into prompts.
+        conditions: text states of the prompts. teaching: those for the teacher, if they differ.
         side: of the pictures in pixels.
     """
 
@@ -72,14 +72,14 @@ class Encoded:
     side: int
 
     def digest(self) -> str:
-        """A hash of the captions and latents, rounded so that another machine's last bits do not count."""
-        told = repr((self.prompts, self.captions, tuple(self.latents.shape)))
-        total = hashlib.sha256(told.encode())
+        """Return a hash of the captions and latents, rounded so that it does not depend on a machine's last bits."""
+        text = repr((self.prompts, self.captions, tuple(self.latents.shape)))
+        total = hashlib.sha256(text.encode())
         total.update((self.latents * 64).round().to(torch.int32).numpy().tobytes())
         return total.hexdigest()[:16]
 
     def batch(self, settings: Settings, positions: Sequence[int], *, flow: bool) -> Batch:
-        """The examples at these positions of the training; see `chance`."""
+        """Return a batch of the examples at these positions of the training; see `rng`."""
         rows, prompts, noise, time, guidance = [], [], [], [], []
         low, high = settings.guidance_min, settings.guidance_max
         for position in positions:
@@ -108,14 +108,16 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
     """Encode all pictures and captions with the pipeline's VAE and text encoders, which are on the CPU afterwards.
 
     Raises:
-        SettingsError: a resolution that the model cannot have. BadFileError: a picture that cannot be read.
+        SettingsError: the model does not support the resolution. BadFileError: a picture cannot be read.
     """
     from ..models.generate import native_size
 
     side = settings.resolution or native_size(pipe)
     step = 2 ** (len(pipe.vae.config.block_out_channels) - 1) * 2  # patches of 2x2 latents, or a UNet's halving
     if side % step:
-        raise SettingsError(f"resolution={side} was given", f"it is no multiple of {step}", "Use one that is")
+        raise SettingsError(
+            f"Cannot train at resolution={side}", f"it is not a multiple of {step}", f"Use a multiple of {step}"
+        )
     prompts = ("", *sorted({caption for example in examples for caption in example.captions} - {""}))
     number = {prompt: place for place, prompt in enumerate(prompts)}
     with _on(pipe, device):
@@ -128,14 +130,14 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
 
 
 def with_teacher(data: Encoded, pipe: Any, settings: Settings, device: torch.device) -> Encoded:
-    """The same, with the text states that the encoders of a teacher's pipeline give."""
+    """Return the data with text states from a teacher pipeline's encoders."""
     with _on(pipe, device):
         return replace(data, teaching=_conditions(pipe, data.prompts, data.side, settings))
 
 
 @contextmanager
 def _on(pipe: Any, device: torch.device) -> Iterator[None]:
-    """The pipeline's VAE and text encoders on a device, and on the CPU afterwards."""
+    """Context with the pipeline's VAE and text encoders on a device; they are on the CPU afterwards."""
     main = main_part(pipe)
     helpers = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module) and part is not main]
     for part in helpers:
@@ -153,27 +155,27 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
     config, shift = pipe.vae.config, 0.0
     if pipeline_types.of(pipe).shift:
         shift = config.shift_factor or 0.0
-    made, size = [], 16
+    latents, size = [], 16
     for begin in tqdm(
         range(0, len(examples), size), desc="Encoding pictures", unit="batch", disable=not progress, leave=False
     ):
         pixels = torch.stack([example.pixels(side) for example in examples[begin : begin + size]])
         with torch.no_grad():
             mean = pipe.vae.encode(pixels.to(device, pipe.vae.dtype)).latent_dist.mean.float().cpu()
-        made.append((mean - shift) * config.scaling_factor)
-    return torch.cat(made)
+        latents.append((mean - shift) * config.scaling_factor)
+    return torch.cat(latents)
 
 
 def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings) -> pipeline_types.Conditions:
-    """The text states of all prompts: float32, on the CPU."""
+    """Encode all prompts: text states in float32, on the CPU."""
     from tqdm import tqdm
 
-    made: dict[str, list[Tensor]] = {}
+    batches: dict[str, list[Tensor]] = {}
     size = 16
     for begin in tqdm(
         range(0, len(prompts), size), desc="Encoding captions", unit="batch", disable=not settings.progress, leave=False
     ):
         some = pipeline_types.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length or 0, side)
         for name, states in some.items():
-            made.setdefault(name, []).append(states.float().cpu())
-    return {name: torch.cat(parts) for name, parts in made.items()}
+            batches.setdefault(name, []).append(states.float().cpu())
+    return {name: torch.cat(parts) for name, parts in batches.items()}

@@ -1,4 +1,4 @@
-"""The steps of a training, on accelerate: one process or several, with gradients gathered over passes and clipped."""
+"""The training loop, on accelerate: one process or several, with gradient accumulation and clipping."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Job:
     """One training, prepared by accelerate.
 
     Attributes:
-        net: what accelerate has put around the network. ema: diffusers' EMAModel of its weights; None for none.
-        identity: what a training that goes on from a checkpoint must have in common with this one.
-        step: steps done. abandoned: checkpoints of later steps than that which the training went on from.
+        net: the network as wrapped by accelerate. ema: diffusers' EMAModel of its weights, or None.
+        identity: the settings that a resumed training must share.
+        step: steps done. abandoned: checkpoints later than the one that the training was resumed from.
     """
 
     accelerator: Any
@@ -48,17 +48,17 @@ class Job:
 
     @property
     def bare(self) -> Any:
-        """The network itself."""
+        """Return the unwrapped network."""
         return self.accelerator.unwrap_model(self.net)
 
     @property
     def learning(self) -> list[Any]:
-        """The weights that are trained."""
+        """Return the weights that are trained."""
         return [row for row in self.bare.parameters() if row.requires_grad]
 
 
 def prepare(accelerator: Any, settings: Settings, net: Any, objective: Objective, data: Encoded) -> Job:
-    """Optimizer, schedule and averages for a network, in accelerate's hands."""
+    """Create optimizer, schedule and EMA for a network, and prepare them with accelerate."""
     from diffusers.optimization import get_scheduler
     from diffusers.training_utils import EMAModel
 
@@ -85,16 +85,16 @@ def prepare(accelerator: Any, settings: Settings, net: Any, objective: Objective
 
 
 def run(job: Job, record: Log | None, interrupts: Interrupts, each: Callable[[Line], None]) -> bool:
-    """Train to the end, or until a signal came in any process; a checkpoint is written in either case.
+    """Train to the end, or until a signal arrives in any process; a checkpoint is written in either case.
 
     Args:
         record: the log; None in all processes but the first. each: called after each step.
 
     Returns:
-        Whether it came to the end.
+        True if the training was completed.
 
     Raises:
-        TrainingError: the loss or the gradient is not finite any more.
+        TrainingError: the loss or the gradient is no longer finite.
     """
     settings = job.settings
     job.net.train()
@@ -116,7 +116,7 @@ def run(job: Job, record: Log | None, interrupts: Interrupts, each: Callable[[Li
 
 
 def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
-    """One optimizer step: its loss (the mean over all examples), its gradient's norm, and whether anyone is to stop."""
+    """Run one optimizer step; return the mean loss, the gradient norm, and whether any process has to stop."""
     accelerator, settings = job.accelerator, job.settings
     total, norm = torch.zeros((), device=accelerator.device), math.nan
     for number in range(settings.gradient_accumulation_steps):
@@ -137,15 +137,15 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
             job.optimizer.zero_grad()
     if job.ema is not None:
         job.ema.step(job.learning)
-    seen = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
-    mean = float(seen[0]) / accelerator.num_processes
+    sums = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
+    mean = float(sums[0]) / accelerator.num_processes
     if not math.isfinite(mean):
         raise _not_finite(job, mean, norm)
-    return mean, norm, bool(seen[1] > 0)
+    return mean, norm, bool(sums[1] > 0)
 
 
 def _batch(job: Job, number: int) -> Batch:
-    """The examples of one pass in this process. The processes' batches of a pass lie side by side."""
+    """Return this process's batch of one forward pass. The batches of all processes are consecutive."""
     settings, accelerator = job.settings, job.accelerator
     passes = job.step * settings.gradient_accumulation_steps + number
     begin = (passes * accelerator.num_processes + accelerator.process_index) * settings.per_device_batch_size
@@ -154,19 +154,19 @@ def _batch(job: Job, number: int) -> Batch:
 
 
 def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
-    """Raised before the weights are changed by it: fp16's scaler leaves out steps whose gradients are not finite, which
-    alone is no error."""
-    kept = checkpoints.found(job.settings.folder / "checkpoints")
-    last = f"the last checkpoint is that of step {kept[-1].step}" if kept else "there is no checkpoint yet"
+    """Return the error, raised before the weights are updated. With fp16 a gradient that is not finite is not an error
+    by itself: the scaler skips such steps."""
+    saved = checkpoints.found(job.settings.folder / "checkpoints")
+    last = f"the last checkpoint is from step {saved[-1].step}" if saved else "there is no checkpoint yet"
     return TrainingError(
-        f"Step {job.step + 1} was trained",
-        f"its loss is {loss:g} and its gradient's norm {norm:g}; {last}",
+        f"Training diverged at step {job.step + 1}",
+        f"the loss is {loss:g} and the gradient norm {norm:g}; {last}",
         "Start a run with a lower learning_rate or max_grad_norm, or with mixed_precision=no",
     )
 
 
 def save(job: Job) -> None:
-    """A checkpoint of the steps that are done."""
+    """Write a checkpoint of the current step."""
     place = job.settings.folder / "checkpoints"
     if job.accelerator.is_main_process:
         for old in job.abandoned:
@@ -177,14 +177,14 @@ def save(job: Job) -> None:
 
 
 def resume(job: Job, checkpoint: checkpoints.Checkpoint) -> None:
-    """Go on from a checkpoint. Later ones are removed when the next is written."""
+    """Resume from a checkpoint. Later ones are removed when the next is written."""
     checkpoints.read(job.accelerator, checkpoint, job.identity, job.settings)
     job.step = checkpoint.step
     job.abandoned = [row for row in checkpoints.found(checkpoint.path.parent) if row.step > checkpoint.step]
 
 
 def bytes_of(job: Job) -> int:
-    """How large a checkpoint is: the weights, AdamW's two means of them, and their average."""
+    """Return the bytes of a checkpoint: the weights, AdamW's two moments, and the EMA weights."""
     weights: int = sum(row.nbytes for row in trainable.state_of(job.bare).values())
     learning: int = sum(row.nbytes for row in job.learning)
     return weights + learning * (3 if job.ema is not None else 2) + (1 << 20)

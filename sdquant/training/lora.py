@@ -40,37 +40,39 @@ def add_lora(
 ) -> list[nn.Parameter]:
     """Put a new LoRA on a component (UNet, transformer, text encoder), quantized or not, ready to be trained.
 
-    It changes nothing yet: one of its two sides is zeros. All other parameters of the component are frozen.
+    It changes nothing yet: one of its two matrices is zero. All other parameters of the component are frozen.
 
     Args:
         alpha: the LoRA's strength is alpha / rank; None for rank.
         target_modules: ends of the paths of the layers to put it on, or "all" for every Linear and convolution.
-        dropout: share of its inputs dropped while it is trained. dora: train the rows' lengths apart (DoRA).
+        dropout: share of its inputs dropped during training. dora: train the magnitudes separately (DoRA).
 
     Returns:
         Its parameters, float32 whatever the base is.
 
     Raises:
-        BackendUnavailableError: peft is missing. SettingsError: a value it cannot have, or no layer of that name.
+        BackendUnavailableError: peft is missing. SettingsError: an invalid value, or no layer of that name.
         IncompatibleError: the model's offload mode gives no gradients.
     """
     from .. import offload
 
-    peft = _peft("A LoRA was to be added")
+    peft = _peft("Cannot add a LoRA")
     if rank < 1 or not 0 <= dropout < 1:
         raise SettingsError(
-            f"A LoRA of rank {rank} with dropout {dropout} was asked for",
-            "a rank is at least 1, and a dropout at least 0 and below 1",
-            "Common are ranks from 4 to 64, and no dropout",
+            f"Cannot add a LoRA of rank {rank} with dropout {dropout}",
+            "the rank must be at least 1, and the dropout at least 0 and below 1",
+            "Use for example a rank from 4 to 64 and no dropout",
         )
     if name in (getattr(model, "peft_config", None) or {}):
-        raise SettingsError(f"A LoRA {name!r} was to be added", "the model has one of that name", "Choose another name")
+        raise SettingsError(
+            f"Cannot add a LoRA {name!r}", "the model already has one of that name", "Choose another name"
+        )
     paths = list(_targets(model, target_modules, rank))
     if not paths:
         raise SettingsError(
-            f"A LoRA on {target_modules!r} was asked for",
-            f"{type(model).__name__} has no Linear or convolution that ends so",
-            f"Name the ends of paths, as in {', '.join(ATTENTION[:3])}, or {ALL!r}",
+            f"Cannot add a LoRA to {target_modules!r}",
+            f"{type(model).__name__} has no Linear or convolution layer whose path ends like that",
+            f"Use the ends of layer paths, such as {', '.join(ATTENTION[:3])}, or {ALL!r}",
         )
     offload.refuse_training(model)
     strength = rank if alpha is None else alpha
@@ -85,9 +87,9 @@ def add_lora(
 
 
 def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
-    """The parameters of the LoRA called `name`, made float32 and trainable; those of all else are frozen.
+    """Return the parameters of the LoRA called `name`, made float32 and trainable; all others are frozen.
 
-    They belong to no offload mode from then on: they are on the device, and stay there.
+    They are excluded from offloading from then on: they stay on the device.
     """
     from .. import offload
 
@@ -101,22 +103,22 @@ def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
 
     from ..offload.blocks import TRAINED
 
-    found = []
+    parameters = []
     for path, parameter in model.named_parameters():
         mine = "lora_" in path and f".{name}." in path
         parameter.requires_grad_(mine)
         if mine:
             parameter.data = parameter.data.to(torch.float32)
             setattr(parameter, TRAINED, True)
-            found.append(parameter)
-    return found
+            parameters.append(parameter)
+    return parameters
 
 
 def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
     """Write the LoRA called `name` of a pipeline (of all its components), or of one component.
 
-    The file is in diffusers' format, alpha / rank multiplied into one side, so that readers that know no alpha, or take
-    it for the rank, give it the strength it was trained with.
+    The file is in diffusers' format, with alpha / rank multiplied into one matrix, so that readers that ignore alpha or
+    assume that it equals the rank apply the LoRA at the strength it was trained with.
 
     Args:
         path: a file ending in .safetensors, which is replaced; else a folder, the file in it has diffusers' name.
@@ -136,8 +138,8 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
         tensors = {f"{part}.{key}": value for part, one in parts.items() for key, value in _tensors(one, name)}
     if not tensors:
         raise SettingsError(
-            f"The LoRA {name!r} was to be saved",
-            f"the model has {', '.join(sorted(_names(parts))) or 'none'}",
+            f"Cannot save the LoRA {name!r}",
+            f"the model has only {', '.join(sorted(names))}" if (names := _names(parts)) else "the model has none",
             "Add one with sdquant.lora.add_lora, or load one",
         )
     target = Path(path)
@@ -149,13 +151,13 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
 
 
 def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The sides of a component's LoRA by diffusers' keys, in memory of their own."""
+    """Yield copies of a component's LoRA tensors with diffusers' keys."""
     for path, module in model.named_modules():
         layer: Any = module
         if "base_layer" not in module._modules or name not in getattr(layer, "scaling", {}):
             continue
         if name not in layer.lora_A:  # of a table of embeddings, which diffusers does not load
-            log.warning("%s: the LoRA on a table of embeddings is not saved", path)
+            log.warning("%s: the LoRA on an embedding layer is not saved", path)
             continue
         path = path.replace(".base_layer", "")
         # set_adapters changes `scaling`; what was trained is alpha / rank.
@@ -168,19 +170,20 @@ def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
             yield f"{path}.lora_magnitude_vector", layer.lora_magnitude_vector[name].weight.detach().clone()
 
 
-def _targets(model: nn.Module, asked: str | Sequence[str], rank: int) -> Iterator[str]:
+def _targets(model: nn.Module, target_modules: str | Sequence[str], rank: int) -> Iterator[str]:
     from torch import nn
 
-    ends = () if asked == ALL else tuple(f".{end}" for end in ([asked] if isinstance(asked, str) else asked))
+    names = [target_modules] if isinstance(target_modules, str) else target_modules
+    ends = () if target_modules == ALL else tuple(f".{end}" for end in names)
     for path, module in model.named_modules():
         kind = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and "lora_" not in path
         # PEFT cannot put a LoRA on a grouped convolution whose groups do not divide its rank.
-        if kind and rank % getattr(module, "groups", 1) == 0 and (asked == ALL or f".{path}".endswith(ends)):
+        if kind and rank % getattr(module, "groups", 1) == 0 and (target_modules == ALL or f".{path}".endswith(ends)):
             yield path.replace(".base_layer", "")
 
 
 def _prefix(model: Any) -> str:
-    """What keys of a lone component begin with: as in a pipeline that has it."""
+    """Return the key prefix for a single component, as in a pipeline that contains it."""
     if type(model).__name__.startswith("UNet"):
         return "unet"
     return "transformer" if hasattr(type(model), "load_lora_adapter") else "text_encoder"

@@ -1,4 +1,4 @@
-"""What the network is to answer, and how far off it is."""
+"""Training objectives: the target of the network's prediction, and the loss."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TARGETS: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """How a batch becomes a loss.
+    """The loss of a batch.
 
     Attributes:
-        scheduler: a DDPMScheduler; None in a flow. target: one of `TARGETS`.
-        shift: of a flow's time: t' = s t / (1 + (s - 1) t), as the pipeline's scheduler has it.
-        teacher: a network whose answers are the target, in the place of the data's.
+        scheduler: a DDPMScheduler; None for flow matching. target: one of `TARGETS`.
+        shift: of the time in flow matching: t' = s t / (1 + (s - 1) t), from the pipeline's scheduler.
+        teacher: a network whose predictions are the target instead of the data's.
     """
 
     family: Family
@@ -40,7 +40,7 @@ class Objective:
     teacher: Any = None
 
     def loss(self, net: Any, batch: Batch) -> Tensor:
-        """The mean squared error of the network's answers, float32 scalar."""
+        """Return the mean squared error of the network's predictions, a float32 scalar."""
         noisy, time, target = self.question(batch)
         if self.teacher is not None:
             with torch.no_grad():
@@ -49,9 +49,9 @@ class Objective:
         return (answer.float() - target.float()).square().mean()
 
     def question(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Noisy latents [b, c, h, w], time [b] as the network takes it, and the answer [b, c, h, w] by the data.
+        """Return noisy latents [b, c, h, w], time [b] as the network takes it, and the data's target [b, c, h, w].
 
-        In a flow x_t = (1 - t) x + t noise, and the answer is its derivative, noise - x (arXiv:2210.02747).
+        In flow matching x_t = (1 - t) x + t noise, and the target is its derivative, noise - x (arXiv:2210.02747).
         """
         if self.scheduler is None:
             time = self.shift * batch.time / (1 + (self.shift - 1) * batch.time)
@@ -64,24 +64,25 @@ class Objective:
 
 
 def of(pipe: Any, family: Family, teacher: Any = None) -> Objective:
-    """The objective of a pipeline, by its scheduler.
+    """Return the objective of a pipeline, by its scheduler.
 
     Raises:
-        SettingsError: a scheduler that is not for this kind of pipeline, or with a prediction type that is not known.
+        SettingsError: the scheduler is not for this kind of pipeline, or has an unknown prediction type.
     """
     config = pipe.scheduler.config
     name = type(pipe.scheduler).__name__
     if family.flow:
         if "FlowMatch" not in name:
-            raise _unknown(name, f"a {type(pipe).__name__} is trained by flow matching")
+            why = f"a {type(pipe).__name__} is trained by flow matching, which needs a FlowMatch scheduler"
+            raise _unknown(name, why)
         shift = 1.0 if config.get("use_dynamic_shifting") else float(config.get("shift", 1.0))
         return Objective(family=family, shift=shift, teacher=teacher)
     target = config.get("prediction_type")
     if target not in TARGETS:
-        raise _unknown(name, f"its prediction_type is {target!r}, none of {', '.join(TARGETS)}")
+        raise _unknown(name, f"its prediction_type is {target!r}, not one of {', '.join(TARGETS)}")
     scheduler = libraries.diffusers().DDPMScheduler.from_config(config)
     return Objective(family=family, scheduler=scheduler, target=str(target), teacher=teacher)
 
 
 def _unknown(name: str, why: str) -> SettingsError:
-    return SettingsError(f"A pipeline with a {name} was to be trained", why, "Put a scheduler of that kind into it")
+    return SettingsError(f"Cannot train a pipeline with a {name}", why, "Replace its scheduler with one of that kind")

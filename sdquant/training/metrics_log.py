@@ -1,4 +1,4 @@
-"""What a training has been through: log.jsonl, a line for each step, and the curve of its loss as a picture."""
+"""Metrics of a training: log.jsonl with a line for each step, and a plot of the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THIN = (176, 198, 222)  # of each step's loss
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One step. `grad_norm` is that before clipping."""
+    """Metrics of one step. `grad_norm` is measured before clipping."""
 
     step: int
     loss: float
@@ -30,7 +30,7 @@ class Log:
     """log.jsonl of a run.
 
     Args:
-        upto: steps that are kept of what is there; a training that goes on makes those after it again.
+        upto: last step to keep of an existing log; a resumed training repeats the later ones.
     """
 
     def __init__(self, path: Path, upto: int) -> None:
@@ -42,13 +42,13 @@ class Log:
         self._file = path.open("a", encoding="utf-8")
 
     def add(self, line: Line) -> None:
-        """Write a line."""
+        """Append a line."""
         self.lines.append(line)
         self._file.write(_text(line))
         self._file.flush()
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._file.close()
 
 
@@ -57,7 +57,7 @@ def _text(line: Line) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a log; none where there is none. A last line that was cut off is left out."""
+    """Read a log; return no lines if it does not exist. An incomplete last line is left out."""
     if not path.exists():
         return []
     lines = []
@@ -68,7 +68,7 @@ def read(path: Path) -> list[Line]:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from at or above `low` to at or below `high`."""
+    """Return round tick values between `low` and `high`, at steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     raw = (high - low) / about
@@ -79,18 +79,18 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Running means: of each value and those before it, weighted down by half over every twentieth of the length."""
+    """Return exponential running means with a half-life of a twentieth of the length."""
     keep = 0.5 ** (20 / max(len(values), 20))
-    made: list[float] = []
+    means: list[float] = []
     total = weight = 0.0
     for value in values:
         total, weight = total * keep + value, weight * keep + 1
-        made.append(total / weight)
-    return made
+        means.append(total / weight)
+    return means
 
 
 def curve(lines: Sequence[Line], title: str) -> Any:
-    """The loss over the steps as a PIL image: every step thin, the running mean thick, both axes in round numbers."""
+    """Plot the loss over the steps as a PIL image: each step as a thin line, the running mean as a thick one."""
     sheet = Sheet(WIDTH, HEIGHT)
     steps, losses = [line.step for line in lines], [line.loss for line in lines]
     means = smoothed(losses)

@@ -1,4 +1,4 @@
-"""The pipeline that is trained: loaded in float32, its other components quantized as they will be in use."""
+"""Load the pipeline to train: in float32, with its other components quantized as at inference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is trained.
+    """The pipeline, and the network in it that is trained.
 
     Attributes:
         pipe: the pipeline. main: name of the network that is trained.
         net: that network, in float32 or with a backend's weights.
-        floats: the components that are quantized by rules now, as they were.
-        quantized: names of the network's weights that rules are for; None where no rules were given.
-        dtype: of the model that is written, a torch dtype.
+        floats: the float versions of the components that are now quantized by rules.
+        quantized: names of the network's weights that rules apply to; None without rules.
+        dtype: of the saved model, a torch dtype.
     """
 
     pipe: Any
@@ -39,13 +39,13 @@ class Model:
     dtype: Any
 
     def restore(self) -> None:
-        """Put the components back that were quantized by rules: what is written is the float model."""
+        """Restore the float components that were quantized by rules, so that the float model is saved."""
         for name, part in self.floats.items():
             setattr(self.pipe, name, part)
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """While this lasts, the components that were quantized by rules are as they were."""
+        """Context in which the components that were quantized by rules are their float versions."""
         now = {name: getattr(self.pipe, name) for name in self.floats}
         self.restore()
         try:
@@ -59,7 +59,7 @@ def load(settings: Settings) -> Model:
     """Load the pipeline.
 
     Raises:
-        SettingsError: no pipeline, or one whose weights are quantized already and that no LoRA is asked for.
+        SettingsError: it is not a pipeline, or its weights are already quantized and no LoRA is trained.
     """
     from ..core.choices import MAIN
     from ..loading.loader import load as load_whole
@@ -67,32 +67,32 @@ def load(settings: Settings) -> Model:
     from ..nn.weights import quantized
     from ..planning.preparation import prepare
 
-    asked = settings.model
-    seen = prepare(replace(asked, quant=None, components=None, skip=())).detected
-    main = next((name for name in MAIN if name in seen.sources), None)
+    request = settings.model
+    detected = prepare(replace(request, quant=None, components=None, skip=())).detected
+    main = next((name for name in MAIN if name in detected.sources), None)
     ruled = _ruled(main, settings) if settings.rules and main is not None else None
-    pipe = load_whole(asked if settings.lora_rank else replace(asked, components=None, skip=()))
+    pipe = load_whole(request if settings.lora_rank else replace(request, components=None, skip=()))
     if main is None or not hasattr(pipe, main):
         raise SettingsError(
-            f"{asked.path} was to be trained", f"it is a {type(pipe).__name__}, no pipeline with a UNet or transformer",
-            "Give a pipeline's folder, or base=<pipeline folder> together with the component",
+            f"Cannot train {request.path}", f"it is a {type(pipe).__name__}, not a pipeline with a UNet or transformer",
+            "Use a pipeline's folder, or base=<pipeline folder> together with the component",
         )  # fmt: skip
     net = getattr(pipe, main)
     if not settings.lora_rank and any(True for _ in quantized(net)):
         raise SettingsError(
-            f"{asked.path} was to be trained", "its weights are quantized, and only a LoRA on them can be trained",
-            "Set lora_rank, or give the model with float weights",
+            f"Cannot train {request.path}", "its weights are quantized, so only a LoRA on them can be trained",
+            "Set lora_rank, or use the model with float weights",
         )  # fmt: skip
     floats = {} if ruled is None else _by_rules(pipe, [name for name in ruled if name != main], settings)
-    dtype = dtype_named(settings.dtype or _dtype(seen.sources[main]))
+    dtype = dtype_named(settings.dtype or _dtype(detected.sources[main]))
     return Model(
         pipe=pipe, main=main, net=net, floats=floats, quantized=None if ruled is None else ruled[main], dtype=dtype
     )
 
 
 def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
-    """The components that rules quantize something in, the network that is trained among them, each with the names of
-    the weights that the rules are for. Nothing is read but headers.
+    """Return the components that rules quantize, including the trained network, each with the names of the weights that
+    the rules apply to. Only headers are read.
 
     Raises:
         IncompatibleError: nothing in the network would be quantized.
@@ -102,16 +102,18 @@ def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
     from ..planning.rule_checks import extents_of
     from ..planning.weight_selection import require_something
 
-    asked = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
-    made = prepare(asked)
-    extents = extents_of(made.components, by_name(made.detected))
-    require_something(asked.path, {name: part for name, part in extents.items() if name == main})
-    chosen = {part.name: part for part in made.components if part.name in extents and not extents[part.name].is_empty}
-    return {name: frozenset(weight.name for weight in part.weights) for name, part in chosen.items()}
+    request = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
+    plan = prepare(request)
+    extents = extents_of(plan.components, by_name(plan.detected))
+    require_something(request.path, {name: part for name, part in extents.items() if name == main})
+    components = {
+        part.name: part for part in plan.components if part.name in extents and not extents[part.name].is_empty
+    }
+    return {name: frozenset(weight.name for weight in part.weights) for name, part in components.items()}
 
 
 def _by_rules(pipe: Any, names: list[str], settings: Settings) -> dict[str, nn.Module]:
-    """Quantize the components beside the network that the rules are for; gives them as they were."""
+    """Quantize the other components that the rules apply to; return their float versions."""
     from ..loading.quantizer import quantize
 
     floats = {name: copy.deepcopy(getattr(pipe, name)) for name in names}
@@ -124,7 +126,7 @@ def _by_rules(pipe: Any, names: list[str], settings: Settings) -> dict[str, nn.M
 
 
 def _dtype(src: Source) -> str:
-    """The float dtype with the most bytes in a component's files."""
+    """Return the float dtype with the most bytes in a component's files."""
     sizes: Counter[str] = Counter({"float32": 0})
     for info in src.plain.values():
         if info.dtype in DTYPES:

@@ -1,4 +1,4 @@
-"""A row for each kind of pipeline that can be trained: how its prompts are encoded and how its network is called."""
+"""Table of the pipeline types that can be trained, with functions to encode prompts and to call the network."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Conditions = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How a kind of pipeline is trained.
+    """Training interface of one type of pipeline.
 
     Attributes:
-        flow: whether it learns by flow matching; if not, by its scheduler's prediction type.
-        shift: whether the pipeline takes the VAE's shift_factor off its latents.
+        flow: whether it is trained by flow matching; otherwise by its scheduler's prediction type.
+        shift: whether the pipeline subtracts the VAE's shift_factor from its latents.
         encode: pipeline, prompts, side of the pictures, further arguments of its `encode_prompt` -> conditions.
-        call: network, noisy latents [b, c, h, w], time [b] (a whole number of the scheduler's, or 0 to 1 in a flow),
-            conditions of the batch, guidance [b] -> the answer [b, c, h, w].
+        call: network, noisy latents [b, c, h, w], time [b] (an integer of the scheduler, or 0 to 1 in flow matching),
+            conditions of the batch, guidance [b] -> the prediction [b, c, h, w].
     """
 
     flow: bool
@@ -35,38 +35,38 @@ class Family:
 
 
 def of(pipe: Any) -> Family:
-    """The row of a pipeline.
+    """Return the row of a pipeline.
 
     Raises:
-        SettingsError: there is none, or its VAE makes latents that are scaled in a way that none of the rows knows.
+        SettingsError: there is none, or its VAE scales latents in an unsupported way.
     """
     name = type(pipe).__name__
     if name not in FAMILIES:
         raise SettingsError(
-            f"A {name} was to be trained", f"only {', '.join(FAMILIES)} can be", "Choose a model of one of these kinds"
+            f"Cannot train a {name}", f"only {', '.join(FAMILIES)} can be trained", "Choose a model of these kinds"
         )
     if getattr(pipe.vae.config, "latents_mean", None) is not None:
         raise SettingsError(
-            f"A {name} was to be trained", "its VAE has latents_mean, which is not known here", "Choose another model"
+            f"Cannot train a {name}", "its VAE has latents_mean, which is not supported", "Choose another model"
         )
     return FAMILIES[name]
 
 
 def encode(pipe: Any, prompts: list[str], length: int, side: int) -> Conditions:
-    """The text states of prompts.
+    """Encode prompts to text states.
 
     Args:
         length: tokens of the long text encoder; 0 for the pipeline's default.
-        side: of the pictures in pixels, which some networks are told.
+        side: of the pictures in pixels, an input of some networks.
 
     Raises:
-        SettingsError: a length for a pipeline that has one of its own.
+        SettingsError: a length for a pipeline whose length is fixed.
     """
     values: dict[str, Any] = {}
     if length:
         if "max_sequence_length" not in inspect.signature(pipe.encode_prompt).parameters:
             raise SettingsError(
-                f"max_sequence_length={length} was given", f"a {type(pipe).__name__} has a fixed one", "Leave it out"
+                f"Cannot use max_sequence_length={length}", f"a {type(pipe).__name__} has a fixed one", "Leave it out"
             )
         values["max_sequence_length"] = length
     with torch.no_grad():
@@ -86,14 +86,14 @@ def _call_sd(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: T
 
 
 def _sdxl(pipe: Any, prompts: list[str], side: int, values: dict[str, Any]) -> Conditions:
-    """The network is told that the picture was of this size and not cropped. Where the pipeline is guided away from
-    zeros, these are the states of the empty prompt."""
+    """Encode for SDXL, size-conditioned on an uncropped picture of this size. If the pipeline uses zeros
+    as the negative prompt, the states of the empty prompt are zeros too."""
     states, _, pooled, _ = pipe.encode_prompt(
         prompts, device=pipe.text_encoder_2.device, do_classifier_free_guidance=False, **values
     )
     if pipe.config.force_zeros_for_empty_prompt:
-        asked = torch.tensor([bool(prompt) for prompt in prompts], device=states.device)
-        states, pooled = states * asked[:, None, None], pooled * asked[:, None]
+        nonempty = torch.tensor([bool(prompt) for prompt in prompts], device=states.device)
+        states, pooled = states * nonempty[:, None, None], pooled * nonempty[:, None]
     ids = torch.tensor([side, side, 0, 0, side, side], dtype=states.dtype).expand(len(prompts), -1)
     return {"states": states, "pooled": pooled, "ids": ids}
 
@@ -110,7 +110,7 @@ def _flux(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Cond
 
 
 def _call_flux(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, guidance: Tensor) -> Tensor:
-    """Patches of 2x2 are tokens; the network itself multiplies the time by 1000."""
+    """Call Flux with 2x2 patches as tokens; the network itself multiplies the time by 1000."""
     from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
     patches = pixel_unshuffle(noisy, 2)
@@ -151,7 +151,7 @@ def _call_sd3(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: 
 
 
 def net_config(net: Any) -> Any:
-    """The network's config, from inside what accelerate has put around it."""
+    """Return the network's config, also if accelerate has wrapped it."""
     return getattr(net, "module", net).config
 
 

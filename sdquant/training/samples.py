@@ -1,4 +1,4 @@
-"""A sheet of pictures that the model draws while it is trained, each with its prompt."""
+"""Sample sheets: images that the model generates during training, each with its prompt."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CELL, GAP, MARGIN, HEAD, LABEL, COLUMNS = 128, 16, 28, 76, 42, 6  # pixels, and 
 
 
 def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: str) -> Any:
-    """The pictures as one PIL image, in rows."""
+    """Arrange the pictures in rows as one PIL image."""
     from PIL import Image
 
     columns = max(min(COLUMNS, len(pictures)), 3)
     rows = -(-len(pictures) // columns)
     width = 2 * MARGIN + columns * (CELL + GAP) - GAP
-    made = Sheet(width, HEAD + rows * (CELL + LABEL + GAP) + MARGIN - GAP)
-    made.text((MARGIN, 28), title, "title", room=width - 2 * MARGIN)
-    made.text((MARGIN, 54), under, "small", SOFT, room=width - 2 * MARGIN)
+    canvas = Sheet(width, HEAD + rows * (CELL + LABEL + GAP) + MARGIN - GAP)
+    canvas.text((MARGIN, 28), title, "title", room=width - 2 * MARGIN)
+    canvas.text((MARGIN, 54), under, "small", SOFT, room=width - 2 * MARGIN)
     for number, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True)):
         left = MARGIN + number % columns * (CELL + GAP)
         top = HEAD + number // columns * (CELL + LABEL + GAP)
@@ -28,14 +28,14 @@ def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: st
         if max(small.size) < CELL:
             scale = CELL / max(small.size)
             small = small.resize((round(small.width * scale), round(small.height * scale)), Image.Resampling.BICUBIC)
-        made.image.paste(small, (left, top))
-        for line, text in enumerate(made.wrapped(prompt or "(empty prompt)", "small", CELL, 2)):
-            made.text((left, top + CELL + 13 + 16 * line), text, "small", SOFT)
-    return made.image
+        canvas.image.paste(small, (left, top))
+        for line, text in enumerate(canvas.wrapped(prompt or "(empty prompt)", "small", CELL, 2)):
+            canvas.text((left, top + CELL + 13 + 16 * line), text, "small", SOFT)
+    return canvas.image
 
 
 def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, device: Any) -> list[Any]:
-    """A PIL image for each prompt, with the network in the pipeline's place for it, which is then as before."""
+    """Generate a PIL image for each prompt, with `net` temporarily in the pipeline."""
     from ..core.choices import MAIN
     from ..models.generate import draw as draw_with
 

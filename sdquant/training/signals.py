@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a training runs: they end it after the step that is being made."""
+"""Handle Ctrl-C and SIGTERM during a training: they end it after the current step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """While it is entered, the first signal is remembered; a second one does what it did before.
+    """Context that records the first signal; a second one has its usual effect.
 
     Attributes:
         seen: the signal, or None.

@@ -1,4 +1,4 @@
-"""The network as it is trained, and what is written of it. The one place that knows of rules and of LoRA."""
+"""Prepare the network for training, and extract the weights to save. The one module that knows rules and LoRA."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def trainable(model: nn.Module, settings: Settings, quantized: Collection[str] | None) -> Any:
-    """The network to train: with float32 weights, quantized by rules as it runs, or frozen under a LoRA.
+    """Return the network to train: with float32 weights, quantized by rules as it runs, or frozen under a LoRA.
 
     Args:
-        quantized: names of the weights that rules are for; None without rules.
+        quantized: names of the weights that rules apply to; None without rules.
 
     Raises:
-        SettingsError: a rule cannot be for a layer, or no layer is one that a LoRA is put on.
+        SettingsError: a rule cannot apply to a layer, or no layer can get a LoRA.
     """
     if settings.lora_rank:
         add_lora(model, settings)
@@ -34,10 +34,10 @@ def trainable(model: nn.Module, settings: Settings, quantized: Collection[str] |
 
 
 def quantize_for_training(model: nn.Module, settings: Settings, quantized: Collection[str]) -> Any:
-    """A copy of the model whose layers compute as the rules say. Its weights stay floats, under the same names.
+    """Return a copy of the model whose layers compute as the rules define. Its weights stay floats of the same names.
 
-    Other layers stay as they are even if a rule is for them: those that were asked to be skipped, or whose weight the
-    rule cannot hold. It is the same in a model that is loaded with the rules.
+    Layers that are skipped, or whose weight does not fit their rule, stay unquantized, as they do in a model that is
+    loaded with the rules.
     """
     from ..nn import kind_of
     from ..rules.model_quantization import quantize_model
@@ -57,7 +57,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
 
 
 def add_lora(model: nn.Module, settings: Settings) -> None:
-    """Put a LoRA on the model's layers, its weights drawn by the seed, and freeze the rest."""
+    """Add a LoRA to the model's layers, initialized from the seed, and freeze the rest."""
     import torch
 
     from . import lora
@@ -71,7 +71,7 @@ def add_lora(model: nn.Module, settings: Settings) -> None:
 
 
 def save_lora(pipe: Any, folder: Path) -> Path:
-    """Write the LoRA alone, as diffusers' `load_lora_weights` reads it: a folder."""
+    """Write only the LoRA, as a folder that diffusers' `load_lora_weights` reads."""
     from . import lora
 
     lora.save_lora(pipe, folder)
@@ -79,7 +79,7 @@ def save_lora(pipe: Any, folder: Path) -> Path:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes: all weights and buffers; of a model that is frozen in part, the weights that are not."""
+    """Return the tensors that training changes: the state dict, or a partly frozen model's trainable weights."""
     learning = {name: row for name, row in model.named_parameters() if row.requires_grad}
     if len(learning) < sum(1 for _ in model.parameters()):
         return {name: row.detach() for name, row in learning.items()}
@@ -87,25 +87,25 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what `state_of` gave.
+    """Load a state returned by `state_of`.
 
     Raises:
         SettingsError: it is of another model.
     """
-    wanted = state_of(model)
-    apart = sorted(set(wanted) ^ set(state))
-    apart += [name for name in wanted if name in state and wanted[name].shape != state[name].shape]
+    expected = state_of(model)
+    apart = sorted(set(expected) ^ set(state))
+    apart += [name for name in expected if name in state and expected[name].shape != state[name].shape]
     if apart:
         raise SettingsError(
-            "A training was to go on",
+            "Cannot resume the training",
             f"its checkpoint is of another model: {apart[0]} differs",
-            "Use the model that it began with, or another run_name",
+            "Use the model that it began with, or choose another run_name",
         )
     model.load_state_dict(dict(state), strict=False)
 
 
 def finished(original: nn.Module, trained: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The original network with the weights of the trained one, by name, in a dtype."""
+    """Return the original network with the weights of the trained one, by name, in a dtype."""
     if original is not trained:
         original.load_state_dict(trained.state_dict())
     return original.to(dtype).eval().requires_grad_(False)

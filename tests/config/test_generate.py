@@ -103,9 +103,9 @@ def test_a_negative_prompt_counts(capsys: Capture, file: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("seed=x",), "seed is a whole number"),
+        (("seed=x",), "seed must be a whole number"),
         (("learning_rate=1",), "a key of train"),
-        (("resolution=8", "width=8", "height=8"), "resolution is both width and height"),
+        (("resolution=8", "width=8", "height=8"), "resolution sets both width and height"),
         (("pretrained_model_name_or_path=",), "it is the model"),
         (("budget=6GB",), "only balanced offload keeps to a budget"),
         (("device=fpu",), "the kinds of device are"),

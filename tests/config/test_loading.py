@@ -124,22 +124,22 @@ def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why", "fix"),
     [
-        ("quantization_local_shard_count=1000000", "from -1 to 4096", "Use such a number"),
-        ("compile_topology_num_slices=1000000", "from -1 to 4096", "Use such a number"),
-        ("seed", "an override is key=value", "seed=1"),
-        ("seed=x", "it is the text 'x', and seed is a whole number from 0 to 9223372036854775807", "seed=4"),
-        ("seed=-1", "from 0 to", "Use such a number"),
+        ("quantization_local_shard_count=1000000", "from -1 to 4096", "Use a number in this range"),
+        ("compile_topology_num_slices=1000000", "from -1 to 4096", "Use a number in this range"),
+        ("seed", "an override has the form key=value", "seed=1"),
+        ("seed=x", "it is the text 'x', but seed must be a whole number from 0 to 9223372036854775807", "seed=4"),
+        ("seed=-1", "from 0 to", "Use a number in this range"),
         ("seed=1.5", "it is the number 1.5", "seed=4"),
         ("seed=", "it has no value", "seed=4"),
-        ("width=0", "at least 1, or null", "Use such a number"),
+        ("width=0", "at least 1, or null", "Use a number in this range"),
         ("guidance_scale=nan", "the text 'nan'", "guidance_scale=0.5"),
         ("guidance_scale=1e999", "the number inf", "guidance_scale=0.5"),
-        ("guidance_scale=true", "the truth value true", "guidance_scale=0.5"),
-        ("allow_pickle=yes", "the text 'yes', and allow_pickle is true or false", "allow_pickle=true"),
+        ("guidance_scale=true", "the boolean true", "guidance_scale=0.5"),
+        ("allow_pickle=yes", "the text 'yes', but allow_pickle must be true or false", "allow_pickle=true"),
         ("allow_pickle=1", "the text '1'", "allow_pickle=true"),
         ("skip=mid", "neither a Python literal nor JSON", "skip=\"['name']\""),
         ("skip='mid'", "the text 'mid'", "['name']"),
-        ("skip=[1]", "the number 1 is in it", "['name']"),
+        ("skip=[1]", "it contains the number 1", "['name']"),
         ("skip=__import__('os').system('ls')", "neither a Python literal", "['name']"),
         ("rules=" + "[" * 100_000, "neither a Python literal", "weight_qtype"),
         ("sed=1", "there is no such key: the keys are pretrained_model_name_or_path, ", "Did you mean seed?"),
@@ -147,13 +147,13 @@ def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
         ("path=digits-sd", "no such key", "Did you mean pretrained_model_name_or_path?"),
         ("steps=3", "no such key", "Did you mean num_inference_steps?"),
         ("zzz=3", "no such key", "Remove it"),
-        ("mode=pree", "mode is one of auto, pre, post", "Did you mean pre?"),
+        ("mode=pree", "mode must be one of auto, pre, post", "Did you mean pre?"),
         ("learning_rate=1e-4", "learning_rate is a key of train, and generate does not use it", "Leave it out"),
-        ("qwix_module_path=(", "no regular expression", "attn"),
+        ("qwix_module_path=(", "not a valid regular expression", "attn"),
         ("weight_quantization_calibration_method=absmin", "the methods are absmax, minmax, rms, fixed", "absmax"),
         ("run_name=../x", "the name of one folder", "first-try"),
         ("output_dir=", "results need a folder", "."),
-        ("compile_topology_num_slices=-2", "from -1 to", "Use such a number"),
+        ("compile_topology_num_slices=-2", "from -1 to", "Use a number in this range"),
         ("budget=6XB", "", "6GB"),
         ("tile_size=1.5", "a fraction", "0.25"),
     ],
@@ -168,12 +168,12 @@ def test_a_wrong_override(text: str, why: str, fix: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("prompt: 7", "it is the number 7; in quotes it would be a text"),
-        ("prompt: true", "the truth value true; in quotes it would be a text"),
+        ("prompt: 7", "it is the number 7; quote it to make it text"),
+        ("prompt: true", "the boolean true; quote it to make it text"),
         ("prompt:", "it has no value"),
         ("prompt: [a]", "it is a list"),
         ("seed: '3'", "the text '3'"),
-        ("seed: true", "the truth value true"),
+        ("seed: true", "the boolean true"),
         ("use_qwix_quantization: 1", "the number 1"),
         ("use_qwix_quantization: yes", "the text 'yes'"),
         ("components: unet", "the text 'unet'"),
@@ -236,11 +236,11 @@ def test_the_keys_of_loading_that_training_has_not() -> None:
         ("lora_alpha: 8", [], "lora_rank is 0"),
         ("lora_dropout: 0.5", [], "lora_rank is 0"),
         ("lora_target_modules: [to_q]", [], "lora_rank is 0"),
-        ("dtype: bfloat16", ["lora_rank=2"], "a LoRA's weights are float32"),
+        ("dtype: bfloat16", ["lora_rank=2"], "LoRA weights are always float32"),
         ("components: [unet]", [], "nothing is quantized"),
         ("skip: [mid]", [], "nothing is quantized"),
         ("runtime: plain", [], "nothing is quantized"),
-        ("caption_column: said", ["dataset_name=digits"], "has captions of its own"),
+        ("caption_column: said", ["dataset_name=digits"], "has its own captions"),
         ("warmup_steps_fraction: 0.5", ["lr_scheduler=constant"], "has no warmup"),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_key_of_training_without_effect(
 
 
 def test_a_wrong_value_of_another_commands_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="learning_rate is a number"):
+    with pytest.raises(SettingsError, match="learning_rate must be a number"):
         config.load(write(tmp_path, "learning_rate: fast\n"))
 
 

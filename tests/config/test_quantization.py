@@ -177,20 +177,23 @@ def test_what_a_scheme_may_be(text: str, quant: Any) -> None:
     [
         (["quantization=fp8_full"], UnknownQuantError, "a preset of the rule engine", "use_qwix_quantization: true"),
         (["quantization=in8"], UnknownQuantError, "nf4, fp4, fp8, ", "Did you mean 'int8'"),
-        (["quantization=rules"], SettingsError, "the rule engine's", "use_qwix_quantization: true"),
-        (["quantization=nf4+int8"], SettingsError, "one component has one scheme", "unet=nf4+text_encoder=int8"),
+        (["quantization=rules"], SettingsError, "rules belong to the rule engine", "use_qwix_quantization: true"),
+        (["quantization=nf4+int8"], SettingsError, "each component has one scheme", "unet=nf4+text_encoder=int8"),
         (["quantization=nf4,dubble_quant"], SettingsError, "its options are", "double_quant"),
         ([QWIX, "quantization=int9"], UnknownQuantError, "int8, fp8, fp8_full", "Did you mean 'int8'?"),
         ([QWIX, "quantization=qint8"], UnknownQuantError, "a scheme of the backend quanto", "qwix_quantization: false"),
         ([QWIX, "quantization=none"], SettingsError, "int8, fp8", "quantization: ''"),
-        ([QWIX, "quantization=unet=int8"], SettingsError, "a preset is for all", "components"),
+        ([QWIX, "quantization=unet=int8"], SettingsError, "a preset applies to all of them", "components"),
         (["qwix_module_path=.*attn.*"], SettingsError, "only the rule engine", "use_qwix_quantization: true"),
         (["quantization=nf4", "tile_size=32"], SettingsError, "only the rule engine", "leave tile_size out"),
         (["quant_stats=x.safetensors"], SettingsError, "only the rule engine", "use_qwix_quantization: true"),
         (["act_quantization_calibration_method=rms,7"], SettingsError, "only the rule engine", "leave"),
-        (["rules=[{'weight_qtype': 'int8'}]"], SettingsError, "the rule engine's", "use_qwix_quantization: true"),
-        ([QWIX, "quantization=int8", "rules=[{}]"], SettingsError, "a list of rules itself", "rules: []"),
-        ([QWIX, "tile_size=32", "rules=[{}]"], SettingsError, "a field of its own", "Move it"),
+        (
+            ["rules=[{'weight_qtype': 'int8'}]"],
+            SettingsError, "rules belong to the rule engine", "use_qwix_quantization: true",
+        ),
+        ([QWIX, "quantization=int8", "rules=[{}]"], SettingsError, "itself a list of rules", "rules: []"),
+        ([QWIX, "tile_size=32", "rules=[{}]"], SettingsError, "its own field", "Move it"),
         ([QWIX, "rules=[{}, {'weight_qtyp': 'int8'}]"], SettingsError, "the fields are", "Use one"),
         ([QWIX, "rules=[{'act_qtype': 'int8', 'act_static_scale': True}]"], SettingsError, "quant_stats", "calibrate"),
         (
@@ -206,7 +209,7 @@ def test_what_a_scheme_may_be(text: str, quant: Any) -> None:
         (["quantization=nf4", "quantization_local_shard_count=2"], SettingsError, "only the rule engine", "Leave"),
         (
             [QWIX, "quantization=int8", "quantization_local_shard_count=2", "compile_topology_num_slices=2"],
-            SettingsError, "only gives that its default", "Leave it out",
+            SettingsError, "only sets the default of", "Leave it out",
         ),
     ],
 )  # fmt: skip

@@ -54,7 +54,7 @@ def test_no_shards_leave_the_weights_gradient_as_it_is() -> None:
         (-1, -1, {"WORLD_SIZE": "no"}, "a whole number above 0"),
         (-1, -1, {"WORLD_SIZE": "0"}, "a whole number above 0"),
         (-1, -1, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "0"}, "a whole number above 0"),
-        (-1, -1, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "3"}, "do not come to so many"),
+        (-1, -1, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "3"}, "4 processes cannot be divided into nodes of 3"),
     ],
 )
 def test_what_cannot_be(slices: int, count: int, environment: Mapping[str, str], why: str) -> None:

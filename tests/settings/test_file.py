@@ -69,8 +69,8 @@ class TestText:
             (written(True), "its version is True"),
             (written(0), "its version is 0"),
             (written(VERSION + 1), "a newer sdquant wrote it"),
-            ('{"format": "sdquant-settings", "version": 1, "settings": []}', "not name and value"),
-            ('{"format": "sdquant-settings", "version": 1}', "not name and value"),
+            ('{"format": "sdquant-settings", "version": 1, "settings": []}', "not a table of names and values"),
+            ('{"format": "sdquant-settings", "version": 1}', "not a table of names and values"),
             (written(ofload="none"), "sets 'ofload'"),
             (written(**{"x" * 5000: 1}), "sets 'xxx"),
             (written(offload="balancd"), "Did you mean 'balanced'"),
@@ -89,7 +89,7 @@ class TestText:
         with pytest.raises(SettingsError) as caught:
             loads(text)
         assert said in str(caught.value)
-        assert caught.value.what == "The text was read as settings"
+        assert caught.value.what == "Cannot read the text as settings"
         assert caught.value.fix and len(str(caught.value)) < 1500
 
 

@@ -94,7 +94,7 @@ class TestTwoForOnePart:
             assert found.settings["quant.model"] == row.schemes[row.default]
             assert found.taken == (row.targets,)
             assert dict(found.left) == {
-                name: f"{row.title} is ticked for Model too, and SD.Next asks that first"
+                name: f"{row.title} is ticked for Model too and takes precedence in SD.Next"
                 for name in every
                 if name != row.targets
             }
@@ -109,7 +109,7 @@ class TestTwoForOnePart:
     def test_modes_that_differ(self) -> None:
         found = read(json.dumps({"bnb_quantization": ["Model"], "optimum_quanto_weights": ["TE"]}))
         assert found.settings.to_dict() == {"quant.model": "nf4", "quant.text_encoder": "qint8"}
-        assert "one mode holds for all parts" in dict(found.left)["optimum_quanto_weights"]
+        assert "all components share one mode" in dict(found.left)["optimum_quanto_weights"]
 
 
 class TestLeft:
@@ -124,10 +124,10 @@ class TestLeft:
             ({"optimum_quanto_activations_type": "qint8"}, "optimum_quanto_activations_type", "not activations"),
             ({"sdnq_use_svd": True}, "sdnq_use_svd", "nothing like it"),
             ({"diffusers_offload_never": "T5"}, "diffusers_offload_never", "by need"),
-            ({"bnb_quantization": ["LLM"]}, "bnb_quantization", "LLM is loaded by no part of sdquant"),
-            ({"bnb_quantization": ["Soul"]}, "bnb_quantization", "Soul is no part that sdquant knows"),
-            ({"bnb_quantization": "Model"}, "bnb_quantization", "no list"),
-            ({"bnb_quantization": [["Model"]]}, "bnb_quantization", "no list"),
+            ({"bnb_quantization": ["LLM"]}, "bnb_quantization", "LLM is not loaded by sdquant"),
+            ({"bnb_quantization": ["Soul"]}, "bnb_quantization", "Soul is not a component that sdquant knows"),
+            ({"bnb_quantization": "Model"}, "bnb_quantization", "not a list"),
+            ({"bnb_quantization": [["Model"]]}, "bnb_quantization", "not a list"),
             ({"bnb_quantization_type": "fp4"}, "bnb_quantization_type", "no effect"),
             ({"bnb_quantization": ["Model"], "bnb_quantization_type": ["nf4"]}, "bnb_quantization_type", "not ['nf4']"),
             ({"sdnq_quantize_weights": ["Model"], "sdnq_quantize_weights_mode": "uint2"},
@@ -145,11 +145,11 @@ class TestLeft:
             ({"diffusers_offload_mode": "balanced", "diffusers_offload_max_gpu_memory": 0.6},
              "diffusers_offload_max_gpu_memory", "share of the graphics card's memory"),
             ({"diffusers_offload_mode": "balanced", "diffusers_offload_max_gpu_memory": -1},
-             "diffusers_offload_max_gpu_memory", "no share"),
+             "diffusers_offload_max_gpu_memory", "not a share"),
             ({"diffusers_offload_mode": "balanced", "diffusers_offload_max_gpu_memory": "0.6"},
-             "diffusers_offload_max_gpu_memory", "no share"),
+             "diffusers_offload_max_gpu_memory", "not a share"),
             ({"diffusers_offload_mode": "balanced", "diffusers_seq_cpu_offload": True},
-             "diffusers_seq_cpu_offload", "says it already"),
+             "diffusers_seq_cpu_offload", "already sets it"),
         ],
     )  # fmt: skip
     def test_with_a_sentence(self, config: dict[str, Any], option: str, said: str) -> None:

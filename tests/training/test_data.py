@@ -48,16 +48,16 @@ def test_pixels(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], type[SdquantError], str]] = {
-    "empty": (lambda place: None, SettingsError, r"no picture is in it"),
+    "empty": (lambda place: None, SettingsError, r"it contains no pictures"),
     "caption": (lambda place: _picture(place / "a.png"), BadFileError, r"a\.png.*no caption.*a\.txt"),
-    "json": (lambda place: (place / "metadata.jsonl").write_text("{}\n{"), BadFileError, r"Line 1.*'file_name'"),
+    "json": (lambda place: (place / "metadata.jsonl").write_text("{}\n{"), BadFileError, r"line 1.*'file_name'"),
     "column": (
         lambda place: (place / "metadata.jsonl").write_text('{"file_name": "a.png", "caption": "x"}'),
-        BadFileError, r"Line 1.*no text 'text', only file_name, caption",
+        BadFileError, r"line 1.*no string 'text'; its keys are file_name, caption",
     ),
     "missing": (
         lambda place: (place / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "x"}'),
-        BadFileError, r"Line 1.*no file .*a\.png",
+        BadFileError, r"line 1.*no file .*a\.png",
     ),
     "latin": (lambda place: (place / "metadata.jsonl").write_bytes(b'{"text": "\xe9"}'), BadFileError, r"not UTF-8"),
 }  # fmt: skip
@@ -81,9 +81,9 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path, settings: Callable[..., Settings]) -> None:
-    with pytest.raises(SettingsError, match="it is no folder"):
+    with pytest.raises(SettingsError, match="it is not a folder"):
         examples(settings(train_data_dir=str(tmp_path / "nothing")))
-    with pytest.raises(SettingsError, match="no data"):
+    with pytest.raises(SettingsError, match="without data"):
         settings(train_data_dir="")
     with pytest.raises(SettingsError, match="both"):
         settings(dataset_name="digits")
@@ -109,7 +109,7 @@ def test_the_digits_are_those_the_shipped_models_saw(settings: Callable[..., Set
         ({"run_name": "../x"}, "one folder"),
         ({"quantization": "nf4"}, "only a LoRA"),
         ({"quantization": "int8", "use_qwix_quantization": True, "lora_rank": 4}, "network is frozen"),
-        ({"guidance_min": 4.0}, "the first is larger"),
+        ({"guidance_min": 4.0}, "the minimum is larger than the maximum"),
     ],
 )
 def test_settings_that_cannot_be(values: dict[str, object], said: str, settings: Callable[..., Settings]) -> None:
@@ -121,5 +121,5 @@ def test_a_picture_that_is_listed_but_gone_is_found_before_the_model_is_loaded(d
     place = tmp_path / "copy"
     shutil.copytree(data, place)
     (place / "2.png").unlink()
-    with pytest.raises(BadFileError, match=r"Line 3 of .*2\.png"):
+    with pytest.raises(BadFileError, match=r"line 3 of .*2\.png"):
         folder(place, "text")

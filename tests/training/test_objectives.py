@@ -82,7 +82,7 @@ def test_other_schedulers_and_pipelines_are_refused(loaded: Callable[..., Any]) 
         flux = copy.copy(loaded("none", "digits-flux"))
         flux.scheduler = loaded("none").scheduler
         losses.of(flux, pipeline_types.of(flux))
-    with pytest.raises(SettingsError, match=r"A Module.*only StableDiffusionPipeline"):
+    with pytest.raises(SettingsError, match=r"a Module.*only StableDiffusionPipeline"):
         pipeline_types.of(torch.nn.Module())
 
 

@@ -82,12 +82,12 @@ def test_resumed_is_bit_identical(short: Short, tmp_path: Path) -> None:
 
 
 def test_resume_is_told_where_from(short: Short, settings: Callable[..., Settings], tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no checkpoint is there"):
+    with pytest.raises(SettingsError, match="there is no checkpoint"):
         short(resume="latest")
     short(max_train_steps=2, checkpoint_every=1)
     with pytest.raises(SettingsError, match=r"up to step 2.*resume=latest"):
         short()
-    with pytest.raises(SettingsError, match="there are step-1, step-2"):
+    with pytest.raises(SettingsError, match="the checkpoints are step-1, step-2"):
         short(resume="step-7")
     with pytest.raises(SettingsError, match=r"learning_rate=0.5.*began with 0.0001"):
         short(resume="latest", learning_rate=0.5)
@@ -110,7 +110,7 @@ def test_the_loss_goes_down(short: Short, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_names_the_step(short: Short, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"Step [2-4] was trained.*last checkpoint is that of step"):
+    with pytest.raises(TrainingError, match=r"diverged at step [2-4].*last checkpoint is from step"):
         short(learning_rate=1.0e30, max_grad_norm=0, warmup_steps_fraction=0.0, checkpoint_every=1)
     assert not (tmp_path / "run/model").exists()
 
@@ -148,7 +148,7 @@ def test_interrupted_after_a_step(
     made.send_signal(number)
     out, err = made.communicate(timeout=60)
     assert (made.returncode, out) == (code, ""), err
-    assert "go on with resume=latest" in err and "Traceback" not in err
+    assert "continue with resume=latest" in err and "Traceback" not in err
     (kept,) = checkpoints.found(tmp_path / "run/checkpoints")
     assert kept.step == read(log)[-1].step >= 3
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
@@ -183,13 +183,13 @@ def test_an_offload_mode_is_refused_before_anything_is_written(
     assert "offload is a key of generate" in capsys.readouterr().err
     with pytest.raises(SettingsError, match=f'sets offload: "{offload}"'):
         short(**lora)
-    with pytest.raises(SettingsError, match="read for generate was given to train"):
+    with pytest.raises(SettingsError, match="loaded for generate to train"):
         train(config.load(file))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_config_for_training_draws_nothing(asked: Callable[..., config.Config], tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="read for train was given to generate"):
+    with pytest.raises(SettingsError, match="loaded for train to generate"):
         draw_config(asked(), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""How long a model's step takes in each scheme, and what it costs in memory, load time and accuracy; and in peers.
+"""Benchmark a model's step in each scheme and in peer libraries: time, memory, load time and accuracy.
 
     made = bench("some-model", ["nf4", "int8"], size=(512, 512))
     print(made.reference.step_seconds, [(row.name, row.ratio, row.snr) for row in made.measured])

@@ -1,7 +1,7 @@
-"""Other libraries' own ways to load a UNet or transformer in a format that sdquant has too.
+"""Peers: other libraries' own ways to load a UNet or transformer in a format that sdquant has too.
 
-One row each. What they load is a diffusers component's folder with float weights, or a GGUF file. Nothing of sdquant is
-in the model that comes back: it is what a user of the library would run. Importing this module imports none of them.
+One row each. They load a diffusers component's folder with float weights, or a GGUF file. The loaded model contains
+nothing of sdquant: it is what a user of the library would run. Importing this module imports none of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Peer:
         gguf: whether it reads a GGUF file, instead of a folder with float weights.
         load: `load(job, its name of the format, inputs)` gives the component, on the job's device.
         prepare: imports what loading imports, before the clock starts.
-        notes: what is to be known of its rows, by kind of device; "" for all.
+        notes: notes for its rows, by device type; "" for all devices.
     """
 
     name: str
@@ -46,22 +46,22 @@ class Peer:
     notes: Mapping[str, str]
 
     def note(self, device: str) -> str | None:
-        """What is to be known of its rows on a device."""
+        """Return the note for its rows on a device, or None."""
         return self.notes.get(device.partition(":")[0], self.notes.get(""))
 
 
 def installed(scheme: str, versions: Mapping[str, str]) -> tuple[Peer, ...]:
-    """The peers of a scheme that are installed."""
+    """Return the installed peers that have the format of a scheme."""
     return tuple(row for row in PEERS if scheme in row.formats and all(name in versions for name in row.packages))
 
 
 def peer(name: str) -> Peer:
-    """The one of this name."""
+    """Return the peer of this name."""
     return next(row for row in PEERS if row.name == name)
 
 
 def _pretrained(job: Job, config: Any = None, **values: Any) -> Any:
-    """diffusers' `from_pretrained`."""
+    """Load the component with diffusers' `from_pretrained`."""
     cls = _class(job)
     if config is not None:
         values |= {"quantization_config": config, "device_map": {"": job.device}}
@@ -93,12 +93,12 @@ def _bitsandbytes(job: Job, form: str, _: Inputs) -> nn.Module:
         config = diffusers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type=form, bnb_4bit_compute_dtype=_dtype(job)
         )
-    made: nn.Module = _pretrained(job, config)
-    return made
+    model: nn.Module = _pretrained(job, config)
+    return model
 
 
 def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
-    """bitsandbytes' modules in the place of all `nn.Linear`, as diffusers puts them there on a GPU."""
+    """Replace all `nn.Linear` with bitsandbytes' modules, as diffusers does on a GPU."""
     from torch import nn
 
     from ...backends._bnb_library import library
@@ -137,8 +137,8 @@ def _quanto(job: Job, form: str, _: Inputs) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers means to drop it, and says so
         config = diffusers.QuantoConfig(weights_dtype=form)
-    made: nn.Module = _pretrained(job, config)
-    return made
+    model: nn.Module = _pretrained(job, config)
+    return model
 
 
 def _import_quanto() -> None:
@@ -153,8 +153,8 @@ def _import_quanto() -> None:
 def _sdnq(job: Job, form: str, _: Inputs) -> nn.Module:
     from sdnq import SDNQConfig
 
-    made: nn.Module = _pretrained(job, SDNQConfig(weights_dtype=form))
-    return made
+    model: nn.Module = _pretrained(job, SDNQConfig(weights_dtype=form))
+    return model
 
 
 def _import_sdnq() -> None:
@@ -166,13 +166,13 @@ def _gguf(job: Job, _: str, __: Inputs) -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: nn.Module = _class(job).from_single_file(
+        model: nn.Module = _class(job).from_single_file(
             job.asked.path,
             config=str(job.folder),
             quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=_dtype(job)),
             torch_dtype=_dtype(job),
         )
-    return made.to(job.device)
+    return model.to(job.device)
 
 
 def _import_gguf() -> None:
@@ -187,12 +187,12 @@ def _nncf(job: Job, form: str, inputs: Inputs) -> nn.Module:
     example = dict(zip(names, args, strict=True)) | values  # NNCF follows one call before it compresses
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: nn.Module = nncf.compress_weights(
+        model: nn.Module = nncf.compress_weights(
             _pretrained(job).to(job.device),
             mode=nncf.CompressWeightsMode[form],
             dataset=nncf.Dataset([example], lambda item: item),
         )
-    return made
+    return model
 
 
 def _import_nncf() -> None:
@@ -210,8 +210,8 @@ def _torchao(job: Job, _: str, __: Inputs) -> nn.Module:
 
     quantization = importlib.import_module("torchao.quantization")
 
-    made: nn.Module = _pretrained(job, diffusers.TorchAoConfig(quantization.Int8WeightOnlyConfig()))
-    return made
+    model: nn.Module = _pretrained(job, diffusers.TorchAoConfig(quantization.Int8WeightOnlyConfig()))
+    return model
 
 
 def _import_torchao() -> None:
@@ -251,5 +251,5 @@ PEERS: tuple[Peer, ...] = (
 
 
 def reads(row: Peer, job_path: Path) -> bool:
-    """Whether a peer can read what is at a path."""
+    """Return whether a peer can read the file or folder at a path."""
     return job_path.suffix == ".gguf" if row.gguf else (job_path / "config.json").is_file()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...planning.request import Request
     from .specs import Target
 
-# Schemes to measure where nobody says which: those that quantize while they load and have a peer, and fp8.
+# Schemes measured by default: those that quantize while they load and have a peer, and fp8.
 DEFAULT = ("nf4", "fp8", "bnb-int8", "qint8", "int8", "sdnq-int8")
 BF16 = "bfloat16"
 
@@ -32,9 +32,9 @@ class Variant:
     """A row to be measured.
 
     Attributes:
-        row: what is known of it; with an error it is not measured.
-        job: what its worker loads; None where there is an error.
-        bytes: of its weights, as planned; what it may take in memory.
+        row: the values known so far; it is not measured if it has an error.
+        job: what its worker loads; None if there is an error.
+        bytes: planned size of its weights in memory.
     """
 
     row: Row
@@ -43,13 +43,13 @@ class Variant:
 
 
 def default_schemes(target: Target) -> tuple[str, ...]:
-    """What is measured where nobody says: what the matrix allows; nothing of a model that is quantized already."""
-    asked = target.asked
+    """Return the schemes measured by default: those that the matrix allows; none if the model is already quantized."""
+    request = target.asked
     if target.scheme is not None:
         return ()
     return allowed(
-        asked.offload, mode=asked.mode, runtime=asked.runtime, device=asked.device,
-        allow_incompatible=asked.allow_incompatible, schemes=DEFAULT,
+        request.offload, mode=request.mode, runtime=request.runtime, device=request.device,
+        allow_incompatible=request.allow_incompatible, schemes=DEFAULT,
     )  # fmt: skip
 
 
@@ -63,19 +63,19 @@ def make(
     with_peers: bool,
     with_bf16: bool,
 ) -> Iterator[Variant]:
-    """The reference, then each scheme with its peers behind it.
+    """Yield the reference, then each scheme followed by its peers.
 
-    A scheme that exists only in GGUF files is written to one in `work` first, which the peers read too.
+    For a scheme that exists only in GGUF files, such a file is written to `work` first; the peers read it too.
 
     Args:
-        with_bf16: have a row for the model in bfloat16 where that is not its own dtype.
+        with_bf16: add a row for the model in bfloat16 if that is not its own dtype.
     """
     common = Job(
         asked=target.asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
         dtype=target.dtype, folder=target.folder,
     )  # fmt: skip
-    found = f"{AS_FOUND} ({target.scheme})" if target.scheme else f"{AS_FOUND} ({target.dtype})"
-    yield _ours(Row(name=found, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
+    name = f"{AS_FOUND} ({target.scheme})" if target.scheme else f"{AS_FOUND} ({target.dtype})"
+    yield _ours(Row(name=name, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
     if target.scheme is not None and with_peers:
         yield from _theirs(target.scheme, common, versions, target.bytes)
     if with_bf16 and target.dtype != BF16 and target.scheme is None:
@@ -101,49 +101,51 @@ def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, st
 
 
 def _written(target: Target, scheme: str, work: Path) -> Request:
-    """The request for a GGUF file of the component, which is written."""
+    """Write a GGUF file of the component and return the request for it."""
     from ...saving.export_gguf import quantize_file
 
     if target.scheme is not None:
         raise ConflictError(
-            f"{target.asked.path} was to be measured as {scheme}",
-            f"it is quantized to {target.scheme} already",
-            "Name the model with float weights",
+            f"Cannot measure {target.asked.path} as {scheme}",
+            f"it is already quantized to {target.scheme}",
+            "Use the model with float weights",
         )
-    asked = target.asked
+    request = target.asked
     # Before anything is written: what the matrix says to loading such a file.
     compat.check(
-        scheme, asked.offload, mode="found", runtime=asked.runtime, device=target.device,
-        allow_incompatible=asked.allow_incompatible,
+        scheme, request.offload, mode="found", runtime=request.runtime, device=target.device,
+        allow_incompatible=request.allow_incompatible,
     )  # fmt: skip
-    file = quantize_file(asked.path, scheme, work / f"{scheme.replace(':', '-')}.gguf", skip=asked.skip, progress=False)
-    return request_for(replace(target, asked=replace(asked, path=str(file), skip=())), None)
+    file = quantize_file(
+        request.path, scheme, work / f"{scheme.replace(':', '-')}.gguf", skip=request.skip, progress=False
+    )
+    return request_for(replace(target, asked=replace(request, path=str(file), skip=())), None)
 
 
 def _ours(row: Row, job: Job, text: str | None) -> Variant:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compat.SdquantWarning)
         try:
-            made = prepare(job.asked)
+            plan = prepare(job.asked)
         except SdquantError as error:
             if text is None:
                 raise
             return _refused(row, error)
-    return Variant(row=row, job=job, bytes=made.bytes)
+    return Variant(row=row, job=job, bytes=plan.bytes)
 
 
 def _refused(row: Row, error: SdquantError) -> Variant:
     return Variant(row=replace(row, error=str(error), kind=type(error).__name__))
 
 
-def _note(said: str | None, offload: str) -> str | None:
-    """What is to be known of a peer's row: peers have nothing to do with sdquant's offload."""
+def _note(note: str | None, offload: str) -> str | None:
+    """Return the note for a peer's row, which also says that peers do not use sdquant's offload."""
     alone = None if offload == "none" else "without offload, all weights on the device"
-    return "; ".join(filter(None, [said, alone])) or None
+    return "; ".join(filter(None, [note, alone])) or None
 
 
 def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
-    """The peers that can read what sdquant reads for a scheme."""
+    """Yield the peers that can read the files that sdquant reads for a scheme."""
     for peer in baselines.installed(scheme, versions):
         if baselines.reads(peer, Path(job.asked.path)):
             row = Row(

@@ -20,37 +20,37 @@ THEIRS = (150, 152, 160)  # of the bars of peers
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of bars: its title, what the bar is as long as, and what stands above it."""
+    """A column of bars: its title, the value that sets a bar's length, and the text above the bar."""
 
     title: str
     value: Callable[[Row], float | None]
     text: Callable[[Row], str]
 
 
-def sheet(made: Benchmark) -> Any:
-    """The benchmark as a PIL image."""
+def sheet(benchmark: Benchmark) -> Any:
+    """Draw the benchmark as a PIL image."""
     columns = (
         _Column("one step", lambda row: row.ratio, _step),
         _Column("weights", lambda row: row.bytes, lambda row: size(row.bytes or 0)),
-        _Column(f"peak memory ({made.memory})", lambda row: row.peak, lambda row: size(row.peak or 0)),
+        _Column(f"peak memory ({benchmark.memory})", lambda row: row.peak, lambda row: size(row.peak or 0)),
         _Column("load", lambda row: row.load_seconds, lambda row: f"{row.load_seconds:.2f} s"),
     )
     inner = NAME + len(columns) * (COLUMN + GAP) + SNR
-    drawn = _Sheet(2 * MARGIN + inner, HEAD + LINE * len(made.rows) + FOOT)
-    drawn.head(made, inner)
+    canvas = _Sheet(2 * MARGIN + inner, HEAD + LINE * len(benchmark.rows) + FOOT)
+    canvas.head(benchmark, inner)
     left = MARGIN + NAME
     for column in columns:
-        drawn.text((left, HEAD - 18), column.title, "small", SOFT)
-        most = max((column.value(row) or 0 for row in made.rows), default=0) or 1
-        for number, row in enumerate(made.rows):
+        canvas.text((left, HEAD - 18), column.title, "small", SOFT)
+        most = max((column.value(row) or 0 for row in benchmark.rows), default=0) or 1
+        for number, row in enumerate(benchmark.rows):
             if row.error is None:
-                drawn.column(row, column, left, HEAD + LINE * number, most)
+                canvas.column(row, column, left, HEAD + LINE * number, most)
         left += COLUMN + GAP
-    drawn.text((left + SNR, HEAD - 18), "SNR", "small", SOFT, "rm")
-    for number, row in enumerate(made.rows):
-        drawn.row(row, HEAD + LINE * number, inner)
-    drawn.foot(made, inner)
-    return drawn.image
+    canvas.text((left + SNR, HEAD - 18), "SNR", "small", SOFT, "rm")
+    for number, row in enumerate(benchmark.rows):
+        canvas.row(row, HEAD + LINE * number, inner)
+    canvas.foot(benchmark, inner)
+    return canvas.image
 
 
 def _step(row: Row) -> str:
@@ -58,28 +58,33 @@ def _step(row: Row) -> str:
 
 
 def seconds(value: float) -> str:
-    """As people read them: "81 ms", "2.31 s"."""
+    """Format seconds for people: "81 ms", "2.31 s"."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def decibels(row: Row) -> str:
-    """How far a row's output is from the reference's."""
+    """Format the SNR of a row's output against the reference's."""
     return "-" if row.snr is None else "same" if row.identical else f"{row.snr:.1f} dB"
 
 
 class _Sheet(Sheet):
     """Draws the parts of the sheet."""
 
-    def head(self, made: Benchmark, room: float) -> None:
-        """The model, and what all rows have in common."""
-        facts = [made.case, f"{made.inputs} inputs", f"{made.rounds} rounds of {made.steps}", f"{made.threads} threads"]
-        facts += [f"{name} {value}" for name, value in made.settings.items() if name != "offload"]
-        self.text((MARGIN, 34), Path(made.model).name, "title", room=room)
+    def head(self, benchmark: Benchmark, room: float) -> None:
+        """Draw the heading: the model and the settings that all rows share."""
+        facts = [
+            benchmark.case,
+            f"{benchmark.inputs} inputs",
+            f"{benchmark.rounds} rounds of {benchmark.steps}",
+            f"{benchmark.threads} threads",
+        ]
+        facts += [f"{name} {value}" for name, value in benchmark.settings.items() if name != "offload"]
+        self.text((MARGIN, 34), Path(benchmark.model).name, "title", room=room)
         self.text((MARGIN, 62), "   ".join(facts), "small", SOFT, room=room)
         self.pen.line((MARGIN, 82, MARGIN + room, 82), fill=RULE)
 
     def column(self, row: Row, column: _Column, left: int, top: int, most: float) -> None:
-        """One bar, of sdquant in the sheets' blue and of others in grey."""
+        """Draw one bar, blue for sdquant and grey for other libraries."""
         value = column.value(row)
         if value is None:
             return
@@ -90,7 +95,7 @@ class _Sheet(Sheet):
         self.pen.rounded_rectangle((left, top + 24, left + length, top + 30), 3, fill=fill)
 
     def row(self, row: Row, top: int, room: float) -> None:
-        """The name, and the accuracy or the reason why there is none."""
+        """Draw a row's name, and its accuracy or the reason why it was not measured."""
         self.text((MARGIN, top + 20), row.name, "text", room=NAME - 16)
         if row.error is not None:
             wide = room - NAME
@@ -100,14 +105,20 @@ class _Sheet(Sheet):
             return
         self.text((MARGIN + room, top + 20), decibels(row), "small", INK, "rm")
 
-    def foot(self, made: Benchmark, room: float) -> None:
-        """What the ratios are of, and where it was made."""
-        packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
+    def foot(self, benchmark: Benchmark, room: float) -> None:
+        """Draw the legend: the meaning of ratios and SNR, the device and the versions."""
+        packages = [
+            f"{name} {benchmark.versions[name]}" for name in ("torch", "diffusers") if name in benchmark.versions
+        ]
         below = self.image.height - 24
-        told = (
-            f"x: against the first row, {made.clock} time, median of rounds. SNR: of one step's output. Grey: others."
+        legend = (
+            f"x: against the first row, {benchmark.clock} time, median of rounds. "
+            "SNR: of one step's output. Grey: others."
         )
-        self.text((MARGIN, below), told, "small", SOFT)
-        device = next((row["name"] for row in made.machine["devices"] if row["torch_name"] == made.device), made.device)
-        rest = room - self.width_of(told, "small") - GAP
+        self.text((MARGIN, below), legend, "small", SOFT)
+        device = next(
+            (row["name"] for row in benchmark.machine["devices"] if row["torch_name"] == benchmark.device),
+            benchmark.device,
+        )
+        rest = room - self.width_of(legend, "small") - GAP
         self.text((MARGIN + room, below), self.cut(", ".join([device, *packages]), "small", rest), "small", SOFT, "rm")

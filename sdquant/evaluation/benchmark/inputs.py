@@ -1,6 +1,6 @@
-"""What a benchmark's UNet or transformer is given by its own pipeline, and what it puts out.
+"""Inputs captured from a pipeline for a benchmark's UNet or transformer, and the comparison of its outputs.
 
-Where there is no pipeline, `sdquant.models.dummy_inputs` makes inputs.
+Without a pipeline, `sdquant.models.dummy_inputs` makes the inputs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class _Caught(Exception):
-    """The inputs are there: the pipeline need not go on."""
+    """Raised to stop the pipeline once its inputs are captured."""
 
 
 def of_pipeline(pipe: Any, prompt: str, size: tuple[int, int] | None, seed: int) -> tuple[Inputs, tuple[int, int]]:
-    """What the pipeline gives its UNet or transformer at the first step, on the CPU, and the image's size.
+    """Return the inputs of the UNet or transformer at the pipeline's first step, on the CPU, and the image's size.
 
     Raises:
         SdquantError: as `drawing.draw`.
@@ -51,23 +51,26 @@ def of_pipeline(pipe: Any, prompt: str, size: tuple[int, int] | None, seed: int)
 
 
 def batch_of(inputs: Inputs) -> int:
-    """Rows of the first tensor that has any."""
+    """Return the batch size: dim 0 of the first tensor with more than one dimension, or 1."""
     args, values = inputs
     first = next((one for one in (*args, *values.values()) if isinstance(one, torch.Tensor) and one.ndim > 1), None)
     return 1 if first is None else int(first.shape[0])
 
 
 def output(result: Any) -> Tensor:
-    """The tensor that a UNet or transformer puts out, float64 on the CPU."""
-    made = result[0] if isinstance(result, tuple) else result.sample
-    assert isinstance(made, torch.Tensor)
-    log.debug("the output is %s, %s", list(made.shape), readable(made.numel() * made.element_size()))
-    return made.detach().to("cpu", torch.float64)
+    """Return the output tensor of a UNet or transformer, float64 on the CPU."""
+    tensor = result[0] if isinstance(result, tuple) else result.sample
+    assert isinstance(tensor, torch.Tensor)
+    log.debug("the output is %s, %s", list(tensor.shape), readable(tensor.numel() * tensor.element_size()))
+    return tensor.detach().to("cpu", torch.float64)
 
 
-def snr(made: Tensor, wanted: Tensor) -> float:
-    """Signal-to-noise ratio of an output in dB: 10 log10(sum wanted^2 / sum (made - wanted)^2); infinite if equal."""
-    noise = float(((made - wanted) ** 2).sum())
+def snr(actual: Tensor, expected: Tensor) -> float:
+    """Return an output's signal-to-noise ratio in dB: 10 log10(sum expected^2 / sum (actual - expected)^2).
+
+    It is infinite if both are equal.
+    """
+    noise = float(((actual - expected) ** 2).sum())
     if noise == 0:
         return float("inf")
-    return float(10 * torch.log10((wanted**2).sum() / noise))
+    return float(10 * torch.log10((expected**2).sum() / noise))

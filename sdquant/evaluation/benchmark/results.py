@@ -1,4 +1,4 @@
-"""What a benchmark gives: a row for each way to run the model, and what the rows have in common. No torch."""
+"""Results of a benchmark: a row for each way to run the model, and the values that all rows share. No torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OF_A_CASE = ("offload", "budget", "mode", "runtime", "compute", "dtype")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way to run the model. What was not measured is None.
+    """One way to run the model. Values that were not measured are None.
 
     Attributes:
         name: "nf4", "as found", "diffusers GGUF q8_0"; unique in a benchmark.
         by: "sdquant", or the name of the library whose own way it is.
-        quant: the scheme, or that of ours which the peer's format is; None for the model as found.
-        dtype: of what is not quantized.
-        runtime: "library" or "plain" where sdquant runs it quantized.
+        quant: the scheme, for a peer the sdquant scheme of its format; None for the model as found.
+        dtype: of the weights that are not quantized.
+        runtime: "library" or "plain" if sdquant runs it quantized.
         bytes: of all weights in memory, with scales and tables, counted alike for all rows.
         load_seconds, load_cpu_seconds: wall time and CPU time of all threads, after the imports.
         peak: the most memory over that before the load, in bytes, while loading and in the first step: anonymous memory
@@ -37,8 +37,8 @@ class Row:
         load_ratio: `load_cpu_seconds` against those of sdquant's row of the same scheme; for peers.
         snr: of one step's output, in dB, against the reference's; infinite where nothing differs.
         group: rows of the same number took turns. Each group has its own run of the reference.
-        note: what is to be known of how it was run.
-        error: why there are no numbers, as sentences. kind: the error's class.
+        note: a remark on how it was run.
+        error: the reason why there are no numbers, as sentences. kind: the error's class.
         trace: file of the profile.
     """
 
@@ -67,11 +67,11 @@ class Row:
 
     @property
     def identical(self) -> bool:
-        """Whether no value of the output differs from the reference's."""
+        """Return whether the output is equal to the reference's."""
         return self.snr == float("inf")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values. JSON has no infinity: `identical` says it, and snr is null then."""
+        """As JSON values. JSON has no infinity: snr is null then, and `identical` is true."""
         values = {row.name: getattr(self, row.name) for row in fields(self)}
         return values | {
             "step_spread": None if self.step_spread is None else list(self.step_spread),
@@ -118,17 +118,17 @@ class Benchmark:
 
     @property
     def reference(self) -> Row:
-        """What the others are held to."""
+        """Return the row that the others are compared with."""
         return self.rows[0]
 
     @property
     def measured(self) -> tuple[Row, ...]:
-        """The rows that have numbers, without the reference."""
+        """Return the rows that have numbers, without the reference."""
         return tuple(row for row in self.rows[1:] if row.error is None)
 
     @property
     def case(self) -> str:
-        """What was measured, in one line: rows of two benchmarks are compared where this is the same."""
+        """Describe the case in one line; rows of two benchmarks can be compared if it is the same."""
         width, height = self.size
         words = [self.class_name, f"{width}x{height}", f"batch {self.batch}", self.device.partition(":")[0]]
         return ", ".join([*words, *(f"{name} {self.settings[name]}" for name in OF_A_CASE if name in self.settings)])

@@ -38,7 +38,7 @@ BESIDE = 1 << 29  # bytes of a worker that are not weights: imported libraries, 
 SIDE = 512  # pixels of the image of a lone component whose config names no size
 TRACE = ".pt.trace.json"  # how TensorBoard's profiler knows a trace
 
-# Done, of how much, and what is done now.
+# Work done, total, and a description of the current step.
 OnProgress = Callable[[int, int, str], None]
 
 
@@ -73,10 +73,10 @@ def bench(
 ) -> Benchmark:
     """Load a model's UNet or transformer in several ways, and run one step of each in turns.
 
-    Every way has a process of its own, so that its memory and its load are its own. In each round every process runs
-    `steps` steps while the others wait, the first to the last and the next time the last to the first; what a step
-    costs against the reference is the median over the rounds of the two in the same round. Where not all models fit
-    into memory they are measured in groups, the reference in each. What is refused, or fails, is a row that says so.
+    Every way runs in a process of its own, so that its memory and load time are measured alone. In each round every
+    process runs `steps` steps while the others wait, alternately from first to last and from last to first. A row's
+    ratio is the median over the rounds of its time divided by the reference's in the same round. If the models do not
+    all fit into memory, they are measured in groups, each with the reference. A failure is a row with the reason.
 
     Args:
         path: as for `load_model`; the reference is this model as found.
@@ -90,32 +90,34 @@ def bench(
         clock: what ratios are of: "wall", or "cpu", the CPU time of all threads, for machines with other work.
         peers: measure other libraries' own ways of the same formats, where they are installed.
         profile: write a trace of one step of each row, for Perfetto and TensorBoard, beside this path.
-        on_progress: called with what is done, of how much, and a line of text. What it raises comes out as it is.
+        on_progress: called with the work done, the total and a line of text. Its exceptions are passed on.
         values: other arguments of `load_model` (offload, runtime, dtype, ...), the same for all of sdquant's rows.
 
     Raises:
-        SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be run.
+        SdquantError: an invalid argument, a scheme that does not exist, or a reference that cannot be run.
     """
     _check(steps=steps, rounds=rounds, batch=batch, threads=threads, seed=seed, size=size, inputs=inputs, clock=clock)
     values.setdefault("progress", False)
-    asked = request(path, **values)
+    base_request = request(path, **values)
     for text in schemes or ():
         request(path, **(values | {"quant": text}))  # one that does not exist is no row
-    if asked.quant is not None:
+    if base_request.quant is not None:
         raise SettingsError(
-            f"quant={asked.quant!r} was given", "the reference is the model as found", "Give it among the schemes"
+            f"Cannot use quant={base_request.quant!r}",
+            "the reference is the model as found",
+            "Add it to the schemes instead",
         )
-    target = find(asked)
+    target = find(base_request)
     here = hardware.probe()
     threads = threads or _cores()
-    chosen = cases.default_schemes(target) if schemes is None else tuple(schemes)
+    scheme_names = cases.default_schemes(target) if schemes is None else tuple(schemes)
     with working() as (work, workers):
         tell = _Progress(on_progress)
         kind, size, batch = _inputs(target, inputs, prompt, size, batch, seed, threads, work, workers)
         tell.text("writing GGUF files")
         todo = [
             *cases.make(
-                target, chosen, work, threads, here.versions, with_peers=peers, with_bf16=schemes is None
+                target, scheme_names, work, threads, here.versions, with_peers=peers, with_bf16=schemes is None
             )
         ]  # fmt: skip
         groups = _groups(todo, _room(here, target.device))
@@ -126,7 +128,7 @@ def bench(
                 if number == 0 or row.name != todo[0].row.name:
                     rows[row.name] = row
         tell.text("done")
-        made = _traced(_against_ours([*rows.values()]), profile, work)
+        traced = _traced(_against_ours([*rows.values()]), profile, work)
     return Benchmark(
         model=str(path),
         class_name=target.class_name,
@@ -139,16 +141,16 @@ def bench(
         threads=threads,
         clock=clock,
         memory=_memory_kind(target.device),
-        settings=settings(asked),
+        settings=settings(base_request),
         device=target.device,
-        rows=tuple(made),
+        rows=tuple(traced),
         versions=here.versions,
         machine=described(here),
     )
 
 
 def described(here: hardware.Machine) -> dict[str, Any]:
-    """The machine, for a table of numbers that were taken on it."""
+    """Describe the machine that the numbers were measured on, as JSON values."""
     return {
         "platform": here.platform,
         "python": here.python,
@@ -160,34 +162,34 @@ def described(here: hardware.Machine) -> dict[str, Any]:
     }
 
 
-def settings(asked: Request) -> dict[str, Any]:
-    """What was asked beside the model and the scheme, as JSON values."""
+def settings(request: Request) -> dict[str, Any]:
+    """Return the request's other settings that differ from their defaults, as JSON values."""
     left_out = ("path", "quant", "progress")
-    rows = [row for row in dataclasses.fields(asked) if row.name not in left_out]
-    given = {row.name: getattr(asked, row.name) for row in rows if getattr(asked, row.name) != row.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    rows = [row for row in dataclasses.fields(request) if row.name not in left_out]
+    changed = {row.name: getattr(request, row.name) for row in rows if getattr(request, row.name) != row.default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 
 def _check(**values: Any) -> None:
     def refuse(name: str, why: str, fix: str) -> SettingsError:
-        return SettingsError(f"{name}={values[name]!r} was given", why, fix)
+        return SettingsError(f"Cannot use {name}={values[name]!r}", why, fix)
 
     def number(value: object, least: int) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
     for name, least in (("steps", 1), ("rounds", 1), ("batch", 1), ("threads", 1), ("seed", 0)):
         if not number(values[name], least) and not (name == "threads" and values[name] is None):
-            raise refuse(name, f"it is a whole number from {least} on", f"Use {max(least, 1)}, say")
+            raise refuse(name, f"it must be a whole number, at least {least}", f"Use for example {max(least, 1)}")
     size = values["size"]
     if size is not None and not (isinstance(size, tuple) and len(size) == 2 and all(number(n, 1) for n in size)):
-        raise refuse("size", "it is a width and a height in pixels", "Use (512, 512), say")
+        raise refuse("size", "it must be a width and a height in pixels", "Use for example (512, 512)")
     for name, choices in (("inputs", INPUT_KINDS), ("clock", CLOCKS)):
         if values[name] not in choices:
-            raise refuse(name, f"it is one of {', '.join(choices)}", f"Use {choices[0]!r}")
+            raise refuse(name, f"it must be one of {', '.join(choices)}", f"Use {choices[0]!r}")
 
 
 def _cores() -> int:
-    """As many threads as torch would take: one for each core that this process may use."""
+    """Return torch's default number of threads: one for each core that this process may use."""
     import torch
 
     return int(torch.get_num_threads())
@@ -197,7 +199,7 @@ def _inputs(
     target: Target, kind: str, prompt: str, size: tuple[int, int] | None, batch: int, seed: int, threads: int,
     work: Path, workers: list[Worker],
 ) -> tuple[str, tuple[int, int], int]:  # fmt: skip
-    """Write the inputs; what kind they are, the size of the image, and how many rows they have."""
+    """Write the inputs to `work`; return their kind, the image's width and height, and the batch size."""
     if kind == "random" or (kind == "auto" and target.pipeline is None):
         import torch
 
@@ -205,49 +207,49 @@ def _inputs(
         from .inputs import batch_of
 
         size = size or (side_of(target.config) or SIDE,) * 2
-        given = random(target.class_name, target.config, size, batch, seed)
-        torch.save(given, work / INPUTS)
-        return "random", size, batch_of(given)
+        tensors = random(target.class_name, target.config, size, batch, seed)
+        torch.save(tensors, work / INPUTS)
+        return "random", size, batch_of(tensors)
     if target.pipeline is None:
         raise SettingsError(
-            f"{target.asked.path} was to be run on its pipeline's inputs",
-            "it is a component alone",
-            "Give base=<pipeline folder>, or inputs='random'",
+            f"Cannot run {target.asked.path} on its pipeline's inputs",
+            "it is a component without a pipeline",
+            "Add base=<pipeline folder>, or inputs='random'",
         )
-    asked = replace(target.pipeline, progress=False)
+    request = replace(target.pipeline, progress=False)
     job = Job(
-        asked=asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
+        asked=request, work=work, threads=threads, device=target.device, class_name=target.class_name,
         dtype=target.dtype, prompt=prompt, size=size, seed=seed,
     )  # fmt: skip
     worker = start(job, workers)
     try:
-        made = worker.ask("inputs")
+        answer = worker.ask("inputs")
     except Failed as error:
-        raise error.as_error(f"The inputs of {target.asked.path} were to be had from its pipeline") from error
+        raise error.as_error(f"Cannot get the inputs of {target.asked.path} from its pipeline") from error
     finally:
         worker.end()
         workers.remove(worker)
-    width, height = made["size"]
-    return "pipeline", (width, height), made["batch"]
+    width, height = answer["size"]
+    return "pipeline", (width, height), answer["batch"]
 
 
 def _room(here: hardware.Machine, device: str) -> int:
-    """Bytes that the models of a group may take together."""
+    """Return the bytes of memory that the models of a group may take together."""
     card = next((row for row in here.devices if row.torch_name == device and row.kind != "cpu"), None)
     free = here.ram_available if card is None or card.memory_free is None else card.memory_free
     return int(SHARE * free)
 
 
 def _groups(todo: Sequence[Variant], room: int) -> list[list[Variant]]:
-    """Those that can be measured, in groups that fit into memory, the reference at the head of each."""
+    """Split the variants that can be measured into groups that fit into memory, each headed by the reference."""
     first, *others = [one for one in todo if one.job is not None]
-    groups, held = [[first]], first.bytes + BESIDE
+    groups, used = [[first]], first.bytes + BESIDE
     for one in others:
-        if held + one.bytes + BESIDE > room and len(groups[-1]) > 1:
+        if used + one.bytes + BESIDE > room and len(groups[-1]) > 1:
             groups.append([first])
-            held = first.bytes + BESIDE
+            used = first.bytes + BESIDE
         groups[-1].append(one)
-        held += one.bytes + BESIDE
+        used += one.bytes + BESIDE
     return groups
 
 
@@ -255,34 +257,34 @@ def _group(
     group: Sequence[Variant], number: int, rounds: int, steps: int, clock: str, target: Target,
     profile: str | Path | None, work: Path, workers: list[Worker], tell: _Progress,
 ) -> Iterator[Row]:  # fmt: skip
-    """Measure variants together, the first of which is the reference; the rows of all."""
+    """Measure a group of variants, the first of which is the reference; yield a row for each."""
     running: list[_Running] = []
     begun = [(variant, _begun(variant, workers)) for variant in group]
     for _, worker in begun:  # none loads while another imports
         worker.ready()
     for variant, worker in begun:
         with _counted(tell, f"{variant.row.name}: loading", 2):
-            made = _loaded(variant, worker, not running, target, workers)
-        if isinstance(made, Row):
+            loaded = _loaded(variant, worker, not running, target, workers)
+        if isinstance(loaded, Row):
             tell.skip(rounds)
-            yield replace(made, group=number)
+            yield replace(loaded, group=number)
         else:
-            running.append(made)
+            running.append(loaded)
     lost: list[Row] = []
     for turn in range(rounds):
         for one in [*running] if turn % 2 == 0 else [*reversed(running)]:
             with _counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
                 try:
-                    said = one.worker.ask("turn", steps=steps)
+                    timing = one.worker.ask("turn", steps=steps)
                 except Failed as error:
                     if one is running[0]:
-                        raise error.as_error(f"{target.asked.path} was to be run") from error
+                        raise error.as_error(f"Cannot run {target.asked.path}") from error
                     running.remove(one)
                     lost.append(_failed(one.row, error))
                     tell.skip(rounds - turn - 1)
                     continue
-                one.wall.append(said["wall"])
-                one.cpu.append(said["cpu"])
+                one.wall.append(timing["wall"])
+                one.cpu.append(timing["cpu"])
     if profile is not None and number == 0:
         _profile(running[:1], work, tell)
     if profile is not None:
@@ -295,7 +297,7 @@ def _group(
 
 
 def _begun(one: Variant, workers: list[Worker]) -> Worker:
-    """A process that imports what it will need."""
+    """Start a worker process that imports what it will need."""
     assert one.job is not None
     worker = start(one.job, workers)
     worker.tell("prepare")
@@ -303,22 +305,22 @@ def _begun(one: Variant, workers: list[Worker]) -> Worker:
 
 
 def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, workers: list[Worker]) -> _Running | Row:
-    """A variant's model, with its first step done; its row with the reason where that fails."""
+    """Load a variant and run its first step; on failure return its row with the reason."""
     gpu = target.device.startswith("cuda")
     try:
         worker.answer()
         worker.mark()
-        said = worker.ask("load", watch=True)
+        loaded = worker.ask("load", watch=True)
         first = worker.ask("first", watch=True, keep=reference)
     except Failed as error:
         worker.interrupt()
         worker.end()
         workers.remove(worker)
         if reference:
-            raise error.as_error(f"{target.asked.path} was to be run") from error
+            raise error.as_error(f"Cannot run {target.asked.path}") from error
         return _failed(one.row, error)
     peak = first.pop("peak", worker.peak)
-    values = said | first | {"snr": None if first["snr"] is None else float(first["snr"])}
+    values = loaded | first | {"snr": None if first["snr"] is None else float(first["snr"])}
     row = replace(one.row, peak=peak, peak_resident=None if gpu else worker.peak_resident, **values)
     return _Running(variant=one, worker=worker, row=row)
 
@@ -350,7 +352,7 @@ def _measured(one: _Running, reference: _Running, clock: str, group: int) -> Row
 
 
 def _against_ours(rows: Sequence[Row]) -> list[Row]:
-    """The rows, peers with what their load costs against sdquant's of the same scheme."""
+    """Return the rows, those of peers with their load time relative to sdquant's row of the same scheme."""
     ours = {row.quant: row.load_cpu_seconds for row in rows if row.by == "sdquant" and row.load_cpu_seconds}
 
     def ratio(row: Row) -> float | None:
@@ -361,12 +363,12 @@ def _against_ours(rows: Sequence[Row]) -> list[Row]:
 
 
 def trace_name(name: str) -> str:
-    """The end of a trace's file name: "nf4.pt.trace.json"."""
+    """Return the end of a trace's file name, such as "nf4.pt.trace.json"."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) + TRACE
 
 
 def trace_path(profile: str | Path, name: str) -> Path:
-    """Where a row's trace goes: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
+    """Return the path of a row's trace: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
     place = Path(profile)
     stem = place.name
     for end in (".gz", ".json", ".trace", ".pt"):
@@ -375,18 +377,18 @@ def trace_path(profile: str | Path, name: str) -> Path:
 
 
 def _traced(rows: Sequence[Row], profile: str | Path | None, work: Path) -> list[Row]:
-    """The rows, with the traces brought to where they were asked for."""
+    """Copy the traces to the requested path; return the rows with the paths of their traces."""
     if profile is None:
         return [*rows]
-    made = []
+    traced = []
     for row in rows:
         source, target = work / trace_name(row.name), trace_path(profile, row.name)
         if source.exists():
             with source.open("rb") as read, whole_file(target, source.stat().st_size) as file:
                 shutil.copyfileobj(read, file)
             row = replace(row, trace=str(target))
-        made.append(row)
-    return made
+        traced.append(row)
+    return traced
 
 
 def _memory_kind(device: str) -> str:
@@ -402,12 +404,12 @@ class _Progress:
         self._on_progress, self._done, self.total = on_progress, 0, 0
 
     def text(self, text: str) -> None:
-        """Say what is done now."""
+        """Report the current step."""
         if self._on_progress is not None:
             self._on_progress(self._done, max(self.total, self._done), text)
 
     def skip(self, count: int) -> None:
-        """So much will not be done."""
+        """Advance the count, also for work that is skipped."""
         self._done += count
 
 

@@ -1,4 +1,4 @@
-"""What a worker is told to load, and what the pieces of a benchmark hand on to each other. No torch."""
+"""Data passed between the parts of a benchmark: the target, and the job of each worker. No torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ INPUTS, WANTED = "inputs.pt", "wanted.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The model, found.
+    """The component to measure.
 
     Attributes:
-        asked: the request for its UNet or transformer alone, where it lies in a folder of its own; as found.
-        pipeline: the request that gives the whole pipeline; None where there is only a component.
+        asked: the request for the model as found; for its UNet or transformer alone if that has its own folder.
+        pipeline: the request for the whole pipeline; None if there is only a component.
         class_name, config: of the UNet or transformer.
         dtype: torch's name of the dtype that the reference has.
-        scheme: in which the files hold it quantized; None for floats.
+        scheme: of the quantized weights in its files; None for floats.
         bytes: of the reference in memory.
-        folder: the component's, with its config.json; None where it has none.
+        folder: the component's, with its config.json; None if there is none.
         device: torch's name of the compute device.
     """
 
@@ -42,10 +42,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one worker loads: sdquant's own way, or a peer's.
+    """Job of one worker: the model to load, with sdquant or with a peer.
 
     Attributes:
-        asked: sdquant's request; of a peer, its path is what the peer reads.
+        asked: sdquant's request; for a peer, its path is what the peer loads.
         peer: the peer's name; None for sdquant.
         scheme: the scheme that the peer's format is.
         class_name, folder: of the component, see `Target`.

@@ -1,4 +1,4 @@
-"""Which part of the named model is measured: its UNet or transformer, alone where the files allow it."""
+"""Find the component that is measured: the UNet or transformer of a model, alone if its files allow it."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ if TYPE_CHECKING:
     from ...planning import plan
 
 
-def find(asked: Request) -> Target:
-    """The target of a request for the model as found.
+def find(request: Request) -> Target:
+    """Return the target for a request for the model as found.
 
     Raises:
         SdquantError: as `preparation.prepare`; or the model has no UNet or transformer.
     """
-    asked = located(asked)
-    made = prepare(asked)
-    name, src = _main(made)
-    pipeline: Request | None = asked
-    folder = Path(asked.path) / name
-    if made.detected.container == "pipeline" and asked.base is None and (folder / "config.json").is_file():
-        asked = dataclasses.replace(asked, path=str(folder), components=None, parts=())
-        made = prepare(asked)
-        name, src = _main(made)
+    request = located(request)
+    plan = prepare(request)
+    name, src = _main(plan)
+    pipeline: Request | None = request
+    folder = Path(request.path) / name
+    if plan.detected.container == "pipeline" and request.base is None and (folder / "config.json").is_file():
+        request = dataclasses.replace(request, path=str(folder), components=None, parts=())
+        plan = prepare(request)
+        name, src = _main(plan)
     else:
-        folder = Path(asked.path)
+        folder = Path(request.path)
         folder = folder if folder.is_dir() else folder.parent
-    if name == "model" and pipeline is asked:
+    if name == "model" and pipeline is request:
         pipeline = None
-    part = next(one for one in made.components if one.name == name)
+    part = next(one for one in plan.components if one.name == name)
     return Target(
-        asked=asked,
+        asked=request,
         pipeline=pipeline,
         class_name=src.class_name or "",
         config=src.config or {},
-        dtype=made.dtype or _dtype(src),
+        dtype=plan.dtype or _dtype(src),
         scheme=part.scheme,
         bytes=part.bytes,
         folder=folder if (folder / "config.json").is_file() else None,
-        device=made.device,
+        device=plan.device,
     )
 
 
-def _main(made: plan.Plan) -> tuple[str, Source]:
-    sources = made.detected.sources
+def _main(plan: plan.Plan) -> tuple[str, Source]:
+    sources = plan.detected.sources
     name = next((one for one in (*MAIN, ".") if one in sources), None)
     if name is None:
         raise UnsupportedFileError(
-            f"{made.path} was to be measured",
-            f"it has {', '.join(sources)}, and neither a UNet nor a transformer",
-            "Name a pipeline, or a UNet or transformer",
+            f"Cannot measure {plan.path}",
+            f"it has {', '.join(sources)}, but neither a UNet nor a transformer",
+            "Use a pipeline, or a UNet or transformer",
         )
     return ("model" if name == "." else name), sources[name]
 
 
 def _dtype(src: Source) -> str:
-    """That of most bytes of a component's floats; float32 where all is quantized."""
+    """Return the dtype with the most bytes among a component's float tensors; float32 if all are quantized."""
     sizes: dict[str, int] = {}
     for info in src.plain.values():
         if info.dtype in ("float32", "float16", "bfloat16"):
@@ -74,10 +74,10 @@ def _dtype(src: Source) -> str:
 
 
 def request_for(target: Target, quant: str | None, **changes: str | None) -> Request:
-    """The request for one scheme; None is the model as found."""
+    """Return the request for one scheme; None is the model as found."""
     return dataclasses.replace(target.asked, quant=quant, progress=False, **changes)  # type: ignore[arg-type]
 
 
 def is_float(quant: str | None) -> bool:
-    """Whether that asks for no quantization."""
+    """Return whether a scheme leaves the model unquantized."""
     return quant is None or quant.strip().lower() == NOT_QUANTIZED

@@ -1,8 +1,8 @@
-"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, commanded by `worker_pool.Worker`.
+"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, controlled by `worker_pool.Worker`.
 
-On its standard input stands a pickled `Job`, then a JSON value in each line: the name of a command and its arguments.
-For each there is a line of JSON on what was its standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries
-print goes to standard error. It ends when its input does.
+It reads a pickled `Job` from standard input, then a JSON value per line: the name of a command and its arguments. It
+answers each with a line of JSON on its original standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries
+print goes to standard error. It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """The model of a job, and what is asked of it."""
+    """The model of a job, and the commands for it."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._made: Any = None
+        self._pipe: Any = None
         self._main: nn.Module | None = None
         self._inputs: Inputs | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Import what is imported for any model of this kind."""
+        """Import all modules that a model of this kind needs, so that load times exclude imports."""
         import torch
 
         from ...models.components import quiet
@@ -61,18 +61,18 @@ class Held:
         from ...loading.loader import import_classes, load_planned
         from ...planning.preparation import prepare
 
-        asked = self.job.asked
-        made = prepare(asked)
-        import_classes(made)
+        request = self.job.asked
+        plan = prepare(request)
+        import_classes(plan)
         from ...loading import quantizer  # noqa: F401
 
-        for part in made.components:
+        for part in plan.components:
             spec = part.spec
             if spec is not None and part.action == "encode" and not hasattr(spec, "rules"):
                 # The first quantization of a process imports the scheme's library: that is not loading.
                 with contextlib.suppress(Unfit):
                     of_scheme(spec.scheme.name).encode(torch.ones(64, 64, dtype=torch.bfloat16), spec)
-        return lambda: load_planned(asked, made)
+        return lambda: load_planned(request, plan)
 
     def _prepare_peer(self) -> Callable[[], Any]:
         from ...models.components import model_class
@@ -87,7 +87,7 @@ class Held:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether torch counts the memory of the device."""
+        """Return whether torch tracks the memory of the device."""
         return self.job.device.startswith("cuda")
 
     def _read(self) -> Inputs:
@@ -101,17 +101,17 @@ class Held:
         return moved(tuple(args), device, dtype), moved(values, device, dtype)
 
     def load(self) -> dict[str, Any]:
-        """Load the model; seconds and bytes."""
+        """Load the model; return load times in seconds, the bytes of its weights and the runtime."""
         from ...models.pipelines import main_part
         from ...offload import weight_bytes
 
         wall, cpu = time.perf_counter(), time.process_time()
-        self._made = self._load()
+        self._pipe = self._load()
         self._wait()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        self._main = main_part(self._made).eval()
+        self._main = main_part(self._pipe).eval()
         self._inputs = self._read()
-        kind = self._made.sdquant.plan.components if not self.job.peer else ()
+        kind = self._pipe.sdquant.plan.components if not self.job.peer else ()
         runtimes = sorted({part.runtime for part in kind if part.weights})
         return {
             "load_seconds": wall,
@@ -121,19 +121,19 @@ class Held:
         }
 
     def first(self, keep: bool) -> dict[str, Any]:
-        """The first step, and how far its output is from the reference's; `keep`: this is the reference."""
+        """Run the first step; return its seconds and its SNR in dB. `keep`: save the output as the reference."""
         import torch
 
         from .inputs import output, snr
         from .specs import WANTED
 
         begin = time.perf_counter()
-        made = self._step()
+        result = self._step()
         self._wait()
         values: dict[str, Any] = {"first_seconds": time.perf_counter() - begin, "snr": None}
         if self.on_gpu:
             values["peak"] = torch.cuda.max_memory_allocated(self.job.device)
-        out = output(made)
+        out = output(result)
         if not bool(torch.isfinite(out).all()):
             raise ArithmeticError("its output has values that are not finite")
         if keep:
@@ -144,7 +144,7 @@ class Held:
         return values
 
     def turn(self, steps: int) -> dict[str, Any]:
-        """So many steps: seconds of one, by the wall and by the CPU."""
+        """Run some steps; return the wall time and the CPU time of one, in seconds."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self._step()
@@ -155,19 +155,19 @@ class Held:
         }
 
     def profile(self, path: str) -> dict[str, Any]:
-        """Write what torch's profiler sees of one step, as a trace of Chrome."""
+        """Profile one step with torch's profiler and write a Chrome trace."""
         from torch.profiler import ProfilerActivity, profile
 
         which = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
-        with self._layers_named(), profile(activities=which, record_shapes=True) as seen:
+        with self._layers_named(), profile(activities=which, record_shapes=True) as profiler:
             self._step()
             self._wait()
-        seen.export_chrome_trace(path)
+        profiler.export_chrome_trace(path)
         return {}
 
     @contextmanager
     def _layers_named(self) -> Iterator[None]:
-        """Quantized layers are in a trace by scheme and name meanwhile: the profiler does not see kernels in C."""
+        """Context in which traces show quantized layers by scheme and name: the profiler does not see kernels in C."""
         from torch.profiler import record_function
 
         from ...nn.quantized_layers import QuantizedLayer
@@ -194,7 +194,7 @@ class Held:
                 hook.remove()
 
     def inputs(self) -> dict[str, Any]:
-        """Write down what the pipeline gives its UNet or transformer."""
+        """Capture and save the inputs that the pipeline passes to its UNet or transformer."""
         import torch
 
         from ...loading.loader import load
@@ -203,16 +203,16 @@ class Held:
 
         torch.set_num_threads(self.job.threads)
         pipe = load(self.job.asked)
-        given, size = of_pipeline(pipe, self.job.prompt, self.job.size, self.job.seed)
-        torch.save(given, self.job.work / INPUTS)
+        tensors, size = of_pipeline(pipe, self.job.prompt, self.job.size, self.job.seed)
+        torch.save(tensors, self.job.work / INPUTS)
         pipe.sdquant.offload.remove()
-        return {"size": size, "batch": batch_of(given)}
+        return {"size": size, "batch": batch_of(tensors)}
 
     def end(self) -> dict[str, Any]:
-        """Let go of the model, and of what its offload keeps on disk."""
-        if hasattr(self._made, "sdquant"):
-            self._made.sdquant.offload.remove()
-        self._made = self._main = None
+        """Release the model, and the files of its offload."""
+        if hasattr(self._pipe, "sdquant"):
+            self._pipe.sdquant.offload.remove()
+        self._pipe = self._main = None
         return {}
 
     def _step(self) -> Any:
@@ -224,7 +224,7 @@ class Held:
             return self._main(*args, **values)
 
     def _wait(self) -> None:
-        """A GPU's work is done when this returns."""
+        """Wait until the GPU has finished its work."""
         if self.job.device != "cpu":
             import torch
 
@@ -245,22 +245,22 @@ def _terminated(*_: object) -> None:
 
 
 def main() -> None:
-    """Do what is said until the input ends."""
+    """Execute commands until the input ends."""
     signal.signal(signal.SIGTERM, _terminated)  # so that folders of the offload are removed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    told = sys.stdin.buffer
-    held = Held(pickle.load(told))
-    for line in told:
+    commands = sys.stdin.buffer
+    model = Held(pickle.load(commands))
+    for line in commands:
         name, values = json.loads(line)
         try:
-            answer = {"ok": getattr(held, name)(**values)}
+            answer = {"ok": getattr(model, name)(**values)}
         except Exception as error:
             answer = {"error": _said(error)}
         answers.write(json.dumps(answer).encode() + b"\n")
-    held.end()
+    model.end()
     os._exit(0)  # the libraries' ends take seconds, and there is nothing left that they would tidy
 
 

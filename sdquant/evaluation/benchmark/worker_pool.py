@@ -1,4 +1,4 @@
-"""The processes that hold the models, seen from the one that measures. No torch."""
+"""Start and control the worker processes that hold the models. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Failed(Exception):
-    """A worker could not do what it was told.
+    """A worker could not execute a command.
 
     Attributes:
         kind: the error's class. text: sentences. parts: what, why and fix of an SdquantError; None for others.
@@ -44,10 +44,12 @@ class Failed(Exception):
         self.kind, self.text, self.parts = kind, text, parts
 
     def as_error(self, what: str) -> SdquantError:
-        """The same as an error of this package."""
+        """Return the failure as an error of this package."""
         if self.parts is not None:
             return SdquantError(*self.parts)
-        return SdquantError(what, self.text.rstrip("."), "See what `sdquant plan` says to the same words")
+        return SdquantError(
+            what, self.text.rstrip("."), "Run `sdquant plan` with the same arguments to see what it reports"
+        )
 
 
 class Worker:
@@ -79,27 +81,27 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the process id."""
         return self._process.pid
 
     def ask(self, command: str, *, watch: bool = False, **values: Any) -> dict[str, Any]:
-        """Have it do something, and wait for the answer.
+        """Send a command and wait for the answer.
 
         Args:
-            watch: look at its memory meanwhile.
+            watch: track its peak memory meanwhile.
 
         Raises:
-            Failed: it says why, or it ended.
+            Failed: the command failed, or the process ended.
         """
         self.tell(command, **values)
         return self.answer(watch=watch)
 
     def tell(self, command: str, **values: Any) -> None:
-        """Have it do something; `answer` waits for it."""
+        """Send a command; `answer` waits for its result."""
         self._write(json.dumps([command, values]).encode() + b"\n")
 
     def answer(self, *, watch: bool = False) -> dict[str, Any]:
-        """What it says to the oldest thing that it was told and has not been asked about. As `ask`."""
+        """Wait for the answer to the oldest command without one. Arguments and errors as for `ask`."""
         line = self._early.pop(0) if self._early else self._watched() if watch else self._answers.get()
         if line is None:
             raise self._ended()
@@ -107,19 +109,19 @@ class Worker:
         if "error" in answer:
             error = answer["error"]
             raise Failed(error["kind"], error["text"], None if error["parts"] is None else tuple(error["parts"]))
-        made: dict[str, Any] = answer["ok"]
-        return made
+        result: dict[str, Any] = answer["ok"]
+        return result
 
     def ready(self) -> None:
-        """Wait until there is an answer, or it has ended."""
+        """Wait until there is an answer, or the process has ended."""
         self._early.append(self._answers.get())
 
     def mark(self) -> None:
-        """What it holds now is nobody's cost."""
+        """Take the memory that it uses now as the baseline for `peak` and `peak_resident`."""
         self._before, self._before_resident = memory_of(self.pid)
 
     def end(self) -> None:
-        """End it; kindly first, so that it removes what it has on disk. What its libraries have started goes too."""
+        """End the process and its children, gracefully first so that it can remove its files."""
         started = _children(self.pid) if self._process.returncode is None else []
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
@@ -139,7 +141,7 @@ class Worker:
         self._says.close()
 
     def interrupt(self) -> None:
-        """Tell it to end in the middle of what it does; `end` waits for that."""
+        """Ask it to stop in the middle of a command; `end` waits for that."""
         if self._process.poll() is None:
             self._process.terminate()
 
@@ -170,23 +172,23 @@ class Worker:
         code = self._process.wait()
         self._says.seek(0)
         last = [line for line in self._says.read().decode(errors="replace").splitlines() if line.strip()][-1:]
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        more = ", for which the usual cause is that memory ran out" if code == -getattr(signal, "SIGKILL", 9) else ""
-        said = f"; its last words: {last[0].strip()}" if last else ""
-        return Failed("WorkerEnded", f"Its process ended {how}{more}{said}.")
+        how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        more = ", usually because memory ran out" if code == -getattr(signal, "SIGKILL", 9) else ""
+        output = f"; its last output: {last[0].strip()}" if last else ""
+        return Failed("WorkerEnded", f"Its process {how}{more}{output}.")
 
 
 def _children(pid: int) -> list[Any]:
-    """What a process has started and is still there."""
+    """Return the running descendants of a process."""
     try:
-        found: list[Any] = psutil.Process(pid).children(recursive=True)
+        children: list[Any] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
-    return found
+    return children
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """Anonymous and resident bytes of a process; the second twice where the system does not tell the first."""
+    """Return the anonymous and resident bytes of a process; resident for both if anonymous memory is unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -195,13 +197,13 @@ def memory_of(pid: int) -> tuple[int, int]:
         except psutil.Error:
             resident = 0
         return resident, resident
-    found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("RssAnon", "VmRSS"))}
-    resident = int(found.get("VmRSS", 0)) * 1024
-    return int(found["RssAnon"]) * 1024 if "RssAnon" in found else resident, resident
+    fields = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("RssAnon", "VmRSS"))}
+    resident = int(fields.get("VmRSS", 0)) * 1024
+    return int(fields["RssAnon"]) * 1024 if "RssAnon" in fields else resident, resident
 
 
 def start(job: Job, workers: list[Worker]) -> Worker:
-    """A process for a job, added to the list of `working`: Ctrl-C between the two would leave it to itself."""
+    """Start a worker for a job and add it to `workers`, with Ctrl-C deferred so that no process is orphaned."""
     with undisturbed():
         worker = Worker(job)
         workers.append(worker)
@@ -210,9 +212,9 @@ def start(job: Job, workers: list[Worker]) -> Worker:
 
 @contextlib.contextmanager
 def working() -> Iterator[tuple[Path, list[Worker]]]:
-    """A folder for what the workers share, and a list of workers to add to.
+    """Yield a folder that the workers share, and a list of workers to add to.
 
-    When the block is left all of them are ended, whatever they do, and the folder is removed.
+    On exit all workers are ended, even in the middle of a command, and the folder is removed.
     """
     workers: list[Worker] = []
     with temporary_folder("sdquant-bench-") as folder:

@@ -1,18 +1,16 @@
 """One file: a YAML config that `generate` and `train` read, with key=value overrides.
 
-    row.py       what a row of the table of keys is
-    keys/        the table: a key is a row
-    kinds.py     kinds of values, and how the text of an override is read
-    scalars.py   what a word of YAML stands for
-    yamlfile.py  a YAML file as plain values; the one importer of yaml
-    config.py    Config: the values, frozen
-    loading.py   load: defaults, file, overrides
-    quantization.py  what the keys of quantization come to: a scheme, rules, or nothing
-    unused.py    keys of training that have no effect beside the others
-    topology.py  over how many devices work counts as spread
-    asked.py     what a config asks `load_model` for
-    pictures.py  draw what a config says
-    examples/    configs for the shipped models
+    key.py           Key: a row of the table of keys
+    keys/            the table: a key is a row
+    value_types.py   types of values, and how the text of an override is parsed
+    config.py        Config: the values, frozen
+    loading.py       load: defaults, file, overrides
+    quantization.py  resolve the quantization keys to a scheme, rules, or nothing
+    unused.py        training keys that have no effect in combination with others
+    topology.py      resolve the number of slices and shards
+    to_request.py    the Request for `load_model`
+    generate.py      generate the images of a config
+    examples/        configs for the shipped models
 
 Importing this imports neither torch nor yaml.
 """

@@ -44,10 +44,10 @@ class Config:
         raise AttributeError(f"a config has no key {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name} cannot be set: a config does not change")
+        raise AttributeError(f"{name} cannot be set: a config is read-only")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"{name} cannot be deleted: a config does not change")
+        raise AttributeError(f"{name} cannot be deleted: a config is read-only")
 
     def __getitem__(self, name: str) -> Any:
         """The value of a key. Raises KeyError if there is no such key."""
@@ -83,8 +83,8 @@ class Config:
         return "\n".join(lines) + "\n"
 
 
-def _made(values: dict[str, Any], source: str, command: str, given: dict[str, str]) -> Config:
-    return Config(values, source=source, command=command, given=given)
+def _made(values: dict[str, Any], source: str, command: str, origins: dict[str, str]) -> Config:
+    return Config(values, source=source, command=command, given=origins)
 
 
 def _frozen(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Draw what a config says, and write it with the config beside it."""
+"""Generate the images of a config, and write them next to the config."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What was written.
+    """Files written, and the shards used.
 
     Attributes:
         pictures: paths, in the order of the seeds.
         config: path of the config, every key of the command in it.
-        shards: what the keys of topology came to.
+        shards: resolved from the topology keys.
     """
 
     pictures: tuple[str, ...]
@@ -45,8 +45,8 @@ class Drawn:
 def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Drawn | None:
     """Load the model, draw, and write `<seed>.png` for each seed and `generate.yml` into a folder.
 
-    Nothing is written before all pictures are drawn. Of several processes of torchrun the first does it; the others
-    find their parts of the ranges of weights, where these are found in parts, and return None.
+    Nothing is written before all images are generated. With torchrun only the first process generates; the others
+    compute their share of the weight ranges, if these are computed in parts, and return None.
 
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
@@ -62,7 +62,9 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
         return None
     if config.guidance_scale is not None and "guidance_scale" not in inspect.signature(type(pipe).__call__).parameters:
         raise SettingsError(
-            f"guidance_scale={config.guidance_scale:g} was set", f"{type(pipe).__name__} has none", "Leave it out"
+            f"Cannot use guidance_scale={config.guidance_scale:g}",
+            f"{type(pipe).__name__} has no guidance_scale",
+            "Leave it out",
         )
     count = config.count or config.per_device_batch_size
     seeds = tuple(range(config.seed, config.seed + count))
@@ -81,22 +83,22 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
     paths = tuple(folder / f"{seed}.png" for seed in seeds)
     for path, image in zip(paths, images, strict=True):
         pictures.save(image, path)
-    written = folder / f"{config.command}.yml"
-    save(config, written, shards)
+    config_path = folder / f"{config.command}.yml"
+    save(config, config_path, shards)
     return Drawn(
         pictures=tuple(map(str, paths)),
         seeds=seeds,
-        config=str(written),
+        config=str(config_path),
         shards=shards,
         seconds_loading=pipe.sdquant.seconds,
     )
 
 
-def _loaded(asked: Request, shards: Shards) -> Any:
-    """The model, in the first process; None in the others.
+def _loaded(request: Request, shards: Shards) -> Any:
+    """Load the model; return it in the first process, and None in the others.
 
-    The others load it too, if ranges are found in parts: each needs the weights that it looks at. With a cache they do
-    not: what comes out of it has its ranges.
+    The others load it too if ranges are computed in parts, since each needs the weights of its part. With a cache they
+    do not: cached weights already have their ranges.
     """
     from ...compat.hardware import default_device, probe
     from ...loading.loader import load
@@ -104,22 +106,22 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     from ...rules.core.sharding import sharded
     from ...utils.distributed import ALONE, processes, rank
 
-    in_parts = asked.rules is not None and shards.parts > 1
-    together = in_parts and cache_of(asked) is None
+    in_parts = request.rules is not None and shards.parts > 1
+    together = in_parts and cache_of(request) is None
     if rank() > 0 and not together:
         return None
-    device = (asked.device or default_device(probe())) if together else ""
+    device = (request.device or default_device(probe())) if together else ""
     with (
         processes(device) if together else nullcontext(ALONE) as ranks,
         sharded(shards.parts if in_parts else 1, ranks),
     ):
-        model = load(asked)
+        model = load(request)
         ranks.barrier()  # an error of one is one of all
     return model if ranks.first else None
 
 
 def save(config: Config, path: Path, shards: Shards) -> None:
-    """Write a config, whole or not at all: the keys of its command, and what those of topology came to.
+    """Write a config atomically: the keys of its command, with the resolved topology in a comment.
 
     Raises:
         DiskSpaceError, ConflictError, SettingsError: as `writing.whole_file`.

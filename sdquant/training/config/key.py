@@ -1,4 +1,4 @@
-"""What a row of the table of keys is."""
+"""Key: a row of the table of config keys."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MAXDIFFUSION, OURS = "MaxDiffusion", "sdquant"
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key of a config file. Reading, checking, listing and the commented file are all made from this.
+    """A key of a config file, from which reading, checking, listing and the commented file are derived.
 
     Attributes:
-        kind: name of a row of `kinds.KINDS`, which says what values it has. Where the default is None, null is one of
-            them, and the kind is that of the others.
+        kind: name of a row of `value_types.KINDS`, which defines its values. If the default is None, null is allowed
+            too.
         help: a part of a sentence.
         commands: those that use it.
-        origin: MAXDIFFUSION where the name and meaning are MaxDiffusion's, else OURS.
+        origin: MAXDIFFUSION if the name and meaning are MaxDiffusion's, else OURS.
         field: name of the field of `Request` that it becomes; "" if none.
         choices: all its values; () if there are too many.
-        least, most: bounds of a number, themselves allowed.
-        check: raises SettingsError for a value that the kind allows and the key does not.
+        least, most: inclusive bounds of a number.
+        check: raises SettingsError for a value that the kind allows but the key does not.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From a file and key=value overrides to a Config: the defaults, over them the file, over it the overrides."""
+"""Load a Config: the defaults, overridden by a file, overridden by key=value arguments."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 
 def _place(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The path; or the shipped file of that name, where there is nothing at the path."""
+    """Return the path, or the shipped file of that name if the path does not exist."""
     name = os.fspath(path)
     shipped = EXAMPLES / name
     return shipped if os.path.basename(name) == name and shipped.is_file() and not os.path.exists(path) else path
 
 
 def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> Config:
-    """The config of a file, with overrides, for a command.
+    """Load a config file with overrides, for a command.
 
-    A file may serve all commands: keys of another one are checked, kept and named in the log, but for those of how the
-    model is loaded, which are refused. An override is for this command, so it may only set keys of this command.
+    A file may serve all commands: keys of other commands are checked, kept and logged, except for those about loading
+    the model, which are refused. An override may only set keys of this command.
 
     Args:
         path: of a YAML file, or the name of a shipped one ("digits-sd.yml"); None for the defaults alone.
-        overrides: "key=value" each, split at the first sign; a later one counts. The text is read as a value of the
-            key's type; "" and "null" mean null where that is the key's default.
-        command: of row.COMMANDS.
+        overrides: "key=value" each, split at the first "="; the last one for a key counts. The text is parsed as the
+            key's type; "" and "null" mean null if that is the key's default.
+        command: one of key.COMMANDS.
 
     Raises:
-        SettingsError: there is no such file, a key or value that cannot be, or keys that contradict each other.
-        UnknownQuantError: no such preset or scheme. BadFileError: it is no such YAML.
+        SettingsError: there is no such file, an invalid key or value, or keys that contradict each other.
+        UnknownQuantError: no such preset or scheme. BadFileError: the YAML is invalid.
     """
     if command not in COMMANDS:
-        raise SettingsError(f"The command {command!r} was asked for", f"it is one of {', '.join(COMMANDS)}", "Use one")
+        raise SettingsError(f"Unknown command {command!r}", f"it must be one of {', '.join(COMMANDS)}", "Use one")
     values: dict[str, Any] = {row.name: row.default for row in keys()}
-    given: dict[str, str] = {}
+    origins: dict[str, str] = {}
     path = None if path is None else _place(path)
     source = "" if path is None else os.fspath(path)
     lines: Mapping[str, int] = {}
@@ -63,21 +63,21 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         lines = document.lines
         for name, value in document.values.items():
             values[name] = _of_file(name, value, f"{source}, line {document.lines[name]}")
-            given[name] = FILE
+            origins[name] = FILE
     for text in overrides:
         name, value = _of_text(text, command)
         values[name] = value
-        given[name] = OVERRIDE
-    config = Config(values, source=source, command=command, given=given)
+        origins[name] = OVERRIDE
+    config = Config(values, source=source, command=command, given=origins)
     _tell_unused(config, lines)
     return config
 
 
 def shards_of(config: Config) -> Shards:
-    """In how many parts ranges are found; logged. Asks torch for accelerators if nothing else tells.
+    """Resolve and log the number of parts that ranges are computed in. Counts accelerators only if needed.
 
     Raises:
-        SettingsError: an environment that torchrun has not made.
+        SettingsError: the environment is not one that torchrun sets.
     """
     return topology.resolve(
         config.compile_topology_num_slices,
@@ -95,9 +95,9 @@ def _of_file(name: str, value: Any, where: str) -> Any:
 def _of_text(text: str, command: str) -> tuple[str, Any]:
     name, sign, word = text.partition("=")
     name = name.strip()
-    what = f"{text!r:.120} was given"
+    what = f"Cannot apply override {text!r:.120}"
     if not sign:
-        raise SettingsError(what, "an override is key=value", "Write it like seed=1")
+        raise SettingsError(what, "an override has the form key=value", "Write it like seed=1")
     row = _known(name, what)
     if command not in row.commands:
         why = f"{name} is a key of {' and '.join(row.commands)}, and {command} does not use it"
@@ -108,18 +108,20 @@ def _of_text(text: str, command: str) -> tuple[str, Any]:
     try:
         value = kind.parse(word)
     except ValueError as error:
-        raise SettingsError(what, f"{name} is {_said(row)}: {error}", f"Write it like {name}={kind.example}") from error
+        raise SettingsError(
+            what, f"{name} must be {_said(row)}, but {error}", f"Write it like {name}={kind.example}"
+        ) from error
     return name, checked(row, value, what)
 
 
 def checked(row: Key, value: Any, what: str) -> Any:
-    """A key's value of a YAML value.
+    """Convert a YAML value to the value of a key.
 
     Args:
-        what: begins the error.
+        what: first part of an error.
 
     Raises:
-        SettingsError: it cannot be one.
+        SettingsError: the key cannot have this value.
     """
     kind = KINDS[row.kind]
     if value is None and row.default is None:
@@ -128,23 +130,25 @@ def checked(row: Key, value: Any, what: str) -> Any:
     if row.choices:
         fix = f"Use one of {', '.join(row.choices)}"
     if value is None:
-        raise SettingsError(what, f"it has no value, and {row.name} is {_said(row)}", f'{fix}, or "" for an empty text')
+        raise SettingsError(
+            what, f"it has no value, but {row.name} must be {_said(row)}", f'{fix}, or "" for an empty text'
+        )
     try:
-        made = kind.read(value)
+        result = kind.read(value)
     except ValueError as error:
-        raise SettingsError(what, f"{error}, and {row.name} is {_said(row)}", fix) from error
-    if isinstance(made, str) and row.choices:
-        made = made.strip().lower()
-    if row.choices and made not in row.choices:
-        raise SettingsError(what, f"{row.name} is one of {', '.join(row.choices)}", _near(made, row.choices))
-    if (row.least is not None and made < row.least) or (row.most is not None and made > row.most):
-        raise SettingsError(what, f"{row.name} is {_said(row)}", "Use such a number")
+        raise SettingsError(what, f"{error}, but {row.name} must be {_said(row)}", fix) from error
+    if isinstance(result, str) and row.choices:
+        result = result.strip().lower()
+    if row.choices and result not in row.choices:
+        raise SettingsError(what, f"{row.name} must be one of {', '.join(row.choices)}", _near(result, row.choices))
+    if (row.least is not None and result < row.least) or (row.most is not None and result > row.most):
+        raise SettingsError(what, f"{row.name} must be {_said(row)}", "Use a number in this range")
     if row.check is not None:
         try:
-            row.check(made)
+            row.check(result)
         except SdquantError as error:
             raise type(error)(what, error.why, error.fix) from error
-    return made
+    return result
 
 
 def _known(name: str, what: str) -> Key:
@@ -155,7 +159,7 @@ def _known(name: str, what: str) -> Key:
 
 
 def _said(row: Key) -> str:
-    """What a key's values are."""
+    """Describe a key's values, for errors."""
     text = KINDS[row.kind].said
     if row.least is not None and row.most is not None:
         text += f" from {row.least} to {row.most}"
@@ -170,8 +174,8 @@ def _near(value: Any, choices: Sequence[str]) -> str:
 
 
 def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
-    """Refuse an override without an effect, and a key of how the model is loaded that this command has not; name the
-    file's other keys without an effect in the log."""
+    """Refuse overrides that have no effect, and loading keys that belong to another command; log the file's other keys
+    that have no effect."""
     others = [
         name
         for name in config.given
@@ -185,7 +189,7 @@ def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
     unused = {**quantization_of(config).unused, **unused_in_training(config)}
     for name, reason in unused.items():
         if config.given.get(name) == OVERRIDE:
-            raise SettingsError(f"{name} was set", f"it has no effect here: {reason}", "Leave it out")
+            raise SettingsError(f"Cannot use {name}", f"it has no effect here: {reason}", "Leave it out")
         log.warning("%s of %s has no effect here: %s", name, config.source, reason)
 
 
@@ -193,6 +197,6 @@ def _refuse_other_loading(config: Config, row: Key, lines: Mapping[str, int]) ->
     whose, value = " and ".join(row.commands), shown(config[row.name])
     raise SettingsError(
         f"{config.source}, line {lines[row.name]} sets {row.name}: {value}",
-        f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in a way of its own",
-        f"Leave it out of the file, and add {row.name}={value} to `sdquant {row.commands[0]}` where you want it",
+        f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in its own way",
+        f"Remove it from the file, and add {row.name}={value} to `sdquant {row.commands[0]}` where you want it",
     )

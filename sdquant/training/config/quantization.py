@@ -1,4 +1,4 @@
-"""What the keys of quantization come to: a scheme of a backend, rules, or nothing. No torch."""
+"""Resolve the quantization keys to a scheme of a backend, rules, or nothing. No torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OF_SHARDS = ("quantization_local_shard_count", "compile_topology_num_slices")
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What is asked for; at most one of `quant` and `rules` is.
+    """Resolved quantization keys; at most one of `quant` and `rules` is set.
 
     Attributes:
-        quant: as of `load_model`; None where nothing is to be changed.
-        rules: of the rule engine. For training all are QtRule.
+        quant: as for `load_model`; None to change nothing.
+        rules: for the rule engine. For training all are QtRule.
         quant_stats: file of the ranges of activations, for rules with act_static_scale.
         unused: keys that are set and have no effect together with the others, each with the reason.
     """
@@ -46,10 +46,10 @@ class Quantization:
 
 
 def quantization_of(config: Config, shards: Shards | None = None) -> Quantization:
-    """What the config asks for, for the command that it was read for.
+    """Resolve the quantization keys of a config, for the command that it was loaded for.
 
     Args:
-        shards: for training: the weight's gradient gets a scale for each of its parts, where a rule says nothing else.
+        shards: for training: the weight gradient has one scale per shard, unless a rule sets its own.
 
     Raises:
         UnknownQuantError: no such preset or scheme. SettingsError: keys that contradict each other.
@@ -70,9 +70,9 @@ def quantization_of(config: Config, shards: Shards | None = None) -> Quantizatio
         rules = tuple(_for_training(rule, shards) if training else _forward(rule) for rule in rules)
     if config.quant_stats is None and any(rule.act_static_scale for rule in rules or ()):
         raise SettingsError(
-            "A rule with act_static_scale was given",
-            "the ranges of its activations are to be found beforehand, and quant_stats names no file of them",
-            "Make one with `sdquant calibrate`, or leave act_static_scale out",
+            "Cannot use a rule with act_static_scale",
+            "the ranges of its activations must be calibrated beforehand, and quant_stats names no file with them",
+            "Create one with `sdquant calibrate`, or leave act_static_scale out",
         )
     return Quantization(
         quant=quant,
@@ -83,25 +83,25 @@ def quantization_of(config: Config, shards: Shards | None = None) -> Quantizatio
 
 
 def _refuse_beside_rules(config: Config, name: str) -> None:
-    what = f"rules were given together with {{}} ({config.source or 'no file'})"
+    what = f"Cannot combine rules with {{}} ({config.source or 'no file'})"
     if not config.use_qwix_quantization:
-        raise SettingsError(what.format(f"{_SWITCH}: false"), "they are the rule engine's", f"Set {_SWITCH}: true")
+        raise SettingsError(what.format(f"{_SWITCH}=false"), "rules belong to the rule engine", f"Set {_SWITCH}: true")
     if name:
         raise SettingsError(
-            what.format(f"quantization: {name}"),
-            "a preset is a list of rules itself",
+            what.format(f"quantization={name}"),
+            "a preset is itself a list of rules",
             "Set quantization: '', or rules: []",
         )
     for one in _set(config, _OF_PRESETS):
         raise SettingsError(
-            what.format(one), f"{one} is for presets; a rule says it in a field of its own", "Move it into the rules"
+            what.format(one), f"{one} applies to presets; a rule has its own field for it", "Move it into the rules"
         )
 
 
 def _refuse_rule_keys(config: Config) -> None:
     for name in _set(config, _OF_RULES):
         raise SettingsError(
-            f"{name} was set together with {_SWITCH}: false",
+            f"Cannot combine {name} with {_SWITCH}=false",
             "only the rule engine uses it",
             f"Set {_SWITCH}: true, or leave {name} out",
         )
@@ -124,12 +124,12 @@ def _of_preset(name: str, config: Config, training: bool) -> tuple[QuantizationR
 
 
 def _other_engine(name: str, error: UnknownQuantError) -> SdquantError:
-    """The error, with another fix where `name` is right for the other engine."""
-    what = f"quantization: {name} was set together with {_SWITCH}: true"
+    """Return the error, with another fix if `name` is valid for the other engine."""
+    what = f"Cannot use quantization={name} with {_SWITCH}=true"
     if name.lower() == NOT_QUANTIZED:
         return SettingsError(what, error.why, "Set quantization: '', which quantizes nothing")
     if "=" in name:
-        why = "that is a scheme of a backend for each component, and a preset is for all"
+        why = "it names a scheme of a backend for each component, but a preset applies to all of them"
         return SettingsError(what, why, f"Name a preset, with the components in `components`, or set {_SWITCH}: false")
     try:
         row = registry.parse(name).scheme
@@ -140,7 +140,7 @@ def _other_engine(name: str, error: UnknownQuantError) -> SdquantError:
 
 
 def _of_backend(text: str) -> str | Mapping[str, str]:
-    """A scheme, or component=scheme joined by JOIN."""
+    """Parse a scheme, or component=scheme pairs joined by JOIN."""
     each: dict[str, str] = {}
     for word in text.split(JOIN):
         head, sign, tail = word.partition("=")
@@ -148,8 +148,8 @@ def _of_backend(text: str) -> str | Mapping[str, str]:
         component, scheme = (head.strip(), tail.strip()) if sign and "," not in head else ("*", word.strip())
         if component in each:
             raise SettingsError(
-                f"quantization: {text} was set",
-                "one component has one scheme",
+                f"Cannot use quantization={text}",
+                "each component has one scheme",
                 f"Write it like unet=nf4{JOIN}text_encoder=int8",
             )
         if word.strip().lower() != AUTO or JOIN in text:
@@ -161,17 +161,19 @@ def _of_backend(text: str) -> str | Mapping[str, str]:
 def _check_scheme(scheme: str) -> None:
     if scheme.lower() == NOT_QUANTIZED:
         return
-    what = f"quantization: {scheme} was set together with {_SWITCH}: false"
+    what = f"Cannot use quantization={scheme} with {_SWITCH}=false"
     if scheme.partition(",")[0].strip().lower() == RULES:
-        raise SettingsError(what, "rules are the rule engine's", f"Set {_SWITCH}: true and quantization: '', and rules")
+        raise SettingsError(
+            what, "rules belong to the rule engine", f"Set {_SWITCH}: true and quantization: '', and list the rules"
+        )
     try:
         registry.parse(scheme)
     except UnknownQuantError as error:
         if scheme.lower() in {row.name for row in PRESETS}:
-            why = f"{scheme} is a preset of the rule engine, and no scheme of a backend"
+            why = f"{scheme} is a preset of the rule engine, not a scheme of a backend"
             raise UnknownQuantError(what, why, f"Set {_SWITCH}: true") from None
         names = ", ".join(row.name for row in registry.schemes() if row.on_the_fly and row.name != RULES)
-        raise UnknownQuantError(what, f"the schemes that weights can be quantized to are {names}", error.fix) from None
+        raise UnknownQuantError(what, f"the schemes for quantizing weights are {names}", error.fix) from None
 
 
 def _own(number: int, values: Mapping[str, Any]) -> QuantizationRule:
@@ -183,15 +185,15 @@ def _own(number: int, values: Mapping[str, Any]) -> QuantizationRule:
 
 def _for_training(rule: QuantizationRule, shards: Shards | None) -> QtRule:
     values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(rule)}
-    made = QtRule(**values)
-    own = made.bwd_weight_grad_tile_size is not None or made.bwd_weight_grad_shards is not None
-    if shards is None or made.bwd_qtype is None or own:
-        return made
-    return replace(made, bwd_weight_grad_shards=shards.of_weight_gradient)
+    qt_rule = QtRule(**values)
+    own = qt_rule.bwd_weight_grad_tile_size is not None or qt_rule.bwd_weight_grad_shards is not None
+    if shards is None or qt_rule.bwd_qtype is None or own:
+        return qt_rule
+    return replace(qt_rule, bwd_weight_grad_shards=shards.of_weight_gradient)
 
 
 def _forward(rule: QuantizationRule) -> QuantizationRule:
-    """A rule without what is about gradients."""
+    """Return a rule without its fields about gradients."""
     values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(QuantizationRule)}
     if isinstance(rule, QtRule) and rule.disable_channelwise_axes:
         return QtRule(**values, disable_channelwise_axes=True)
@@ -199,7 +201,7 @@ def _forward(rule: QuantizationRule) -> QuantizationRule:
 
 
 def _set(config: Config, names: tuple[str, ...]) -> Iterator[str]:
-    """Those of the keys that have another value than their default."""
+    """Return the keys whose values differ from their defaults."""
     return (name for name in names if config[name] != key(name).default and config.command in key(name).commands)
 
 
@@ -215,5 +217,5 @@ def _unused(config: Config, rules: tuple[QuantizationRule, ...] | None) -> Itera
     if config.command == "train" and not any(isinstance(rule, QtRule) and rule.bwd_qtype for rule in rules):
         yield from ((name, "no rule quantizes gradients") for name in _set(config, (_BWD, *_OF_SHARDS)))
     elif config.quantization_local_shard_count != -1:
-        reason = "quantization_local_shard_count is set, and it only gives that its default"
+        reason = "it only sets the default of quantization_local_shard_count, which is set"
         yield from ((name, reason) for name in _set(config, ("compile_topology_num_slices",)))

@@ -1,4 +1,4 @@
-"""What a config asks `load_model` for, and the size of its pictures."""
+"""Convert a config to the Request for `load_model`, and to the size of its images."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _SPECIAL = ("path", "quant")
 
 
 def request_of(config: Config, **fixed: Any) -> Request:
-    """The Request of a config.
+    """Return the Request of a config.
 
     Args:
-        fixed: values of fields that are not the config's (progress), or instead of it.
+        fixed: values of fields that a config does not have (progress), or that replace its own.
 
     Raises:
-        SdquantError: the config names no model, or values that do not go together.
+        SdquantError: the config names no model, or its values contradict each other.
     """
     model = config[_MODEL].strip()
     if not model:
         raise SettingsError(
-            f"{_MODEL} is not set", f"it is {key(_MODEL).help}", f"Set it in the file, or add {_MODEL}=digits-sd, say"
+            f"{_MODEL} is not set",
+            f"it is {key(_MODEL).help}",
+            f"Set it in the file, or add {_MODEL}=digits-sd for example",
         )
     # A key of another command has its default here, whatever the file says.
     values = {
@@ -37,34 +39,34 @@ def request_of(config: Config, **fixed: Any) -> Request:
         for row in keys()
         if row.field and row.field not in _SPECIAL
     }
-    asked = quantization_of(config)
-    values |= {"quant": asked.quant, "rules": asked.rules, "quant_stats": asked.quant_stats}
+    quantization = quantization_of(config)
+    values |= {"quant": quantization.quant, "rules": quantization.rules, "quant_stats": quantization.quant_stats}
     if values["base"] is not None:
         values["base"] = bundled_models.place(values["base"])
     return request(bundled_models.place(model), **{**values, **fixed})
 
 
 def require_command(config: Config, command: str) -> None:
-    """Raise SettingsError for a config of another command: it has not been told which of its keys this one uses."""
+    """Raise SettingsError for a config loaded for another command: its keys were not checked for this one."""
     if config.command != command:
         raise SettingsError(
-            f"A config that was read for {config.command or 'no command'} was given to {command}",
-            "each command uses keys of its own, and what it does not use was not held against it",
-            f'Read it with config.load(path, command="{command}")',
+            f"Cannot use a config loaded for {config.command or 'no command'} to {command}",
+            f"each command has its own keys, and this config was not checked for keys that {command} does not use",
+            f'Load it with config.load(path, command="{command}")',
         )
 
 
 def size_of(config: Config) -> tuple[int | None, int | None]:
-    """Width and height in pixels; None for the model's own.
+    """Return width and height in pixels; None for the model's own.
 
     Raises:
-        SettingsError: resolution, width and height are set.
+        SettingsError: resolution, width and height are all set.
     """
     width, height, side = config.width, config.height, config.resolution
     if side is not None and width is not None and height is not None:
         raise SettingsError(
-            f"resolution={side}, width={width} and height={height} were set",
-            "resolution is both width and height",
+            f"Cannot use resolution={side} together with width={width} and height={height}",
+            "resolution sets both width and height",
             "Leave resolution out",
         )
     return width or side, height or side

@@ -40,7 +40,7 @@ class Kind:
 def _str(value: Any) -> str:
     if isinstance(value, str):
         return value
-    hint = "; in quotes it would be a text" if isinstance(value, (bool, int, float)) else ""
+    hint = "; quote it to make it text" if isinstance(value, (bool, int, float)) else ""
     raise ValueError(f"it is {told(value)}{hint}")
 
 
@@ -79,7 +79,7 @@ def _size(value: Any) -> int | str:
 def _names(value: Any) -> tuple[str, ...]:
     for entry in _entries(value):
         if not isinstance(entry, str):
-            raise ValueError(f"{told(entry)} is in it")
+            raise ValueError(f"it contains {told(entry)}")
     return tuple(value)
 
 
@@ -88,14 +88,14 @@ def _parts(value: Any) -> tuple[str, ...] | dict[str, Any]:
         return _names(value)
     for one in value.values():
         if not isinstance(one, str):
-            raise ValueError(f"{told(one)} is in it")
+            raise ValueError(f"it contains {told(one)}")
     return dict(value)
 
 
 def _mappings(value: Any) -> tuple[dict[str, Any], ...]:
     for entry in _entries(value):
         if not isinstance(entry, Mapping):
-            raise ValueError(f"{told(entry)} is in it")
+            raise ValueError(f"it contains {told(entry)}")
     return tuple(dict(entry) for entry in value)
 
 
@@ -145,16 +145,16 @@ def _json(text: str) -> Any:
 KINDS: Mapping[str, Kind] = {
     row.name: row
     for row in (
-        Kind(name="str", said="a text", example="text", read=_str, parse=_as_it_is),
+        Kind(name="str", said="text", example="text", read=_str, parse=_as_it_is),
         Kind(name="int", said="a whole number", example="4", read=_int, parse=_scalar),
         Kind(name="float", said="a number", example="0.5", read=_float, parse=_scalar),
         Kind(name="number", said="a number, whole or not", example="128", read=_number, parse=_scalar),
         Kind(name="bool", said="true or false", example="true", read=_bool, parse=_truth),
-        Kind(name="switch", said="on, off or a text", example="on", read=_switch, parse=_truth),
-        Kind(name="size", said="a number of bytes, or a text such as 6GB", example="6GB", read=_size, parse=_scalar),
-        Kind(name="names", said="a list of texts", example="\"['name']\"", read=_names, parse=_literal),
+        Kind(name="switch", said="on, off or text", example="on", read=_switch, parse=_truth),
+        Kind(name="size", said="a number of bytes, or a size such as 6GB", example="6GB", read=_size, parse=_scalar),
+        Kind(name="names", said="a list of strings", example="\"['name']\"", read=_names, parse=_literal),
         Kind(
-            name="parts", said="a list of texts, or a mapping of components to texts",
+            name="parts", said="a list of strings, or a mapping from components to strings",
             example="'{\"transformer_2\": \"low.gguf\"}'", read=_parts, parse=_literal,
         ),
         Kind(
@@ -171,7 +171,7 @@ def told(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
-        return f"the truth value {str(value).lower()}"
+        return f"the boolean {str(value).lower()}"
     if isinstance(value, (int, float)):
         return f"the number {value:.40}" if isinstance(value, float) else _short(f"the number {value}")
     if isinstance(value, str):

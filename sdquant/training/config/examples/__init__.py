@@ -17,6 +17,6 @@ def path(name: str) -> Path:
     """
     if name not in EXAMPLES:
         raise SettingsError(
-            f"The example {name!r} was asked for", f"the examples are {', '.join(EXAMPLES)}", "Choose one of them"
+            f"Unknown example {name!r}", f"the examples are {', '.join(EXAMPLES)}", "Choose one of them"
         )
     return Path(__file__).parent / f"{name}.yml"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1)
 def keys() -> tuple[Key, ...]:
-    """All rows, in the order of a listing."""
+    """Return all rows, in the order of a listing."""
     from . import drawing, loading, output, quantization, training
 
     return (*loading.keys(), *quantization.KEYS, *drawing.KEYS, *training.KEYS, *output.KEYS)
@@ -34,16 +34,14 @@ def _by_name() -> dict[str, Key]:
 
 
 def key(name: str) -> Key:
-    """The row of this name.
+    """Return the row of this name.
 
     Raises:
         SettingsError: there is none.
     """
     row = _by_name().get(name)
     if row is None:
-        raise SettingsError(
-            f"The key {name!r:.80} was given", f"the keys are {', '.join(_by_name())}", did_you_mean(name)
-        )
+        raise SettingsError(f"Unknown key {name!r:.80}", f"the keys are {', '.join(_by_name())}", did_you_mean(name))
     return row
 
 
@@ -62,7 +60,7 @@ _OTHER_NAMES = {
 
 
 def did_you_mean(name: str) -> str:
-    """What to do about a key that does not exist."""
+    """Return the fix for a key that does not exist: the nearest key, if there is one."""
     fields = {row.field: row.name for row in keys() if row.field}
     low = name.strip().lower().replace("-", "_")
     answer = ANSWERS.get(low)

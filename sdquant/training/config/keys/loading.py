@@ -55,7 +55,7 @@ def keys() -> tuple[Key, ...]:
         origin=MAXDIFFUSION,
         field="path",
     )
-    made = (
+    field_keys = (
         Key(
             name=name,
             kind=kind,
@@ -68,4 +68,4 @@ def keys() -> tuple[Key, ...]:
         )
         for name, kind, commands in _FIELDS
     )
-    return (model, *made)
+    return (model, *field_keys)

@@ -9,13 +9,13 @@ from ..key import MAXDIFFUSION, Key
 def _name(value: str) -> None:
     if value in ("", ".", "..") or any(mark in value for mark in "/\\\0"):
         raise SettingsError(
-            f"run_name={value!r} was given", "it is the name of one folder", 'Use one such as "first-try"'
+            f"Cannot use run_name={value!r}", "it must be the name of one folder", 'Use a name such as "first-try"'
         )
 
 
 def _folder(value: str) -> None:
     if not value:
-        raise SettingsError("output_dir='' was given", "results need a folder", 'Use "." for this one')
+        raise SettingsError("Cannot use output_dir=''", "results need a folder", 'Use "." for the current folder')
 
 
 KEYS = (

@@ -14,17 +14,17 @@ def _pattern(value: str) -> None:
         re.compile(value)
     except re.error as error:
         raise SettingsError(
-            f"qwix_module_path={value!r} was given",
-            f"it is no regular expression: {error}",
-            'Use one such as ".*attn.*"',
+            f"Cannot use qwix_module_path={value!r}",
+            f"it is not a valid regular expression: {error}",
+            'Use a pattern such as ".*attn.*"',
         ) from error
 
 
 def _tile(value: float | None) -> None:
     if value is not None and (value <= 0 or (isinstance(value, float) and value > 1)):
         raise SettingsError(
-            f"tile_size={value} was given",
-            "it is a whole number above 0, or a fraction: one over a number of tiles",
+            f"Cannot use tile_size={value}",
+            "it must be a whole number above 0, or a fraction (one divided by the number of tiles)",
             "Use 128, or 0.25 for four tiles",
         )
 
