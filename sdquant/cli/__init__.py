@@ -74,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
                 args.progress = False  # bars are for terminals, and for one process
             if args.command in _OF_ONE and launched():
-                why = f"each of them would do the whole of it: {args.command} is for one process"
-                raise SettingsError(
-                    "Cannot share out the work among torchrun's processes", why, "Run it without torchrun"
-                )
+                why = f"each of them would do all of the work: {args.command} is for one process"
+                raise SettingsError("Cannot split the work across torchrun's processes", why, "Run it without torchrun")
             with _voices(args.verbose):
                 code = int(args.run(args))
         sys.stdout.flush()
@@ -99,8 +97,8 @@ def _failed(error: BaseException, args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError) and error.filename is not None:
-        what, why = f"{error.filename} was to be read or written", str(error.strerror or error)
-        return _refused(SdquantError(what, why, "Check the path, its permissions and the space left"), args)
+        what, why = f"Cannot read or write {error.filename}", str(error.strerror or error)
+        return _refused(SdquantError(what, why, "Check the path, its permissions and the free space"), args)
     raise error
 
 

@@ -105,7 +105,7 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
 def refuse_auto(asked: Request, why: str) -> None:
     """Raise SettingsError if the request leaves the choice of an offload mode to sdquant."""
     if asked.offload == AUTO:
-        raise SettingsError("offload='auto' was given", why, "Name a mode, or leave it out")
+        raise SettingsError("Cannot use offload='auto' here", why, "Name an offload mode, or omit it")
 
 
 def quant_of(words: list[str]) -> str | dict[str, str]:
@@ -117,9 +117,9 @@ def quant_of(words: list[str]) -> str | dict[str, str]:
         name, scheme = (head.strip(), tail) if sign and "," not in head else ("*", word)
         if name in each:
             raise SettingsError(
-                f"--quant {each[name]} and --quant {scheme} were given",
-                "one component has one scheme" if name == "*" else f"{name} has one scheme",
-                "Give one, or component=scheme for each, such as --quant unet=nf4 --quant text_encoder=int8",
+                f"Cannot combine --quant {each[name]} and --quant {scheme}",
+                "a component has only one scheme" if name == "*" else f"{name} has only one scheme",
+                "Use one, or component=scheme for each, such as --quant unet=nf4 --quant text_encoder=int8",
             )
         each[name] = scheme
     return each["*"] if set(each) == {"*"} else each
@@ -163,13 +163,13 @@ def seed(text: str) -> int:
 
 def refuse_target(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     """Raise SettingsError if nothing can be written to `path`: before the work, not after it."""
-    what = f"{path} was to be written"
+    what = f"Cannot write {path}"
     if suffixes and path.suffix.lower() not in suffixes:
         raise SettingsError(
-            what, f"its ending is not one of {', '.join(suffixes)}", f"Call it {path.with_suffix(suffixes[0])}"
+            what, f"its extension is not one of {', '.join(suffixes)}", f"Name it {path.with_suffix(suffixes[0])}"
         )
     if suffixes and path.is_dir():
         raise SettingsError(what, "it is a folder", "Choose another path")
     home = next(folder for folder in path.absolute().parents if folder.exists())
     if not home.is_dir() or not os.access(home, os.W_OK):
-        raise SettingsError(what, f"{home} is not a folder that you may write to", "Choose another path")
+        raise SettingsError(what, f"{home} is not a folder that you can write to", "Choose another path")

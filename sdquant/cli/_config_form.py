@@ -80,7 +80,7 @@ class _Refused(argparse.Action):
         """Refuse it."""
         value = str(values) if isinstance(values, str) and values else "VALUE"
         instead = f"write {self.key}={value}" if self.key else "a config file has no key for it"
-        parser.error(f"{option_string} cannot be given with a config file: {instead}")
+        parser.error(f"{option_string} cannot be used with a config file: {instead}")
 
 
 def names_config(words: Sequence[str]) -> bool:
@@ -121,9 +121,9 @@ def read(args: argparse.Namespace) -> Config | None:
         return None
     if args.config is None or not args.config.lower().endswith(SUFFIXES):
         raise SettingsError(
-            f"{args.config or 'No config'} was given",
-            f"{command} reads a config file, whose name ends in {' or '.join(SUFFIXES)}",
-            f"Use it like `sdquant {command} CONFIG.yml key=value`",
+            f"Cannot read the config from {args.config}" if args.config else "Cannot run without a config file",
+            f"{command} needs a config file whose name ends in {' or '.join(SUFFIXES)}",
+            f"Run `sdquant {command} CONFIG.yml key=value`",
         )
     return load(args.config, args.overrides, command=command)
 

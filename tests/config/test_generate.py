@@ -120,7 +120,7 @@ def test_what_is_refused(capsys: Capture, file: Path, tmp_path: Path, words: tup
 
 def test_a_folder_that_cannot_be(capsys: Capture, file: Path) -> None:
     code, _, err = run(capsys, file, f"output_dir={file}/in")
-    assert code == 2 and f"{file} is not a folder that you may write to" in err
+    assert code == 2 and f"{file} is not a folder that you can write to" in err
 
 
 def test_a_config_without_a_prompt(capsys: Capture, file: Path) -> None:

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     _common.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)
     asked = _common.request_of(args, rules=None, offload="none", budget=None)
-    _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in a mode that is named")
+    _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)
     task = Calibration(
         model=asked.path,
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             found = calibrate(pipe, task, models=models, partial=partial, processes=here, progress=args.progress)
         except KeyboardInterrupt:
             if partial.exists():
-                log.warning("%s holds what was found: the same command goes on from there", partial)
+                log.warning("%s holds the ranges found so far: run the same command again to resume", partial)
             raise
         if here.rank == 0:
             write_statistics(args.out, found, {"task": task.to_dict()})
@@ -111,8 +111,8 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
     ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
     given = [flag for flag, value in ways.items() if value is not None]
     if len(given) != 1:
-        why = f"{' and '.join(given)} were given" if given else "no rules were given"
-        raise SettingsError("Ranges were to be found", why, f"Add one of {', '.join(ways)}")
+        why = f"{' and '.join(given)} cannot be combined" if given else "no rules are specified"
+        raise SettingsError("Cannot calibrate", why, f"Use exactly one of {', '.join(ways)}")
     components = tuple(args.components or ())
     if args.rules is not None:
         rules = _common.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
@@ -129,7 +129,9 @@ def _lines(file: Path | None) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise SettingsError(f"--prompts {file} was given", f"it cannot be read: {error}", "Name a text file") from error
+        raise SettingsError(
+            f"Cannot read --prompts {file}", f"it is not readable text: {error}", "Name a text file"
+        ) from error
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         _common.refuse_target(out, SUFFIXES)
     # The first request has all that is not the scheme, checked.
     asked = _common.request_of(args, quant=None)
-    _common.refuse_auto(asked, "schemes are compared in the same mode")
+    _common.refuse_auto(asked, "all schemes are compared in the same offload mode")
     quants = [one(word) for word in args.quant] if args.quant else _default(asked)
     values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
     with _bar(args.progress) as on_progress:

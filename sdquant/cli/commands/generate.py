@@ -73,7 +73,7 @@ def _run_config(config: Config, args: argparse.Namespace) -> int:
     from ...training.config.generate import draw_config
 
     if "prompt" not in config.given:
-        raise SettingsError("prompt is not set", "it is what to draw", 'Set it in the file, or add prompt="a text"')
+        raise SettingsError("prompt is not set", "images need a prompt", 'Set it in the file, or add prompt="a text"')
     folder = Path(config.output_dir).expanduser() / config.run_name
     _common.refuse_target(folder / "config.yml")
     made = draw_config(config, folder, progress=args.progress)

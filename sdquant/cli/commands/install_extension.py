@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from ...utils.atomic_write import remove, whole_folder
 
     if args.remove and args.overwrite:
-        raise SettingsError("--remove and --overwrite were given", "they do different things", "Give one of them")
+        raise SettingsError("Cannot combine --remove with --overwrite", "they do different things", "Use one of them")
     found = host.in_folder(args.folder)
     target = args.folder / found.into
     there = target.exists() or target.is_symlink()
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
         _refuse_others(target)
     if args.remove:
         if not there:
-            raise SettingsError(f"{target} was to be removed", "it is not there", "Check the web UI's folder")
+            raise SettingsError(f"Cannot remove {target}", "it does not exist", "Check the web UI's folder")
         remove(target)
     else:
         if there and not args.overwrite:
-            raise ConflictError(f"{target} was to be written", "it exists", "Add --overwrite to replace it")
+            raise ConflictError(f"Cannot write {target}", "it already exists", "Add --overwrite to replace it")
         with resources.as_file(resources.files("sdquant.hosts") / found.source) as source, whole_folder(target) as new:
             shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     done = "removed" if args.remove else "installed"
@@ -88,8 +88,8 @@ def _refuse_others(target: Path) -> None:
     except (configparser.Error, UnicodeDecodeError) as error:
         why = f"its metadata.ini is not readable: {error}"
     if target.is_symlink():
-        why = "it is a link, which somebody else made"
+        why = "it is a symbolic link, which sdquant did not create"
     elif why is None and said.get("Extension", "Name", fallback=None) != NAME:
-        why = "it is another extension: its metadata.ini does not say that it is sdquant's"
+        why = "it is another extension: its metadata.ini does not name sdquant"
     if why is not None:
-        raise ConflictError(f"{target} was to be replaced or removed", why, "Move it away, then try again")
+        raise ConflictError(f"Cannot replace or remove {target}", why, "Move it away, then try again")

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         foreseen = step_time.step(made, traced, cpu.state())
         made = dataclasses.replace(made, peak=peak_memory.predict(made, traced=traced), foreseen=foreseen)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
-        _log.info("the peak of memory cannot be told: %s", error)
+        _log.info("cannot predict the peak memory: %s", error)
     if args.json:
         _common.print_json(made.to_dict())
         return 0

@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
     from ...utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
-        why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"
-        raise SettingsError("A model was to be quantized", why, f"Run: sdquant quantize {args.path} OUT --quant nf4")
+        why = "no target is named" if args.out is None else f"two targets are named, {args.target} and {args.out}"
+        raise SettingsError("Cannot quantize the model", why, f"Run: sdquant quantize {args.path} OUT --quant nf4")
     out = args.out or args.target
     if not args.quant and args.rules is None:
         raise SettingsError(
-            "A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4, or --rules FILE"
+            "Cannot quantize the model", "no scheme is named", "Add --quant, such as --quant nf4, or --rules FILE"
         )
     quant = _common.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
-                f"{quant} was asked for",
-                "GGUF takes one scheme for all components",
+                f"Cannot write a GGUF file with {quant}",
+                "GGUF uses one scheme for all components",
                 f"Use -q {gguf[0]} --components {next(iter(quant))}",
             )
         _refuse_useless(args, quant)
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":
-            raise SettingsError(f"{out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
+            raise SettingsError(f"Cannot write {out}", f"{each[0]} is not a GGUF type", "Use -q q8_0, q4_k, ...")
         asked = _common.request_of(args)
         made = prepare(asked)
         require_space(out, made.bytes)  # before the work, not after it
@@ -131,14 +131,14 @@ def _run_together(args: argparse.Namespace, out: Path) -> int:
 def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> None:
     """Raise SettingsError for what several processes cannot do."""
     wrong = [
-        (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"{out.name if not gguf else gguf[0]} was asked for",
-         "what they write is a folder of several safetensors files"),
-        (args.portable, "--portable was given", "they write what sdquant reads, and diffusers with it"),
-        (args.cache is not None, "--cache was given", "no process has the whole model to keep"),
+        (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"write {out.name if not gguf else gguf[0]}",
+         "they write a folder of several safetensors files"),
+        (args.portable, "use --portable", "what they write is for sdquant, and for diffusers with it"),
+        (args.cache is not None, "use --cache", "no process has the whole model to cache"),
     ]  # fmt: skip
     for is_so, what, why in wrong:
         if is_so:
-            raise SettingsError(f"{what}, for several processes of torchrun", why, "Run it without torchrun")
+            raise SettingsError(f"Cannot {what} with several torchrun processes", why, "Run it without torchrun")
 
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
@@ -146,7 +146,7 @@ def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     given = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
     if given:
         raise SettingsError(
-            f"{_common.flag(given[0])} was given for a file in {scheme}",
-            "it is made from the weights alone, without loading the model",
-            "Leave it out",
+            f"Cannot use {_common.flag(given[0])} for a file in {scheme}",
+            "such a file is made from the weights alone, without loading the model",
+            "Omit it",
         )
