@@ -132,14 +132,14 @@ def _refuse(settings: Settings, model: Any) -> None:
     load_hooks.refuse(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
     if display.module("modules.lowvram").is_needed(model):
         raise IncompatibleError(
-            f"{scheme} was asked for with --lowvram, --medvram or --medvram-sdxl",
-            "A1111 then moves the parts of the UNet itself, by hooks on the layers that would be replaced",
+            f"Cannot quantize to {scheme} with --lowvram, --medvram or --medvram-sdxl",
+            "A1111 then moves the parts of the UNet itself, with hooks on the layers that quantization replaces",
             "Start A1111 without these flags: the quantized UNet needs less memory. Or set the scheme to 'as found'",
         )
     storage = display.module("modules.shared").opts.data.get("fp8_storage")
     if storage == "Enable" or (storage == "Enable for SDXL" and hasattr(model, "conditioner")):
         raise IncompatibleError(
-            f"{scheme} was asked for with A1111's 'FP8 weight'",
-            "it has made the UNet's weights float8 before they could be quantized",
+            f"Cannot quantize to {scheme} with A1111's 'FP8 weight'",
+            "that option converts the UNet's weights to float8 before they can be quantized",
             "Set 'FP8 weight' to Disable in A1111's settings (Optimizations). Or set the scheme to 'as found'",
         )

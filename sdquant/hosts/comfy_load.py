@@ -57,8 +57,8 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     made = _made(comfy.sd.load_diffusion_model_state_dict, state, operations())
     if made is None:
         raise UnsupportedFileError(
-            f"{path} was to be loaded",
-            "ComfyUI does not know a diffusion model of these tensor names and shapes",
+            f"Cannot load {path}",
+            "ComfyUI does not recognize a diffusion model by its tensor names and shapes",
             "Check with `sdquant inspect` that it is one, and update ComfyUI",
         )
     patcher = patcher_class()(made.model, made.load_device, made.offload_device)
@@ -90,10 +90,12 @@ def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
 def _require_packed(path: str, given: int, kept: int, spec: QuantSpec | None) -> None:
     """Weights that ComfyUI rewrote, or has no such layer for, were decoded on the way. A few are nothing to refuse."""
     if kept < given:
-        log.warning("%s: %d of its %d packed weights were decoded: ComfyUI rewrites them", path, given - kept, given)
+        log.warning(
+            "%s: %d of its %d packed weights were dequantized, because ComfyUI rewrites them", path, given - kept, given
+        )
     if given and 2 * kept < given:
         raise UnsupportedFileError(
-            f"{path} was to be loaded{f' in {spec}' if spec is not None else ''}",
-            f"ComfyUI's model of it keeps {kept} of {given} weights packed, and would hold the others as floats",
+            f"Cannot load {path}{f' in {spec}' if spec is not None else ''}",
+            f"ComfyUI's model keeps only {kept} of {given} weights packed, and would dequantize the others",
             "Load it with ComfyUI's own loader",
         )

@@ -27,7 +27,7 @@ def _path(name: str) -> str:
     found = folder_paths.get_full_path(FOLDER, name)
     if found is None:
         raise MissingComponentError(
-            f"{name!r} was to be loaded",
+            f"Cannot load {name!r}",
             "it is in none of ComfyUI's diffusion_models folders",
             "Put it there, and refresh",
         )

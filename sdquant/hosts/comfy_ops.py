@@ -40,7 +40,9 @@ class Loading(nn.Module):
         if isinstance(weight, PackedTensor):
             wanted = self._weight_shape()
             if tuple(weight.shape) != wanted:
-                error_msgs.append(f"{prefix}weight is {list(weight.shape)} in the file, the model wants {list(wanted)}")
+                error_msgs.append(
+                    f"{prefix}weight is {list(weight.shape)} in the file, the model expects {list(wanted)}"
+                )
                 return
             rest = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
             self._parameters["weight"] = None  # so that nobody misses it

@@ -62,8 +62,8 @@ def refuse_to_save(*_: Any, **__: Any) -> NoReturn:
         ConflictError: always.
     """
     raise ConflictError(
-        "ComfyUI's own node was to save a model that sdquant loaded",
-        "it writes float weights, and these are packed",
+        "Cannot save a model loaded by sdquant with ComfyUI's own node",
+        "that node writes float weights, and these are packed",
         "Use 'Save Diffusion Model (sdquant)'",
     )
 

@@ -44,15 +44,15 @@ def save(patcher: Any, prefix: str) -> Path:
 
     if not packed_layers(patcher.model):
         raise SettingsError(
-            "A model was to be saved",
+            "Cannot save the model",
             "it has no weights that sdquant packed",
             "Load it with 'Load Diffusion Model (sdquant)', or use ComfyUI's own node for a float model",
         )
     if patcher.patches:
         raise ConflictError(
-            "A model was to be saved with a LoRA on it",
-            "its packed weights cannot take it in without being quantized once more",
-            "Connect the model before the LoRA, or save the LoRA's own file along",
+            "Cannot save a model with a LoRA on it",
+            "merging the LoRA would mean quantizing the packed weights again",
+            "Connect the model from before the LoRA, or keep the LoRA's own file with it",
         )
     target = place(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
@@ -70,13 +70,15 @@ def place(prefix: str) -> Path:
     """
     import folder_paths  # type: ignore[import-not-found]
 
-    asked = f"The file name {prefix!r} was given"
+    asked = f"Cannot use the file name {prefix!r}"
     words = prefix.replace("/", " ").split()
     if not words or _FORBIDDEN & set(prefix) or ".." in prefix.split("/") or prefix.endswith("/"):
-        raise SettingsError(asked, "it is no name for a file on every system", "Use letters, digits, '-', '_' and '/'")
+        raise SettingsError(
+            asked, "it is not a valid file name on every system", "Use letters, digits, '-', '_' and '/'"
+        )
     output = folder_paths.get_output_directory()
     if os.path.isabs(prefix) or not _inside(output, os.path.join(output, prefix)):
-        raise SettingsError(asked, "it leads out of ComfyUI's output folder", "Give a name inside it")
+        raise SettingsError(asked, "it is outside ComfyUI's output folder", "Use a name inside it")
     folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
     while (target := Path(folder, f"{name}_{counter:05}_.safetensors")).exists():
         counter += 1

@@ -52,7 +52,7 @@ def source(path: Path) -> Source:
     """
     seen = detect_elsewhere(path)
     if set(seen.sources) != {"."} or path.is_dir():
-        raise UnsupportedFileError(f"{path} was to be loaded", "it is a folder", "Pick one .safetensors or .gguf file")
+        raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(seen, None, single=True)  # refuses a LoRA
     src = original_layout.main_only(seen.sources["."])
     found = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
@@ -111,11 +111,11 @@ def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
         packed = read_weight(found, src.specs.get(name), None, lambda key: src.read(files, key))
         require_sound(found, packed)
     except BadFileError as error:
-        raise BadFileError(f"{src.path} was to be loaded: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
-            f"weight {name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
+            f"Cannot load {src.path}",
+            f"weight {name!r} is quantized to {found.scheme}, and the file does not record its shape: {error}",
             "Quantize the float model instead",
         ) from error
     return packed
@@ -178,9 +178,9 @@ def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
         packed = _swapped(packed)
     if packed is None or (part.shape is not None and packed.spec.shape != part.shape):
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
+            f"Cannot load {src.path}",
             f"ComfyUI has one weight {part.name!r} for its {' and '.join(map(repr, part.sources))}, and packed weights "
-            f"in {held[0].spec.scheme} cannot be brought together like that",
+            f"in {held[0].spec.scheme} cannot be joined like that",
             "Load the float model and quantize it on load, or write it with `sdquant quantize`",
         )
     return packed

@@ -16,7 +16,7 @@ class PackedTensor(packed_tensor.PackedTensor):
     """A weight of a state dict; its error names ComfyUI's way out."""
 
     way_out: ClassVar[str] = (
-        "Leave out the node that changes weights (a LoRA by hooks, say), or load the model without sdquant"
+        "Remove the node that changes weights (such as a LoRA by hooks), or load the model without sdquant"
     )
     way_out_of_fusing: ClassVar[str] = way_out
 

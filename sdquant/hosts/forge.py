@@ -62,7 +62,7 @@ class Adapter:
         low = display.module("modules.sd_models").model_data.forge_loading_parameters.get("unet_storage_dtype")
         if low is not None and "model" in load_hooks.asked(settings):
             raise ConflictError(
-                f"{load_hooks.asked(settings)['model']} was asked for in the settings of sdquant",
+                f"Cannot quantize to {load_hooks.asked(settings)['model']}, as sdquant's settings say",
                 f"Forge's 'Diffusion in Low Bits' is set to {str(low).removeprefix('torch.')}",
                 "Set one of the two to its default: 'Automatic', or 'as found'",
             )

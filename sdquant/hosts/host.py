@@ -191,8 +191,8 @@ def running() -> Host:
         if _has(row.module):
             return row
     raise SettingsError(
-        "sdquant's extension was loaded",
-        f"this is none of {_titles(HOSTS)}",
+        "Cannot load sdquant's extension",
+        f"this program is none of {_titles(HOSTS)}",
         "Use it in one of them, or run: sdquant ui",
     )
 
@@ -206,9 +206,9 @@ def in_folder(folder: Path) -> Place:
     for row in PLACES:
         if all((folder / name).exists() for name in row.files):
             return row
-    why = f"it is not the folder of {_titles(PLACES)}" if folder.is_dir() else "there is no such folder"
+    why = f"it contains none of {_titles(PLACES)}" if folder.is_dir() else "there is no such folder"
     raise SettingsError(
-        f"{folder} was named as a web UI", why, "Name the folder that webui.py is in, or for ComfyUI its main.py"
+        f"Cannot find a web UI in {folder}", why, "Name the folder that contains webui.py, or for ComfyUI main.py"
     )
 
 

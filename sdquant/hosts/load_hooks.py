@@ -109,7 +109,7 @@ def require_quantized(component: str, module: nn.Module, scheme: str) -> None:
     """Raise IncompatibleError if a component that was to be quantized is as it was: nothing goes on in silence."""
     if not schemes_in(module):
         raise IncompatibleError(
-            f"{scheme} was asked for on the {component}",
+            f"Cannot quantize the {component} to {scheme}",
             "it has no weight that would be quantized",
             "Check the setting Skip, or set its scheme to 'as found'",
         )

@@ -42,9 +42,9 @@ class Patches:
         original = getattr(owner, name, None)
         if original is None:
             raise SettingsError(
-                "sdquant's extension was loaded",
-                f"this version of the web UI has no {owner.__name__}.{name}, where it would take part in loads",
-                "Update the web UI, or take the extension out: sdquant install-extension <its folder> --remove",
+                "Cannot load sdquant's extension",
+                f"this version of the web UI has no {owner.__name__}.{name}, which the extension hooks into",
+                "Update the web UI, or remove the extension: sdquant install-extension <its folder> --remove",
             )
 
         @functools.wraps(original)

@@ -75,8 +75,8 @@ def import_old(host: Host) -> tuple[str, ...]:
         if name in known:
             data[key_of(known[name])] = known[name].shown(value)
     data[IMPORTED] = True
-    said = (f"{name} of SD.Next was not taken over: {why}" for name, why in found.left)
-    return (*(f"{name} of SD.Next was taken over, see Quantization" for name in found.taken), *said)
+    said = (f"SD.Next's {name} was not imported: {why}" for name, why in found.left)
+    return (*(f"SD.Next's {name} was imported, see Quantization" for name in found.taken), *said)
 
 
 def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:

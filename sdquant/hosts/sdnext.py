@@ -110,8 +110,8 @@ class Adapter:
         mode, runtime = settings["mode"], settings["runtime"] or load_hooks.PLAIN
         if mode == "pre" and runtime != load_hooks.PLAIN:
             raise IncompatibleError(
-                f"mode=pre was asked for with runtime={runtime}",
-                "in SD.Next sdquant's plain layers alone are made while a model loads",
+                f"Cannot combine mode=pre with runtime={runtime}",
+                "in SD.Next only sdquant's plain layers can be created while a model loads",
                 "Set the mode to post, or the runtime to plain",
             )
         load_hooks.refuse(
@@ -123,8 +123,8 @@ class Adapter:
         for word, role in MODULES.items():
             if role in asked and word in opts.sdnq_quantize_weights:
                 raise ConflictError(
-                    f"{asked[role]} was asked for on {word} in the settings of sdquant",
-                    f"{word} is ticked in SD.Next's own 'Model Quantization' too, which uses SDNQ",
+                    f"Cannot quantize {word} to {asked[role]}, as sdquant's settings say",
+                    f"{word} is also ticked in SD.Next's own 'Model Quantization', which uses SDNQ",
                     "Untick it there, or set its scheme here to 'as found'",
                 )
 
