@@ -114,11 +114,11 @@ def _settings(path: Path) -> tuple[Settings, str]:
         return settings_file.load(path), ""
     except SdquantError as error:
         said = f"The settings file cannot be used: {error.why}."
-    not_kept = "All settings have their defaults now, and none can be kept."
+    not_kept = "All settings are at their defaults now, and changes cannot be saved."
     if not path.is_file():
         return Settings(), f"{said} {not_kept}"
     try:
         kept = settings_file.set_aside(path)
     except SdquantError as error:
         return Settings(), f"{said} It cannot be set aside: {error.why}. {not_kept}"
-    return Settings(), f"{said} It is kept as {kept.name}; all settings have their defaults now."
+    return Settings(), f"{said} It is kept as {kept.name}; all settings are at their defaults now."

@@ -32,7 +32,7 @@ def refusal(error: BaseException, roots: Roots) -> str:
     """An error as a box: what was asked, why not, what to do. Paths outside the model folders are not shown."""
     parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
     if not parts[0]:
-        parts = ["This went wrong", f"{type(error).__name__}: {error}", "The server's log has the whole report"]
+        parts = ["Something went wrong", f"{type(error).__name__}: {error}", "See the server's log for the full error"]
     what, why, fix = (escape(roots.clean(str(part)).rstrip(".")) for part in parts)
     return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 

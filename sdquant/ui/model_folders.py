@@ -218,11 +218,11 @@ class _Count:
 def _checked(given: str | Path) -> Path:
     """The real path of a folder from the command line."""
     place = Path(os.path.realpath(os.path.expanduser(given)))
-    asked, fix = f"{given} was given as a folder of models", "Give an existing folder that has models in it"
+    asked, fix = f"Cannot use {given} as a folder of models", "Name an existing folder that contains models"
     if not place.is_dir():
         raise SettingsError(asked, "there is no folder of that name", fix)
     if place.parent == place:
-        raise SettingsError(asked, "everything on the disk would be below it", fix)
+        raise SettingsError(asked, "it would include everything on the disk", fix)
     return place
 
 
@@ -237,7 +237,7 @@ def _refused(text: object) -> SettingsError:
     name = re.split(r"[\\/]", text.rstrip("\\/"))[-1] if isinstance(text, str) else type(text).__name__
     short = name if len(name) <= SHOWN else name[: SHOWN - 3] + "..."
     return SettingsError(
-        f"{short!r} was to be opened",
+        f"Cannot open {short!r}",
         "it is not the name of a file or folder below the folders of models",
         "Pick a name from the list; `sdquant ui --models FOLDER` adds a folder",
     )

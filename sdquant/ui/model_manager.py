@@ -148,7 +148,7 @@ class Engine:
             before = self._held
             held = self._switch(asked, job)
             begin = time.perf_counter()
-            with _sentences(f"{asked.path} was to draw"):
+            with _sentences(f"Cannot draw with {asked.path}"):
                 (image,) = draw(
                     held.pipe,
                     [drawing.prompt],
@@ -205,7 +205,7 @@ class Engine:
             self._drop()
         begin = time.perf_counter()
         try:
-            with _sentences(f"{asked.path} was to be loaded"):
+            with _sentences(f"Cannot load {asked.path}"):
                 pipe = load_planned(asked, made, on_bytes=lambda done, total: job.at("loading", done, total))
         except BaseException:
             give_back()
@@ -266,6 +266,6 @@ def _sentences(what: str) -> Iterator[None]:
         fix = (
             "Choose a smaller scheme, balanced offload, or a smaller image"
             if memory
-            else "The server's log has the whole report; another scheme or offload mode may do"
+            else "See the server's log for the full error, or try another scheme or offload mode"
         )
-        raise SdquantError(what, "the memory is full" if memory else text, fix) from error
+        raise SdquantError(what, "there is not enough memory" if memory else text, fix) from error

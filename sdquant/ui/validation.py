@@ -14,12 +14,12 @@ def prompt_of(text: object) -> str:
     Raises:
         SettingsError: nothing, or far too much.
     """
-    what = "An image was asked for"
+    what = "Cannot draw an image"
     if not isinstance(text, str) or not text.strip():
-        raise SettingsError(what, "there is no prompt", "Write what to draw")
+        raise SettingsError(what, "there is no prompt", "Enter one")
     if len(text) > MAX_PROMPT:
-        why = f"the prompt has {len(text)} characters, and {MAX_PROMPT} are the most"
-        raise SettingsError(what, why, "Write a shorter one")
+        why = f"the prompt has {len(text)} characters, and the maximum is {MAX_PROMPT}"
+        raise SettingsError(what, why, "Shorten it")
     return text
 
 
@@ -48,5 +48,5 @@ def number(name: str, value: object, least: float, most: float) -> float:
 
 
 def _refused(name: str, value: object, wanted: str) -> SettingsError:
-    given = "was left empty" if value is None else f"was given as {value!r}"[:80]
-    return SettingsError(f"{name} {given}", f"it is {wanted}", "Write one")
+    given = "be empty" if value is None else f"be {value!r}"[:80]
+    return SettingsError(f"{name} cannot {given}", f"it must be {wanted}", "Enter one")

@@ -104,7 +104,7 @@ def test_gradio_sees_nothing_of_the_users_environment(tmp_path: Path, monkeypatc
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDQUANT_UI_PASSWORD", raising=False)
     assert cli.main(["ui", "--models", "nowhere"]) == 2
-    assert "nowhere was given as a folder of models" in capsys.readouterr().err
+    assert "Cannot use nowhere as a folder of models" in capsys.readouterr().err
     assert cli.main(["ui", "--host", "0.0.0.0", "--no-browser"]) == 2
     assert "SDQUANT_UI_PASSWORD" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ class Guard:
         if scope["method"] not in METHODS:
             raise _No(405, "this method is not used by the page")
         if _one(scope, b"upgrade") is not None:
-            raise _No(403, "there are no web sockets here")
+            raise _No(403, "web sockets are not supported")
         self._origin(scope, schemes)
         _site(scope)
         row = routes.route(scope["method"], scope["path"], scope["query_string"])
@@ -93,7 +93,7 @@ class Guard:
             raise _No(403, "the page makes no such request")
         file = routes.file_path(scope["path"])
         if file is not None and not routes.is_kept(file, self._uploads):
-            raise _No(403, "only files that this server made or was sent are served")
+            raise _No(403, "only files that this server created or received are served")
         scope["scheme"] = schemes[0]
         scope["headers"] = [
             (name, value)
@@ -149,12 +149,12 @@ def _has_body(scope: Scope, row: routes.Route) -> bool:
     length = _one(scope, b"content-length")
     if not row.media:
         if length not in (None, "0") or _one(scope, b"transfer-encoding") is not None:
-            raise _No(403, "a request to read something has no body")
+            raise _No(403, "a read request must have no body")
         return False
     if length is not None and (len(length) > 9 or int(length) > request_body.MAX_BODY):
         raise _No(413, f"the body is larger than {request_body.MAX_BODY >> 20} MiB")
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
-        raise _No(403, f"the body must be {row.media}, which pages from elsewhere cannot send unasked")
+        raise _No(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
     return True
 
 
@@ -162,7 +162,7 @@ def _one(scope: Scope, name: bytes) -> str | None:
     """The value of a header, None if it is not there. Twice is as wrong as a wrong value."""
     values = [value for found, value in scope["headers"] if found == name]
     if len(values) > 1:
-        raise _No(403, "a header is there twice")
+        raise _No(403, "a header occurs twice")
     return values[0].decode("latin-1") if values else None
 
 

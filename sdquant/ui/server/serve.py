@@ -69,7 +69,7 @@ def serve(
     address, family = _address(host)
     if password is not None and len(password) < SHORTEST:
         raise SettingsError(
-            "The page was to be served with a password",
+            "Cannot serve the page with this password",
             f"it has fewer than {SHORTEST} characters",
             "Choose a longer one",
         )
@@ -78,7 +78,7 @@ def serve(
     beyond = [host] if not local else [name for _, name in names if not _is_local(name)]
     if beyond and password is None:
         raise SettingsError(
-            f"The page was to be served as {beyond[0]}",
+            f"Cannot serve the page as {beyond[0]}",
             "other machines could then use it, and no password is set",
             "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
         )
@@ -109,7 +109,7 @@ def gradio_is_there() -> None:
 
     if find_spec("gradio") is None:
         raise BackendUnavailableError(
-            "The page was to be served", "it needs gradio, which is not installed", 'pip install "sdquant[ui]"'
+            "Cannot serve the page", "it needs gradio, which is not installed", 'pip install "sdquant[ui]"'
         )
 
 
@@ -119,9 +119,9 @@ def _address(host: str) -> tuple[str, socket.AddressFamily]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise SettingsError(
-            f"The page was to be served at {host[:80]!r}",
-            "it is no address or name that is known here",
-            "Give an address of this machine, such as 127.0.0.1",
+            f"Cannot serve the page at {host[:80]!r}",
+            "it is not a known address or host name",
+            "Use an address of this machine, such as 127.0.0.1",
         ) from error
     family, *_, place = min(found, key=lambda row: row[0] != socket.AF_INET)
     return str(place[0]).partition("%")[0], family
@@ -132,9 +132,9 @@ def _name(text: str) -> tuple[str | None, str]:
     match = _ALLOWED.fullmatch(text)
     if match is None or int(match["port"] or 0) > 65535:
         raise SettingsError(
-            f"{text[:80]!r} was given as a name of the page",
-            "it is not written as NAME, NAME:PORT or https://NAME",
-            "Give the name that stands in the browser's address bar",
+            f"Cannot use {text[:80]!r} as a name of the page",
+            "it is not of the form NAME, NAME:PORT or https://NAME",
+            "Use the name shown in the browser's address bar",
         )
     port = f":{match['port']}" if match["port"] else ""
     return match["scheme"], f"{match['name'].lower()}{port}"
@@ -181,9 +181,9 @@ def _bound(address: str, family: socket.AddressFamily, port: int | None) -> Iter
         return
     where = f"port {port}" if port is not None else f"a port from {PORT} to {PORT + TRIED - 1}"
     raise SettingsError(
-        f"The page was to be served at {address}, {where}",
+        f"Cannot serve the page at {address}, {where}",
         f"it cannot be opened: {why}",
-        "Name another with --port, or end the program that uses it",
+        "Choose another with --port, or stop the program that uses it",
     ) from last
 
 

@@ -126,7 +126,7 @@ def _idle(desk: Desk) -> tuple[Any, ...]:
 def _schemes(chosen: object) -> list[str]:
     if isinstance(chosen, list) and 0 < len(chosen) <= MOST and all(isinstance(one, str) for one in chosen):
         return list(dict.fromkeys(chosen))
-    raise SettingsError("Schemes were to be compared", f"there are none, or more than {MOST}", "Choose some")
+    raise SettingsError("Cannot compare schemes", f"none are selected, or more than {MOST}", f"Select 1 to {MOST}")
 
 
 def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:

@@ -183,9 +183,9 @@ def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
     try:
         desk.roots.resolve(place)
     except SettingsError as error:
-        what = f"The cache was to be in {error.what.removesuffix(' was to be opened')}"
+        what = f"Cannot use {error.what.removeprefix('Cannot open ')} for the cache"
         fix = "Write on, off, or a folder below the folders of models; `sdquant ui --models FOLDER` adds one"
-        raise SettingsError(what, "that is no folder below the folders of models", fix) from error
+        raise SettingsError(what, "it is not a folder below the folders of models", fix) from error
 
 
 def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
@@ -224,10 +224,10 @@ def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
 
     try:
         if content is None or len(content) > _MAX_IMPORT:
-            raise SettingsError("A file was to be imported", "it is empty or far too large", "Choose a settings file")
+            raise SettingsError("Cannot import the file", "it is empty or far too large", "Choose a settings file")
         read = sdnext.read_any(content.decode("utf-8", errors="strict"))
     except UnicodeDecodeError:
-        error = SettingsError("A file was to be imported", "it is no text", "Choose a settings file")
+        error = SettingsError("Cannot import the file", "it is not text", "Choose a settings file")
         return html_components.refusal(error, desk.roots), *_as_they_are()
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
