@@ -132,7 +132,7 @@ def test_a_folder_that_is_no_web_ui_is_refused(tmp_path: Path, capsys: Capture, 
         folder.write_text("")
     error = _run(capsys, folder)
     assert error["kind"] == "SettingsError"
-    assert error["fix"] == "Name the folder that webui.py is in, or for ComfyUI its main.py"
+    assert error["fix"] == "Name the folder that contains webui.py, or for ComfyUI main.py"
     assert kind == "missing" or not folder.is_dir() or not any(folder.iterdir())
 
 
