@@ -132,7 +132,7 @@ def test_a_config_without_a_prompt(capsys: Capture, file: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--steps", "5"), "--steps cannot be given with a config file: write num_inference_steps=5"),
+        (("--steps", "5"), "--steps cannot be used with a config file: write num_inference_steps=5"),
         (("-q", "nf4"), "write quantization=nf4"),
         (("--offload", "model"), "write offload=model"),
         (("--out", "x.png"), "write output_dir=x.png"),
