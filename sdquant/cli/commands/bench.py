@@ -29,7 +29,7 @@ _QUANT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, those of the measurement, and where the results go."""
+    """Add the model's flags, those of the measurement, and the output files."""
     _common.add_request_flags(parser, helps={"quant": _QUANT})
     parser.add_argument("--steps", type=_common.positive, default=1, help="steps in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=_common.positive, default=5, help="turns of each (default: %(default)s)")
@@ -115,7 +115,7 @@ def _write(path: Path, made: Benchmark) -> None:
 
 
 def _size(text: str) -> tuple[int, int]:
-    """ "512x768" """
+    """Parse a size such as "512x768"."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})[xX]([1-9][0-9]{0,5})", text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 512x512")
@@ -138,7 +138,7 @@ def _bar(progress: bool) -> Iterator[OnProgress]:
 
 
 def render(made: Benchmark) -> str:
-    """The table as text, what is to be known of rows, and the reasons of those without numbers."""
+    """Format the table as text, with notes on rows and the reasons why rows have no numbers."""
     packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
     lines = [
         f"{made.model}: {made.case}, {made.inputs} inputs",

@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the rules, what is drawn, where the ranges go."""
+    """Add the model, the rules, the prompts and image settings, and the output file."""
     _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument("--preset", help="a preset of rules, such as int8, instead of --rules")
     parser.add_argument("--config", metavar="CONFIG.yml", help="the config file whose preset or rules are meant")
@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tuple[str, ...]]:
-    """The rules that are named in one of three ways, a preset's with static ranges; and the components they are for.
+    """Return the rules of --rules, --preset (with static ranges) or --config, and the components that they are for.
 
     Raises:
-        SettingsError: none is named, or two are, or a preset that leaves activations as they are.
+        SettingsError: not exactly one of the three is set, or the preset does not quantize activations.
     """
     from ...training import config
     from ...training.config.quantization import quantization_of

@@ -31,7 +31,7 @@ _QUANT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, those of the drawing, and where the picture goes."""
+    """Add the model's flags, those of the image, and the output file."""
     _common.add_request_flags(parser, helps={"quant": _QUANT})
     _common.add_drawing_flags(parser)
     parser.add_argument(
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def one(word: str) -> Quant:
-    """One --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
+    """Parse one --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
     return _common.quant_of(word.split(JOIN))
 
 
@@ -110,7 +110,7 @@ def _bar(progress: bool) -> Iterator[OnProgress]:
 
 
 def render(made: Comparison) -> str:
-    """The table as text, and the reasons of what gave no image."""
+    """Format the table as text, with the reasons why schemes gave no image."""
     lines = [
         f"{made.model}, {made.prompt!r}, seed {made.seed}, {made.steps} steps",
         _common.table(HEADER, [_cells(row) for row in made.rows]),

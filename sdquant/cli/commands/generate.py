@@ -30,7 +30,7 @@ _KEYS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, and those of the drawing; or a config file."""
+    """Add the model's flags and those of the image; or a config file."""
     _common.add_request_flags(parser)
     _common.add_drawing_flags(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_config(config: Config, args: argparse.Namespace) -> int:
-    """The same as a config says: pictures and the whole config go into output_dir/run_name."""
+    """Draw as a config says: images and the whole config are written to output_dir/run_name."""
     from ...training.config.generate import draw_config
 
     if "prompt" not in config.given:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The path, and whether to look into the contents."""
+    """Add the path, and flags for how much of the contents to read."""
     parser.add_argument(
         "path",
         metavar="MODEL",
@@ -90,5 +90,5 @@ def _quant(one: Detected) -> str:
 
 
 def _types(one: Detected) -> str:
-    """ "bfloat16 x286, uint8 x80": the most frequent first."""
+    """Format dtypes as "bfloat16 x286, uint8 x80", the most frequent first."""
     return ", ".join(f"{name} x{count}" for name, count in sorted(one.types.items(), key=lambda kv: -kv[1]))

@@ -25,7 +25,7 @@ _PYTHONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The web UI's folder, and what is to be done."""
+    """Add the web UI's folder, and the flags to replace or remove the extension."""
     parser.add_argument(
         "folder", type=Path, metavar="WEBUI", help="the web UI's folder, which webui.py (ComfyUI: main.py) is in"
     )
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _next(folder: Path, found: Place) -> list[str]:
-    """What is left to do after the copy. The web UI runs the copy in its own Python, which must find the package."""
+    """Return the steps left after the copy. The web UI runs the copy in its own Python, which must find the package."""
     python = next((place for name in _PYTHONS if (place := folder / name).exists()), None)
     name = f'"{python}"' if python is not None else "<its Python>"
     own = f"Install sdquant in the Python that {found.title} runs with: {name} -m pip install --no-deps sdquant"

@@ -14,7 +14,7 @@ VERDICTS = ("works", "slow", "untested", "breaks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Filters."""
+    """Add the filters."""
     parser.add_argument("--device", help="device kind: cuda, rocm, xpu, mps, cpu, directml (default: this machine's)")
     parser.add_argument("--scheme", help="only this scheme")
     parser.add_argument("--verdict", choices=VERDICTS, help="only cells with this verdict")

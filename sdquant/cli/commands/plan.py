@@ -23,7 +23,7 @@ NAMED = 2  # weights that are named where many stay as they are; --json names al
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a load, and the size of the image that the peak of memory is told for."""
+    """Add the flags of a load, and the image size for which to predict the peak memory."""
     _common.add_request_flags(parser)
     parser.add_argument("--width", type=_common.positive, help="pixels of an image (default: the model's)")
     parser.add_argument("--height", type=_common.positive, help="pixels of an image (default: the model's)")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files(made: Plan) -> Iterator[tuple[str, str]]:
-    """The components that are read from elsewhere than from the pipeline's folder, with where."""
+    """Yield name and path of the components that are not read from the pipeline's folder."""
     folder = Path(made.base or made.path)
     for part in made.components:
         if part.name != "model" and part.path is not None and not Path(part.path).is_relative_to(folder):
@@ -81,7 +81,7 @@ def _files(made: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _peak(peak: Peak, device: str) -> str:
-    """What is on the device at the most, in words."""
+    """Describe the peak memory on the device and its parts in words."""
     parts = [f"{_common.size(peak.weights)} of weights at once"]
     if peak.copied:
         parts.append(f"{_common.size(peak.copied)} of OpenVINO's copy of them")
@@ -114,7 +114,7 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
 
 
 def _kept(part: ComponentPlan) -> Iterator[str]:
-    """A line for each reason why weights of a component are not quantized."""
+    """Yield a line for each reason why weights of a component are not quantized."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, reason in part.kept.items():
         groups[reason].append(name)

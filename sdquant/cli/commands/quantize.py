@@ -23,7 +23,7 @@ _DEFAULTS = {"mode": "auto"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What, to which scheme, where to."""
+    """Add the model, the scheme, and the output path."""
     _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument(
         "target", type=Path, nargs="?", metavar="OUT", help="folder, or a file ending in .safetensors or .gguf"
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(out: Path) -> None:
-    """What was written."""
+    """Print the schemes and the size of the written model."""
     from ...models.detection import detect
 
     seen = detect(out)
@@ -116,7 +116,7 @@ def _say(out: Path) -> None:
 
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:
-    """By the processes of torchrun, each a share of the weights; the first says what was written."""
+    """Quantize a share of the weights in each process of torchrun; the first prints the result."""
     from ...loading import distributed_quantize
     from ...planning.preparation import prepare
 
