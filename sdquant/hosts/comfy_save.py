@@ -1,7 +1,7 @@
-"""Write a quantized model of ComfyUI as one safetensors file, in the authors' names, for this loader and others.
+"""Write a quantized model of ComfyUI as one safetensors file with the original tensor names.
 
-Where every weight is packed as ComfyUI or Forge know it (nf4, fp4, qint8), the file is as `single_files` writes it,
-which their own loaders read. Otherwise it is as `saving` writes it. sdquant reads the same weights back from both.
+If ComfyUI or Forge support the format of every packed weight (nf4, fp4, qint8), the file is written as by
+`export_single_file`, so that their own loaders read it; otherwise as by `saving`. sdquant reads both without loss.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def save(patcher: Any, prefix: str) -> Path:
     """Write the model below ComfyUI's output folder, under the next free number.
 
     Args:
-        patcher: a model that `comfy_load.load` made. prefix: of the file's name, with folders: "diffusion_models/mine".
+        patcher: a model returned by `comfy_load.load`.
+        prefix: beginning of the file's name, with folders, such as "diffusion_models/mine".
 
     Returns:
         The new file.
 
     Raises:
-        SettingsError: the name, or the model is not one with packed weights. ConflictError: a LoRA is on it.
+        SettingsError: the name is not valid, or the model has no packed weights.
+        ConflictError: a LoRA is on the model.
     """
     import comfy.model_management  # type: ignore[import-not-found]
 
@@ -63,10 +65,10 @@ def save(patcher: Any, prefix: str) -> Path:
 
 
 def place(prefix: str) -> Path:
-    """The file to write for a prefix: in the output folder, and new.
+    """Return a new path in the output folder for a prefix.
 
     Raises:
-        SettingsError: it leads elsewhere, or is no name for a file.
+        SettingsError: the prefix is outside the output folder, or is not a valid file name.
     """
     import folder_paths  # type: ignore[import-not-found]
 
@@ -91,7 +93,7 @@ def _inside(folder: str, path: str) -> bool:
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What the file holds: tensors by key, and metadata."""
+    """Return the contents of the file: tensors by key, and metadata."""
     rows, floats = dict(weights.quantized(model)), weights.plain(model)
     theirs = export_single_file.tensors_of(rows)
     if theirs is None:

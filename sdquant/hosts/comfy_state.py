@@ -1,5 +1,4 @@
-"""From a file to the state dict that ComfyUI is given: its names, and every weight a tensor, if packed a
-`PackedTensor`."""
+"""Read a file into a state dict for ComfyUI: original tensor names, and a `PackedTensor` for each packed weight."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What ComfyUI is given.
+    """A state dict for ComfyUI.
 
     Attributes:
-        tensors: by the authors' names.
-        packed: how many of them are packed.
-        metadata: of the file, where ComfyUI reads sizes of some models.
+        tensors: by their original names.
+        packed: number of packed tensors.
+        metadata: the file's, from which ComfyUI reads the sizes of some models.
     """
 
     tensors: dict[str, Tensor]
@@ -45,7 +44,7 @@ class State:
 
 
 def source(path: Path) -> Source:
-    """The diffusion model of a file, out of a checkpoint of several models, too.
+    """Return the diffusion model of a file, which may be a checkpoint of several models.
 
     Raises:
         SdquantError: see `detect_elsewhere`. UnsupportedFileError: it is a LoRA or a folder.
@@ -60,15 +59,16 @@ def source(path: Path) -> Source:
 
 
 def size(src: Source) -> int:
-    """Bytes that `read` will tell of."""
+    """Return the total number of bytes that `read` reports to `tick`."""
     return sum(info.nbytes for info in src.plain.values()) + sum(src.found_bytes(name) for name in src.found)
 
 
 def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int], Any]) -> State:
-    """The state dict of a diffusion model.
+    """Read the state dict of a diffusion model.
 
     Args:
-        spec: to quantize its float weights to; None takes all as found. device: to encode on.
+        spec: to quantize its float weights to; None leaves all as found.
+        device: to quantize on.
         tick: called with the bytes of each tensor; see `size`.
 
     Raises:
@@ -122,7 +122,7 @@ def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
 
 
 def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
-    """The source as if its weights were floats: for names, which follow from names and shapes."""
+    """Return the source as if its weights were floats, to derive the original names from names and shapes."""
     infos = dict(src.plain)
     for name, packed in packs.items():
         infos[name] = TensorInfo(dtype=packed.spec.dtype, shape=packed.spec.shape, nbytes=packed.nbytes)
@@ -131,7 +131,7 @@ def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
 
 
 def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSpec) -> frozenset[str]:
-    """The names of the weights to quantize: not those at the ends of a model, and not tables."""
+    """Return the names of the weights to quantize: not those of the first and last layers, and not embeddings."""
     kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
@@ -165,10 +165,10 @@ def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
 
 
 def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
-    """The packed weight that ComfyUI's model has in place of one, or several, of the file's.
+    """Return the packed weight of ComfyUI's model that corresponds to one or several weights of the file.
 
     Raises:
-        UnsupportedFileError: packed weights of their schemes cannot be joined.
+        UnsupportedFileError: packed weights of this scheme cannot be joined.
     """
     from ..core.packed_rows import join
 
@@ -187,8 +187,11 @@ def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
 
 
 def _shown(packed: Packed, src: Source) -> PackedTensor:
-    """The tensor for a weight of a file. ComfyUI chooses what to compute in by the dtypes that it sees, and in some
-    formats the file does not say which a packed weight had (and says float32): then the dtype of most other tensors."""
+    """Wrap a packed weight as a tensor, with the dtype that ComfyUI should compute in.
+
+    ComfyUI chooses its compute dtype by the dtypes of the tensors. Some formats do not record that of the float weight
+    (they say float32): then it is the dtype of most bytes of the unquantized tensors.
+    """
     import torch
 
     from .comfy_tensor import PackedTensor
@@ -202,7 +205,7 @@ def _shown(packed: Packed, src: Source) -> PackedTensor:
 
 
 def _swapped(packed: Packed) -> Packed | None:
-    """The second half of the rows before the first."""
+    """Swap the first and the second half of the rows; None if the scheme cannot slice rows."""
     from ..core.packed_rows import cut
 
     backend = registry.of_scheme(packed.spec.scheme)

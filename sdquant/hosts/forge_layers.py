@@ -1,7 +1,7 @@
-"""Quantized layers for Forge, whose mover swaps single layers between RAM and the GPU.
+"""Quantized layers for Forge, whose memory manager swaps single layers between RAM and the GPU.
 
-A layer with the attribute `parameters_manual_cast` may be left in RAM; while that is true, it brings its weight to
-where its input is, each time it runs. Layers without it stay on the GPU.
+A layer with the attribute `parameters_manual_cast` may be left in RAM; while the attribute is true, the layer copies
+its weight to the input's device each time it runs. Layers without it stay on the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Swapped(QuantizedLayer):
-    """Runs where its input is, wherever its weight is."""
+    """Layer that runs on its input's device, whichever device its weight is on."""
 
     parameters_manual_cast: bool
 
@@ -58,7 +58,7 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
     """Quantize Forge's linear and convolution layers in place, one at a time.
 
     Returns:
-        How many were quantized.
+        The number of layers that were quantized.
     """
     layers = dict(_layers(model))
     shapes = {
@@ -81,7 +81,7 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Forge's own layers that have a weight of floats. Its linear ones are no `nn.Linear`."""
+    """Yield Forge's own layers that have a float weight. Its linear ones are not `nn.Linear`."""
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
         if not path or weight is None or weight.dtype not in _FLOATS or not hasattr(module, _SWAP):
@@ -91,7 +91,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _swapped(layer: Any, packed: Packed) -> QuantizedLayer:
-    """The quantized layer for one of Forge's."""
+    """Create the quantized layer for one of Forge's."""
     if isinstance(layer, nn.Conv1d):
         kind: type[_Swapped] = SwappedConv1d
     elif isinstance(layer, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Functions of a host that are replaced while the extension is loaded, and put back when it is unloaded."""
+"""Replaces functions of a host while the extension is loaded, and restores them when it is unloaded."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class _Patch:
 
 
 class Patches:
-    """What was replaced. `undo` leaves the host as it was.
+    """The replaced functions; `undo` restores them.
 
     Args:
-        tell: is called with errors of sdquant before they are raised on to the host, which may not show them whole.
+        tell: called with errors of sdquant before they propagate to the host, which may not show them in full.
     """
 
     def __init__(self, tell: Callable[[SdquantError], object]) -> None:
@@ -32,9 +32,9 @@ class Patches:
         self.active = True
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Have `owner.name` call `around(original, *args, **kwargs)` instead.
+        """Make `owner.name` call `around(original, *args, **kwargs)` instead.
 
-        Another extension may wrap what stands here and call it after `undo`: then it is the original alone.
+        Another extension may wrap this function in turn and call it after `undo`: it then calls only the original.
 
         Raises:
             SettingsError: this version of the host, or a fork of it, has no such function.
@@ -61,11 +61,11 @@ class Patches:
         setattr(owner, name, ours)
 
     def later(self, undo: Callable[[], object]) -> None:
-        """Have `undo` call this too."""
+        """Make `undo` call this, too."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put everything back, the last first. What others have wrapped since stays where it is, and does nothing."""
+        """Restore everything, in reverse order. A wrapper that others have wrapped since stays, but does nothing."""
         self.active = False
         for row in reversed(self._made):
             if getattr(row.owner, row.name, None) is row.ours:

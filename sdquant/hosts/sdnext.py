@@ -1,6 +1,7 @@
-"""SD.Next's load path: its own two places for quantization, `create_config` before and `do_post_load_quant` after.
+"""SD.Next's load path: its own hooks for quantization, `create_config` before and `do_post_load_quant` after a load.
 
-SD.Next catches errors of a load, shows them, and goes on with what it has. So what must not go on is unloaded here.
+SD.Next catches errors of a load, shows them, and goes on with the model as it is. So after an error of sdquant, the
+model is unloaded here.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _WHOLE = ("QuantizedLinear", "QuantizedConv1d", "QuantizedConv2d", "QuantizedCon
 
 
 class Adapter:
-    """What is done in SD.Next."""
+    """Integration into SD.Next."""
 
     def __init__(self, host: Host, status: Status) -> None:
         self.host, self.status = host, status
         self._error: SdquantError | None = None
 
     def install(self, patches: Patches) -> None:
-        """Take part in loads."""
+        """Hook into loads."""
         quant, models = display.module("modules.model_quant"), display.module("modules.sd_models")
         patches.wrap(models, "reload_model_weights", self._reload)
         patches.wrap(models, "load_diffuser", self._load)
@@ -48,14 +49,14 @@ class Adapter:
         patches.later(lambda: [whole.remove(name) for name in ours])
 
     def changed(self) -> None:
-        """Nothing: the settings are for the next load, as those of SD.Next's own quantization are."""
+        """Do nothing: settings apply to the next load, like those of SD.Next's own quantization."""
 
     def told(self, error: SdquantError) -> None:
-        """An error that SD.Next will catch."""
+        """Record an error that SD.Next will catch."""
         self._error = error
 
     def model_loaded(self, model: Any) -> None:
-        """Tell what was loaded, and how."""
+        """Record the loaded components and how they were quantized."""
         for name, module in _parts(model):
             known = self.status.seen.parts.get(name)
             self.status.loaded(
@@ -65,9 +66,9 @@ class Adapter:
     def _reload(
         self, original: Any, sd_model: Any = None, info: Any = None, op: str = "model", force: bool = False, **more: Any
     ) -> Any:
-        """Another model in place of the one in memory, which SD.Next unloads first. What cannot be is refused before.
+        """Replace the model in memory, which SD.Next unloads first: check the settings before it does.
 
-        It is raised: SD.Next then takes the choice of the model back, or shows the error where the button was pressed.
+        On an error, SD.Next restores the previous choice of the model, or shows the error next to the button.
         """
         if self._replaces(sd_model, info, op, force):
             try:
@@ -79,7 +80,7 @@ class Adapter:
 
     @staticmethod
     def _replaces(sd_model: Any, info: Any, op: str, force: bool) -> bool:
-        """Whether SD.Next will unload a model to load another one, or the same one anew."""
+        """Return whether SD.Next will unload a model to load another one, or the same one again."""
         models = display.module("modules.sd_models")
         held = sd_model or (models.model_data.sd_refiner if op == "refiner" else models.model_data.sd_model)
         wanted = (info or models.select_checkpoint(op=op)) if held is not None else None
@@ -87,7 +88,7 @@ class Adapter:
         return wanted is not None and (force or there is None or there.filename != wanted.filename)
 
     def _load(self, original: Any, checkpoint_info: Any = None, op: str = "model", **kwargs: Any) -> Any:
-        """The whole load of a model: refused before it begins, and not left half done."""
+        """Load a model: check the settings before, and unload it if the load fails halfway."""
         self._error = None
         load_hooks.begin(self.status, getattr(checkpoint_info, "path", None))
         try:
@@ -102,7 +103,7 @@ class Adapter:
         return result
 
     def _refuse(self, settings: Settings) -> None:
-        """Raise if the settings cannot be, alone or with SD.Next's own."""
+        """Raise if the settings are not supported, by themselves or together with SD.Next's own."""
         asked = load_hooks.asked(settings)
         if not asked:
             return
@@ -137,7 +138,7 @@ class Adapter:
         modules_to_not_convert: list[str] | None = None,
         **more: Any,
     ) -> Any:
-        """The arguments that a component is loaded with: ours among them if it is to be quantized meanwhile."""
+        """Return the arguments to load a component with, including our config if it is quantized while it loads."""
         settings = options.read(self.host)
         scheme = load_hooks.asked(settings).get(MODULES.get(module, ""))
         plain = settings["runtime"] in (None, load_hooks.PLAIN)
@@ -153,7 +154,7 @@ class Adapter:
         }
 
     def _post(self, original: Any, sd_model: Any, allow: bool = True) -> Any:
-        """After a load, of a pipeline or of one component: what is not quantized yet."""
+        """After a load of a pipeline or of one component, quantize what is not quantized yet."""
         sd_model = original(sd_model, allow=allow)
         settings = options.read(self.host)
         asked = load_hooks.asked(settings)
@@ -166,7 +167,7 @@ class Adapter:
         return sd_model
 
     def _component(self, name: str, module: nn.Module, scheme: str, settings: Settings) -> None:
-        """Quantize a component in place, unless it was while it loaded, or is codes already."""
+        """Quantize a component in place, unless that was done while it loaded or by another library."""
         if load_hooks.schemes_in(module):
             self.status.loaded(load_hooks.part_of(name, module, "while loading"))
             return
@@ -191,11 +192,11 @@ class Adapter:
         self.status.loaded(load_hooks.part_of(name, module, "after loading"))
 
     def _left_out(self, module: str) -> bool:
-        """Whether SD.Next's user has said that this type of model is not to be quantized."""
+        """Return whether SD.Next's user has excluded this type of model from quantization."""
         return module == "Model" and bool(display.module("modules.model_quant").dont_quant())
 
     def _sdnq_module(self, original: Any, fn: str, module_name: str, *args: Any, **kwargs: Any) -> Any:
-        """SD.Next takes every folder that says it is quantized for one of SDNQ's; others load as any folder."""
+        """Load folders quantized by SDNQ as SD.Next does, and let it load others normally: it takes all for SDNQ's."""
         method = _method(os.path.join(fn, module_name))
         if method not in (None, "sdnq"):
             return None, module_name, 0
@@ -203,7 +204,7 @@ class Adapter:
 
 
 def _method(folder: str) -> str | None:
-    """The quant_method in a component's config.json."""
+    """Return the quant_method in a component's config.json."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             said = json.load(file).get("quantization_config") or {}
@@ -214,7 +215,7 @@ def _method(folder: str) -> str | None:
 
 
 def _parts(model: Any) -> list[tuple[str, nn.Module]]:
-    """The components by name; of one alone its name is told from its class."""
+    """Return the components by name; the name of a lone component follows from its class."""
     from torch import nn
 
     from ..models.pipelines import is_pipeline, weight_parts

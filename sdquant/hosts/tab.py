@@ -1,6 +1,6 @@
-"""The tab: what was loaded last and how, and what a file below the host's folders is.
+"""The tab: the last load and its quantization, and the inspection of files in the host's folders.
 
-Only what gradio 3.41, 3.43 and 4.40 have alike is used: Blocks, Row, Dropdown, Button, HTML, click, update.
+Uses only the common API of gradio 3.41, 3.43 and 4.40: Blocks, Row, Dropdown, Button, HTML, click, update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TITLE, ID = "sdquant", "sdquant_tab"
 
 
 def build(status: Status) -> list[tuple[Any, str, str]]:
-    """The tab, as a host wants it: blocks, title, id."""
+    """Build the tab as hosts expect it: blocks, title, id."""
     import gradio as gr
 
     with gr.Blocks(analytics_enabled=False) as blocks:
@@ -36,7 +36,7 @@ def build(status: Status) -> list[tuple[Any, str, str]]:
 
 
 def status_html(status: Status) -> str:
-    """The host, the last load, and what can be done here."""
+    """Format the host, the last load, and what works in this host, as HTML."""
     host, seen = status.host, status.seen
     lines = [f"<h3>{html.escape(host.title)}</h3>"]
     if seen.error is not None:
@@ -55,7 +55,7 @@ def status_html(status: Status) -> str:
 
 
 def inspected_html(name: Any) -> str:
-    """What a file is, or the sentence that says why it cannot be told."""
+    """Format the detected contents of a file, or the error, as HTML."""
     from ..models.detection import detect
 
     if not name:
