@@ -1,4 +1,4 @@
-"""Work in a thread, followed from a page: progress as it comes, then the result or the error."""
+"""Run a job in a thread, and report it to a page: its progress, then the result or the error."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _EVERY = 0.15  # seconds between two looks at the progress: pages are not drawn 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a job. `error` is None where it came to its end."""
+    """The end of a job. `error` is None if it succeeded."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progress | Done]:
-    """Run `work` in a thread of its own; yields the newest `Progress` from time to time, and `Done` at the end.
+    """Run `work` in a thread of its own; yield the newest `Progress` from time to time, and `Done` at the end.
 
-    If the page goes away in the middle, the job is cancelled.
+    If the page is closed before the end, the job is cancelled.
     """
     told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
     job = Job(told.put)

@@ -1,4 +1,4 @@
-"""Pieces of the page in HTML, made of values. Every text that comes from outside is escaped here."""
+"""Formats values as parts of the page in HTML. All text from outside is escaped here."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _STAGES = {"waiting": "Waiting for another page's job", "reading": "Reading ever
 
 
 def card(kind: str, title: str, *body: str) -> str:
-    """A box. `kind`: "ok", "slow", "untested", "breaks", "info"; `title` and the `body` are HTML already."""
+    """Format a box. `kind`: "ok", "slow", "untested", "breaks", "info"; `title` and `body` are HTML."""
     role = 'role="alert"' if kind == "breaks" else 'role="status"'
     return f'<div class="sq-card sq-{kind}" {role}><div class="sq-title">{title}</div>{"".join(body)}</div>'
 
 
 def paragraph(text: str) -> str:
-    """A text as a paragraph."""
+    """Format a text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def refusal(error: BaseException, roots: Roots) -> str:
-    """An error as a box: what was asked, why not, what to do. Paths outside the model folders are not shown."""
+    """Format an error as a box: what, why and fix. Paths outside the model folders are not shown."""
     parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
     if not parts[0]:
         parts = ["Something went wrong", f"{type(error).__name__}: {error}", "See the server's log for the full error"]
@@ -38,7 +38,7 @@ def refusal(error: BaseException, roots: Roots) -> str:
 
 
 def progress(at: Progress) -> str:
-    """A bar for where a job is."""
+    """Format the progress of a job as a bar."""
     share = min(1.0, at.done / at.total) if at.total else 0.0
     label = _STAGES.get(at.stage, at.stage.capitalize())
     if at.stage == "drawing":
@@ -53,7 +53,7 @@ def progress(at: Progress) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the cells are texts."""
+    """Format a table; the cells are texts."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
@@ -61,16 +61,16 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Name and value, one below the other; both are texts."""
+    """Format pairs of name and value, one below the other; both are texts."""
     body = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
     return f'<dl class="sq-facts">{body}</dl>'
 
 
 def plan_bars(made: Plan, capacity: int | None) -> str:
-    """The bytes of each component as bars against the memory of the device, and what they would be in bf16.
+    """Format the size of each component as a bar against the memory of the device, with its size in bf16.
 
     Args:
-        capacity: bytes that are free on the device for weights, or the budget; None if nobody knows.
+        capacity: bytes free on the device for weights, or the budget; None if unknown.
     """
     whole = sum(part.bytes_bf16 for part in made.components)
     widest = max((max(part.bytes, part.bytes_bf16) for part in made.components), default=0)
@@ -84,7 +84,7 @@ def plan_bars(made: Plan, capacity: int | None) -> str:
 
 
 def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: bool = False) -> str:
-    """Bytes as a bar in a track that stands for `full`; those of bf16 as its shadow. `over`: it does not fit."""
+    """Format bytes as a bar relative to `full`, with those of bf16 as its shadow. `over`: it does not fit."""
     width, ghost = (min(100.0, 100 * n / full) if full else 0.0 for n in (nbytes, as_bf16))
     return (
         f'<div class="sq-bar" data-name="{escape(name)}" data-bytes="{nbytes}"><div class="sq-bar-head">'
@@ -95,7 +95,7 @@ def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: boo
 
 
 def _done(part: ComponentPlan) -> str:
-    """What is done with a component, in a few words."""
+    """Describe in a few words how a component is quantized."""
     if part.action == "keep":
         return "as it is"
     if part.action == "found":
@@ -108,10 +108,10 @@ def _runs(part: ComponentPlan) -> str:
 
 
 def drawn(result: Drawn, roots: Roots, resident: int) -> str:
-    """What stands beside an image: what drew it, how, and what that took.
+    """Format the facts about an image: the model, its settings, and the memory and time that it took.
 
     Args:
-        resident: bytes of memory of the whole process.
+        resident: resident memory of the process in bytes.
     """
     made, held = result.held.plan, result.held
     whole = sum(part.bytes_bf16 for part in made.components)
@@ -130,16 +130,16 @@ def drawn(result: Drawn, roots: Roots, resident: int) -> str:
 
 
 def chip(shown: str, how: str) -> str:
-    """The line in the head of the page that says what is in memory."""
+    """Format the line about the model in memory in the head of the page."""
     return f'<div class="sq-chip" role="status"><b>{escape(shown)}</b> {escape(how)}</div>'
 
 
 def scheme_words(made: Plan) -> str:
-    """The schemes of a plan in a few words: "nf4, balanced offload"."""
+    """Describe the schemes of a plan in a few words: "nf4, balanced offload"."""
     names = list(dict.fromkeys(str(part.spec or part.scheme) for part in made.components if part.action != "keep"))
     return f"{' and '.join(names) or 'as it is'}, {made.offload if made.offload != 'none' else 'no'} offload"
 
 
 def note(text: str) -> str:
-    """A text as a small remark; nothing for nothing."""
+    """Format a text as a small note; return "" for an empty text."""
     return f'<p class="sq-note">{escape(text)}</p>' if text else ""

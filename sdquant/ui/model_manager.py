@@ -1,6 +1,6 @@
-"""The one model in memory, shared by all open pages: loaded, switched, drawn with, one job at a time.
+"""The one model in memory, shared by all open pages: loads, switches and runs it, one job at a time.
 
-No gradio here. A job is what one page waits for; it tells of its progress and can be cancelled, also while it waits.
+No gradio here. Each page waits for one job, which reports its progress and can be cancelled, even while it waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL = 0.05  # seconds between looks at whether a waiting job was cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a job is. `stage`: "waiting" (for another page's job), "loading" (bytes) or "drawing" (steps)."""
+    """The progress of a job. `stage`: "waiting" (for another page's job), "loading" (bytes) or "drawing" (steps)."""
 
     stage: str
     done: int = 0
@@ -37,20 +37,20 @@ class Progress:
 
 
 class Job:
-    """What one page waits for. `tell` is called from the working thread."""
+    """A job that one page waits for. `tell` is called from the worker thread."""
 
     def __init__(self, tell: Callable[[Progress], None] | None = None) -> None:
         self._tell, self._cancelled = tell, threading.Event()
 
     def cancel(self) -> None:
-        """Ask the job to stop: it does at its next step."""
+        """Request the job to stop, which it does at its next step."""
         self._cancelled.set()
 
     def at(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Say where the job is.
+        """Report the progress of the job.
 
         Raises:
-            Stopped: it was cancelled.
+            Stopped: the job was cancelled.
         """
         if self._cancelled.is_set():
             raise Stopped
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """What is to be drawn; None leaves it to the model."""
+    """The settings of an image; None is the model's default."""
 
     prompt: str
     steps: int
@@ -75,10 +75,10 @@ class Held:
     """The model in memory.
 
     Attributes:
-        pipe: the pipeline. asked, plan: what it was made of.
-        seconds: that the load took.
-        bytes: of its weights, counted from the loaded tensors.
-        stamps: its files with size and time of change, from before they were read.
+        pipe: the pipeline. asked, plan: the request and the plan that it was loaded with.
+        seconds: duration of the load.
+        bytes: size of its weights, summed over the loaded tensors.
+        stamps: size and modification time (ns) of its files, from before they were read.
     """
 
     pipe: Any = field(repr=False)
@@ -91,12 +91,12 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """An image, and what drew it.
+    """An image, and the model and settings that it was drawn with.
 
     Attributes:
-        seconds: of the drawing alone.
-        peak: bytes of weights on the compute device at most, since the load.
-        switched: whether the model was loaded for it.
+        seconds: duration of the drawing, without the load.
+        peak: peak size of the weights on the compute device since the load, in bytes.
+        switched: whether the model was loaded for this image.
     """
 
     image: Any = field(repr=False)
@@ -108,7 +108,7 @@ class Drawn:
 
 
 class Engine:
-    """Holds at most one model, but for the moment of a switch where both fit."""
+    """Holds at most one model; two only during a switch, if both fit."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -116,11 +116,11 @@ class Engine:
 
     @property
     def held(self) -> Held | None:
-        """The model in memory now."""
+        """Return the model in memory."""
         return self._held
 
     def load(self, asked: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
-        """Make `asked` the model in memory. Where that fails, the one that was there is there still.
+        """Load a model, unless it is the one in memory. On failure the previous model stays loaded.
 
         Args:
             then: called when it is loaded, before another job has its turn.
@@ -136,10 +136,10 @@ class Engine:
             return held
 
     def draw(self, asked: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
-        """Draw with the model that `asked` says, which is loaded first if it is not the one in memory.
+        """Draw an image with a model, which is loaded first if it is not the one in memory.
 
         Raises:
-            SdquantError: it cannot be loaded, or cannot draw that. Stopped: the job was cancelled.
+            SdquantError: the model cannot be loaded, or cannot draw the image. Stopped: the job was cancelled.
         """
         from ..models.generate import draw
 
@@ -169,13 +169,13 @@ class Engine:
             )
 
     def unload(self, job: Job | None = None) -> None:
-        """Give the model's memory back."""
+        """Unload the model and free its memory."""
         with self._mine(job or Job()):
             self._drop()
 
     @contextmanager
     def alone(self, job: Job) -> Iterator[None]:
-        """The machine for one job that loads models by itself: what is held is unloaded first."""
+        """Reserve the machine for a job that loads models itself: unload the model in memory first."""
         with self._mine(job):
             self._drop()
             yield
@@ -225,7 +225,7 @@ class Engine:
 
 
 def _stamps(made: Plan) -> dict[Path, tuple[int, int]]:
-    """Size and time of change of the files that a plan reads, of those that are there."""
+    """Return size and modification time (ns) of the files that a plan reads, as far as they exist."""
     found = {}
     for path in {file for src in made.detected.sources.values() for file in src.files}:
         try:
@@ -237,13 +237,13 @@ def _stamps(made: Plan) -> dict[Path, tuple[int, int]]:
 
 
 def _changed(held: Held) -> bool:
-    """Whether a file of the model is another now. One that is gone changes nothing: its weights are in memory."""
+    """Return whether a file of the model has changed. A deleted one does not count: its weights are in memory."""
     now = _stamps(held.plan)
     return any(now[path] != stamp for path, stamp in held.stamps.items() if path in now)
 
 
 def _both_fit(made: Plan) -> bool:
-    """Whether the model of this plan fits beside the one in memory, with room to spare."""
+    """Return whether the model of a plan fits next to the one in memory, with room to spare."""
     from ..compat import hardware
 
     here = hardware.probe()
@@ -254,7 +254,7 @@ def _both_fit(made: Plan) -> bool:
 
 @contextmanager
 def _sentences(what: str) -> Iterator[None]:
-    """Errors of torch and the libraries, out of memory above all, as an SdquantError that says what to do."""
+    """Turn errors of torch and other libraries, such as out of memory, into an SdquantError with a fix."""
     try:
         yield
     except (SdquantError, Stopped):

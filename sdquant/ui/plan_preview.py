@@ -1,6 +1,6 @@
-"""What is known of a choice of settings before anything is loaded: the verdict on every choice, the plan, the way out.
+"""Evaluates a choice of settings before anything is loaded: the verdict on every choice, the plan, and fixes.
 
-Everything here comes from the matrix and the planner; the page only shows it.
+All of this comes from the matrix and the planner; the page only shows it.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ AXES = ("offload", "mode", "runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A model to be loaded: its path, and with what. `base`: for a lone component or checkpoint."""
+    """A model to load: its path, and the base pipeline of a single component or checkpoint."""
 
     path: str
     base: str | None = None
 
     def components(self, settings: Settings) -> dict[str, str | None]:
-        """Component names, as `Settings.request` takes them, each with the scheme it is quantized to on disk.
+        """Return component names, as `Settings.request` takes them, each with the scheme of its weights on disk.
 
         Raises:
-            SdquantError: what is there cannot be loaded, however it is quantized.
+            SdquantError: the model cannot be loaded, with any scheme.
         """
         as_found = Settings({"allow_pickle": settings["allow_pickle"]})
         made = prepare(as_found.request(self.path, (), base=self.base, progress=False))
         return {part.name: part.scheme if part.action == "found" else None for part in made.components}
 
     def request(self, settings: Settings) -> Request:
-        """The Request for these settings. Raises as `components` does."""
+        """Return the Request for these settings. Raises the errors of `components`."""
         return settings.request(self.path, self.components(settings), base=self.base, progress=False)
 
     def shared(self, settings: Settings) -> dict[str, Any]:
-        """What of these settings is the same whatever the scheme: keyword arguments of `request`, without the path."""
+        """Return the settings other than schemes, as keyword arguments of `request` without the path."""
         values = {name: value for name, value in settings.values.items() if not name.startswith("quant.")}
         return values | {"base": self.base}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What the matrix says of one choice, the other settings being as they are."""
+    """The verdict of the matrix on one choice, given the other settings."""
 
     verdict: str
     why: str = ""
@@ -70,11 +70,11 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What is known of a choice of settings for a model.
+    """The evaluation of a choice of settings for a model.
 
     Attributes:
         marks: field name to choice to the verdict on it.
-        plan: what will be done; None where it is refused.
+        plan: the plan of the load; None if it is refused.
         error: why it is refused; None if it is not.
         fixes: the nearest settings that are not refused.
     """
@@ -86,7 +86,7 @@ class Review:
 
 
 def review(target: Target, values: Mapping[str, Any]) -> Review:
-    """Look at a choice of settings for a model. Reads headers only.
+    """Evaluate a choice of settings for a model. Reads headers only.
 
     Args:
         values: a value for each field; they may contradict each other.
@@ -112,7 +112,7 @@ def _loads(target: Target, settings: Settings) -> bool:
 
 
 def marks(values: Mapping[str, Any], held: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
-    """The verdict on every choice of every field that the matrix speaks of.
+    """Return the verdict on every choice of every field that the matrix covers.
 
     Args:
         values: a value for each field. held: component to the scheme it has on disk, or None.
@@ -139,7 +139,7 @@ def _kind(values: Mapping[str, Any], here: Machine) -> str:
 
 
 def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here: Machine) -> Mark:
-    """The verdict on what one role's weights would be run as."""
+    """Return the verdict on the weights of one role, with the scheme that they would have."""
     asked = values[f"quant.{role}"]
     if held is None and (asked is None or asked.lower() == NOT_QUANTIZED):
         return Mark(verdict="works")

@@ -1,4 +1,4 @@
-"""What the settings tab says of a choice: whether it works, why not, and what would be done."""
+"""The verdict in the settings tab: support for a choice of settings, the reasons, and the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TITLES = {
 
 
 def shown(seen: Review, values: Mapping[str, Any], roots: Roots) -> str:
-    """The verdict as a box, and the plan as bars below it."""
+    """Format the verdict as a box, and the plan as bars below it."""
     if seen.error is not None or seen.plan is None:
         return html_components.refusal(seen.error or RuntimeError("there is no plan"), roots)
     worst = max((_chosen(seen, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
@@ -34,7 +34,7 @@ def shown(seen: Review, values: Mapping[str, Any], roots: Roots) -> str:
 
 
 def _chosen(seen: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Verdict and reason of what is chosen in each field that the matrix speaks of."""
+    """Return verdict and reason of the choice in each field that the matrix covers."""
     marks = []
     for row in fields():
         mark = seen.marks.get(row.name, {}).get(str(row.shown(values[row.name])))
@@ -44,7 +44,7 @@ def _chosen(seen: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def capacity(seen: Review) -> int | None:
-    """Bytes that weights may take on the plan's device: the budget, or what is free there."""
+    """Return the bytes available for weights on the plan's device: the budget, or the free memory."""
     if seen.plan is None:
         return None
     if seen.plan.budget is not None:

@@ -1,4 +1,4 @@
-"""Values from the page, checked on the server: the limits in the page can be gone around."""
+"""Checks values from the page on the server: the limits in the page can be bypassed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MAX_PROMPT = 4000
 
 
 def prompt_of(text: object) -> str:
-    """A prompt.
+    """Check a prompt.
 
     Raises:
-        SettingsError: nothing, or far too much.
+        SettingsError: it is empty or too long.
     """
     what = "Cannot draw an image"
     if not isinstance(text, str) or not text.strip():
@@ -24,10 +24,10 @@ def prompt_of(text: object) -> str:
 
 
 def whole(name: str, value: object, least: int, most: int) -> int:
-    """A whole number.
+    """Check a whole number.
 
     Raises:
-        SettingsError: it is none, or outside the limits.
+        SettingsError: it is not a whole number, or outside the limits.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -37,10 +37,10 @@ def whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def number(name: str, value: object, least: float, most: float) -> float:
-    """A number.
+    """Check a number.
 
     Raises:
-        SettingsError: it is none, or outside the limits.
+        SettingsError: it is not a number, or outside the limits.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
         return float(value)

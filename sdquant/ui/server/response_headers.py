@@ -1,4 +1,4 @@
-"""What every answer carries: headers that tell the browser what the page may do, and nothing for other sites."""
+"""The headers of every answer: they restrict the page, and keep other sites from using it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HASHED = re.compile(r"/assets/.*-[\w-]{8}\.(js|css|woff2?)")  # the name change
 
 
 def headers(found: Iterable[tuple[bytes, bytes]], path: str, policy: str = _OTHER) -> Headers:
-    """An answer's headers, with ours in place of Gradio's."""
+    """Return an answer's headers, with ours in place of Gradio's."""
     kept = [(name, value) for name, value in found if name not in _REPLACED and not name.startswith(b"access-control-")]
     keep = b"private, max-age=31536000, immutable" if _HASHED.fullmatch(path) else b"no-store"
     if path.startswith(("/static/", "/favicon")):
@@ -52,7 +52,7 @@ async def refuse(send: Send, status: int, why: str, *, more: Iterable[tuple[byte
 
 
 class Answer:
-    """A `send` that puts the headers on an answer, and the nonce into the page."""
+    """A `send` that sets the headers of an answer, and inserts the nonce into the page."""
 
     def __init__(self, send: Send, path: str) -> None:
         self._send, self._path = send, path
@@ -60,7 +60,7 @@ class Answer:
         self._parts: list[bytes] = []
 
     async def __call__(self, message: Message) -> None:
-        """Send a part on."""
+        """Pass a part of the answer on."""
         if message["type"] == "http.response.start":
             kind = dict(message.get("headers", [])).get(b"content-type", b"")
             if kind.startswith(b"text/html"):

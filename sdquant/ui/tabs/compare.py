@@ -35,7 +35,7 @@ _IDLE = html_components.card(
 
 
 def add(desk: Desk, head: Head) -> None:
-    """The tab's widgets and what they do."""
+    """Create the tab's widgets and connect their events."""
     schemes = [one for one in next(row for row in fields() if row.kind == "scheme").choices[2:]]
     with gr.Row():
         with gr.Column(scale=3):
@@ -83,7 +83,7 @@ def add(desk: Desk, head: Head) -> None:
 
 
 def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Compare, and tell of it."""
+    """Compare, and yield the updates of the page."""
     model, base, prompt, chosen, steps, seed = values
     busy = (gr.update(interactive=False), gr.update(interactive=True), gr.skip())
     yield html_components.progress(Progress(stage="loading")), *_nothing(), *busy
@@ -130,7 +130,7 @@ def _schemes(chosen: object) -> list[str]:
 
 
 def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:
-    """Status, sheet, table, and the two files for download."""
+    """Return status, sheet, table, and the two files for download."""
     folder = desk.download_folder()
     picture, data = folder / "sdquant-compare.png", folder / "sdquant-compare.json"
     sheet = compare.sheet(made)
@@ -145,7 +145,7 @@ def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:
 
 
 def _public(desk: Desk, made: Comparison) -> dict[str, Any]:
-    """The JSON of a comparison, without paths outside the model folders."""
+    """Return a comparison as JSON values, without paths outside the model folders."""
     values = made.to_dict()
     values["model"] = desk.roots.shown(made.model)
     for row in values["rows"]:

@@ -1,5 +1,5 @@
-"""Inspect: what a file or folder is, from its headers: container, family, quantization, what shows it, and what goes
-with it."""
+"""Inspect: the contents of a file or folder, from its headers: container, family, quantization, the evidence, and the
+schemes and offload modes that it works with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST = 40  # lines of evidence
 
 
 def add(desk: Desk) -> None:
-    """The tab's widgets and what they do."""
+    """Create the tab's widgets and connect their events."""
     names = [entry.name for entry in desk.roots.files()]
     with gr.Row(elem_classes="sq-head"):
         picked = gr.Dropdown(
@@ -62,7 +62,7 @@ def _look(desk: Desk, name: str | None) -> str:
 
 
 def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
-    """Every tensor read: scales, packed sizes, broken numbers."""
+    """Read every tensor, and check scales, packed sizes and non-finite numbers."""
     from ...loading.verification import verify
 
     if not name:
@@ -84,7 +84,7 @@ def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
 
 
 def shown(seen: Detected, desk: Desk) -> str:
-    """What was detected, as HTML."""
+    """Format the detected contents as HTML."""
     kind = "works" if not seen.warnings else "untested"
     title = f"<b>{escape(desk.roots.shown(seen.path))}</b>"
     rows = [
@@ -124,7 +124,7 @@ def _parts(seen: Detected) -> str:
 
 
 def _types(rows: tuple[TypeRow, ...]) -> str:
-    """A bar for each type, by its bytes."""
+    """Format a bar for each type, by its bytes."""
     most = max((row.bytes for row in rows), default=0)
     return "".join(
         html_components.bar(row.type, f"{row.tensors} tensors, {row.bits_per_weight:.2f} bits each", row.bytes, 0, most)
@@ -143,7 +143,7 @@ def _evidence(seen: Detected, desk: Desk) -> str:
 
 
 def _goes_with(seen: Detected) -> str:
-    """A table of schemes against offload modes: the held scheme as found, or all that a float file can be made into."""
+    """Format a table of schemes by offload modes: the file's own, or all that a float file can be quantized to."""
     mode = "found" if seen.prequantized else "pre"
     held = {part.quant for part in (seen.parts or {"": seen}).values() if part.quant}
     names = sorted(held) if seen.prequantized else [row.name for row in registry.schemes() if row.on_the_fly]
