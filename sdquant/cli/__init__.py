@@ -41,8 +41,8 @@ class _TopParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit as argparse does, and suggest the flags that may be meant."""
-        meant = _common.flags_meant(message.split()) if "unrecognized arguments" in message else {}
-        super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in meant.items()))
+        suggestions = _common.flags_meant(message.split()) if "unrecognized arguments" in message else {}
+        super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in suggestions.items()))
 
 
 def parser() -> argparse.ArgumentParser:

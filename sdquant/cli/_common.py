@@ -75,14 +75,14 @@ def flag(name: str) -> str:
 def flags_meant(words: Sequence[str]) -> dict[str, str]:
     """Return the flags of Request that unknown ones probably mean: another loader's name for them, or a typo."""
     flags = {flag(row.name): row.name for row in dataclasses.fields(Request) if row.name not in _NO_FLAG}
-    meant = {}
+    suggestions = {}
     for word in (word.partition("=")[0] for word in words if word.startswith("--")):
         answer = ANSWERS.get(word.lstrip("-").replace("-", "_"))
         near = [name for name, field in flags.items() if answer is not None and field == answer.use]
         near = near or difflib.get_close_matches(word, flags, n=1)
         if near and near[0] != word:
-            meant[word] = near[0]
-    return meant
+            suggestions[word] = near[0]
+    return suggestions
 
 
 def help_of(name: str) -> str:
@@ -102,9 +102,9 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     return request(place(args.path), **values)
 
 
-def refuse_auto(asked: Request, why: str) -> None:
+def refuse_auto(load_request: Request, why: str) -> None:
     """Raise SettingsError if the request leaves the choice of an offload mode to sdquant."""
-    if asked.offload == AUTO:
+    if load_request.offload == AUTO:
         raise SettingsError("Cannot use offload='auto' here", why, "Name an offload mode, or omit it")
 
 

@@ -132,7 +132,7 @@ def _runtime(backend: Backend, name: str, machine: Machine) -> str:
 
 def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
     """Return the verdict on these schemes without offload: one word if they agree, else each with its schemes."""
-    said: dict[str, list[str]] = {}
+    verdicts: dict[str, list[str]] = {}
     for row in schemes:
         query = Query(
             backend=row.backend,
@@ -143,10 +143,10 @@ def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
             device=kind,
             versions=machine.versions,
         )
-        said.setdefault(look_up(query).verdict, []).append(row.name)
-    if len(said) == 1:
-        return next(iter(said))
-    return "; ".join(f"{verdict}: {' '.join(names)}" for verdict, names in said.items())
+        verdicts.setdefault(look_up(query).verdict, []).append(row.name)
+    if len(verdicts) == 1:
+        return next(iter(verdicts))
+    return "; ".join(f"{verdict}: {' '.join(names)}" for verdict, names in verdicts.items())
 
 
 def _fit(model: str, core: float, encoders: float, machine: Machine) -> Fit:

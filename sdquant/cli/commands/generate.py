@@ -76,11 +76,11 @@ def _run_config(config: Config, args: argparse.Namespace) -> int:
         raise SettingsError("prompt is not set", "images need a prompt", 'Set it in the file, or add prompt="a text"')
     folder = Path(config.output_dir).expanduser() / config.run_name
     _common.refuse_target(folder / "config.yml")
-    made = draw_config(config, folder, progress=args.progress)
-    if made is None:  # another process than the first
+    result = draw_config(config, folder, progress=args.progress)
+    if result is None:  # another process than the first
         return 0
     if args.json:
-        _common.print_json(made.to_dict())
+        _common.print_json(result.to_dict())
     else:
-        print("\n".join(made.pictures))
+        print("\n".join(result.pictures))
     return 0

@@ -29,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     from ...core import registry
 
     device = args.device or hardware.device_kind(hardware.default_device(hardware.probe()))
-    wanted = registry.scheme(args.scheme).name if args.scheme else None
+    scheme = registry.scheme(args.scheme).name if args.scheme else None
     cells = [
         cell
         for cell in compat.matrix(device=device)
-        if (wanted is None or cell.scheme == wanted) and (args.verdict is None or cell.verdict == args.verdict)
+        if (scheme is None or cell.scheme == scheme) and (args.verdict is None or cell.verdict == args.verdict)
     ]
     if args.json:
         _common.print_json([cell.to_dict() for cell in cells])

@@ -36,46 +36,46 @@ def run(args: argparse.Namespace) -> int:
     from ...planning.estimate import meta_models, peak_memory, step_time
     from ...planning.preparation import prepare
 
-    made = prepare(_common.request_of(args))
+    plan = prepare(_common.request_of(args))
     try:
-        traced = meta_models.trace(made, width=args.width, height=args.height)
-        foreseen = step_time.step(made, traced, cpu.state())
-        made = dataclasses.replace(made, peak=peak_memory.predict(made, traced=traced), foreseen=foreseen)
+        traced = meta_models.trace(plan, width=args.width, height=args.height)
+        step = step_time.step(plan, traced, cpu.state())
+        plan = dataclasses.replace(plan, peak=peak_memory.predict(plan, traced=traced), foreseen=step)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("cannot predict the peak memory: %s", error)
     if args.json:
-        _common.print_json(made.to_dict())
+        _common.print_json(plan.to_dict())
         return 0
-    as_bf16 = sum(part.bytes_bf16 for part in made.components)
-    rows = [_row(part) for part in made.components]
-    rows.append(("total", "", "", "", _common.size(as_bf16), _common.size(made.bytes), f"{made.bytes / as_bf16:.2f}"))
-    print(made.path)
-    facts = (made.family or "unknown family", f"offload {made.offload}", f"device {made.device}")
-    print(", ".join(facts) + (f", budget {_common.size(made.budget)}" if made.budget is not None else ""))
+    as_bf16 = sum(part.bytes_bf16 for part in plan.components)
+    rows = [_row(part) for part in plan.components]
+    rows.append(("total", "", "", "", _common.size(as_bf16), _common.size(plan.bytes), f"{plan.bytes / as_bf16:.2f}"))
+    print(plan.path)
+    facts = (plan.family or "unknown family", f"offload {plan.offload}", f"device {plan.device}")
+    print(", ".join(facts) + (f", budget {_common.size(plan.budget)}" if plan.budget is not None else ""))
     print()
     header = ("component", "quantization", "runtime", "quantized", "as bf16", "planned", "of bf16")
     print(_common.table(header, rows, left=3))
-    for name, file in _files(made):
+    for name, file in _files(plan):
         print(f"\n{name} is read from {file}")
-    if made.peak is not None:
-        print(f"\n{_peak(made.peak, made.device)}")
-    if made.foreseen is not None and made.why is None and any(part.weights for part in made.components):
-        print(f"\n{step_time.said(made.foreseen)}")
-    if made.why is not None:
-        print(f"\nchosen: {made.why}")
-    kept = [line for part in made.components for line in _kept(part)]
-    if kept:
+    if plan.peak is not None:
+        print(f"\n{_peak(plan.peak, plan.device)}")
+    if plan.foreseen is not None and plan.why is None and any(part.weights for part in plan.components):
+        print(f"\n{step_time.said(plan.foreseen)}")
+    if plan.why is not None:
+        print(f"\nchosen: {plan.why}")
+    lines = [line for part in plan.components for line in _kept(part)]
+    if lines:
         print("\nstay as they are")
-        print("\n".join(kept))
-    for line in made.warnings:
+        print("\n".join(lines))
+    for line in plan.warnings:
         print(f"\nwarning: {line}")
     return 0
 
 
-def _files(made: Plan) -> Iterator[tuple[str, str]]:
+def _files(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield name and path of the components that are not read from the pipeline's folder."""
-    folder = Path(made.base or made.path)
-    for part in made.components:
+    folder = Path(plan.base or plan.path)
+    for part in plan.components:
         if part.name != "model" and part.path is not None and not Path(part.path).is_relative_to(folder):
             yield part.name, part.path
 

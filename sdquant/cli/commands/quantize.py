@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         if out.suffix == ".gguf":
             raise SettingsError(f"Cannot write {out}", f"{each[0]} is not a GGUF type", "Use -q q8_0, q4_k, ...")
-        asked = _common.request_of(args)
-        made = prepare(asked)
-        require_space(out, made.bytes)  # before the work, not after it
-        model = load_planned(asked, made)
+        request = _common.request_of(args)
+        plan = prepare(request)
+        require_space(out, plan.bytes)  # before the work, not after it
+        model = load_planned(request, plan)
         if out.suffix == ".safetensors":
             from ...models.pipelines import main_part
 
@@ -110,9 +110,9 @@ def _say(out: Path) -> None:
     """Print the schemes and the size of the written model."""
     from ...models.detection import detect
 
-    seen = detect(out)
-    quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
-    print(f"{out}: {' and '.join(quants)}, {_common.size(seen.bytes)} of weights")
+    detected = detect(out)
+    quants = dict.fromkeys(part.quant for part in (detected.parts or {"": detected}).values() if part.quant)
+    print(f"{out}: {' and '.join(quants)}, {_common.size(detected.bytes)} of weights")
 
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:
@@ -120,9 +120,9 @@ def _run_together(args: argparse.Namespace, out: Path) -> int:
     from ...loading import distributed_quantize
     from ...planning.preparation import prepare
 
-    asked = _common.request_of(args)
+    request = _common.request_of(args)
     with distributed.processes() as ranks:
-        distributed_quantize.quantize(asked, prepare(asked), out, ranks)
+        distributed_quantize.quantize(request, prepare(request), out, ranks)
         if ranks.first:
             _say(out)
     return 0
@@ -143,10 +143,10 @@ def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> No
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     """Raise SettingsError for flags about loading: such a file is made from the weights without loading a model."""
-    given = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
-    if given:
+    flags = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
+    if flags:
         raise SettingsError(
-            f"Cannot use {_common.flag(given[0])} for a file in {scheme}",
+            f"Cannot use {_common.flag(flags[0])} for a file in {scheme}",
             "such a file is made from the weights alone, without loading the model",
             "Omit it",
         )

@@ -78,7 +78,7 @@ def _password(host: str) -> str | None:
 
     It is not an argument, since other users of the machine can read those.
     """
-    given = os.environ.get(PASSWORD) or None
-    if given is None and host not in ("127.0.0.1", "localhost", "::1") and sys.stdin.isatty():
-        given = getpass.getpass("Password for the page: ") or None
-    return given
+    password = os.environ.get(PASSWORD) or None
+    if password is None and host not in ("127.0.0.1", "localhost", "::1") and sys.stdin.isatty():
+        password = getpass.getpass("Password for the page: ") or None
+    return password
