@@ -87,8 +87,8 @@ class Desk:
             SettingsError: a name that is not below the folders of models.
         """
         path = str(self.roots.resolve(model))
-        lent = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
-        return Target(path=path, base=lent)
+        base_path = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
+        return Target(path=path, base=base_path)
 
     def begin(self, page: str, job: Job) -> None:
         """Make `page` wait for `job`, and cancel the job that it still waits for."""
@@ -121,12 +121,12 @@ def _settings(path: Path) -> tuple[Settings, str]:
     try:
         return settings_file.load(path), ""
     except SdquantError as error:
-        said = f"The settings file cannot be used: {error.why}."
+        message = f"The settings file cannot be used: {error.why}."
     not_kept = "All settings are at their defaults now, and changes cannot be saved."
     if not path.is_file():
-        return Settings(), f"{said} {not_kept}"
+        return Settings(), f"{message} {not_kept}"
     try:
-        kept = settings_file.set_aside(path)
+        backup = settings_file.set_aside(path)
     except SdquantError as error:
-        return Settings(), f"{said} It cannot be set aside: {error.why}. {not_kept}"
-    return Settings(), f"{said} It is kept as {kept.name}; all settings are at their defaults now."
+        return Settings(), f"{message} It cannot be set aside: {error.why}. {not_kept}"
+    return Settings(), f"{message} It is kept as {backup.name}; all settings are at their defaults now."

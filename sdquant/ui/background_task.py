@@ -34,8 +34,8 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
 
     If the page is closed before the end, the job is cancelled.
     """
-    told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-    job = Job(told.put)
+    reports: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+    job = Job(reports.put)
     ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
 
     def run() -> None:
@@ -55,7 +55,7 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
             try:
                 done = ended.get(timeout=_EVERY)
             except queue.Empty:
-                newest = _newest(told)
+                newest = _newest(reports)
                 if newest is not None:
                     yield newest
                 continue
@@ -67,10 +67,10 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
         desk.end(page, job)
 
 
-def _newest(told: queue.SimpleQueue[Progress]) -> Progress | None:
+def _newest(reports: queue.SimpleQueue[Progress]) -> Progress | None:
     newest = None
     while True:
         try:
-            newest = told.get_nowait()
+            newest = reports.get_nowait()
         except queue.Empty:
             return newest

@@ -79,9 +79,9 @@ def wire(head: Head, desk: Desk) -> None:
 
 def chip(desk: Desk) -> str:
     """Format the model in memory as a line of HTML."""
-    held = desk.engine.held
-    if held is None:
+    model = desk.engine.held
+    if model is None:
         return html_components.chip("No model is loaded.", "The first image loads one.")
     return html_components.chip(
-        desk.roots.shown(held.plan.path), f"in memory: {html_components.scheme_words(held.plan)}"
+        desk.roots.shown(model.plan.path), f"in memory: {html_components.scheme_words(model.plan)}"
     )

@@ -66,21 +66,21 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
     return f'<dl class="sq-facts">{body}</dl>'
 
 
-def plan_bars(made: Plan, capacity: int | None) -> str:
+def plan_bars(plan: Plan, capacity: int | None) -> str:
     """Format the size of each component as a bar against the memory of the device, with its size in bf16.
 
     Args:
         capacity: bytes free on the device for weights, or the budget; None if unknown.
     """
-    whole = sum(part.bytes_bf16 for part in made.components)
-    widest = max((max(part.bytes, part.bytes_bf16) for part in made.components), default=0)
-    lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in made.components]
+    whole = sum(part.bytes_bf16 for part in plan.components)
+    widest = max((max(part.bytes, part.bytes_bf16) for part in plan.components), default=0)
+    lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in plan.components]
     if capacity is not None:
-        name = "the budget" if made.budget is not None else f"what is free on {made.device}"
-        share = f"{100 * made.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
-        lines.append(bar("in all", share, made.bytes, whole, max(capacity, made.bytes), over=made.bytes > capacity))
-    key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != made.bytes else ""
-    return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in made.warnings)}'
+        name = "the budget" if plan.budget is not None else f"what is free on {plan.device}"
+        share = f"{100 * plan.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
+        lines.append(bar("in all", share, plan.bytes, whole, max(capacity, plan.bytes), over=plan.bytes > capacity))
+    key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != plan.bytes else ""
+    return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in plan.warnings)}'
 
 
 def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: bool = False) -> str:
@@ -113,20 +113,20 @@ def drawn(result: Drawn, roots: Roots, resident: int) -> str:
     Args:
         resident: resident memory of the process in bytes.
     """
-    made, held = result.held.plan, result.held
-    whole = sum(part.bytes_bf16 for part in made.components)
-    budget = f", budget {size(made.budget)}" if made.budget is not None else ""
-    rows = [("Model", roots.shown(made.path))]
-    rows += [(part.name, _done(part)) for part in made.components]
+    plan, model = result.held.plan, result.held
+    whole = sum(part.bytes_bf16 for part in plan.components)
+    budget = f", budget {size(plan.budget)}" if plan.budget is not None else ""
+    rows = [("Model", roots.shown(plan.path))]
+    rows += [(part.name, _done(part)) for part in plan.components]
     rows += [
-        ("Offload", f"{made.offload}{budget}, on {made.device}"),
-        ("Weights", f"{size(held.bytes)}, which as bf16 would be {size(whole)}"),
+        ("Offload", f"{plan.offload}{budget}, on {plan.device}"),
+        ("Weights", f"{size(model.bytes)}, which as bf16 would be {size(whole)}"),
         ("On the device at most", size(result.peak)),
         ("Memory of the server", size(resident)),
         ("Drawn in", f"{result.seconds:.1f} s, {result.drawing.steps} steps, seed {result.drawing.seed}"),
-        ("Loaded in", f"{held.seconds:.1f} s" + ("" if result.switched else ", for an earlier image")),
+        ("Loaded in", f"{model.seconds:.1f} s" + ("" if result.switched else ", for an earlier image")),
     ]
-    return f'<div data-weights="{held.bytes}" data-peak="{result.peak}">{facts(rows)}</div>'
+    return f'<div data-weights="{model.bytes}" data-peak="{result.peak}">{facts(rows)}</div>'
 
 
 def chip(shown: str, how: str) -> str:
@@ -134,10 +134,10 @@ def chip(shown: str, how: str) -> str:
     return f'<div class="sq-chip" role="status"><b>{escape(shown)}</b> {escape(how)}</div>'
 
 
-def scheme_words(made: Plan) -> str:
+def scheme_words(plan: Plan) -> str:
     """Describe the schemes of a plan in a few words: "nf4, balanced offload"."""
-    names = list(dict.fromkeys(str(part.spec or part.scheme) for part in made.components if part.action != "keep"))
-    return f"{' and '.join(names) or 'as it is'}, {made.offload if made.offload != 'none' else 'no'} offload"
+    names = list(dict.fromkeys(str(part.spec or part.scheme) for part in plan.components if part.action != "keep"))
+    return f"{' and '.join(names) or 'as it is'}, {plan.offload if plan.offload != 'none' else 'no'} offload"
 
 
 def note(text: str) -> str:

@@ -78,8 +78,8 @@ class Roots:
         shipped = Path(os.path.realpath(demo.__file__)).parent / "models"
         self._roots = [_Root("", shipped)] if shipped.is_dir() else []
         taken = set(bundled_models.MODELS)
-        for given in folders:
-            place = _checked(given)
+        for folder in folders:
+            place = _checked(folder)
             if all(root.folder != place for root in self._roots):
                 self._roots.append(_Root(_free(place.name, taken), place))
 
@@ -104,9 +104,9 @@ class Roots:
         """
         if isinstance(text, str) and 0 < len(text) <= MAX_TEXT:
             for root, parts in self._readings(text):
-                found = self._walk(root, parts)
-                if found is not None:
-                    return found
+                path = self._walk(root, parts)
+                if path is not None:
+                    return path
         raise _refused(text)
 
     def shown(self, path: str | Path) -> str:
@@ -119,11 +119,11 @@ class Roots:
         for match in _ABSOLUTE.finditer(text):
             if match.start() < at:
                 continue  # within the path before, which has a space in it
-            found = _whole(text, match)
-            path = found.removeprefix("file://").rstrip(".:")
+            whole_path = _whole(text, match)
+            path = whole_path.removeprefix("file://").rstrip(".:")
             out += [text[at : match.start()], self._name_of(Path(path)) or re.split(r"[\\/]", path.rstrip("\\/"))[-1]]
-            out.append(found[len(found.rstrip(".:")) :])
-            at = match.start() + len(found)
+            out.append(whole_path[len(whole_path.rstrip(".:")) :])
+            at = match.start() + len(whole_path)
         return "".join((*out, text[at:]))
 
     def _readings(self, text: str) -> Iterator[tuple[_Root, list[str]]]:
@@ -145,11 +145,11 @@ class Roots:
         return None
 
     def _listed(self, *, inner: bool) -> tuple[Entry, ...]:
-        seen: set[str] = set()
+        real_paths: set[str] = set()
         looked_at = _Count(MAX_LOOKED_AT)
         entries: dict[str, Entry] = {}
         for root in self._roots:
-            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, seen, inner):
+            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, real_paths, inner):
                 entry = Entry(root.called(path), path, kind)
                 if self._found(entry.name) == path:  # not hidden behind another root's name
                     entries.setdefault(entry.name, entry)
@@ -159,16 +159,16 @@ class Roots:
 
     def _found(self, name: str) -> Path | None:
         readings = self._readings(name)
-        return next((found for root, parts in readings if (found := self._walk(root, parts)) is not None), None)
+        return next((path for root, parts in readings if (path := self._walk(root, parts)) is not None), None)
 
     def _models(
-        self, at: Path, depth: int, looked_at: _Count, seen: set[str], inner: bool
+        self, at: Path, depth: int, looked_at: _Count, real_paths: set[str], inner: bool
     ) -> Iterator[tuple[Path, str]]:
         """Yield path and kind of a folder and of the models in it, folders before their contents."""
         real = os.path.realpath(at)
-        if real in seen:
+        if real in real_paths:
             return
-        seen.add(real)
+        real_paths.add(real)
         names = _names(at)
         kind = _kind(names)
         if kind is not None:
@@ -183,7 +183,7 @@ class Roots:
                 continue
             if path.is_dir():
                 if depth:
-                    yield from self._models(path, depth - 1, looked_at, seen, inner)
+                    yield from self._models(path, depth - 1, looked_at, real_paths, inner)
             elif path.suffix.lower() in _FILES:
                 yield path, _FILES[path.suffix.lower()]
 
@@ -215,14 +215,14 @@ class _Count:
         return self.left >= 0
 
 
-def _checked(given: str | Path) -> Path:
+def _checked(folder: str | Path) -> Path:
     """Return the real path of a folder from the command line."""
-    place = Path(os.path.realpath(os.path.expanduser(given)))
-    asked, fix = f"Cannot use {given} as a folder of models", "Name an existing folder that contains models"
+    place = Path(os.path.realpath(os.path.expanduser(folder)))
+    what, fix = f"Cannot use {folder} as a folder of models", "Name an existing folder that contains models"
     if not place.is_dir():
-        raise SettingsError(asked, "there is no folder of that name", fix)
+        raise SettingsError(what, "there is no folder of that name", fix)
     if place.parent == place:
-        raise SettingsError(asked, "it would include everything on the disk", fix)
+        raise SettingsError(what, "it would include everything on the disk", fix)
     return place
 
 

@@ -119,7 +119,7 @@ class Engine:
         """Return the model in memory."""
         return self._held
 
-    def load(self, asked: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
+    def load(self, request: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
         """Load a model, unless it is the one in memory. On failure the previous model stays loaded.
 
         Args:
@@ -130,12 +130,12 @@ class Engine:
         """
         job = job or Job()
         with self._mine(job):
-            held = self._switch(asked, job)
+            model = self._switch(request, job)
             if then is not None:
                 then()
-            return held
+            return model
 
-    def draw(self, asked: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
+    def draw(self, request: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
         """Draw an image with a model, which is loaded first if it is not the one in memory.
 
         Raises:
@@ -146,11 +146,11 @@ class Engine:
         job = job or Job()
         with self._mine(job):
             before = self._held
-            held = self._switch(asked, job)
+            model = self._switch(request, job)
             begin = time.perf_counter()
-            with _sentences(f"Cannot draw with {asked.path}"):
+            with _sentences(f"Cannot draw with {request.path}"):
                 (image,) = draw(
-                    held.pipe,
+                    model.pipe,
                     [drawing.prompt],
                     seeds=[drawing.seed],
                     steps=drawing.steps,
@@ -161,11 +161,11 @@ class Engine:
                 )
             return Drawn(
                 image=image,
-                held=held,
+                held=model,
                 drawing=drawing,
                 seconds=time.perf_counter() - begin,
-                peak=held.pipe.sdquant.offload.report()["peak"] or held.bytes,
-                switched=held is not before,
+                peak=model.pipe.sdquant.offload.report()["peak"] or model.bytes,
+                switched=model is not before,
             )
 
     def unload(self, job: Job | None = None) -> None:
@@ -189,31 +189,31 @@ class Engine:
         finally:
             self._turn.release()
 
-    def _switch(self, asked: Request, job: Job) -> Held:
+    def _switch(self, request: Request, job: Job) -> Held:
         from ..loading.loader import load_planned
         from ..models.pipelines import weight_bytes
         from ..planning.preparation import prepare
         from ..utils.buffers import give_back
 
-        if self._held is not None and self._held.asked == asked and not _changed(self._held):
+        if self._held is not None and self._held.asked == request and not _changed(self._held):
             return self._held
-        made = prepare(asked)
-        stamps = _stamps(made)
-        job.at("loading", 0, made.bytes)
+        plan = prepare(request)
+        stamps = _stamps(plan)
+        job.at("loading", 0, plan.bytes)
         before = self._held.asked if self._held is not None else None
-        if before is not None and not _both_fit(made):
+        if before is not None and not _both_fit(plan):
             self._drop()
         begin = time.perf_counter()
         try:
-            with _sentences(f"Cannot load {asked.path}"):
-                pipe = load_planned(asked, made, on_bytes=lambda done, total: job.at("loading", done, total))
+            with _sentences(f"Cannot load {request.path}"):
+                pipe = load_planned(request, plan, on_bytes=lambda done, total: job.at("loading", done, total))
         except BaseException:
             give_back()
             if self._held is None and before is not None:
                 self._switch(before, Job())
             raise
         seconds = time.perf_counter() - begin
-        self._held = Held(pipe=pipe, asked=asked, plan=made, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps)
+        self._held = Held(pipe=pipe, asked=request, plan=plan, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps)
         give_back()
         return self._held
 
@@ -224,32 +224,32 @@ class Engine:
         give_back()
 
 
-def _stamps(made: Plan) -> dict[Path, tuple[int, int]]:
+def _stamps(plan: Plan) -> dict[Path, tuple[int, int]]:
     """Return size and modification time (ns) of the files that a plan reads, as far as they exist."""
-    found = {}
-    for path in {file for src in made.detected.sources.values() for file in src.files}:
+    stamps = {}
+    for path in {file for src in plan.detected.sources.values() for file in src.files}:
         try:
             stat = os.stat(path)
         except OSError:
             continue
-        found[path] = (stat.st_size, stat.st_mtime_ns)
-    return found
+        stamps[path] = (stat.st_size, stat.st_mtime_ns)
+    return stamps
 
 
-def _changed(held: Held) -> bool:
+def _changed(model: Held) -> bool:
     """Return whether a file of the model has changed. A deleted one does not count: its weights are in memory."""
-    now = _stamps(held.plan)
-    return any(now[path] != stamp for path, stamp in held.stamps.items() if path in now)
+    now = _stamps(model.plan)
+    return any(now[path] != stamp for path, stamp in model.stamps.items() if path in now)
 
 
-def _both_fit(made: Plan) -> bool:
+def _both_fit(plan: Plan) -> bool:
     """Return whether the model of a plan fits next to the one in memory, with room to spare."""
     from ..compat import hardware
 
     here = hardware.probe()
-    device = next((row for row in here.devices if row.torch_name == made.device), here.best)
+    device = next((row for row in here.devices if row.torch_name == plan.device), here.best)
     free = min(here.ram_available, device.memory_free if device.memory_free is not None else 0)
-    return 2 * made.bytes < free
+    return 2 * plan.bytes < free
 
 
 @contextmanager

@@ -47,6 +47,6 @@ def number(name: str, value: object, least: float, most: float) -> float:
     raise _refused(name, value, f"a number from {least:g} to {most:g}")
 
 
-def _refused(name: str, value: object, wanted: str) -> SettingsError:
-    given = "be empty" if value is None else f"be {value!r}"[:80]
-    return SettingsError(f"{name} cannot {given}", f"it must be {wanted}", "Enter one")
+def _refused(name: str, value: object, expected: str) -> SettingsError:
+    problem = "be empty" if value is None else f"be {value!r}"[:80]
+    return SettingsError(f"{name} cannot {problem}", f"it must be {expected}", "Enter one")

@@ -37,10 +37,10 @@ def choices(row: Field, marks: Mapping[str, Mark]) -> list[tuple[str, str]]:
 
     If all have the same bad verdict, the problem is not in this field, and none is marked.
     """
-    said = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
-    if len(set(said.values())) == 1:
-        said = {}
-    return [(shown + _MARKS[said.get(shown, "works")], shown) for shown in row.choices]
+    verdicts = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
+    if len(set(verdicts.values())) == 1:
+        verdicts = {}
+    return [(shown + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
 
 
 def update(row: Field, value: Any, marks: Mapping[str, Mark] | None) -> Any:

@@ -35,7 +35,7 @@ class SignIn:
     """
 
     def __init__(self, user: str, password: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._wanted = f"{user}:{password}".encode()
+        self._credentials = f"{user}:{password}".encode()
         self._clock = clock
         self._tries: OrderedDict[str, _Tries] = OrderedDict()
 
@@ -46,10 +46,10 @@ class SignIn:
 
     def lets_in(self, client: str, header: str | None) -> bool:
         """Return whether an `Authorization` header is correct. Each wrong one makes the address wait longer."""
-        given = _decoded(header)
-        if given is None:
+        credentials = _decoded(header)
+        if credentials is None:
             return False  # a browser asks without one first
-        if hmac.compare_digest(given, self._wanted):
+        if hmac.compare_digest(credentials, self._credentials):
             self._tries.pop(client, None)
             return True
         tries = self._tries.setdefault(client, _Tries())

@@ -124,11 +124,11 @@ class Guard:
 
     def _origin(self, scope: Scope, schemes: list[str]) -> None:
         """Check that a request with an Origin header was sent by the page that is served under the same name."""
-        given = [value for name, value in scope["headers"] if name == b"origin"]
-        if not given:
+        origins = [value for name, value in scope["headers"] if name == b"origin"]
+        if not origins:
             return
         host = _named("http", _one(scope, b"host") or "")
-        scheme, name = _split(given[0].decode("latin-1")) if len(given) == 1 else ("", "")
+        scheme, name = _split(origins[0].decode("latin-1")) if len(origins) == 1 else ("", "")
         if scheme not in schemes or name != host:
             raise _No(403, "the request was sent by a page from elsewhere")
 
@@ -160,7 +160,7 @@ def _has_body(scope: Scope, row: routes.Route) -> bool:
 
 def _one(scope: Scope, name: bytes) -> str | None:
     """Return the value of a header; None if it is missing. A header that occurs twice is refused."""
-    values = [value for found, value in scope["headers"] if found == name]
+    values = [value for key, value in scope["headers"] if key == name]
     if len(values) > 1:
         raise _No(403, "a header occurs twice")
     return values[0].decode("latin-1") if values else None

@@ -36,13 +36,13 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
         raise BodyError(408, f"the body did not arrive within {SECONDS} seconds") from None
     if media == JSON:
         _check(body, uploads)
-    given = False
+    delivered = False
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        nonlocal delivered
+        if delivered:
             return await receive()  # the end of the connection
-        given = True
+        delivered = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again

@@ -33,13 +33,13 @@ _REPLACED = frozenset({b"server", b"cache-control", b"content-security-policy", 
 _HASHED = re.compile(r"/assets/.*-[\w-]{8}\.(js|css|woff2?)")  # the name changes with the content
 
 
-def headers(found: Iterable[tuple[bytes, bytes]], path: str, policy: str = _OTHER) -> Headers:
+def headers(raw: Iterable[tuple[bytes, bytes]], path: str, policy: str = _OTHER) -> Headers:
     """Return an answer's headers, with ours in place of Gradio's."""
-    kept = [(name, value) for name, value in found if name not in _REPLACED and not name.startswith(b"access-control-")]
+    rest = [(name, value) for name, value in raw if name not in _REPLACED and not name.startswith(b"access-control-")]
     keep = b"private, max-age=31536000, immutable" if _HASHED.fullmatch(path) else b"no-store"
     if path.startswith(("/static/", "/favicon")):
         keep = b"private, max-age=3600"
-    return [*kept, *FIXED, (b"cache-control", keep), (b"content-security-policy", policy.encode())]
+    return [*rest, *FIXED, (b"cache-control", keep), (b"content-security-policy", policy.encode())]
 
 
 async def refuse(send: Send, status: int, why: str, *, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -79,8 +79,8 @@ class Answer:
         nonce = secrets.token_urlsafe(16)
         # In Gradio's template only: in the values that it writes into the page, `<` is written \u003c.
         body = re.sub(rb"<script(?=[\s>])", f'<script nonce="{nonce}"'.encode(), b"".join(self._parts))
-        kept = [(name, value) for name, value in start["headers"] if name != b"content-length"]
-        kept.append((b"content-length", str(len(body)).encode()))
-        start["headers"] = headers(kept, self._path, _PAGE.format(nonce=nonce))
+        rest = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        rest.append((b"content-length", str(len(body)).encode()))
+        start["headers"] = headers(rest, self._path, _PAGE.format(nonce=nonce))
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})

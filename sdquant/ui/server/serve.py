@@ -116,14 +116,14 @@ def gradio_is_there() -> None:
 def _address(host: str) -> tuple[str, socket.AddressFamily]:
     """Resolve a host name to an address and its family."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise SettingsError(
             f"Cannot serve the page at {host[:80]!r}",
             "it is not a known address or host name",
             "Use an address of this machine, such as 127.0.0.1",
         ) from error
-    family, *_, place = min(found, key=lambda row: row[0] != socket.AF_INET)
+    family, *_, place = min(addresses, key=lambda row: row[0] != socket.AF_INET)
     return str(place[0]).partition("%")[0], family
 
 

@@ -112,13 +112,13 @@ def _widgets(settings: Settings) -> dict[str, Any]:
         [field_named(name) for name in _OPEN],
         [row for row in fields() if row.kind != "scheme" and row.name not in _OPEN],
     )
-    made: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for rows in groups[:2]:
         with gr.Group():
-            made |= {row.name: widgets.widget(row, settings[row.name]) for row in rows}
+            by_name |= {row.name: widgets.widget(row, settings[row.name]) for row in rows}
     with gr.Accordion("More", open=False, elem_id="more"):
-        made |= {row.name: widgets.widget(row, settings[row.name]) for row in groups[2]}
-    return {row.name: made[row.name] for row in fields()}
+        by_name |= {row.name: widgets.widget(row, settings[row.name]) for row in groups[2]}
+    return {row.name: by_name[row.name] for row in fields()}
 
 
 def _read(shown: Sequence[Any]) -> dict[str, Any]:
@@ -142,14 +142,14 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
         before: field to choices, as the page has them. Only changed ones are sent: new choices would interrupt a user
             who is typing to search the list.
     """
-    values, seen = _seen(desk, model, base, shown)
-    ways = [fix.text for fix in seen.fixes][:_FIXES]
+    values, result = _seen(desk, model, base, shown)
+    ways = [fix.text for fix in result.fixes][:_FIXES]
     ways += [""] * (_FIXES - len(ways))
-    marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
+    marked = {row.name: widgets.choices(row, result.marks[row.name]) for row in fields() if row.name in result.marks}
     marked = {**before, **marked}
     return (
-        support_view.shown(seen, values, desk.roots),
-        [dict(fix.changes) for fix in seen.fixes],
+        support_view.shown(result, values, desk.roots),
+        [dict(fix.changes) for fix in result.fixes],
         marked,
         *(gr.update(value=text, visible=bool(text)) for text in ways),
         *(
@@ -195,13 +195,13 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
         target = desk.target(model, base)
         keep = _keepable(_read(shown))
         _refuse_places(desk, keep.values)
-        held = desk.engine.held
-        taken = held.bytes if held is not None else 0
-        chosen = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
+        current = desk.engine.held
+        taken = current.bytes if current is not None else 0
+        choice = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
-    return html_components.card("info", escape(title), html_components.paragraph(chosen.why + ".")), *_put(
-        chosen.settings.values
+    return html_components.card("info", escape(title), html_components.paragraph(choice.why + ".")), *_put(
+        choice.settings.values
     )
 
 
@@ -257,8 +257,8 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
 
     def work(job: Job) -> str:
         lost: list[SdquantError | None] = []
-        held = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
-        return _applied(desk, held, lost[0])
+        loaded_model = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
+        return _applied(desk, loaded_model, lost[0])
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
@@ -273,9 +273,9 @@ def _buttons(*, busy: bool) -> tuple[Any, Any]:
     return gr.update(interactive=not busy), gr.update(interactive=busy)
 
 
-def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
-    where, words = desk.roots.shown(held.plan.path), html_components.scheme_words(held.plan)
-    how = f"{where}: {words}, loaded in {held.seconds:.1f} s."
+def _applied(desk: Desk, model: Held, lost: SdquantError | None) -> str:
+    where, words = desk.roots.shown(model.plan.path), html_components.scheme_words(model.plan)
+    how = f"{where}: {words}, loaded in {model.seconds:.1f} s."
     if lost is None:
         return html_components.card("ok", "✓ Applied and kept for the next start", html_components.paragraph(how))
     why = f"{lost.why}. {lost.fix}."
@@ -288,10 +288,12 @@ def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
 
 
 def _refused(desk: Desk, error: BaseException) -> str:
-    held = desk.engine.held
+    model = desk.engine.held
     still = "No model is loaded."
-    if held is not None:
-        still = f"{desk.roots.shown(held.plan.path)} is in memory as before: {html_components.scheme_words(held.plan)}."
+    if model is not None:
+        still = (
+            f"{desk.roots.shown(model.plan.path)} is in memory as before: {html_components.scheme_words(model.plan)}."
+        )
     if isinstance(error, Stopped):
         return html_components.card("info", "Cancelled", html_components.paragraph(still))
     return html_components.refusal(error, desk.roots) + html_components.note(still)
