@@ -65,25 +65,25 @@ class Adapter:
 
     def _reload(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         known = inspect.signature(original)
-        given = known.bind_partial(*args, **kwargs)
+        bound = known.bind_partial(*args, **kwargs)
         if "forced_reload" in known.parameters:  # since 1.8
             models = display.module("modules.sd_models")
             settings = options.read(self.host)
-            filename = (given.arguments.get("info") or models.select_checkpoint()).filename
-            for model in (given.arguments.get("sd_model"), models.model_data.sd_model, *_kept(models)):
+            filename = (bound.arguments.get("info") or models.select_checkpoint()).filename
+            for model in (bound.arguments.get("sd_model"), models.model_data.sd_model, *_kept(models)):
                 if model is None or model.sd_checkpoint_info.filename != filename:
                     continue
                 if getattr(model, _MADE, None) != _wanted(settings):
                     _refuse(settings, model)  # before A1111 moves it
-                    given.arguments["forced_reload"] = True
-        model = original(*given.args, **given.kwargs)
+                    bound.arguments["forced_reload"] = True
+        model = original(*bound.args, **bound.kwargs)
         self._tell_of(model)
         return model
 
     def _tell_of(self, model: Any) -> None:
         """Update the status for a reused model: it may still show another model, or a failed load."""
-        seen, filename = self.status.seen, model.sd_checkpoint_info.filename
-        if seen.parts and seen.model == os.path.basename(filename):
+        last_load, filename = self.status.seen, model.sd_checkpoint_info.filename
+        if last_load.parts and last_load.model == os.path.basename(filename):
             return
         unet = model.model.diffusion_model
         load_hooks.begin(self.status, filename)

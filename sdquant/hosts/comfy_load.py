@@ -49,23 +49,23 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     if spec is not None:
         _check(str(spec), "pre", device)
     src = comfy_state.source(Path(path))
-    for scheme in sorted({found.scheme for found in src.found.values()}):
+    for scheme in sorted({weight.scheme for weight in src.found.values()}):
         _check(scheme, "found", device)
     bar = comfy.utils.ProgressBar(comfy_state.size(src))
     state = comfy_state.read(src, spec, device, bar.update)
     log.info("%s: %d of %d tensors are packed (%s)", path, state.packed, len(state.tensors), spec or "as found")
-    made = _made(comfy.sd.load_diffusion_model_state_dict, state, operations())
-    if made is None:
+    base_patcher = _made(comfy.sd.load_diffusion_model_state_dict, state, operations())
+    if base_patcher is None:
         raise UnsupportedFileError(
             f"Cannot load {path}",
             "ComfyUI does not recognize a diffusion model by its tensor names and shapes",
             "Check with `sdquant inspect` that it is one, and update ComfyUI",
         )
-    patcher = patcher_class()(made.model, made.load_device, made.offload_device)
+    patcher = patcher_class()(base_patcher.model, base_patcher.load_device, base_patcher.offload_device)
     patcher.cached_patcher_init = (load, (path, quant))
-    kept = len(packed_layers(patcher.model))
-    _require_packed(path, state.packed, kept, spec)
-    if kept:
+    packed_count = len(packed_layers(patcher.model))
+    _require_packed(path, state.packed, packed_count, spec)
+    if packed_count:
         patcher.model.state_dict_for_saving = refuse_to_save
     return patcher
 
@@ -87,15 +87,18 @@ def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
     )
 
 
-def _require_packed(path: str, given: int, kept: int, spec: QuantSpec | None) -> None:
+def _require_packed(path: str, total: int, packed: int, spec: QuantSpec | None) -> None:
     """Warn if ComfyUI dequantized packed weights (it rewrites them, or has other layers), and raise if most are."""
-    if kept < given:
+    if packed < total:
         log.warning(
-            "%s: %d of its %d packed weights were dequantized, because ComfyUI rewrites them", path, given - kept, given
+            "%s: %d of its %d packed weights were dequantized, because ComfyUI rewrites them",
+            path,
+            total - packed,
+            total,
         )
-    if given and 2 * kept < given:
+    if total and 2 * packed < total:
         raise UnsupportedFileError(
             f"Cannot load {path}{f' in {spec}' if spec is not None else ''}",
-            f"ComfyUI's model keeps only {kept} of {given} weights packed, and would dequantize the others",
+            f"ComfyUI's model keeps only {packed} of {total} weights packed, and would dequantize the others",
             "Load it with ComfyUI's own loader",
         )

@@ -24,14 +24,14 @@ def register_folder() -> None:
 def _path(name: str) -> str:
     import folder_paths
 
-    found = folder_paths.get_full_path(FOLDER, name)
-    if found is None:
+    path = folder_paths.get_full_path(FOLDER, name)
+    if path is None:
         raise MissingComponentError(
             f"Cannot load {name!r}",
             "it is in none of ComfyUI's diffusion_models folders",
             "Put it there, and refresh",
         )
-    return str(found)
+    return str(path)
 
 
 class _OfFile:
@@ -109,14 +109,14 @@ class Inspect(_OfFile):
         """Describe the file, as text for ComfyUI to show and for the next node."""
         from ..models.detection import detect_elsewhere
 
-        seen = detect_elsewhere(_path(model_name))
+        detected = detect_elsewhere(_path(model_name))
         lines = [
             model_name,
-            f"{seen.family or 'unknown'} {seen.component or ''}, {seen.container}".strip(),
-            f"quantization: {f'{seen.quant} ({seen.backend})' if seen.quant else 'none'}",
-            f"weights: {seen.bytes / 1e6:,.1f} MB in {seen.tensors} tensors",
-            *seen.evidence,
-            *(f"warning: {line}" for line in seen.warnings),
+            f"{detected.family or 'unknown'} {detected.component or ''}, {detected.container}".strip(),
+            f"quantization: {f'{detected.quant} ({detected.backend})' if detected.quant else 'none'}",
+            f"weights: {detected.bytes / 1e6:,.1f} MB in {detected.tensors} tensors",
+            *detected.evidence,
+            *(f"warning: {line}" for line in detected.warnings),
         ]
         text = "\n".join(lines)
         return {"ui": {"text": [text]}, "result": (text,)}

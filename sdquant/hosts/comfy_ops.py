@@ -38,10 +38,10 @@ class Loading(nn.Module):
         self._allocate(packed=isinstance(weight, PackedTensor))
         rest = state_dict
         if isinstance(weight, PackedTensor):
-            wanted = self._weight_shape()
-            if tuple(weight.shape) != wanted:
+            expected = self._weight_shape()
+            if tuple(weight.shape) != expected:
                 error_msgs.append(
-                    f"{prefix}weight is {list(weight.shape)} in the file, the model expects {list(wanted)}"
+                    f"{prefix}weight is {list(weight.shape)} in the file, the model expects {list(expected)}"
                 )
                 return
             rest = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
@@ -162,9 +162,9 @@ def operations() -> type:
     import comfy.ops  # type: ignore[import-not-found]
 
     base = comfy.ops.manual_cast
-    made = {"Linear": _made("Linear", base.Linear, _Linear, _PackedLinear)}
-    made |= {name: _made(name, getattr(base, name), _Convolution, _PackedConvolution) for name in _CONVOLUTIONS}
-    return type("SdquantOps", (base,), made)
+    layers = {"Linear": _made("Linear", base.Linear, _Linear, _PackedLinear)}
+    layers |= {name: _made(name, getattr(base, name), _Convolution, _PackedConvolution) for name in _CONVOLUTIONS}
+    return type("SdquantOps", (base,), layers)
 
 
 def _made(name: str, theirs: type, loading: type[Loading], packed: type[PackedLayer]) -> type:

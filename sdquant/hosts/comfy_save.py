@@ -72,15 +72,15 @@ def place(prefix: str) -> Path:
     """
     import folder_paths  # type: ignore[import-not-found]
 
-    asked = f"Cannot use the file name {prefix!r}"
+    what = f"Cannot use the file name {prefix!r}"
     words = prefix.replace("/", " ").split()
     if not words or _FORBIDDEN & set(prefix) or ".." in prefix.split("/") or prefix.endswith("/"):
         raise SettingsError(
-            asked, "it is not a valid file name on every system", "Use letters, digits, '-', '_' and '/'"
+            what, "it is not a valid file name on every system", "Use letters, digits, '-', '_' and '/'"
         )
     output = folder_paths.get_output_directory()
     if os.path.isabs(prefix) or not _inside(output, os.path.join(output, prefix)):
-        raise SettingsError(asked, "it is outside ComfyUI's output folder", "Use a name inside it")
+        raise SettingsError(what, "it is outside ComfyUI's output folder", "Use a name inside it")
     folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
     while (target := Path(folder, f"{name}_{counter:05}_.safetensors")).exists():
         counter += 1

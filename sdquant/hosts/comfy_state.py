@@ -49,13 +49,13 @@ def source(path: Path) -> Source:
     Raises:
         SdquantError: see `detect_elsewhere`. UnsupportedFileError: it is a LoRA or a folder.
     """
-    seen = detect_elsewhere(path)
-    if set(seen.sources) != {"."} or path.is_dir():
+    detected = detect_elsewhere(path)
+    if set(detected.sources) != {"."} or path.is_dir():
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
-    original_layout.chosen(seen, None, single=True)  # refuses a LoRA
-    src = original_layout.main_only(seen.sources["."])
-    found = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
-    return replace(src, found=found)
+    original_layout.chosen(detected, None, single=True)  # refuses a LoRA
+    src = original_layout.main_only(detected.sources["."])
+    weights = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
+    return replace(src, found=weights)
 
 
 def size(src: Source) -> int:
@@ -83,12 +83,12 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
         packs = {name: _packed(src, files, name) for name in src.found}
         whole = _logical(src, packs)
         parts, row = original_layout.names(whole, alone=True)
-        chosen = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
+        to_quantize = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
         tensors: dict[str, Tensor] = {}
         for part in parts:
             if any(source in packs for source in part.sources):
                 tensors[part.name] = _shown(_joined(src, part, packs), src)
-            elif part.name in chosen and spec is not None:
+            elif part.name in to_quantize and spec is not None:
                 tensors[part.name] = PackedTensor(
                     _encoded(part, original_layout.read(part, whole, files), spec, device)
                 )
@@ -106,16 +106,16 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
 def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
     from ..core.packed_reader import read_weight, require_sound
 
-    found = src.found[name]
+    weight = src.found[name]
     try:
-        packed = read_weight(found, src.specs.get(name), None, lambda key: src.read(files, key))
-        require_sound(found, packed)
+        packed = read_weight(weight, src.specs.get(name), None, lambda key: src.read(files, key))
+        require_sound(weight, packed)
     except BadFileError as error:
         raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
             f"Cannot load {src.path}",
-            f"weight {name!r} is quantized to {found.scheme}, and the file does not record its shape: {error}",
+            f"weight {name!r} is quantized to {weight.scheme}, and the file does not record its shape: {error}",
             "Quantize the float model instead",
         ) from error
     return packed
@@ -172,15 +172,15 @@ def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
     """
     from ..core.packed_rows import join
 
-    held = [packs[source] for source in part.sources if source in packs]
-    packed = join(held) if len(held) == len(part.sources) else None
+    weights = [packs[source] for source in part.sources if source in packs]
+    packed = join(weights) if len(weights) == len(part.sources) else None
     if packed is not None and part.swapped:
         packed = _swapped(packed)
     if packed is None or (part.shape is not None and packed.spec.shape != part.shape):
         raise UnsupportedFileError(
             f"Cannot load {src.path}",
             f"ComfyUI has one weight {part.name!r} for its {' and '.join(map(repr, part.sources))}, and packed weights "
-            f"in {held[0].spec.scheme} cannot be joined like that",
+            f"in {weights[0].spec.scheme} cannot be joined like that",
             "Load the float model and quantize it on load, or write it with `sdquant quantize`",
         )
     return packed
@@ -196,12 +196,12 @@ def _shown(packed: Packed, src: Source) -> PackedTensor:
 
     from .comfy_tensor import PackedTensor
 
-    said: Counter[str] = Counter({packed.spec.dtype: 0})
+    dtypes: Counter[str] = Counter({packed.spec.dtype: 0})
     if packed.spec.dtype == "float32":
         for info in src.plain.values():
             if info.dtype in FLOATS:
-                said[info.dtype] += info.nbytes
-    return PackedTensor(packed, getattr(torch, said.most_common(1)[0][0]))
+                dtypes[info.dtype] += info.nbytes
+    return PackedTensor(packed, getattr(torch, dtypes.most_common(1)[0][0]))
 
 
 def _swapped(packed: Packed) -> Packed | None:

@@ -43,8 +43,8 @@ class Session:
 
     def settings(self) -> None:
         """Add the settings when the host asks for them."""
-        for said in options.import_old(self.host):
-            log.warning("%s", said)
+        for message in options.import_old(self.host):
+            log.warning("%s", message)
         options.add(self.host, onchange=self.adapter.changed)
 
     def tabs(self) -> list[tuple[Any, str, str]]:
@@ -66,9 +66,9 @@ class Session:
 
     def _told(self, error: SdquantError) -> None:
         self.status.failed(error)
-        told = getattr(self.adapter, "told", None)
-        if told is not None:
-            told(error)
+        callback = getattr(self.adapter, "told", None)
+        if callback is not None:
+            callback(error)
 
 
 def register() -> None:

@@ -21,8 +21,8 @@ def roots() -> Roots:
     named += [shared.opts.data.get(name) for name in _OPTIONS]
     named += [getattr(shared.cmd_opts, name, None) for name in _FLAGS]
     flat = [one for each in named for one in (each if isinstance(each, (list, tuple)) else [each])]
-    found = dict.fromkeys(os.path.realpath(one) for one in flat if isinstance(one, (str, Path)) and str(one))
-    return Roots(place for place in found if os.path.isdir(place) and os.path.dirname(place) != place)
+    real_paths = dict.fromkeys(os.path.realpath(one) for one in flat if isinstance(one, (str, Path)) and str(one))
+    return Roots(place for place in real_paths if os.path.isdir(place) and os.path.dirname(place) != place)
 
 
 def clean(text: str) -> str:

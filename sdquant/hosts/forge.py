@@ -40,13 +40,13 @@ class Adapter:
     def _load(self, original: Any, sd: Any, *args: Any, **kwargs: Any) -> Any:
         load_hooks.begin(self.status, sd if isinstance(sd, str) else None)
         settings = options.read(self.host)
-        asked = load_hooks.asked(settings)
-        if asked:
+        schemes = load_hooks.asked(settings)
+        if schemes:
             self._refuse(settings)
         engine = original(sd, *args, **kwargs)
         parts = {name: module for name, module, _ in _parts(engine)}
         for name, module, patcher in _parts(engine):
-            scheme = asked.get("model" if name == "unet" else "text_encoder")
+            scheme = schemes.get("model" if name == "unet" else "text_encoder")
             if scheme is not None and not load_hooks.quantized_elsewhere(module):
                 with display.working(f"Quantizing the {name} to {scheme}"):
                     self._quantize(name, module, scheme, settings)

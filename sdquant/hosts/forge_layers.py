@@ -71,9 +71,9 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
         path = row.name.removesuffix(".weight")
         layer = layers.pop(path)
         weight = layer.weight.data
-        made = _swapped(layer, encode(row.name, weight, spec))
+        new_layer = _swapped(layer, encode(row.name, weight, spec))
         parent, _, leaf = path.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, made)
+        setattr(model.get_submodule(parent), leaf, new_layer)
         trimmer.add(weight.numel() * weight.element_size())
         del layer, weight
     trim()
@@ -98,8 +98,8 @@ def _swapped(layer: Any, packed: Packed) -> QuantizedLayer:
         kind = SwappedConv2d
     else:
         kind = SwappedConv3d if isinstance(layer, nn.Conv3d) else SwappedLinear
-    made: Any = kind.__new__(kind)
-    nn.Module.__init__(made)
-    made._adopt(layer, packed, getattr(torch, packed.spec.dtype))  # its settings, parameters_manual_cast among them
-    assert isinstance(made, QuantizedLayer)
-    return made
+    result: Any = kind.__new__(kind)
+    nn.Module.__init__(result)
+    result._adopt(layer, packed, getattr(torch, packed.spec.dtype))  # its settings, parameters_manual_cast among them
+    assert isinstance(result, QuantizedLayer)
+    return result

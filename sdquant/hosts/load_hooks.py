@@ -62,17 +62,19 @@ def begin(status: Status, path: str | None) -> None:
     from ..models.detection import detect_elsewhere
 
     name = os.path.basename(os.path.normpath(path)) if path else None
-    found = None
+    contents = None
     if path and os.path.exists(path):
         try:
-            seen = detect_elsewhere(path)
+            detected = detect_elsewhere(path)
         except SdquantError as error:  # the host may know a kind of file that sdquant does not
             log.info("%s", error)
         else:
-            found = f"{seen.container}, {seen.family or 'unknown family'}, " + (
-                f"quantized already: {seen.quant} ({seen.backend})" if seen.prequantized else "not quantized"
+            contents = f"{detected.container}, {detected.family or 'unknown family'}, " + (
+                f"quantized already: {detected.quant} ({detected.backend})"
+                if detected.prequantized
+                else "not quantized"
             )
-    status.begin(name, found)
+    status.begin(name, contents)
 
 
 def part_of(component: str, module: nn.Module, how: str) -> Part:

@@ -27,7 +27,7 @@ class Patches:
 
     def __init__(self, tell: Callable[[SdquantError], object]) -> None:
         self._tell = tell
-        self._made: list[_Patch] = []
+        self._patches: list[_Patch] = []
         self._undo: list[Callable[[], object]] = []
         self.active = True
 
@@ -57,7 +57,7 @@ class Patches:
                 self._tell(error)
                 raise
 
-        self._made.append(_Patch(owner=owner, name=name, original=original, ours=ours))
+        self._patches.append(_Patch(owner=owner, name=name, original=original, ours=ours))
         setattr(owner, name, ours)
 
     def later(self, undo: Callable[[], object]) -> None:
@@ -67,10 +67,10 @@ class Patches:
     def undo(self) -> None:
         """Restore everything, in reverse order. A wrapper that others have wrapped since stays, but does nothing."""
         self.active = False
-        for row in reversed(self._made):
+        for row in reversed(self._patches):
             if getattr(row.owner, row.name, None) is row.ours:
                 setattr(row.owner, row.name, row.original)
         for undo in reversed(self._undo):
             undo()
-        self._made.clear()
+        self._patches.clear()
         self._undo.clear()

@@ -70,13 +70,13 @@ def import_old(host: Host) -> tuple[str, ...]:
         return ()
     from ..settings import sdnext
 
-    found = sdnext.read(json.dumps(old))
-    for name, value in found.settings.to_dict().items():
+    result = sdnext.read(json.dumps(old))
+    for name, value in result.settings.to_dict().items():
         if name in known:
             data[key_of(known[name])] = known[name].shown(value)
     data[IMPORTED] = True
-    said = (f"SD.Next's {name} was not imported: {why}" for name, why in found.left)
-    return (*(f"SD.Next's {name} was imported, see Quantization" for name in found.taken), *said)
+    messages = (f"SD.Next's {name} was not imported: {why}" for name, why in result.left)
+    return (*(f"SD.Next's {name} was imported, see Quantization" for name in result.taken), *messages)
 
 
 def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
@@ -92,7 +92,7 @@ def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
         component, args = gradio.Radio, {"choices": list(row.choices)}
     elif row.kind == "scheme":
         component, args = gradio.Dropdown, _choices(shared, row)
-    made = shared.OptionInfo(
+    option = shared.OptionInfo(
         default if row.kind == "switch" else str(default),
         row.label,
         component,
@@ -100,8 +100,8 @@ def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
         onchange=functools.partial(_changed, shared, row, onchange),
         section=SECTION,
     )
-    made.info(html.escape(row.help))
-    return made
+    option.info(html.escape(row.help))
+    return option
 
 
 def _changed(shared: Any, row: Field, onchange: Callable[[], object]) -> None:
@@ -131,9 +131,9 @@ def _note(shared: Any, name: str, text: str) -> None:
     """Add a text between the settings: an option without a label is one in every host."""
     import gradio
 
-    made = shared.OptionInfo(text, "", gradio.HTML, section=SECTION)
-    made.do_not_save = True  # A1111 and Forge keep values by this; SD.Next keeps only what differs from the default
-    shared.opts.add_option(PREFIX + name, made)
+    option = shared.OptionInfo(text, "", gradio.HTML, section=SECTION)
+    option.do_not_save = True  # A1111 and Forge keep values by this; SD.Next keeps only what differs from the default
+    shared.opts.add_option(PREFIX + name, option)
 
 
 def _about(host: Host) -> str:

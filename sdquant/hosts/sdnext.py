@@ -82,10 +82,10 @@ class Adapter:
     def _replaces(sd_model: Any, info: Any, op: str, force: bool) -> bool:
         """Return whether SD.Next will unload a model to load another one, or the same one again."""
         models = display.module("modules.sd_models")
-        held = sd_model or (models.model_data.sd_refiner if op == "refiner" else models.model_data.sd_model)
-        wanted = (info or models.select_checkpoint(op=op)) if held is not None else None
-        there = getattr(held, "sd_checkpoint_info", None)
-        return wanted is not None and (force or there is None or there.filename != wanted.filename)
+        model = sd_model or (models.model_data.sd_refiner if op == "refiner" else models.model_data.sd_model)
+        checkpoint = (info or models.select_checkpoint(op=op)) if model is not None else None
+        there = getattr(model, "sd_checkpoint_info", None)
+        return checkpoint is not None and (force or there is None or there.filename != checkpoint.filename)
 
     def _load(self, original: Any, checkpoint_info: Any = None, op: str = "model", **kwargs: Any) -> Any:
         """Load a model: check the settings before, and unload it if the load fails halfway."""
@@ -104,8 +104,8 @@ class Adapter:
 
     def _refuse(self, settings: Settings) -> None:
         """Raise if the settings are not supported, by themselves or together with SD.Next's own."""
-        asked = load_hooks.asked(settings)
-        if not asked:
+        schemes = load_hooks.asked(settings)
+        if not schemes:
             return
         opts = display.module("modules.shared").opts
         mode, runtime = settings["mode"], settings["runtime"] or load_hooks.PLAIN
@@ -122,9 +122,9 @@ class Adapter:
             runtime=runtime,
         )
         for word, role in MODULES.items():
-            if role in asked and word in opts.sdnq_quantize_weights:
+            if role in schemes and word in opts.sdnq_quantize_weights:
                 raise ConflictError(
-                    f"Cannot quantize {word} to {asked[role]}, as sdquant's settings say",
+                    f"Cannot quantize {word} to {schemes[role]}, as sdquant's settings say",
                     f"{word} is also ticked in SD.Next's own 'Model Quantization', which uses SDNQ",
                     "Untick it there, or set its scheme here to 'as found'",
                 )
@@ -157,13 +157,13 @@ class Adapter:
         """After a load of a pipeline or of one component, quantize what is not quantized yet."""
         sd_model = original(sd_model, allow=allow)
         settings = options.read(self.host)
-        asked = load_hooks.asked(settings)
-        if asked and not self._left_out("Model"):
+        schemes = load_hooks.asked(settings)
+        if schemes and not self._left_out("Model"):
             self._refuse(settings)
             for name, module in _parts(sd_model):
                 role = role_of(name)
-                if role is not None and role.name in asked:
-                    self._component(name, module, asked[role.name], settings)
+                if role is not None and role.name in schemes:
+                    self._component(name, module, schemes[role.name], settings)
         return sd_model
 
     def _component(self, name: str, module: nn.Module, scheme: str, settings: Settings) -> None:
@@ -187,8 +187,8 @@ class Adapter:
                 device=load_hooks.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )
-        made: Any = module
-        made.quantization_config = Config(scheme, skip=settings["skip"])  # by which SD.Next knows not to do it again
+        target: Any = module
+        target.quantization_config = Config(scheme, skip=settings["skip"])  # by which SD.Next knows not to do it again
         self.status.loaded(load_hooks.part_of(name, module, "after loading"))
 
     def _left_out(self, module: str) -> bool:
@@ -207,10 +207,10 @@ def _method(folder: str) -> str | None:
     """Return the quant_method in a component's config.json."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-            said = json.load(file).get("quantization_config") or {}
+            config = json.load(file).get("quantization_config") or {}
     except (OSError, ValueError, AttributeError):  # SD.Next says what is wrong with it
         return None
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    method = config.get("quant_method") if isinstance(config, dict) else None
     return str(method) if method else None
 
 

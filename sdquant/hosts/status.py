@@ -51,10 +51,10 @@ class Status:
         """Return the status of the last load."""
         return self._seen
 
-    def begin(self, model: str | None, found: str | None = None) -> None:
-        """Begin a load. `found`: the contents according to the file's headers."""
+    def begin(self, model: str | None, contents: str | None = None) -> None:
+        """Begin a load. `contents`: those of the file, according to the file's headers."""
         with self._lock:
-            self._seen = Seen(model=model, found=found)
+            self._seen = Seen(model=model, found=contents)
 
     def loaded(self, part: Part) -> None:
         """Add a loaded component. Ignored after a failure: the host goes on for a while before it unloads the model."""
@@ -74,7 +74,7 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as JSON values, without paths: anyone who can reach the web UI can read it."""
-        seen = self._seen
+        last_load = self._seen
         return {
             "sdquant": __version__,
             "host": self.host.name,
@@ -82,11 +82,11 @@ class Status:
             "can": list(self.host.can),
             "cannot": list(self.host.cannot),
             "decided by the host": dict(self.host.theirs),
-            "model": seen.model,
-            "found": seen.found,
+            "model": last_load.model,
+            "found": last_load.found,
             "components": [
                 {"component": row.component, "scheme": row.scheme, "how": row.how, "bytes": row.bytes}
-                for row in seen.parts.values()
+                for row in last_load.parts.values()
             ],
-            "error": seen.error,
+            "error": last_load.error,
         }
