@@ -1,7 +1,7 @@
 """Write a quantized model of ComfyUI as one safetensors file with the original tensor names.
 
 If ComfyUI or Forge support the format of every packed weight (nf4, fp4, qint8), the file is written as by
-`export_single_file`, so that their own loaders read it; otherwise as by `saving`. sdquant reads both without loss.
+`export_single_file`, so that their own loaders read it; otherwise as by `model_files`. sdquant reads both without loss.
 """
 
 from __future__ import annotations

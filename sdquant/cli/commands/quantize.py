@@ -133,7 +133,7 @@ def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> No
     wrong = [
         (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"write {out.name if not gguf else gguf[0]}",
          "they write a folder of several safetensors files"),
-        (args.portable, "use --portable", "what they write is for sdquant, and for diffusers with it"),
+        (args.portable, "use --portable", "they write sdquant's own format, which diffusers reads with sdquant"),
         (args.cache is not None, "use --cache", "no process has the whole model to cache"),
     ]  # fmt: skip
     for is_so, what, why in wrong:

@@ -22,7 +22,7 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 METHODS = ("GET", "HEAD", "POST")
-# What proxies add, and what Gradio would believe; and compression, for a page that answers.py still writes into.
+# Headers of proxies, which Gradio would trust; and compression of the page, which response_headers.py still modifies.
 _DROPPED = (b"forwarded", b"x-forwarded-", b"x-real-ip", b"x-original-", b"x-direct-url", b"x-gradio-")
 _PORTS = {"http": 80, "https": 443}
 
