@@ -238,7 +238,7 @@ def test_a_system_error_is_a_sentence_too(capsys: Capture, monkeypatch: pytest.M
     code, _, err = run(capsys, "plan", "digits-sd")
     assert code == 2
     assert err.splitlines()[:2] == [
-        "sdquant: /disk/model.safetensors was to be read or written",
+        "sdquant: Cannot read or write /disk/model.safetensors",
         "   why: No space left on device",
     ]
 

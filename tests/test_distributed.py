@@ -244,10 +244,10 @@ class TestAlone:
     @pytest.mark.parametrize(
         ("words", "word"),
         [
-            (["out.safetensors", "-q", "nf4"], "out.safetensors was asked for"),
-            (["out", "-q", "q8_0"], "q8_0 was asked for"),
-            (["out", "-q", "nf4", "--portable"], "--portable was given"),
-            (["out", "-q", "nf4", "--cache", "on"], "--cache was given"),
+            (["out.safetensors", "-q", "nf4"], "Cannot write out.safetensors"),
+            (["out", "-q", "q8_0"], "Cannot write q8_0"),
+            (["out", "-q", "nf4", "--portable"], "Cannot use --portable"),
+            (["out", "-q", "nf4", "--cache", "on"], "Cannot use --cache"),
         ],
     )
     def test_what_several_processes_cannot_write(

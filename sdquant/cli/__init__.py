@@ -37,16 +37,16 @@ _OF_ONE = ("demo", "compare", "bench", "ui")  # commands that write, or listen, 
 
 
 class _TopParser(argparse.ArgumentParser):
-    """The parser of all words, which says what unknown flags are called here."""
+    """The top-level parser, which suggests the flags that unknown ones may stand for."""
 
     def error(self, message: str) -> NoReturn:
-        """As argparse does, with the flags that may be meant."""
-        meant = _common.flags_meant(message.split()) if "unrecognized arguments" in message else {}
-        super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in meant.items()))
+        """Exit as argparse does, and suggest the flags that may be meant."""
+        suggestions = _common.flags_meant(message.split()) if "unrecognized arguments" in message else {}
+        super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in suggestions.items()))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line."""
     top = _TopParser(
         prog="sdquant",
         description="Quantization for diffusion pipelines.",
@@ -74,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
                 args.progress = False  # bars are for terminals, and for one process
             if args.command in _OF_ONE and launched():
-                why = f"each of them would do the whole of it: {args.command} is for one process"
-                raise SettingsError(
-                    "Cannot share out the work among torchrun's processes", why, "Run it without torchrun"
-                )
+                why = f"each of them would do all of the work: {args.command} is for one process"
+                raise SettingsError("Cannot split the work across torchrun's processes", why, "Run it without torchrun")
             with _voices(args.verbose):
                 code = int(args.run(args))
         sys.stdout.flush()
@@ -91,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: BaseException, args: argparse.Namespace) -> int:
-    """The exit code for an error that is somebody else's fault; ours are raised on."""
+    """Return the exit code for an expected error; re-raise any other, which is a bug."""
     if isinstance(error, SdquantError):
         return _refused(error, args)
     if isinstance(error, BrokenPipeError):
@@ -99,13 +97,13 @@ def _failed(error: BaseException, args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError) and error.filename is not None:
-        what, why = f"{error.filename} was to be read or written", str(error.strerror or error)
-        return _refused(SdquantError(what, why, "Check the path, its permissions and the space left"), args)
+        what, why = f"Cannot read or write {error.filename}", str(error.strerror or error)
+        return _refused(SdquantError(what, why, "Check the path, its permissions and the free space"), args)
     raise error
 
 
 def _refused(error: SdquantError, args: argparse.Namespace) -> int:
-    """Say what, why and fix; on stdout too, as JSON, where JSON was asked for."""
+    """Print what, why and fix to stderr, and as JSON to stdout if --json is set. Return exit code 2."""
     if args.verbose:
         traceback.print_exception(error)
     print(f"sdquant{label()}: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
@@ -117,7 +115,7 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _voices(verbose: bool) -> Iterator[None]:
-    """Who may speak on stderr while a command runs: sdquant, and others only with errors. `verbose` lets all speak."""
+    """Show only sdquant's log, and errors of other libraries, while a command runs; everything with `verbose`."""
     from ..errors import SdquantWarning
 
     def ours(record: logging.LogRecord) -> bool:
@@ -147,7 +145,7 @@ def _voices(verbose: bool) -> Iterator[None]:
 
 
 class _Line(logging.Formatter):
-    """ "sdquant: warning: text"; records of others begin with their logger's name."""
+    """Formatter for lines such as "sdquant: warning: text"; other libraries' records begin with their logger's name."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.name.partition('.')[0]}: {record.levelname.lower()}: {super().format(record)}"

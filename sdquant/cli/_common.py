@@ -1,4 +1,4 @@
-"""What several commands share: flags made from Request's fields, shipped models by name, sizes as people write them."""
+"""Helpers shared by the commands: flags from the fields of Request, bundled models by name, human-readable sizes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NO_FLAG = ("path", "progress")
 def add_request_flags(
     parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None, helps: Mapping[str, str] | None = None
 ) -> None:
-    """The path and a flag for each field of Request; default, help and choices are taken from there.
+    """Add the path and a flag for each field of Request, with that field's default, help and choices.
 
     Args:
-        only: the fields that are flags; None for all.
-        helps: other helps, by field.
+        only: the fields to add as flags; None for all.
+        helps: help texts that replace those of Request, by field.
     """
     rows = {row.name: row for row in dataclasses.fields(Request)}
     parser.add_argument("path", metavar="MODEL", help=rows["path"].metadata["help"] + ", or digits-sd / digits-flux")
@@ -58,7 +58,7 @@ def add_request_flags(
 
 
 def add_drawing_flags(parser: argparse.ArgumentParser) -> None:
-    """What to draw, and how."""
+    """Add the prompt and the generation settings: steps, seed, guidance, size."""
     parser.add_argument("prompt", metavar="PROMPT", help="what to draw")
     parser.add_argument("--steps", type=positive, default=20, help="denoising steps (default: %(default)s)")
     parser.add_argument("--seed", type=seed, default=0, help="of the noise (default: %(default)s)")
@@ -68,30 +68,30 @@ def add_drawing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def flag(name: str) -> str:
-    """The flag of a field of Request."""
+    """Return the flag for a field of Request."""
     return "--" + _ONE.get(name, name).replace("_", "-")
 
 
 def flags_meant(words: Sequence[str]) -> dict[str, str]:
-    """The flags of Request that unknown ones may mean: those that another loader calls so, or that are nearly so."""
+    """Return the flags of Request that unknown ones probably mean: another loader's name for them, or a typo."""
     flags = {flag(row.name): row.name for row in dataclasses.fields(Request) if row.name not in _NO_FLAG}
-    meant = {}
+    suggestions = {}
     for word in (word.partition("=")[0] for word in words if word.startswith("--")):
         answer = ANSWERS.get(word.lstrip("-").replace("-", "_"))
         near = [name for name, field in flags.items() if answer is not None and field == answer.use]
         near = near or difflib.get_close_matches(word, flags, n=1)
         if near and near[0] != word:
-            meant[word] = near[0]
-    return meant
+            suggestions[word] = near[0]
+    return suggestions
 
 
 def help_of(name: str) -> str:
-    """The help of a field of Request."""
+    """Return the help text of a field of Request."""
     return str(Request.__dataclass_fields__[name].metadata["help"])
 
 
 def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
-    """The Request of parsed flags; `fixed` overrides."""
+    """Build a Request from parsed flags; `fixed` overrides them."""
     names = {row.name for row in dataclasses.fields(Request)} - {"path"}
     values = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     values |= fixed
@@ -102,14 +102,14 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     return request(place(args.path), **values)
 
 
-def refuse_auto(asked: Request, why: str) -> None:
+def refuse_auto(load_request: Request, why: str) -> None:
     """Raise SettingsError if the request leaves the choice of an offload mode to sdquant."""
-    if asked.offload == AUTO:
-        raise SettingsError("offload='auto' was given", why, "Name a mode, or leave it out")
+    if load_request.offload == AUTO:
+        raise SettingsError("Cannot use offload='auto' here", why, "Name an offload mode, or omit it")
 
 
 def quant_of(words: list[str]) -> str | dict[str, str]:
-    """Repeated --quant flags: one scheme ("nf4", "int4,group_size=32"), or component=scheme for each."""
+    """Parse repeated --quant flags: one scheme ("nf4", "int4,group_size=32"), or component=scheme for each."""
     each: dict[str, str] = {}
     for word in words:
         head, sign, tail = word.partition("=")
@@ -117,26 +117,26 @@ def quant_of(words: list[str]) -> str | dict[str, str]:
         name, scheme = (head.strip(), tail) if sign and "," not in head else ("*", word)
         if name in each:
             raise SettingsError(
-                f"--quant {each[name]} and --quant {scheme} were given",
-                "one component has one scheme" if name == "*" else f"{name} has one scheme",
-                "Give one, or component=scheme for each, such as --quant unet=nf4 --quant text_encoder=int8",
+                f"Cannot combine --quant {each[name]} and --quant {scheme}",
+                "a component has only one scheme" if name == "*" else f"{name} has only one scheme",
+                "Use one, or component=scheme for each, such as --quant unet=nf4 --quant text_encoder=int8",
             )
         each[name] = scheme
     return each["*"] if set(each) == {"*"} else each
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """`--json`."""
+    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     print(json.dumps(value, indent=2))
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, left: int = 1, last_left: bool = False) -> str:
-    """Columns of text: the first `left` (and the last, if asked) left-aligned, the rest right-aligned."""
+    """Format columns of text: the first `left` (and the last with `last_left`) left-aligned, the rest right-aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def cell(text: str, column: int) -> str:
@@ -148,14 +148,14 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, left: int
 
 
 def positive(text: str) -> int:
-    """A whole number above zero, for argparse."""
+    """Parse a whole number above zero, for argparse."""
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """A seed that torch takes, for argparse."""
+    """Parse a seed that torch accepts, for argparse."""
     if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
     return int(text)
@@ -163,13 +163,13 @@ def seed(text: str) -> int:
 
 def refuse_target(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     """Raise SettingsError if nothing can be written to `path`: before the work, not after it."""
-    what = f"{path} was to be written"
+    what = f"Cannot write {path}"
     if suffixes and path.suffix.lower() not in suffixes:
         raise SettingsError(
-            what, f"its ending is not one of {', '.join(suffixes)}", f"Call it {path.with_suffix(suffixes[0])}"
+            what, f"its extension is not one of {', '.join(suffixes)}", f"Name it {path.with_suffix(suffixes[0])}"
         )
     if suffixes and path.is_dir():
         raise SettingsError(what, "it is a folder", "Choose another path")
     home = next(folder for folder in path.absolute().parents if folder.exists())
     if not home.is_dir() or not os.access(home, os.W_OK):
-        raise SettingsError(what, f"{home} is not a folder that you may write to", "Choose another path")
+        raise SettingsError(what, f"{home} is not a folder that you can write to", "Choose another path")

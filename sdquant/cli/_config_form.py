@@ -1,4 +1,4 @@
-"""The form of a command that reads a config file: `COMMAND CONFIG.yml key=value ...`."""
+"""The command form that reads a config file: `COMMAND CONFIG.yml key=value ...`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _OWN = ("-h", "--help", _KEYS, "--json", "--no-progress")
 
 
 class ConfigParser(argparse.ArgumentParser):
-    """The parser of a command, with another one for its form that reads a config file.
+    """Parser of a command, with a second parser for its form that reads a config file.
 
-    That form is told by its first word that is no flag, which ends like a YAML file.
+    That form is used if the first word that is not a flag has the extension of a YAML file.
     """
 
     form: argparse.ArgumentParser | None = None
     always = False
 
     def use_config(self, command: str, *, instead: Mapping[str, str] | None = None, always: bool = False) -> None:
-        """Have the form that reads a config file.
+        """Add the form that reads a config file.
 
         Args:
-            instead: flags of this parser, and the key that says the same; other flags say that none does.
-            always: whether there is no other form.
+            instead: flags of this parser, each with its equivalent config key; other flags have none.
+            always: whether the command has only this form.
         """
         self.form = argparse.ArgumentParser(
             prog=self.prog,
@@ -55,20 +55,20 @@ class ConfigParser(argparse.ArgumentParser):
             )
 
     def set_defaults(self, **values: Any) -> None:
-        """For both forms."""
+        """Set the defaults of both forms."""
         super().set_defaults(**values)
         if self.form is not None:
             self.form.set_defaults(**values)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """By the form that the words are in."""
+        """Parse with the form that the words match."""
         if self.form is not None and args is not None and (self.always or names_config(args)):
             return self.form.parse_known_intermixed_args(args, namespace)
         return super().parse_known_args(args, namespace)
 
 
 class _Refused(argparse.Action):
-    """A flag that the form with a config file has not: says the key that is to be used instead."""
+    """Flag that the form with a config file does not have: its error names the key to use instead."""
 
     def __init__(self, *args: Any, key: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,14 +77,14 @@ class _Refused(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
     ) -> None:
-        """Refuse it."""
+        """Exit with an error that names the key to use instead."""
         value = str(values) if isinstance(values, str) and values else "VALUE"
         instead = f"write {self.key}={value}" if self.key else "a config file has no key for it"
-        parser.error(f"{option_string} cannot be given with a config file: {instead}")
+        parser.error(f"{option_string} cannot be used with a config file: {instead}")
 
 
 def names_config(words: Sequence[str]) -> bool:
-    """Whether the first word that is no flag, nor may be a flag's value, ends like a YAML file."""
+    """Return whether the first word that is neither a flag nor possibly a flag's value names a YAML file."""
     if _KEYS in words:
         return True
     value = False  # whether the word may be a flag's value
@@ -110,10 +110,10 @@ def _add_form(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def read(args: argparse.Namespace) -> Config | None:
-    """The config that the words name; None where its keys were asked for, which are printed.
+    """Read the config that the words name; with `--keys`, print the keys and return None.
 
     Raises:
-        SdquantError: as `config.load`; or no file was named.
+        SdquantError: see `config.load`; or no file is named.
     """
     command = args.config_of
     if args.list_keys:
@@ -121,9 +121,9 @@ def read(args: argparse.Namespace) -> Config | None:
         return None
     if args.config is None or not args.config.lower().endswith(SUFFIXES):
         raise SettingsError(
-            f"{args.config or 'No config'} was given",
-            f"{command} reads a config file, whose name ends in {' or '.join(SUFFIXES)}",
-            f"Use it like `sdquant {command} CONFIG.yml key=value`",
+            f"Cannot read the config from {args.config}" if args.config else "Cannot run without a config file",
+            f"{command} needs a config file whose name ends in {' or '.join(SUFFIXES)}",
+            f"Run `sdquant {command} CONFIG.yml key=value`",
         )
     return load(args.config, args.overrides, command=command)
 
@@ -147,5 +147,5 @@ def _help(row: Key) -> str:
 
 
 def flags_to_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What `use_config` takes: the fields of Request by their keys, and `pairs` of a flag's name and a key."""
+    """Return the `instead` of `use_config`: config keys by field of Request, and `pairs` of a flag's name and a key."""
     return {row.field: row.name for row in keys() if row.field} | dict(pairs)

@@ -1,4 +1,4 @@
-"""What helps on a machine: rows, each with when it applies and what it says."""
+"""The doctor's hints: a table of rules, each with a condition on the machine and a text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """When a finding applies, and its text (with the machine's own facts where it is a function)."""
+    """A condition on the machine, and the text of the finding (a function if it includes facts about the machine)."""
 
     name: str
     level: str
@@ -36,7 +36,7 @@ class Rule:
 
 
 def advice(machine: Machine) -> tuple[Finding, ...]:
-    """The findings that apply to `machine`."""
+    """Return the findings that apply to `machine`."""
     return tuple(
         Finding(name=row.name, level=row.level, text=row.text if isinstance(row.text, str) else row.text(machine))
         for row in RULES
@@ -57,7 +57,7 @@ def _has(machine: Machine, *kinds: str) -> bool:
 
 
 def _unused(machine: Machine, vendor: str, *kinds: str) -> bool:
-    """A card of `vendor` is in the machine, and torch has none of the kinds that it could be."""
+    """Return whether the machine has a GPU of `vendor`, and torch supports none of its device kinds."""
     return vendor in machine.gpu_vendors and not _has(machine, *kinds)
 
 

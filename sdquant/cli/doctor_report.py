@@ -1,6 +1,6 @@
-"""What this machine can run, what is missing, and what helps on this platform.
+"""The doctor's report: the schemes that this machine can run, missing packages, and hints for the platform.
 
-`examine` turns a `Machine` into a `Report` and asks nothing itself. What it advises is in advice.py.
+`examine` turns a `Machine` into a `Report` without probing anything itself. The hints are in doctor_hints.py.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class BackendReport:
         name, title: the backend's.
         package: the distribution that it needs; None if it needs none.
         installed: version of that distribution; None if it is missing.
-        problem: why it cannot be used as things are; None if it can.
+        problem: why it cannot be used now; None if it can.
         install: the pip line that helps; None if there is nothing to install.
-        schemes: names of the schemes that can be used as things are.
+        schemes: names of the schemes that can be used now.
         devices: kind of device to the worst verdict on those schemes there, without offload.
         runtimes: those that need a package of their own, each with what it lacks and the line that helps, or "ready".
     """
@@ -59,12 +59,12 @@ class BackendReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a well-known model fits the free memory of the default device.
+    """The fit of a well-known model in the free memory of the default device.
 
     Attributes:
         model: its name.
         bytes: bits to bytes of the UNet or transformer and the text encoders.
-        advice: the most precise way that fits, in words.
+        advice: the most precise configuration that fits, in words.
     """
 
     model: str
@@ -74,7 +74,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `sdquant doctor` prints."""
+    """The output of `sdquant doctor`."""
 
     machine: Machine
     backends: tuple[BackendReport, ...]
@@ -82,7 +82,7 @@ class Report:
     fits: tuple[Fit, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the report as JSON values."""
         return {
             "machine": self.machine.to_dict(),
             "backends": [asdict(row) | {"schemes": list(row.schemes)} for row in self.backends],
@@ -91,12 +91,12 @@ class Report:
         }
 
     def render(self) -> str:
-        """As text for a terminal."""
+        """Return the report as text for a terminal."""
         return "\n\n".join("\n".join(part) for part in (_machine(self.machine), *_sections(self)) if part) + "\n"
 
 
 def examine(machine: Machine) -> Report:
-    """What `machine` can run, and what would help it."""
+    """Report the schemes that `machine` can run, and the hints that apply to it."""
     return Report(
         machine=machine,
         backends=tuple(_backend(backends.get(name), machine) for name in backends.names()),
@@ -131,8 +131,8 @@ def _runtime(backend: Backend, name: str, machine: Machine) -> str:
 
 
 def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
-    """The verdict on these schemes without offload: one word if they agree, else each with its schemes."""
-    said: dict[str, list[str]] = {}
+    """Return the verdict on these schemes without offload: one word if they agree, else each with its schemes."""
+    verdicts: dict[str, list[str]] = {}
     for row in schemes:
         query = Query(
             backend=row.backend,
@@ -143,14 +143,14 @@ def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
             device=kind,
             versions=machine.versions,
         )
-        said.setdefault(look_up(query).verdict, []).append(row.name)
-    if len(said) == 1:
-        return next(iter(said))
-    return "; ".join(f"{verdict}: {' '.join(names)}" for verdict, names in said.items())
+        verdicts.setdefault(look_up(query).verdict, []).append(row.name)
+    if len(verdicts) == 1:
+        return next(iter(verdicts))
+    return "; ".join(f"{verdict}: {' '.join(names)}" for verdict, names in verdicts.items())
 
 
 def _fit(model: str, core: float, encoders: float, machine: Machine) -> Fit:
-    """How a model of so many parameters (UNet or transformer; text encoders) fits."""
+    """Estimate the fit of a model from its number of parameters: `core` (UNet or transformer) and `encoders`."""
     sizes = {bits: int(2 * (core + encoders) * ratio) for bits, ratio in RATIOS.items()}
     free = machine.best.memory_free
     if free is None:

@@ -1,8 +1,8 @@
-"""A1111's load path: the UNet is quantized as soon as its weights are loaded, and made floats before the next ones are.
+"""A1111's load path: quantize the UNet right after its weights are loaded, and dequantize it before the next load.
 
-A1111 keeps a model and loads the next checkpoint's weights into it. Into packed layers they would not go, and nothing
-would say so: `load_state_dict(strict=False)`. Before each image it asks for the checkpoint that is set, and takes what
-is there if it is of that file: a model that was made with other settings of ours is loaded anew then.
+A1111 keeps the model and loads the next checkpoint's weights into it with `load_state_dict(strict=False)`, which would
+silently skip packed layers. Before each image it requests the selected checkpoint, and reuses the loaded model if it
+came from that file. If that model was quantized with other settings, it is loaded again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _MADE = "sdquant_made_with"  # the attribute of a model that says what it was qu
 
 
 class Adapter:
-    """What is done in A1111."""
+    """Integration into A1111."""
 
     def __init__(self, host: Host, status: Status) -> None:
         self.host, self.status = host, status
 
     def install(self, patches: Patches) -> None:
-        """Take part in loads."""
+        """Hook into loads."""
         models = display.module("modules.sd_models")
         patches.wrap(models, "load_model_weights", self._load)
         patches.wrap(models, "reload_model_weights", self._reload)
 
     def changed(self) -> None:
-        """Nothing: A1111 asks for the model before each image."""
+        """Do nothing: A1111 requests the model before each image."""
 
     def model_loaded(self, model: Any) -> None:
-        """Nothing: the weights were quantized when they came."""
+        """Do nothing: the weights were quantized right after they were loaded."""
 
     def _load(self, original: Any, model: Any, checkpoint_info: Any, *args: Any, **kwargs: Any) -> Any:
         from ..integrations._common import dequantize
@@ -65,25 +65,25 @@ class Adapter:
 
     def _reload(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         known = inspect.signature(original)
-        given = known.bind_partial(*args, **kwargs)
+        bound = known.bind_partial(*args, **kwargs)
         if "forced_reload" in known.parameters:  # since 1.8
             models = display.module("modules.sd_models")
             settings = options.read(self.host)
-            filename = (given.arguments.get("info") or models.select_checkpoint()).filename
-            for model in (given.arguments.get("sd_model"), models.model_data.sd_model, *_kept(models)):
+            filename = (bound.arguments.get("info") or models.select_checkpoint()).filename
+            for model in (bound.arguments.get("sd_model"), models.model_data.sd_model, *_kept(models)):
                 if model is None or model.sd_checkpoint_info.filename != filename:
                     continue
                 if getattr(model, _MADE, None) != _wanted(settings):
                     _refuse(settings, model)  # before A1111 moves it
-                    given.arguments["forced_reload"] = True
-        model = original(*given.args, **given.kwargs)
+                    bound.arguments["forced_reload"] = True
+        model = original(*bound.args, **bound.kwargs)
         self._tell_of(model)
         return model
 
     def _tell_of(self, model: Any) -> None:
-        """A model that was there already is not loaded, and what the status says may be of another, or of a failure."""
-        seen, filename = self.status.seen, model.sd_checkpoint_info.filename
-        if seen.parts and seen.model == os.path.basename(filename):
+        """Update the status for a reused model: it may still show another model, or a failed load."""
+        last_load, filename = self.status.seen, model.sd_checkpoint_info.filename
+        if last_load.parts and last_load.model == os.path.basename(filename):
             return
         unet = model.model.diffusion_model
         load_hooks.begin(self.status, filename)
@@ -112,12 +112,12 @@ def _wanted(settings: Settings) -> tuple[Any, ...] | None:
 
 
 def _kept(models: Any) -> list[Any]:
-    """The models that A1111 keeps to use them again, the one in use among them."""
+    """Return the models that A1111 caches for reuse, including the one in use."""
     return list(getattr(models.model_data, "loaded_sd_models", []))
 
 
 def _drop(model: Any) -> None:
-    """Have A1111 not use the model as it is, now or later: its weights are those of the file, and floats."""
+    """Remove a model from A1111's cache: quantizing it failed, so that its weights are still floats."""
     models = display.module("modules.sd_models")
     models.model_data.sd_model = None
     if any(row is model for row in _kept(models)):
@@ -125,21 +125,21 @@ def _drop(model: Any) -> None:
 
 
 def _refuse(settings: Settings, model: Any) -> None:
-    """Raise SdquantError if what is asked for cannot be done with a model."""
+    """Raise SdquantError if a model cannot be quantized as the settings say."""
     scheme = load_hooks.asked(settings).get("model")
     if scheme is None:
         return
     load_hooks.refuse(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
     if display.module("modules.lowvram").is_needed(model):
         raise IncompatibleError(
-            f"{scheme} was asked for with --lowvram, --medvram or --medvram-sdxl",
-            "A1111 then moves the parts of the UNet itself, by hooks on the layers that would be replaced",
+            f"Cannot quantize to {scheme} with --lowvram, --medvram or --medvram-sdxl",
+            "A1111 then moves the parts of the UNet itself, with hooks on the layers that quantization replaces",
             "Start A1111 without these flags: the quantized UNet needs less memory. Or set the scheme to 'as found'",
         )
     storage = display.module("modules.shared").opts.data.get("fp8_storage")
     if storage == "Enable" or (storage == "Enable for SDXL" and hasattr(model, "conditioner")):
         raise IncompatibleError(
-            f"{scheme} was asked for with A1111's 'FP8 weight'",
-            "it has made the UNet's weights float8 before they could be quantized",
+            f"Cannot quantize to {scheme} with A1111's 'FP8 weight'",
+            "that option converts the UNet's weights to float8 before they can be quantized",
             "Set 'FP8 weight' to Disable in A1111's settings (Optimizations). Or set the scheme to 'as found'",
         )

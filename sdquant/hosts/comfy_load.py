@@ -1,4 +1,4 @@
-"""Load a diffusion model into ComfyUI: its own model, its own offload, with weights that are packed."""
+"""Load a diffusion model into ComfyUI, with its own model class and offload, but packed weights."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ AS_FOUND = "as found"
 
 
 def choices() -> list[str]:
-    """What a model can be quantized to while it loads: schemes that plain layers run; first, as it is in the file."""
+    """Return the choices for quantizing on load: first "as found", then the schemes that plain layers run."""
     return [AS_FOUND, *(row.name for row in registry.schemes() if row.on_the_fly and "plain" in row.runtimes)]
 
 
 def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
-    """ComfyUI's ModelPatcher for a file's diffusion model.
+    """Load the diffusion model of a file, and return ComfyUI's ModelPatcher for it.
 
     Args:
         path: `.safetensors` or `.gguf` file, quantized or not, also a checkpoint that holds the VAE too.
         quant: one of `choices`, or a scheme with options ("nf4,double_quant").
-        disable_dynamic: True; what ComfyUI passes where it wants the model once more.
+        disable_dynamic: True; passed by ComfyUI when it loads the model again.
 
     Raises:
-        SdquantError: it cannot be loaded, and why.
+        SdquantError: the file cannot be loaded.
     """
     import comfy.model_management  # type: ignore[import-not-found]
     import comfy.sd  # type: ignore[import-not-found]
@@ -49,34 +49,34 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     if spec is not None:
         _check(str(spec), "pre", device)
     src = comfy_state.source(Path(path))
-    for scheme in sorted({found.scheme for found in src.found.values()}):
+    for scheme in sorted({weight.scheme for weight in src.found.values()}):
         _check(scheme, "found", device)
     bar = comfy.utils.ProgressBar(comfy_state.size(src))
     state = comfy_state.read(src, spec, device, bar.update)
     log.info("%s: %d of %d tensors are packed (%s)", path, state.packed, len(state.tensors), spec or "as found")
-    made = _made(comfy.sd.load_diffusion_model_state_dict, state, operations())
-    if made is None:
+    base_patcher = _made(comfy.sd.load_diffusion_model_state_dict, state, operations())
+    if base_patcher is None:
         raise UnsupportedFileError(
-            f"{path} was to be loaded",
-            "ComfyUI does not know a diffusion model of these tensor names and shapes",
+            f"Cannot load {path}",
+            "ComfyUI does not recognize a diffusion model by its tensor names and shapes",
             "Check with `sdquant inspect` that it is one, and update ComfyUI",
         )
-    patcher = patcher_class()(made.model, made.load_device, made.offload_device)
+    patcher = patcher_class()(base_patcher.model, base_patcher.load_device, base_patcher.offload_device)
     patcher.cached_patcher_init = (load, (path, quant))
-    kept = len(packed_layers(patcher.model))
-    _require_packed(path, state.packed, kept, spec)
-    if kept:
+    packed_count = len(packed_layers(patcher.model))
+    _require_packed(path, state.packed, packed_count, spec)
+    if packed_count:
         patcher.model.state_dict_for_saving = refuse_to_save
     return patcher
 
 
 def _check(scheme: str, mode: str, device: Any) -> None:
-    """Ask the matrix. Offload is ComfyUI's, which moves plain tensors as it moves any."""
+    """Check the matrix. ComfyUI does the offload itself, and moves packed tensors like any others."""
     compat.check(scheme, "none", mode=mode, runtime="plain", device=str(device), machine=hardware.probe())
 
 
 def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
-    """Call ComfyUI's loader with what its version takes."""
+    """Call ComfyUI's loader with the arguments that its version accepts."""
     known = inspect.signature(function).parameters
     # Its dynamic mover keeps one tensor per weight in a buffer of its own, where the parts of a packed one do not fit.
     options = {"metadata": state.metadata, "disable_dynamic": True}
@@ -87,13 +87,18 @@ def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
     )
 
 
-def _require_packed(path: str, given: int, kept: int, spec: QuantSpec | None) -> None:
-    """Weights that ComfyUI rewrote, or has no such layer for, were decoded on the way. A few are nothing to refuse."""
-    if kept < given:
-        log.warning("%s: %d of its %d packed weights were decoded: ComfyUI rewrites them", path, given - kept, given)
-    if given and 2 * kept < given:
+def _require_packed(path: str, total: int, packed: int, spec: QuantSpec | None) -> None:
+    """Warn if ComfyUI dequantized packed weights (it rewrites them, or has other layers), and raise if most are."""
+    if packed < total:
+        log.warning(
+            "%s: %d of its %d packed weights were dequantized, because ComfyUI rewrites them",
+            path,
+            total - packed,
+            total,
+        )
+    if total and 2 * packed < total:
         raise UnsupportedFileError(
-            f"{path} was to be loaded{f' in {spec}' if spec is not None else ''}",
-            f"ComfyUI's model of it keeps {kept} of {given} weights packed, and would hold the others as floats",
+            f"Cannot load {path}{f' in {spec}' if spec is not None else ''}",
+            f"ComfyUI's model keeps only {packed} of {total} weights packed, and would dequantize the others",
             "Load it with ComfyUI's own loader",
         )

@@ -1,4 +1,4 @@
-"""Nodes for ComfyUI: load a quantized diffusion model, quantize one on load, save it, look into a file."""
+"""Nodes for ComfyUI: load a quantized diffusion model, quantize one on load, save it, inspect a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CATEGORY = "sdquant"
 
 
 def register_folder() -> None:
-    """Tell ComfyUI of the diffusion models' folders once more, with `.gguf` among the extensions."""
+    """Register ComfyUI's diffusion model folders under another name, with `.gguf` among the extensions."""
     import folder_paths  # type: ignore[import-not-found]
 
     known = folder_paths.folder_names_and_paths
@@ -24,18 +24,18 @@ def register_folder() -> None:
 def _path(name: str) -> str:
     import folder_paths
 
-    found = folder_paths.get_full_path(FOLDER, name)
-    if found is None:
+    path = folder_paths.get_full_path(FOLDER, name)
+    if path is None:
         raise MissingComponentError(
-            f"{name!r} was to be loaded",
+            f"Cannot load {name!r}",
             "it is in none of ComfyUI's diffusion_models folders",
             "Put it there, and refresh",
         )
-    return str(found)
+    return str(path)
 
 
 class _OfFile:
-    """What nodes for a file share: the name among the files that there are, when ComfyUI asks."""
+    """Base of nodes for a file: a choice among the files in the folders at the time that ComfyUI asks."""
 
     CATEGORY = CATEGORY
 
@@ -47,7 +47,7 @@ class _OfFile:
 
 
 class LoadDiffusionModel(_OfFile):
-    """A file in any form that sdquant reads, or a float one quantized while it loads."""
+    """Node that loads a file in any format that sdquant reads, or quantizes a float one while it loads."""
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "load"
@@ -58,18 +58,18 @@ class LoadDiffusionModel(_OfFile):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        """The file, and what to quantize it to."""
+        """Return the inputs: the file, and the scheme to quantize it to."""
         return {"required": {"model_name": cls._files(), "quantize": (choices(),)}}
 
     def load(self, model_name: str, quantize: str) -> tuple[Any]:
-        """The model."""
+        """Load the model."""
         from .comfy_load import load
 
         return (load(_path(model_name), quantize),)
 
 
 class SaveDiffusionModel:
-    """Writes a model of LoadDiffusionModel."""
+    """Node that writes a model of LoadDiffusionModel."""
 
     CATEGORY = CATEGORY
     RETURN_TYPES = ()
@@ -79,19 +79,19 @@ class SaveDiffusionModel:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        """The model, and where to."""
+        """Return the inputs: the model, and the prefix of the file name."""
         name = ("STRING", {"default": "diffusion_models/quantized"})
         return {"required": {"model": ("MODEL",), "filename_prefix": name}}
 
     def save(self, model: Any, filename_prefix: str) -> dict[str, Any]:
-        """What ComfyUI shows under the node."""
+        """Save the model, and return the file name for ComfyUI to show under the node."""
         from .comfy_save import save
 
         return {"ui": {"text": [save(model, filename_prefix).name]}}
 
 
 class Inspect(_OfFile):
-    """Says what a file holds."""
+    """Node that describes the contents of a file."""
 
     RETURN_TYPES = ("STRING",)
     FUNCTION = "inspect"
@@ -102,21 +102,21 @@ class Inspect(_OfFile):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        """The file."""
+        """Return the input: the file."""
         return {"required": {"model_name": cls._files()}}
 
     def inspect(self, model_name: str) -> dict[str, Any]:
-        """The text, for ComfyUI to show and for the next node."""
+        """Describe the file, as text for ComfyUI to show and for the next node."""
         from ..models.detection import detect_elsewhere
 
-        seen = detect_elsewhere(_path(model_name))
+        detected = detect_elsewhere(_path(model_name))
         lines = [
             model_name,
-            f"{seen.family or 'unknown'} {seen.component or ''}, {seen.container}".strip(),
-            f"quantization: {f'{seen.quant} ({seen.backend})' if seen.quant else 'none'}",
-            f"weights: {seen.bytes / 1e6:,.1f} MB in {seen.tensors} tensors",
-            *seen.evidence,
-            *(f"warning: {line}" for line in seen.warnings),
+            f"{detected.family or 'unknown'} {detected.component or ''}, {detected.container}".strip(),
+            f"quantization: {f'{detected.quant} ({detected.backend})' if detected.quant else 'none'}",
+            f"weights: {detected.bytes / 1e6:,.1f} MB in {detected.tensors} tensors",
+            *detected.evidence,
+            *(f"warning: {line}" for line in detected.warnings),
         ]
         text = "\n".join(lines)
         return {"ui": {"text": [text]}, "result": (text,)}

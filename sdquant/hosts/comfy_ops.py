@@ -1,9 +1,9 @@
 """ComfyUI's layers, with weights that may be packed: its `custom_operations`.
 
-ComfyUI builds a model from the classes of an operations class, and then loads a state dict into it. A layer of ours to
-which a `PackedTensor` comes becomes a `PackedLayer`: its packed parts are ordinary parameters, which ComfyUI moves,
-pins and offloads, and its forward decodes them where the input is and applies ComfyUI's weight functions, which is how
-a LoRA comes. All other layers, and weights that are not packed, are as in ComfyUI's `manual_cast`.
+ComfyUI builds a model from the classes of an operations class, and then loads a state dict into it. One of our layers
+that loads a `PackedTensor` becomes a `PackedLayer`: its packed tensors are ordinary parameters, which ComfyUI moves,
+pins and offloads. Its forward dequantizes them on the input's device and applies ComfyUI's weight functions, which add
+LoRAs. All other layers, and weights that are not packed, behave as in ComfyUI's `manual_cast`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
 
 
 class Loading(nn.Module):
-    """What our layers share before they are loaded. Comes before ComfyUI's class in their bases."""
+    """Mixin of our layers until a weight is loaded. Precedes ComfyUI's class in their bases."""
 
     packed_class: Any  # the PackedLayer that it becomes
 
@@ -38,9 +38,11 @@ class Loading(nn.Module):
         self._allocate(packed=isinstance(weight, PackedTensor))
         rest = state_dict
         if isinstance(weight, PackedTensor):
-            wanted = self._weight_shape()
-            if tuple(weight.shape) != wanted:
-                error_msgs.append(f"{prefix}weight is {list(weight.shape)} in the file, the model wants {list(wanted)}")
+            expected = self._weight_shape()
+            if tuple(weight.shape) != expected:
+                error_msgs.append(
+                    f"{prefix}weight is {list(weight.shape)} in the file, the model expects {list(expected)}"
+                )
                 return
             rest = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
             self._parameters["weight"] = None  # so that nobody misses it
@@ -55,14 +57,14 @@ class Loading(nn.Module):
             self.shown_dtype = weight.dtype
 
     def _allocate(self, *, packed: bool) -> None:
-        """Make the tensors that a state dict is copied into, where `__init__` made none."""
+        """Allocate the tensors that a state dict is copied into, if `__init__` did not."""
 
     def _weight_shape(self) -> tuple[int, ...]:
         raise NotImplementedError
 
 
 class _Linear(Loading):
-    """No memory is taken for the weight before it is known whether floats will come: Windows would set it aside."""
+    """Linear layer that allocates its weight only if a float one is loaded: Windows commits memory on allocation."""
 
     in_features: int
     out_features: int
@@ -95,7 +97,7 @@ class _Convolution(Loading):
 
 
 class PackedLayer(QuantizedLayer):
-    """A layer of ComfyUI's whose weight is packed. `weight` is a `PackedTensor`."""
+    """ComfyUI layer whose weight is packed. `weight` is a `PackedTensor`."""
 
     shown_dtype: torch.dtype
     weight_function: list[Any]
@@ -108,11 +110,11 @@ class PackedLayer(QuantizedLayer):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What `weight` shows; the layer computes in its input's."""
+        """Return the dtype that `weight` reports; the layer computes in the dtype of its input."""
         return self.shown_dtype
 
     def forward_comfy_cast_weights(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What ComfyUI's forward calls."""
+        """Compute the layer with its dequantized weight; called by ComfyUI's forward."""
         look_beside(x)
         weight = self.decoded(x.dtype, x.device, fresh=torch.is_grad_enabled() and x.requires_grad)
         for function in self.weight_function:
@@ -125,7 +127,7 @@ class PackedLayer(QuantizedLayer):
         return self._run(x, weight, bias, *args, **kwargs)
 
     def decoded(self, dtype: torch.dtype, device: torch.device, *, fresh: bool = True) -> Tensor:
-        """The float weight; in the scratch buffer, which the next call of any layer reuses, unless `fresh`."""
+        """Dequantize the weight, into new memory if `fresh`, else into the workspace, which the next call reuses."""
         packed = self.packed.to(device)
         shape = self.spec.shape
         out = torch.empty(shape, dtype=dtype, device=device) if fresh else scratch(shape, dtype, device)
@@ -136,8 +138,7 @@ class PackedLayer(QuantizedLayer):
         raise NotImplementedError
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The names that the model has with float weights: ComfyUI looks there for what a LoRA can change, and counts
-        the bytes."""
+        """Save under the names of the float weights: ComfyUI looks them up for LoRAs, and sums up their bytes."""
         destination[f"{prefix}weight"] = Counted(self.packed, self.shown_dtype)
         bias = self._parameters.get("bias")
         if bias is not None:
@@ -157,13 +158,13 @@ class _PackedConvolution(PackedLayer):
 
 @cache
 def operations() -> type:
-    """The operations class, made from that of the ComfyUI that is running."""
+    """Return the operations class, derived from that of the running ComfyUI."""
     import comfy.ops  # type: ignore[import-not-found]
 
     base = comfy.ops.manual_cast
-    made = {"Linear": _made("Linear", base.Linear, _Linear, _PackedLinear)}
-    made |= {name: _made(name, getattr(base, name), _Convolution, _PackedConvolution) for name in _CONVOLUTIONS}
-    return type("SdquantOps", (base,), made)
+    layers = {"Linear": _made("Linear", base.Linear, _Linear, _PackedLinear)}
+    layers |= {name: _made(name, getattr(base, name), _Convolution, _PackedConvolution) for name in _CONVOLUTIONS}
+    return type("SdquantOps", (base,), layers)
 
 
 def _made(name: str, theirs: type, loading: type[Loading], packed: type[PackedLayer]) -> type:

@@ -1,7 +1,7 @@
 """ComfyUI's ModelPatcher for models with packed weights: a LoRA is applied when a weight is used, not merged into it.
 
-ComfyUI merges patches into the weights that it keeps on the device, and attaches the rest to layers as functions. A
-packed weight has nothing to merge into, so that its layer always gets the function: for the patches of a model, and for
+ComfyUI merges patches into the weights that it keeps on the device, and attaches the others to layers as functions. A
+patch cannot be merged into a packed weight, so its layer always gets the function: for the patches of a model, and for
 those of hooks (a LoRA for some prompts or steps only), which ComfyUI writes into the weights while it samples.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Patch:
-    """Applies the patches of one weight to its decoded values."""
+    """Function that applies the patches of one weight to its dequantized values."""
 
     def __init__(self, key: str, patches: Mapping[str, Any]) -> None:
         self.key, self.patches = key, patches
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """The patched weight, in the memory of `weight` where patches allow it."""
+        """Return the patched weight, in place if the patches allow it."""
         import comfy.lora  # type: ignore[import-not-found]
 
         done: Tensor = comfy.lora.calculate_weight(self.patches[self.key], weight, self.key, **self._more())
@@ -36,7 +36,7 @@ class Patch:
 
 
 class HookPatch(Patch):
-    """Applies those of hooks. `layer`: some of them are differences to the weight that it has."""
+    """Function that applies the patches of hooks. `layer`: some patches are differences from its unpatched weight."""
 
     def __init__(self, key: str, patches: Mapping[str, Any], layer: PackedLayer) -> None:
         super().__init__(key, patches)
@@ -51,26 +51,26 @@ def _as_it_is(weight: Tensor, **_: Any) -> Tensor:
 
 
 def packed_layers(model: Any) -> dict[str, PackedLayer]:
-    """The layers of a model that are packed, by the names of their weights."""
+    """Return the packed layers of a model, by the names of their weights."""
     return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, PackedLayer)}
 
 
 def refuse_to_save(*_: Any, **__: Any) -> NoReturn:
-    """What ComfyUI calls where its own nodes are to save a model: the model's, and in later versions the patcher's.
+    """Refuse to save a model with ComfyUI's own nodes, which call this in place of `state_dict_for_saving`.
 
     Raises:
         ConflictError: always.
     """
     raise ConflictError(
-        "ComfyUI's own node was to save a model that sdquant loaded",
-        "it writes float weights, and these are packed",
+        "Cannot save a model loaded by sdquant with ComfyUI's own node",
+        "that node writes float weights, and these are packed",
         "Use 'Save Diffusion Model (sdquant)'",
     )
 
 
 @cache
 def patcher_class() -> type:
-    """The class, made from ModelPatcher of the ComfyUI that is running."""
+    """Return the patcher class, derived from ModelPatcher of the running ComfyUI."""
     import comfy.model_patcher  # type: ignore[import-not-found]
 
     class SdquantModelPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
@@ -133,7 +133,7 @@ def patcher_class() -> type:
             self._hook(self.current_hooks)
 
         def _hook(self, hooks: Any) -> None:
-            """Have the layers apply the patches of `hooks`, and no others, after their own and before wrappers."""
+            """Make the layers apply the patches of `hooks` only, after the model's own patches and before wrappers."""
             combined = self.get_combined_hook_patches(hooks)
             for key, layer in packed_layers(self.model).items():
                 rest = [function for function in layer.weight_function if not isinstance(function, HookPatch)]

@@ -1,7 +1,7 @@
-"""Write a quantized model of ComfyUI as one safetensors file, in the authors' names, for this loader and others.
+"""Write a quantized model of ComfyUI as one safetensors file with the original tensor names.
 
-Where every weight is packed as ComfyUI or Forge know it (nf4, fp4, qint8), the file is as `single_files` writes it,
-which their own loaders read. Otherwise it is as `saving` writes it. sdquant reads the same weights back from both.
+If ComfyUI or Forge support the format of every packed weight (nf4, fp4, qint8), the file is written as by
+`export_single_file`, so that their own loaders read it; otherwise as by `model_files`. sdquant reads both without loss.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def save(patcher: Any, prefix: str) -> Path:
     """Write the model below ComfyUI's output folder, under the next free number.
 
     Args:
-        patcher: a model that `comfy_load.load` made. prefix: of the file's name, with folders: "diffusion_models/mine".
+        patcher: a model returned by `comfy_load.load`.
+        prefix: beginning of the file's name, with folders, such as "diffusion_models/mine".
 
     Returns:
         The new file.
 
     Raises:
-        SettingsError: the name, or the model is not one with packed weights. ConflictError: a LoRA is on it.
+        SettingsError: the name is not valid, or the model has no packed weights.
+        ConflictError: a LoRA is on the model.
     """
     import comfy.model_management  # type: ignore[import-not-found]
 
@@ -44,15 +46,15 @@ def save(patcher: Any, prefix: str) -> Path:
 
     if not packed_layers(patcher.model):
         raise SettingsError(
-            "A model was to be saved",
+            "Cannot save the model",
             "it has no weights that sdquant packed",
             "Load it with 'Load Diffusion Model (sdquant)', or use ComfyUI's own node for a float model",
         )
     if patcher.patches:
         raise ConflictError(
-            "A model was to be saved with a LoRA on it",
-            "its packed weights cannot take it in without being quantized once more",
-            "Connect the model before the LoRA, or save the LoRA's own file along",
+            "Cannot save a model with a LoRA on it",
+            "merging the LoRA would mean quantizing the packed weights again",
+            "Connect the model from before the LoRA, or keep the LoRA's own file with it",
         )
     target = place(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
@@ -63,20 +65,22 @@ def save(patcher: Any, prefix: str) -> Path:
 
 
 def place(prefix: str) -> Path:
-    """The file to write for a prefix: in the output folder, and new.
+    """Return a new path in the output folder for a prefix.
 
     Raises:
-        SettingsError: it leads elsewhere, or is no name for a file.
+        SettingsError: the prefix is outside the output folder, or is not a valid file name.
     """
     import folder_paths  # type: ignore[import-not-found]
 
-    asked = f"The file name {prefix!r} was given"
+    what = f"Cannot use the file name {prefix!r}"
     words = prefix.replace("/", " ").split()
     if not words or _FORBIDDEN & set(prefix) or ".." in prefix.split("/") or prefix.endswith("/"):
-        raise SettingsError(asked, "it is no name for a file on every system", "Use letters, digits, '-', '_' and '/'")
+        raise SettingsError(
+            what, "it is not a valid file name on every system", "Use letters, digits, '-', '_' and '/'"
+        )
     output = folder_paths.get_output_directory()
     if os.path.isabs(prefix) or not _inside(output, os.path.join(output, prefix)):
-        raise SettingsError(asked, "it leads out of ComfyUI's output folder", "Give a name inside it")
+        raise SettingsError(what, "it is outside ComfyUI's output folder", "Use a name inside it")
     folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
     while (target := Path(folder, f"{name}_{counter:05}_.safetensors")).exists():
         counter += 1
@@ -89,7 +93,7 @@ def _inside(folder: str, path: str) -> bool:
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What the file holds: tensors by key, and metadata."""
+    """Return the contents of the file: tensors by key, and metadata."""
     rows, floats = dict(weights.quantized(model)), weights.plain(model)
     theirs = export_single_file.tensors_of(rows)
     if theirs is None:

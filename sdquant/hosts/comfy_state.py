@@ -1,5 +1,4 @@
-"""From a file to the state dict that ComfyUI is given: its names, and every weight a tensor, if packed a
-`PackedTensor`."""
+"""Read a file into a state dict for ComfyUI: original tensor names, and a `PackedTensor` for each packed weight."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What ComfyUI is given.
+    """A state dict for ComfyUI.
 
     Attributes:
-        tensors: by the authors' names.
-        packed: how many of them are packed.
-        metadata: of the file, where ComfyUI reads sizes of some models.
+        tensors: by their original names.
+        packed: number of packed tensors.
+        metadata: the file's, from which ComfyUI reads the sizes of some models.
     """
 
     tensors: dict[str, Tensor]
@@ -45,30 +44,31 @@ class State:
 
 
 def source(path: Path) -> Source:
-    """The diffusion model of a file, out of a checkpoint of several models, too.
+    """Return the diffusion model of a file, which may be a checkpoint of several models.
 
     Raises:
         SdquantError: see `detect_elsewhere`. UnsupportedFileError: it is a LoRA or a folder.
     """
-    seen = detect_elsewhere(path)
-    if set(seen.sources) != {"."} or path.is_dir():
-        raise UnsupportedFileError(f"{path} was to be loaded", "it is a folder", "Pick one .safetensors or .gguf file")
-    original_layout.chosen(seen, None, single=True)  # refuses a LoRA
-    src = original_layout.main_only(seen.sources["."])
-    found = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
-    return replace(src, found=found)
+    detected = detect_elsewhere(path)
+    if set(detected.sources) != {"."} or path.is_dir():
+        raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
+    original_layout.chosen(detected, None, single=True)  # refuses a LoRA
+    src = original_layout.main_only(detected.sources["."])
+    weights = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
+    return replace(src, found=weights)
 
 
 def size(src: Source) -> int:
-    """Bytes that `read` will tell of."""
+    """Return the total number of bytes that `read` reports to `tick`."""
     return sum(info.nbytes for info in src.plain.values()) + sum(src.found_bytes(name) for name in src.found)
 
 
 def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int], Any]) -> State:
-    """The state dict of a diffusion model.
+    """Read the state dict of a diffusion model.
 
     Args:
-        spec: to quantize its float weights to; None takes all as found. device: to encode on.
+        spec: to quantize its float weights to; None leaves all as found.
+        device: to quantize on.
         tick: called with the bytes of each tensor; see `size`.
 
     Raises:
@@ -83,12 +83,12 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
         packs = {name: _packed(src, files, name) for name in src.found}
         whole = _logical(src, packs)
         parts, row = original_layout.names(whole, alone=True)
-        chosen = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
+        to_quantize = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
         tensors: dict[str, Tensor] = {}
         for part in parts:
             if any(source in packs for source in part.sources):
                 tensors[part.name] = _shown(_joined(src, part, packs), src)
-            elif part.name in chosen and spec is not None:
+            elif part.name in to_quantize and spec is not None:
                 tensors[part.name] = PackedTensor(
                     _encoded(part, original_layout.read(part, whole, files), spec, device)
                 )
@@ -106,23 +106,23 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
 def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
     from ..core.packed_reader import read_weight, require_sound
 
-    found = src.found[name]
+    weight = src.found[name]
     try:
-        packed = read_weight(found, src.specs.get(name), None, lambda key: src.read(files, key))
-        require_sound(found, packed)
+        packed = read_weight(weight, src.specs.get(name), None, lambda key: src.read(files, key))
+        require_sound(weight, packed)
     except BadFileError as error:
-        raise BadFileError(f"{src.path} was to be loaded: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
-            f"weight {name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
+            f"Cannot load {src.path}",
+            f"weight {name!r} is quantized to {weight.scheme}, and the file does not record its shape: {error}",
             "Quantize the float model instead",
         ) from error
     return packed
 
 
 def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
-    """The source as if its weights were floats: for names, which follow from names and shapes."""
+    """Return the source as if its weights were floats, to derive the original names from names and shapes."""
     infos = dict(src.plain)
     for name, packed in packs.items():
         infos[name] = TensorInfo(dtype=packed.spec.dtype, shape=packed.spec.shape, nbytes=packed.nbytes)
@@ -131,7 +131,7 @@ def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
 
 
 def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSpec) -> frozenset[str]:
-    """The names of the weights to quantize: not those at the ends of a model, and not tables."""
+    """Return the names of the weights to quantize: not those of the first and last layers, and not embeddings."""
     kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
@@ -165,44 +165,47 @@ def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
 
 
 def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
-    """The packed weight that ComfyUI's model has in place of one, or several, of the file's.
+    """Return the packed weight of ComfyUI's model that corresponds to one or several weights of the file.
 
     Raises:
-        UnsupportedFileError: packed weights of their schemes cannot be joined.
+        UnsupportedFileError: packed weights of this scheme cannot be joined.
     """
     from ..core.packed_rows import join
 
-    held = [packs[source] for source in part.sources if source in packs]
-    packed = join(held) if len(held) == len(part.sources) else None
+    weights = [packs[source] for source in part.sources if source in packs]
+    packed = join(weights) if len(weights) == len(part.sources) else None
     if packed is not None and part.swapped:
         packed = _swapped(packed)
     if packed is None or (part.shape is not None and packed.spec.shape != part.shape):
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
+            f"Cannot load {src.path}",
             f"ComfyUI has one weight {part.name!r} for its {' and '.join(map(repr, part.sources))}, and packed weights "
-            f"in {held[0].spec.scheme} cannot be brought together like that",
+            f"in {weights[0].spec.scheme} cannot be joined like that",
             "Load the float model and quantize it on load, or write it with `sdquant quantize`",
         )
     return packed
 
 
 def _shown(packed: Packed, src: Source) -> PackedTensor:
-    """The tensor for a weight of a file. ComfyUI chooses what to compute in by the dtypes that it sees, and in some
-    formats the file does not say which a packed weight had (and says float32): then the dtype of most other tensors."""
+    """Wrap a packed weight as a tensor, with the dtype that ComfyUI should compute in.
+
+    ComfyUI chooses its compute dtype by the dtypes of the tensors. Some formats do not record that of the float weight
+    (they say float32): then it is the dtype of most bytes of the unquantized tensors.
+    """
     import torch
 
     from .comfy_tensor import PackedTensor
 
-    said: Counter[str] = Counter({packed.spec.dtype: 0})
+    dtypes: Counter[str] = Counter({packed.spec.dtype: 0})
     if packed.spec.dtype == "float32":
         for info in src.plain.values():
             if info.dtype in FLOATS:
-                said[info.dtype] += info.nbytes
-    return PackedTensor(packed, getattr(torch, said.most_common(1)[0][0]))
+                dtypes[info.dtype] += info.nbytes
+    return PackedTensor(packed, getattr(torch, dtypes.most_common(1)[0][0]))
 
 
 def _swapped(packed: Packed) -> Packed | None:
-    """The second half of the rows before the first."""
+    """Swap the first and the second half of the rows; None if the scheme cannot slice rows."""
     from ..core.packed_rows import cut
 
     backend = registry.of_scheme(packed.spec.scheme)

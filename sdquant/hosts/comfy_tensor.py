@@ -1,8 +1,8 @@
 """A packed weight as ComfyUI sees it: a tensor of the float weight's shape and dtype.
 
-ComfyUI finds out which model a state dict is of by the shapes in it, counts its numbers, renames it, and for some
-models rewrites weights. So a packed weight travels as a tensor. The layers of `comfy_ops` take the packed parts out of
-it; any other use of its values decodes it first, and so is right, if not small. What would write into it is refused.
+ComfyUI detects the model of a state dict by its shapes, counts its parameters, renames them, and for some models
+rewrites weights. So a packed weight is passed as a tensor. The layers of `comfy_ops` take the packed tensors out of it;
+any other use of its values dequantizes it first, which is correct but takes more memory. Writing into it is an error.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from ..nn import packed_tensor
 
 
 class PackedTensor(packed_tensor.PackedTensor):
-    """A weight of a state dict; its error names ComfyUI's way out."""
+    """Packed weight in a state dict, with error texts for ComfyUI."""
 
     way_out: ClassVar[str] = (
-        "Leave out the node that changes weights (a LoRA by hooks, say), or load the model without sdquant"
+        "Remove the node that changes weights (such as a LoRA by hooks), or load the model without sdquant"
     )
     way_out_of_fusing: ClassVar[str] = way_out
 
 
 class Counted(PackedTensor):
-    """What a layer's state dict shows of its packed weight: the same, with the bytes that it takes in memory, which
-    ComfyUI plans its offload by. (It reads `nbytes`; before 2026, `nelement() * element_size()`.)"""
+    """Packed weight in a layer's state dict, which reports its packed size in bytes: ComfyUI plans its offload by that.
+
+    (ComfyUI reads `nbytes`; before 2026, `nelement() * element_size()`.)
+    """
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Of the packed parts."""
+        """Return the size of the packed tensors in bytes."""
         return self.packed.nbytes
 
     def nelement(self) -> int:
-        """So many that they take the bytes of the packed parts."""
+        """Return a number of elements whose size is at least that of the packed tensors."""
         return -(-self.packed.nbytes // self.element_size())

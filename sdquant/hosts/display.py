@@ -16,13 +16,13 @@ TASK = "sdquant"
 
 
 def module(name: str) -> Any:
-    """A module of the host. It has been imported long before extensions are loaded."""
+    """Return a module of the host, which it imports long before it loads extensions."""
     return importlib.import_module(name)
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show what is being done where the host shows what it does."""
+    """Show a text in the host's own progress line."""
     state: Any = getattr(module("modules.shared"), "state", None)
     before = getattr(state, "textinfo", None)
     if state is not None:
@@ -36,11 +36,11 @@ def working(text: str) -> Iterator[None]:
 
 
 def failed(error: SdquantError) -> None:
-    """Show an error as the host shows its own."""
+    """Show an error in the host's own error display."""
     module("modules.errors").display(expected(error), TASK)
 
 
 def expected(error: SdquantError) -> Exception:
-    """The error as one that the host shows in a line: in SD.Next those that say all there is to say have a class."""
+    """Return the error as one that the host shows without a traceback: in SD.Next, as a ValidationError."""
     kind = getattr(module("modules.errors"), "ValidationError", None)
     return error if kind is None else kind(str(error))

@@ -1,4 +1,4 @@
-"""What the extension's script calls: everything is registered with the host, and taken back when it unloads scripts."""
+"""Entry point of the extension's script: registers everything with the host, and removes it when scripts unload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _session: Session | None = None
 
 
 class Session:
-    """The extension from when its script runs to when the host unloads it."""
+    """The extension's lifetime, from the run of its script until the host unloads it."""
 
     def __init__(self) -> None:
         self.host = host.running()
@@ -29,8 +29,10 @@ class Session:
         self.patches = Patches(self._told)
 
     def register(self) -> None:
-        """Take part in loads, and be asked for settings, a tab and a route. Arguments by position: SD.Next's functions
-        have no others."""
+        """Hook into loads, and register the callbacks for settings, tab and route.
+
+        Arguments are passed by position, the only way that SD.Next's functions accept.
+        """
         self.adapter.install(self.patches)
         callbacks = display.module("modules.script_callbacks")
         callbacks.on_ui_settings(self.settings)
@@ -40,40 +42,40 @@ class Session:
         callbacks.on_script_unloaded(self.unload)
 
     def settings(self) -> None:
-        """The host asks for settings."""
-        for said in options.import_old(self.host):
-            log.warning("%s", said)
+        """Add the settings when the host asks for them."""
+        for message in options.import_old(self.host):
+            log.warning("%s", message)
         options.add(self.host, onchange=self.adapter.changed)
 
     def tabs(self) -> list[tuple[Any, str, str]]:
-        """The host asks for tabs."""
+        """Build the tab when the host asks for tabs."""
         return tab.build(self.status)
 
     def model_loaded(self, model: Any) -> None:
-        """The host has loaded a model."""
+        """Handle a model that the host has loaded."""
         self.adapter.model_loaded(model)
 
     def app_started(self, demo: Any, app: Any) -> None:
-        """The host's web server is there. The route only reads, and says nothing of this machine's folders."""
+        """Add the route when the host's web server starts. It is read-only, and reveals no folders of this machine."""
         if all(getattr(route, "path", None) != ROUTE for route in app.routes):
             app.add_api_route(ROUTE, _answer, methods=["GET"])
 
     def unload(self) -> None:
-        """The host is as it was."""
+        """Restore the host."""
         self.patches.undo()
 
     def _told(self, error: SdquantError) -> None:
         self.status.failed(error)
-        told = getattr(self.adapter, "told", None)
-        if told is not None:
-            told(error)
+        callback = getattr(self.adapter, "told", None)
+        if callback is not None:
+            callback(error)
 
 
 def register() -> None:
-    """Register with the host that this process is. A second time (hosts reload their scripts) takes the first back.
+    """Register with the running host. A second call (hosts reload their scripts) unregisters the first session.
 
     Raises:
-        SettingsError: this process is no host that sdquant knows.
+        SettingsError: this process is not a host that sdquant knows.
     """
     global _session
     if _session is not None:
@@ -89,5 +91,5 @@ def register() -> None:
 
 
 def _answer() -> dict[str, Any]:
-    """The status, of the session that is there when it is asked for."""
+    """Return the status of the current session."""
     return _session.status.to_dict() if _session is not None else {}

@@ -1,4 +1,4 @@
-"""Where a host keeps its models: what may be inspected in its tab, and nothing else."""
+"""The folders in which a host keeps its models; its tab can inspect files in these only."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _FLAGS = ("ckpt_dir", "models_dir", "ckpt_dirs")
 
 
 def roots() -> Roots:
-    """The shipped models' folder and the host's folders of models that are there."""
+    """Return the folder of bundled models, and the host's model folders that exist."""
     shared, paths = display.module("modules.shared"), display.module("modules.paths")
     named: list[Any] = [getattr(paths, "models_path", None)]
     named += [shared.opts.data.get(name) for name in _OPTIONS]
     named += [getattr(shared.cmd_opts, name, None) for name in _FLAGS]
     flat = [one for each in named for one in (each if isinstance(each, (list, tuple)) else [each])]
-    found = dict.fromkeys(os.path.realpath(one) for one in flat if isinstance(one, (str, Path)) and str(one))
-    return Roots(place for place in found if os.path.isdir(place) and os.path.dirname(place) != place)
+    real_paths = dict.fromkeys(os.path.realpath(one) for one in flat if isinstance(one, (str, Path)) and str(one))
+    return Roots(place for place in real_paths if os.path.isdir(place) and os.path.dirname(place) != place)
 
 
 def clean(text: str) -> str:
-    """A sentence without the paths of this machine."""
+    """Remove the paths of this machine from a sentence."""
     return roots().clean(text)

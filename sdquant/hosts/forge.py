@@ -1,8 +1,8 @@
-"""Forge's load path: quantized in RAM as soon as the loader is done, before Forge's mover has seen the model.
+"""Forge's load path: quantize in RAM as soon as the loader is done, before Forge's memory manager sees the model.
 
 `modules.sd_models.forge_model_reload` calls `forge_loader` and sets the model only when that returns. So an error
-raised here is shown to the user, and no model is there that is not what was asked for. Callbacks after the load cannot
-say so: their errors are printed, and the load goes on.
+raised here is shown to the user, and the failed model is never used. Errors in callbacks after the load would only be
+printed, and the load would go on.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 
 
 class Adapter:
-    """What is done in Forge."""
+    """Integration into Forge."""
 
     def __init__(self, host: Host, status: Status) -> None:
         self.host, self.status = host, status
 
     def install(self, patches: Patches) -> None:
-        """Take part in loads."""
+        """Hook into loads."""
         patches.wrap(display.module("modules.sd_models"), "forge_loader", self._load)
 
     def changed(self) -> None:
-        """Have Forge load the model again when it is next needed, now that a setting is another."""
+        """Make Forge reload the model when it is next needed, because a setting changed."""
         display.module("modules.sd_models").model_data.forge_hash = ""
 
     def model_loaded(self, model: Any) -> None:
-        """Nothing: the loader's result was quantized already."""
+        """Do nothing: the loader's result is quantized already."""
 
     def _load(self, original: Any, sd: Any, *args: Any, **kwargs: Any) -> Any:
         load_hooks.begin(self.status, sd if isinstance(sd, str) else None)
         settings = options.read(self.host)
-        asked = load_hooks.asked(settings)
-        if asked:
+        schemes = load_hooks.asked(settings)
+        if schemes:
             self._refuse(settings)
         engine = original(sd, *args, **kwargs)
         parts = {name: module for name, module, _ in _parts(engine)}
         for name, module, patcher in _parts(engine):
-            scheme = asked.get("model" if name == "unet" else "text_encoder")
+            scheme = schemes.get("model" if name == "unet" else "text_encoder")
             if scheme is not None and not load_hooks.quantized_elsewhere(module):
                 with display.working(f"Quantizing the {name} to {scheme}"):
                     self._quantize(name, module, scheme, settings)
@@ -62,7 +62,7 @@ class Adapter:
         low = display.module("modules.sd_models").model_data.forge_loading_parameters.get("unet_storage_dtype")
         if low is not None and "model" in load_hooks.asked(settings):
             raise ConflictError(
-                f"{load_hooks.asked(settings)['model']} was asked for in the settings of sdquant",
+                f"Cannot quantize to {load_hooks.asked(settings)['model']}, as sdquant's settings say",
                 f"Forge's 'Diffusion in Low Bits' is set to {str(low).removeprefix('torch.')}",
                 "Set one of the two to its default: 'Automatic', or 'as found'",
             )
@@ -77,7 +77,7 @@ class Adapter:
 
 
 def _parts(engine: Any) -> list[tuple[str, Any, Any]]:
-    """The components of a model of Forge that can be quantized: name, module, the mover's handle of it."""
+    """Return the components of a Forge model that can be quantized: name, module, and Forge's patcher for it."""
     objects = engine.forge_objects
     rows = [("unet", objects.unet.model.diffusion_model, objects.unet)]
     if objects.clip is not None:

@@ -1,7 +1,7 @@
-"""Quantized layers for Forge, whose mover swaps single layers between RAM and the GPU.
+"""Quantized layers for Forge, whose memory manager swaps single layers between RAM and the GPU.
 
-A layer with the attribute `parameters_manual_cast` may be left in RAM; while that is true, it brings its weight to
-where its input is, each time it runs. Layers without it stay on the GPU.
+A layer with the attribute `parameters_manual_cast` may be left in RAM; while the attribute is true, the layer copies
+its weight to the input's device each time it runs. Layers without it stay on the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Swapped(QuantizedLayer):
-    """Runs where its input is, wherever its weight is."""
+    """Layer that runs on its input's device, whichever device its weight is on."""
 
     parameters_manual_cast: bool
 
@@ -58,7 +58,7 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
     """Quantize Forge's linear and convolution layers in place, one at a time.
 
     Returns:
-        How many were quantized.
+        The number of layers that were quantized.
     """
     layers = dict(_layers(model))
     shapes = {
@@ -71,9 +71,9 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
         path = row.name.removesuffix(".weight")
         layer = layers.pop(path)
         weight = layer.weight.data
-        made = _swapped(layer, encode(row.name, weight, spec))
+        new_layer = _swapped(layer, encode(row.name, weight, spec))
         parent, _, leaf = path.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, made)
+        setattr(model.get_submodule(parent), leaf, new_layer)
         trimmer.add(weight.numel() * weight.element_size())
         del layer, weight
     trim()
@@ -81,7 +81,7 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Forge's own layers that have a weight of floats. Its linear ones are no `nn.Linear`."""
+    """Yield Forge's own layers that have a float weight. Its linear ones are not `nn.Linear`."""
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
         if not path or weight is None or weight.dtype not in _FLOATS or not hasattr(module, _SWAP):
@@ -91,15 +91,15 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _swapped(layer: Any, packed: Packed) -> QuantizedLayer:
-    """The quantized layer for one of Forge's."""
+    """Create the quantized layer for one of Forge's."""
     if isinstance(layer, nn.Conv1d):
         kind: type[_Swapped] = SwappedConv1d
     elif isinstance(layer, nn.Conv2d):
         kind = SwappedConv2d
     else:
         kind = SwappedConv3d if isinstance(layer, nn.Conv3d) else SwappedLinear
-    made: Any = kind.__new__(kind)
-    nn.Module.__init__(made)
-    made._adopt(layer, packed, getattr(torch, packed.spec.dtype))  # its settings, parameters_manual_cast among them
-    assert isinstance(made, QuantizedLayer)
-    return made
+    result: Any = kind.__new__(kind)
+    nn.Module.__init__(result)
+    result._adopt(layer, packed, getattr(torch, packed.spec.dtype))  # its settings, parameters_manual_cast among them
+    assert isinstance(result, QuantizedLayer)
+    return result

@@ -1,4 +1,4 @@
-"""The web UIs that sdquant plugs into, one row each: how they are told, what goes where, what works in them."""
+"""The web UIs that sdquant plugs into, one row each: how to recognize them, where to install, what works there."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LORA = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A program that lies in a folder of its own, into which sdquant's folder is copied.
+    """A program into whose folder sdquant's extension is copied.
 
     Attributes:
-        name: for programs. title: as its users call it.
-        files: that are in its folder, the first of which no other has.
-        source: the folder in this package that is copied. into: where to, below the program's folder.
-        then: what its user does next, in a sentence.
-        can, cannot: what is done there and what is not, in sentences for its users, without the final period.
+        name: identifier. title: name shown to users.
+        files: files in the program's folder; only this program has the first.
+        source: the folder in this package to copy. into: the target, relative to the program's folder.
+        then: the user's next step, as a sentence.
+        can, cannot: what works there and what does not, as sentences for users, without the final period.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Host(Place):
     """A web UI with settings, to which sdquant adds a section. `name` is also its module's in this package.
 
     Attributes:
-        module: that only this one has.
-        theirs: settings of sdquant that the host decides itself, and how.
+        module: a module that only this host has.
+        theirs: settings of sdquant that the host decides itself, each with the reason.
     """
 
     module: str
     theirs: Mapping[str, str]
 
     def fields(self) -> tuple[Field, ...]:
-        """The settings that its section shows."""
+        """Return the settings that its section shows."""
         return tuple(row for row in fields() if row.name not in self.theirs)
 
 
@@ -182,33 +182,33 @@ PLACES: tuple[Place, ...] = (*HOSTS, COMFYUI)
 
 
 def running() -> Host:
-    """The web UI that this process is.
+    """Return the web UI that this process runs.
 
     Raises:
-        SettingsError: it is none that sdquant knows.
+        SettingsError: sdquant does not know it.
     """
     for row in HOSTS:
         if _has(row.module):
             return row
     raise SettingsError(
-        "sdquant's extension was loaded",
-        f"this is none of {_titles(HOSTS)}",
+        "Cannot load sdquant's extension",
+        f"this program is none of {_titles(HOSTS)}",
         "Use it in one of them, or run: sdquant ui",
     )
 
 
 def in_folder(folder: Path) -> Place:
-    """The web UI that lies in a folder.
+    """Return the web UI that is installed in a folder.
 
     Raises:
-        SettingsError: there is none, or none that sdquant knows.
+        SettingsError: the folder contains none that sdquant knows.
     """
     for row in PLACES:
         if all((folder / name).exists() for name in row.files):
             return row
-    why = f"it is not the folder of {_titles(PLACES)}" if folder.is_dir() else "there is no such folder"
+    why = f"it contains none of {_titles(PLACES)}" if folder.is_dir() else "there is no such folder"
     raise SettingsError(
-        f"{folder} was named as a web UI", why, "Name the folder that webui.py is in, or for ComfyUI its main.py"
+        f"Cannot find a web UI in {folder}", why, "Name the folder that contains webui.py, or for ComfyUI main.py"
     )
 
 

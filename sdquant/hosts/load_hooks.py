@@ -1,4 +1,4 @@
-"""What the hosts' load paths share: what was asked for, whether it can be, and what became of it."""
+"""Steps that the hosts' load paths share: read the requested schemes, check them, and report the result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ PLAIN = "plain"
 
 
 def asked(settings: Settings) -> dict[str, str]:
-    """Role to scheme, for the roles that are to be quantized."""
+    """Return the requested schemes: role to scheme, for the roles to quantize."""
     each = {role.name: settings.values[f"quant.{role.name}"] for role in ROLES}
     return {role: scheme for role, scheme in each.items() if scheme not in (None, NOT_QUANTIZED)}
 
 
 def refuse(settings: Settings, *, mode: str, offload: str, runtime: str) -> None:
-    """Ask the matrix about everything that is asked for, before a weight is read.
+    """Check all requested schemes against the matrix, before a weight is read.
 
     Raises:
-        SdquantError: what it says.
+        SdquantError: the matrix refuses one of them.
     """
     compat.check(
         asked(settings),
@@ -46,7 +46,7 @@ def refuse(settings: Settings, *, mode: str, offload: str, runtime: str) -> None
 
 
 def device() -> str | None:
-    """The host's compute device by a name that the matrix knows; None if it has another."""
+    """Return the host's compute device by a name that the matrix knows; None for any other device."""
     from ..compat.hardware import device_kind
 
     name = str(display.module("modules.devices").device)
@@ -58,25 +58,27 @@ def device() -> str | None:
 
 
 def begin(status: Status, path: str | None) -> None:
-    """A load of the file or folder at `path` begins: look what its headers say."""
+    """Begin the status of a load of the file or folder at `path`, with what its headers say."""
     from ..models.detection import detect_elsewhere
 
     name = os.path.basename(os.path.normpath(path)) if path else None
-    found = None
+    contents = None
     if path and os.path.exists(path):
         try:
-            seen = detect_elsewhere(path)
+            detected = detect_elsewhere(path)
         except SdquantError as error:  # the host may know a kind of file that sdquant does not
             log.info("%s", error)
         else:
-            found = f"{seen.container}, {seen.family or 'unknown family'}, " + (
-                f"quantized already: {seen.quant} ({seen.backend})" if seen.prequantized else "not quantized"
+            contents = f"{detected.container}, {detected.family or 'unknown family'}, " + (
+                f"quantized already: {detected.quant} ({detected.backend})"
+                if detected.prequantized
+                else "not quantized"
             )
-    status.begin(name, found)
+    status.begin(name, contents)
 
 
 def part_of(component: str, module: nn.Module, how: str) -> Part:
-    """What became of a component, from its layers."""
+    """Return the status of a component, from its layers."""
     from ..offload import weight_bytes
 
     schemes = sorted(schemes_in(module))
@@ -89,14 +91,14 @@ def part_of(component: str, module: nn.Module, how: str) -> Part:
 
 
 def schemes_in(module: nn.Module) -> set[str]:
-    """The schemes of the layers that run packed weights."""
+    """Return the schemes of the layers with packed weights."""
     from ..nn.weights import quantized
 
     return {packed.spec.scheme for _, packed in quantized(module)}
 
 
 def quantized_elsewhere(module: Any) -> bool:
-    """Whether a component's weights are codes of another library, such as SDNQ, that it was loaded or saved by."""
+    """Return whether another library, such as SDNQ, quantized a component before it was saved or while it loaded."""
     for parameter in module.parameters():
         if parameter.dim() > 1 and not parameter.is_floating_point():
             return True
@@ -106,10 +108,10 @@ def quantized_elsewhere(module: Any) -> bool:
 
 
 def require_quantized(component: str, module: nn.Module, scheme: str) -> None:
-    """Raise IncompatibleError if a component that was to be quantized is as it was: nothing goes on in silence."""
+    """Raise IncompatibleError if no weight of a component was quantized, instead of going on silently."""
     if not schemes_in(module):
         raise IncompatibleError(
-            f"{scheme} was asked for on the {component}",
+            f"Cannot quantize the {component} to {scheme}",
             "it has no weight that would be quantized",
             "Check the setting Skip, or set its scheme to 'as found'",
         )

@@ -1,4 +1,4 @@
-"""Functions of a host that are replaced while the extension is loaded, and put back when it is unloaded."""
+"""Replaces functions of a host while the extension is loaded, and restores them when it is unloaded."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class _Patch:
 
 
 class Patches:
-    """What was replaced. `undo` leaves the host as it was.
+    """The replaced functions; `undo` restores them.
 
     Args:
-        tell: is called with errors of sdquant before they are raised on to the host, which may not show them whole.
+        tell: called with errors of sdquant before they propagate to the host, which may not show them in full.
     """
 
     def __init__(self, tell: Callable[[SdquantError], object]) -> None:
         self._tell = tell
-        self._made: list[_Patch] = []
+        self._patches: list[_Patch] = []
         self._undo: list[Callable[[], object]] = []
         self.active = True
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Have `owner.name` call `around(original, *args, **kwargs)` instead.
+        """Make `owner.name` call `around(original, *args, **kwargs)` instead.
 
-        Another extension may wrap what stands here and call it after `undo`: then it is the original alone.
+        Another extension may wrap this function in turn and call it after `undo`: it then calls only the original.
 
         Raises:
             SettingsError: this version of the host, or a fork of it, has no such function.
@@ -42,9 +42,9 @@ class Patches:
         original = getattr(owner, name, None)
         if original is None:
             raise SettingsError(
-                "sdquant's extension was loaded",
-                f"this version of the web UI has no {owner.__name__}.{name}, where it would take part in loads",
-                "Update the web UI, or take the extension out: sdquant install-extension <its folder> --remove",
+                "Cannot load sdquant's extension",
+                f"this version of the web UI has no {owner.__name__}.{name}, which the extension hooks into",
+                "Update the web UI, or remove the extension: sdquant install-extension <its folder> --remove",
             )
 
         @functools.wraps(original)
@@ -57,20 +57,20 @@ class Patches:
                 self._tell(error)
                 raise
 
-        self._made.append(_Patch(owner=owner, name=name, original=original, ours=ours))
+        self._patches.append(_Patch(owner=owner, name=name, original=original, ours=ours))
         setattr(owner, name, ours)
 
     def later(self, undo: Callable[[], object]) -> None:
-        """Have `undo` call this too."""
+        """Make `undo` call this, too."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put everything back, the last first. What others have wrapped since stays where it is, and does nothing."""
+        """Restore everything, in reverse order. A wrapper that others have wrapped since stays, but does nothing."""
         self.active = False
-        for row in reversed(self._made):
+        for row in reversed(self._patches):
             if getattr(row.owner, row.name, None) is row.ours:
                 setattr(row.owner, row.name, row.original)
         for undo in reversed(self._undo):
             undo()
-        self._made.clear()
+        self._patches.clear()
         self._undo.clear()

@@ -1,4 +1,4 @@
-"""The "Quantization" section of the host's settings: made of `sdquant.settings`, kept by the host, read as Settings."""
+"""The "Quantization" section of the host's settings: built from `sdquant.settings`, and stored by the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OLD = ("bnb_", "quanto_", "optimum_quanto_", "nncf_")
 
 
 def key_of(field: Field) -> str:
-    """The host's name for a setting."""
+    """Return the host's name for a setting."""
     return PREFIX + field.name.replace(".", "_")
 
 
@@ -33,7 +33,7 @@ def add(host: Host, onchange: Callable[[], object]) -> None:
     """Add the section to the host's settings.
 
     Args:
-        onchange: is called after one of them was changed to something that can be.
+        onchange: called after one of them was changed to a valid value.
     """
     shared = display.module("modules.shared")
     _note(shared, "about", _about(host))
@@ -43,10 +43,10 @@ def add(host: Host, onchange: Callable[[], object]) -> None:
 
 
 def read(host: Host) -> Settings:
-    """The settings that the host keeps, its own where it decides itself.
+    """Return the settings that the host stores, with defaults for those that the host decides itself.
 
     Raises:
-        SdquantError: a value that was stored cannot be.
+        SdquantError: a stored value is not valid.
     """
     data = display.module("modules.shared").opts.data
     values = {}
@@ -58,10 +58,10 @@ def read(host: Host) -> Settings:
 
 
 def import_old(host: Host) -> tuple[str, ...]:
-    """Read in SD.Next's options for bitsandbytes, quanto and NNCF, which it itself has no more, once.
+    """Import, once, SD.Next's former options for bitsandbytes, quanto and NNCF, which it no longer has.
 
     Returns:
-        What was read and what was not, in sentences.
+        Sentences on the options that were imported and those that were not.
     """
     data = display.module("modules.shared").opts.data
     known = {row.name: row for row in host.fields()}
@@ -70,17 +70,17 @@ def import_old(host: Host) -> tuple[str, ...]:
         return ()
     from ..settings import sdnext
 
-    found = sdnext.read(json.dumps(old))
-    for name, value in found.settings.to_dict().items():
+    result = sdnext.read(json.dumps(old))
+    for name, value in result.settings.to_dict().items():
         if name in known:
             data[key_of(known[name])] = known[name].shown(value)
     data[IMPORTED] = True
-    said = (f"{name} of SD.Next was not taken over: {why}" for name, why in found.left)
-    return (*(f"{name} of SD.Next was taken over, see Quantization" for name in found.taken), *said)
+    messages = (f"SD.Next's {name} was not imported: {why}" for name, why in result.left)
+    return (*(f"SD.Next's {name} was imported, see Quantization" for name in result.taken), *messages)
 
 
 def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
-    """The host's OptionInfo: only arguments that A1111, Forge and SD.Next all have."""
+    """Create the host's OptionInfo, with arguments that A1111, Forge and SD.Next all have."""
     import gradio
 
     default = row.shown(row.default)
@@ -92,7 +92,7 @@ def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
         component, args = gradio.Radio, {"choices": list(row.choices)}
     elif row.kind == "scheme":
         component, args = gradio.Dropdown, _choices(shared, row)
-    made = shared.OptionInfo(
+    option = shared.OptionInfo(
         default if row.kind == "switch" else str(default),
         row.label,
         component,
@@ -100,13 +100,15 @@ def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
         onchange=functools.partial(_changed, shared, row, onchange),
         section=SECTION,
     )
-    made.info(html.escape(row.help))
-    return made
+    option.info(html.escape(row.help))
+    return option
 
 
 def _changed(shared: Any, row: Field, onchange: Callable[[], object]) -> None:
-    """The host calls this after a setting was changed; where it raises, the host shows the error and takes the old
-    value back. Only the value alone can be judged: settings that are changed together are set one after the other."""
+    """Validate a changed setting; called by the host. On an error, the host shows it and restores the old value.
+
+    Only the single value can be checked: settings that are changed together are set one after the other.
+    """
     try:
         Settings({row.name: row.parse(shared.opts.data.get(key_of(row), row.shown(row.default)))})
     except SdquantError as error:
@@ -115,7 +117,7 @@ def _changed(shared: Any, row: Field, onchange: Callable[[], object]) -> None:
 
 
 def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
-    """A list does not show what is not in it: a scheme with options that is set joins the others."""
+    """Return a function for the choices of a list, including the current value: it may be a scheme with options."""
 
     def choices() -> Mapping[str, Any]:
         value = shared.opts.data.get(key_of(row))
@@ -126,12 +128,12 @@ def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
 
 
 def _note(shared: Any, name: str, text: str) -> None:
-    """A text between the settings. An option without a label is one in every host."""
+    """Add a text between the settings: an option without a label is one in every host."""
     import gradio
 
-    made = shared.OptionInfo(text, "", gradio.HTML, section=SECTION)
-    made.do_not_save = True  # A1111 and Forge keep values by this; SD.Next keeps only what differs from the default
-    shared.opts.add_option(PREFIX + name, made)
+    option = shared.OptionInfo(text, "", gradio.HTML, section=SECTION)
+    option.do_not_save = True  # A1111 and Forge keep values by this; SD.Next keeps only what differs from the default
+    shared.opts.add_option(PREFIX + name, option)
 
 
 def _about(host: Host) -> str:

@@ -1,6 +1,7 @@
-"""SD.Next's load path: its own two places for quantization, `create_config` before and `do_post_load_quant` after.
+"""SD.Next's load path: its own hooks for quantization, `create_config` before and `do_post_load_quant` after a load.
 
-SD.Next catches errors of a load, shows them, and goes on with what it has. So what must not go on is unloaded here.
+SD.Next catches errors of a load, shows them, and goes on with the model as it is. So after an error of sdquant, the
+model is unloaded here.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _WHOLE = ("QuantizedLinear", "QuantizedConv1d", "QuantizedConv2d", "QuantizedCon
 
 
 class Adapter:
-    """What is done in SD.Next."""
+    """Integration into SD.Next."""
 
     def __init__(self, host: Host, status: Status) -> None:
         self.host, self.status = host, status
         self._error: SdquantError | None = None
 
     def install(self, patches: Patches) -> None:
-        """Take part in loads."""
+        """Hook into loads."""
         quant, models = display.module("modules.model_quant"), display.module("modules.sd_models")
         patches.wrap(models, "reload_model_weights", self._reload)
         patches.wrap(models, "load_diffuser", self._load)
@@ -48,14 +49,14 @@ class Adapter:
         patches.later(lambda: [whole.remove(name) for name in ours])
 
     def changed(self) -> None:
-        """Nothing: the settings are for the next load, as those of SD.Next's own quantization are."""
+        """Do nothing: settings apply to the next load, like those of SD.Next's own quantization."""
 
     def told(self, error: SdquantError) -> None:
-        """An error that SD.Next will catch."""
+        """Record an error that SD.Next will catch."""
         self._error = error
 
     def model_loaded(self, model: Any) -> None:
-        """Tell what was loaded, and how."""
+        """Record the loaded components and how they were quantized."""
         for name, module in _parts(model):
             known = self.status.seen.parts.get(name)
             self.status.loaded(
@@ -65,9 +66,9 @@ class Adapter:
     def _reload(
         self, original: Any, sd_model: Any = None, info: Any = None, op: str = "model", force: bool = False, **more: Any
     ) -> Any:
-        """Another model in place of the one in memory, which SD.Next unloads first. What cannot be is refused before.
+        """Replace the model in memory, which SD.Next unloads first: check the settings before it does.
 
-        It is raised: SD.Next then takes the choice of the model back, or shows the error where the button was pressed.
+        On an error, SD.Next restores the previous choice of the model, or shows the error next to the button.
         """
         if self._replaces(sd_model, info, op, force):
             try:
@@ -79,15 +80,15 @@ class Adapter:
 
     @staticmethod
     def _replaces(sd_model: Any, info: Any, op: str, force: bool) -> bool:
-        """Whether SD.Next will unload a model to load another one, or the same one anew."""
+        """Return whether SD.Next will unload a model to load another one, or the same one again."""
         models = display.module("modules.sd_models")
-        held = sd_model or (models.model_data.sd_refiner if op == "refiner" else models.model_data.sd_model)
-        wanted = (info or models.select_checkpoint(op=op)) if held is not None else None
-        there = getattr(held, "sd_checkpoint_info", None)
-        return wanted is not None and (force or there is None or there.filename != wanted.filename)
+        model = sd_model or (models.model_data.sd_refiner if op == "refiner" else models.model_data.sd_model)
+        checkpoint = (info or models.select_checkpoint(op=op)) if model is not None else None
+        there = getattr(model, "sd_checkpoint_info", None)
+        return checkpoint is not None and (force or there is None or there.filename != checkpoint.filename)
 
     def _load(self, original: Any, checkpoint_info: Any = None, op: str = "model", **kwargs: Any) -> Any:
-        """The whole load of a model: refused before it begins, and not left half done."""
+        """Load a model: check the settings before, and unload it if the load fails halfway."""
         self._error = None
         load_hooks.begin(self.status, getattr(checkpoint_info, "path", None))
         try:
@@ -102,16 +103,16 @@ class Adapter:
         return result
 
     def _refuse(self, settings: Settings) -> None:
-        """Raise if the settings cannot be, alone or with SD.Next's own."""
-        asked = load_hooks.asked(settings)
-        if not asked:
+        """Raise if the settings are not supported, by themselves or together with SD.Next's own."""
+        schemes = load_hooks.asked(settings)
+        if not schemes:
             return
         opts = display.module("modules.shared").opts
         mode, runtime = settings["mode"], settings["runtime"] or load_hooks.PLAIN
         if mode == "pre" and runtime != load_hooks.PLAIN:
             raise IncompatibleError(
-                f"mode=pre was asked for with runtime={runtime}",
-                "in SD.Next sdquant's plain layers alone are made while a model loads",
+                f"Cannot combine mode=pre with runtime={runtime}",
+                "in SD.Next only sdquant's plain layers can be created while a model loads",
                 "Set the mode to post, or the runtime to plain",
             )
         load_hooks.refuse(
@@ -121,10 +122,10 @@ class Adapter:
             runtime=runtime,
         )
         for word, role in MODULES.items():
-            if role in asked and word in opts.sdnq_quantize_weights:
+            if role in schemes and word in opts.sdnq_quantize_weights:
                 raise ConflictError(
-                    f"{asked[role]} was asked for on {word} in the settings of sdquant",
-                    f"{word} is ticked in SD.Next's own 'Model Quantization' too, which uses SDNQ",
+                    f"Cannot quantize {word} to {schemes[role]}, as sdquant's settings say",
+                    f"{word} is also ticked in SD.Next's own 'Model Quantization', which uses SDNQ",
                     "Untick it there, or set its scheme here to 'as found'",
                 )
 
@@ -137,7 +138,7 @@ class Adapter:
         modules_to_not_convert: list[str] | None = None,
         **more: Any,
     ) -> Any:
-        """The arguments that a component is loaded with: ours among them if it is to be quantized meanwhile."""
+        """Return the arguments to load a component with, including our config if it is quantized while it loads."""
         settings = options.read(self.host)
         scheme = load_hooks.asked(settings).get(MODULES.get(module, ""))
         plain = settings["runtime"] in (None, load_hooks.PLAIN)
@@ -153,20 +154,20 @@ class Adapter:
         }
 
     def _post(self, original: Any, sd_model: Any, allow: bool = True) -> Any:
-        """After a load, of a pipeline or of one component: what is not quantized yet."""
+        """After a load of a pipeline or of one component, quantize what is not quantized yet."""
         sd_model = original(sd_model, allow=allow)
         settings = options.read(self.host)
-        asked = load_hooks.asked(settings)
-        if asked and not self._left_out("Model"):
+        schemes = load_hooks.asked(settings)
+        if schemes and not self._left_out("Model"):
             self._refuse(settings)
             for name, module in _parts(sd_model):
                 role = role_of(name)
-                if role is not None and role.name in asked:
-                    self._component(name, module, asked[role.name], settings)
+                if role is not None and role.name in schemes:
+                    self._component(name, module, schemes[role.name], settings)
         return sd_model
 
     def _component(self, name: str, module: nn.Module, scheme: str, settings: Settings) -> None:
-        """Quantize a component in place, unless it was while it loaded, or is codes already."""
+        """Quantize a component in place, unless that was done while it loaded or by another library."""
         if load_hooks.schemes_in(module):
             self.status.loaded(load_hooks.part_of(name, module, "while loading"))
             return
@@ -186,16 +187,16 @@ class Adapter:
                 device=load_hooks.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )
-        made: Any = module
-        made.quantization_config = Config(scheme, skip=settings["skip"])  # by which SD.Next knows not to do it again
+        target: Any = module
+        target.quantization_config = Config(scheme, skip=settings["skip"])  # by which SD.Next knows not to do it again
         self.status.loaded(load_hooks.part_of(name, module, "after loading"))
 
     def _left_out(self, module: str) -> bool:
-        """Whether SD.Next's user has said that this type of model is not to be quantized."""
+        """Return whether SD.Next's user has excluded this type of model from quantization."""
         return module == "Model" and bool(display.module("modules.model_quant").dont_quant())
 
     def _sdnq_module(self, original: Any, fn: str, module_name: str, *args: Any, **kwargs: Any) -> Any:
-        """SD.Next takes every folder that says it is quantized for one of SDNQ's; others load as any folder."""
+        """Load folders quantized by SDNQ as SD.Next does, and let it load others normally: it takes all for SDNQ's."""
         method = _method(os.path.join(fn, module_name))
         if method not in (None, "sdnq"):
             return None, module_name, 0
@@ -203,18 +204,18 @@ class Adapter:
 
 
 def _method(folder: str) -> str | None:
-    """The quant_method in a component's config.json."""
+    """Return the quant_method in a component's config.json."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-            said = json.load(file).get("quantization_config") or {}
+            config = json.load(file).get("quantization_config") or {}
     except (OSError, ValueError, AttributeError):  # SD.Next says what is wrong with it
         return None
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    method = config.get("quant_method") if isinstance(config, dict) else None
     return str(method) if method else None
 
 
 def _parts(model: Any) -> list[tuple[str, nn.Module]]:
-    """The components by name; of one alone its name is told from its class."""
+    """Return the components by name; the name of a lone component follows from its class."""
     from torch import nn
 
     from ..models.pipelines import is_pipeline, weight_parts

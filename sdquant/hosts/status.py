@@ -1,4 +1,4 @@
-"""What the extension knows of the last load: shown in its tab and by its REST answer."""
+"""Status of the last load, shown in the extension's tab and by its REST route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What became of one component: its scheme (None: not quantized), how that came, and its bytes."""
+    """Status of one component: its scheme (None: not quantized), how it was quantized, and its size in bytes."""
 
     component: str
     scheme: str | None
@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One load. `model`: the file's or folder's name. `found`: what it holds. `error`: the sentence, if it failed."""
+    """Status of one load. `model`: name of the file or folder. `found`: its contents. `error`: text if it failed."""
 
     model: str | None = None
     found: str | None = None
@@ -35,10 +35,10 @@ class Seen:
 
 
 class Status:
-    """The last load, of which several threads tell and ask.
+    """Status of the last load, shared by several threads.
 
     Args:
-        clean: takes paths out of a sentence.
+        clean: removes paths from a sentence.
     """
 
     def __init__(self, host: Host, clean: Callable[[str], str]) -> None:
@@ -48,33 +48,33 @@ class Status:
 
     @property
     def seen(self) -> Seen:
-        """The last load."""
+        """Return the status of the last load."""
         return self._seen
 
-    def begin(self, model: str | None, found: str | None = None) -> None:
-        """A load begins. `found`: what the headers of the file say."""
+    def begin(self, model: str | None, contents: str | None = None) -> None:
+        """Begin a load. `contents`: those of the file, according to the file's headers."""
         with self._lock:
-            self._seen = Seen(model=model, found=found)
+            self._seen = Seen(model=model, found=contents)
 
     def loaded(self, part: Part) -> None:
-        """A component is there. After a failure nothing is: the host goes on for a while before the model is gone."""
+        """Add a loaded component. Ignored after a failure: the host goes on for a while before it unloads the model."""
         with self._lock:
             if self._seen.error is None:
                 self._seen = replace(self._seen, parts={**self._seen.parts, part.component: part})
 
     def failed(self, error: SdquantError) -> None:
-        """The load was refused, or went wrong."""
+        """Record that the load was refused or failed."""
         with self._lock:
             self._seen = replace(self._seen, parts={}, error=self._clean(str(error)))
 
     def refused(self, error: SdquantError) -> None:
-        """A load was refused before it began: what was there is there still."""
+        """Record that a load was refused before it began: the previous model stays loaded."""
         with self._lock:
             self._seen = replace(self._seen, error=self._clean(str(error)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values. No path is in it: who asks may be anyone who can reach the web UI."""
-        seen = self._seen
+        """Return the status as JSON values, without paths: anyone who can reach the web UI can read it."""
+        last_load = self._seen
         return {
             "sdquant": __version__,
             "host": self.host.name,
@@ -82,11 +82,11 @@ class Status:
             "can": list(self.host.can),
             "cannot": list(self.host.cannot),
             "decided by the host": dict(self.host.theirs),
-            "model": seen.model,
-            "found": seen.found,
+            "model": last_load.model,
+            "found": last_load.found,
             "components": [
                 {"component": row.component, "scheme": row.scheme, "how": row.how, "bytes": row.bytes}
-                for row in seen.parts.values()
+                for row in last_load.parts.values()
             ],
-            "error": seen.error,
+            "error": last_load.error,
         }

@@ -1,6 +1,6 @@
-"""The tab: what was loaded last and how, and what a file below the host's folders is.
+"""The tab: the last load and its quantization, and the inspection of files in the host's folders.
 
-Only what gradio 3.41, 3.43 and 4.40 have alike is used: Blocks, Row, Dropdown, Button, HTML, click, update.
+Uses only the common API of gradio 3.41, 3.43 and 4.40: Blocks, Row, Dropdown, Button, HTML, click, update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TITLE, ID = "sdquant", "sdquant_tab"
 
 
 def build(status: Status) -> list[tuple[Any, str, str]]:
-    """The tab, as a host wants it: blocks, title, id."""
+    """Build the tab as hosts expect it: blocks, title, id."""
     import gradio as gr
 
     with gr.Blocks(analytics_enabled=False) as blocks:
@@ -29,25 +29,25 @@ def build(status: Status) -> list[tuple[Any, str, str]]:
         with gr.Row():
             file = gr.Dropdown(label="File or folder of a model", choices=_names(), value=None)
             look = gr.Button(value="Inspect")
-        found = gr.HTML(value="")
+        result = gr.HTML(value="")
         again.click(fn=lambda: (status_html(status), gr.update(choices=_names())), inputs=[], outputs=[shown, file])
-        look.click(fn=inspected_html, inputs=[file], outputs=[found])
+        look.click(fn=inspected_html, inputs=[file], outputs=[result])
     return [(blocks, TITLE, ID)]
 
 
 def status_html(status: Status) -> str:
-    """The host, the last load, and what can be done here."""
-    host, seen = status.host, status.seen
+    """Format the host, the last load, and what works in this host, as HTML."""
+    host, last_load = status.host, status.seen
     lines = [f"<h3>{html.escape(host.title)}</h3>"]
-    if seen.error is not None:
-        lines.append(f"<p><b>The last load failed.</b> {html.escape(seen.error)}</p>")
-    if seen.model is None:
+    if last_load.error is not None:
+        lines.append(f"<p><b>The last load failed.</b> {html.escape(last_load.error)}</p>")
+    if last_load.model is None:
         lines.append("<p>No model was loaded yet.</p>")
     else:
-        found = f" ({html.escape(seen.found)})" if seen.found else ""
-        lines.append(f"<p>Last load: <b>{html.escape(seen.model)}</b>{found}</p>")
-    if seen.parts:
-        rows = [(row.component, row.scheme or "none", row.how, _size(row.bytes)) for row in seen.parts.values()]
+        contents = f" ({html.escape(last_load.found)})" if last_load.found else ""
+        lines.append(f"<p>Last load: <b>{html.escape(last_load.model)}</b>{contents}</p>")
+    if last_load.parts:
+        rows = [(row.component, row.scheme or "none", row.how, _size(row.bytes)) for row in last_load.parts.values()]
         lines.append(_table(("component", "quantization", "how", "weights"), rows))
     lines += [f"<p>{html.escape(text)}.</p>" for text in host.can]
     lines += [f"<p><b>Not here:</b> {html.escape(text)}.</p>" for text in host.cannot]
@@ -55,7 +55,7 @@ def status_html(status: Status) -> str:
 
 
 def inspected_html(name: Any) -> str:
-    """What a file is, or the sentence that says why it cannot be told."""
+    """Format the detected contents of a file, or the error, as HTML."""
     from ..models.detection import detect
 
     if not name:
@@ -67,15 +67,15 @@ def inspected_html(name: Any) -> str:
         return f"<p>{html.escape(places.clean(str(error)))}</p>"
 
 
-def _detected_html(name: str, seen: Detected) -> str:
+def _detected_html(name: str, detected: Detected) -> str:
     rows = [
         (part, one.container, one.family or "unknown", one.quant or "none", str(one.tensors), _size(one.bytes))
-        for part, one in (seen.parts or {seen.component or "": seen}).items()
+        for part, one in (detected.parts or {detected.component or "": detected}).items()
     ]
     lines = [f"<p><b>{html.escape(name)}</b></p>"]
     lines.append(_table(("component", "container", "family", "quantization", "tensors", "weights"), rows))
-    evidence = [line for one in (seen.parts or {"": seen}).values() for line in one.evidence]
-    lines += [f"<p>{html.escape(folders.clean(text))}</p>" for text in (*evidence, *seen.warnings)]
+    evidence = [line for one in (detected.parts or {"": detected}).values() for line in one.evidence]
+    lines += [f"<p>{html.escape(folders.clean(text))}</p>" for text in (*evidence, *detected.warnings)]
     return "".join(lines)
 
 

@@ -1,17 +1,18 @@
 """`sdquant ui`: a local web app to generate, choose a quantization, inspect and compare.
 
-    roots.py    the folders whose models the page may open; names for what is in them
-    guard.py    what is refused before any page code runs: foreign origins, unknown hosts, paths the page does not need
-    signin.py   the password, where the page is served to other machines
-    server.py   the page served: socket, guard, temporary files, a clean end
-    html.py     text from files, made safe to stand in a page
+    model_folders.py      the folders whose models the page may open, and names for their contents
+    server/guard.py       refuses requests before any page code runs: foreign origins, unknown hosts, unused paths
+    server/basic_auth.py  the password, if the page is served to other machines
+    server/serve.py       serves the page: socket, guard, temporary files, shutdown
+    html.py               escapes text from files for use in a page
 
-    app.py      the page: a head and four tabs (head.py, tabs/)
-    desk.py     what all open pages share;  engine.py: the one model in memory;  following.py: a job, seen from a page
-    review.py   what the matrix and the planner say of a choice of settings
-    widgets.py  a widget for each field of the settings;  checks.py: values from the page, checked again
-    pieces.py, verdict.py    pieces of the page in HTML;  look.py: colours and fonts
-    access.py   a script in the page: keyboard, screen readers, a server that went away
+    app.py                the page: a head and four tabs (header.py, tabs/)
+    app_state.py          state shared by all open pages
+    model_manager.py      the one model in memory;  background_task.py: runs a job and reports its progress to a page
+    plan_preview.py       evaluates a choice of settings with matrix and planner;  support_view.py: shows the result
+    widgets.py            a widget for each field of the settings;  validation.py: checks values from the page again
+    html_components.py    parts of the page in HTML;  theme.py: colours and fonts
+    accessibility_js.py   a script in the page for the keyboard, screen readers, and a lost connection
 
-Only `app.py` and what it imports, and `server.py` when it serves, import gradio; nothing here imports torch at import.
+Only `app.py` and its imports, and `server/serve.py` when it serves, import gradio; none imports torch at import.
 """

@@ -1,4 +1,4 @@
-"""A script in the page for what Gradio lacks: for the keyboard, for screen readers, and where the server goes away."""
+"""A script in the page that adds what Gradio lacks for the keyboard, screen readers, and a lost connection."""
 
 from __future__ import annotations
 

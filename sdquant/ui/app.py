@@ -21,7 +21,7 @@ TITLE = "sdquant"
 
 
 def build(roots: Roots, settings_path: Path) -> gr.Blocks:
-    """The page over the models below `roots`, with the settings in `settings_path`."""
+    """Build the page for the models below `roots`, with the settings in `settings_path`."""
     desk = Desk(roots, settings_path)
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         head = heads.make(desk)

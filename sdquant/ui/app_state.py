@@ -1,4 +1,4 @@
-"""What all open pages share: the engine, the model folders, the settings in force; and each page's own job."""
+"""State shared by all open pages: the engine, the model folders, the settings in force, and each page's job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Desk:
     """Shared by all pages of one server.
 
     Attributes:
-        engine: holds the model. roots: where models may be.
-        notes: what is to be said once about the settings file, such as that it was damaged.
+        engine: holds the model. roots: the model folders.
+        notes: a message to show once about the settings file, such as that it is damaged.
     """
 
     def __init__(self, roots: Roots, settings_path: Path) -> None:
@@ -32,8 +32,11 @@ class Desk:
         self.settings, self.notes = _settings(settings_path)
 
     def keep(self, settings: Settings) -> SdquantError | None:
-        """Put settings in force, and into their file. Returns why that cannot be written, if it cannot: they are in
-        force all the same, until the server ends."""
+        """Put settings in force, and save them.
+
+        Returns:
+            The error if their file cannot be written; the settings are then in force until the server ends.
+        """
         with self._lock:
             self.settings = settings
             try:
@@ -44,8 +47,10 @@ class Desk:
 
     @staticmethod
     def download_folder() -> Path:
-        """A new folder for files to be downloaded, among gradio's own and named as these are: the guard lets others
-        out of none. The server deletes them at its end."""
+        """Create a folder for downloads among gradio's own, with a name like theirs: the guard serves no others.
+
+        The server deletes it when it ends.
+        """
         from gradio.utils import get_upload_folder
 
         folder = Path(get_upload_folder()) / secrets.token_hex(32)
@@ -53,15 +58,15 @@ class Desk:
         return folder
 
     def models(self) -> list[str]:
-        """Names of what can be loaded."""
+        """Return the names of the models that can be loaded."""
         return [entry.name for entry in self.roots.models()]
 
     def bases(self) -> list[str]:
-        """Names of the pipelines that can lend what a lone file lacks."""
+        """Return the names of the pipelines that can supply the missing components of a single file."""
         return [entry.name for entry in self.roots.models() if entry.kind == "pipeline"]
 
     def base_for(self, model: str) -> str | None:
-        """The first pipeline that can lend what this model lacks; the first of all where none can."""
+        """Return the first pipeline that can supply the missing components of this model, or else the first of all."""
         bases = self.bases()
         for base in bases:
             try:
@@ -72,21 +77,21 @@ class Desk:
         return next(iter(bases), None)
 
     def is_pipeline(self, name: str) -> bool:
-        """Whether the model of this name has all its parts."""
+        """Return whether the model of this name is a whole pipeline."""
         return any(entry.name == name and entry.kind == "pipeline" for entry in self.roots.models())
 
     def target(self, model: str, base: str | None) -> Target:
-        """The model of this name, with what the base lends where it is no pipeline itself.
+        """Return the model of this name, with the base for its missing components unless it is a pipeline.
 
         Raises:
             SettingsError: a name that is not below the folders of models.
         """
         path = str(self.roots.resolve(model))
-        lent = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
-        return Target(path=path, base=lent)
+        base_path = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
+        return Target(path=path, base=base_path)
 
     def begin(self, page: str, job: Job) -> None:
-        """Make `job` what `page` waits for; a job it still waits for is cancelled."""
+        """Make `page` wait for `job`, and cancel the job that it still waits for."""
         with self._lock:
             before = self._jobs.get(page)
             self._jobs[page] = job
@@ -94,13 +99,13 @@ class Desk:
             before.cancel()
 
     def end(self, page: str, job: Job) -> None:
-        """`page` waits for `job` no more."""
+        """Stop `page` waiting for `job`."""
         with self._lock:
             if self._jobs.get(page) is job:
                 del self._jobs[page]
 
     def cancel(self, page: str) -> None:
-        """Stop what `page` waits for."""
+        """Cancel the job that `page` waits for."""
         with self._lock:
             job = self._jobs.get(page)
         if job is not None:
@@ -108,17 +113,20 @@ class Desk:
 
 
 def _settings(path: Path) -> tuple[Settings, str]:
-    """The settings in the file, and what is to be said of it. A damaged file is set aside, never overwritten; what is
-    no file stays where it is, and so does what cannot be renamed: then settings last until the server ends."""
+    """Read the settings file; return the settings, and a message about the file, if any.
+
+    A damaged file is renamed, never overwritten. Anything that is not a file, or cannot be renamed, stays in place:
+    settings then last until the server ends.
+    """
     try:
         return settings_file.load(path), ""
     except SdquantError as error:
-        said = f"The settings file cannot be used: {error.why}."
-    not_kept = "All settings have their defaults now, and none can be kept."
+        message = f"The settings file cannot be used: {error.why}."
+    not_kept = "All settings are at their defaults now, and changes cannot be saved."
     if not path.is_file():
-        return Settings(), f"{said} {not_kept}"
+        return Settings(), f"{message} {not_kept}"
     try:
-        kept = settings_file.set_aside(path)
+        backup = settings_file.set_aside(path)
     except SdquantError as error:
-        return Settings(), f"{said} It cannot be set aside: {error.why}. {not_kept}"
-    return Settings(), f"{said} It is kept as {kept.name}; all settings have their defaults now."
+        return Settings(), f"{message} It cannot be set aside: {error.why}. {not_kept}"
+    return Settings(), f"{message} It is kept as {backup.name}; all settings are at their defaults now."

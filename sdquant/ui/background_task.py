@@ -1,4 +1,4 @@
-"""Work in a thread, followed from a page: progress as it comes, then the result or the error."""
+"""Run a job in a thread, and report it to a page: its progress, then the result or the error."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _EVERY = 0.15  # seconds between two looks at the progress: pages are not drawn 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a job. `error` is None where it came to its end."""
+    """The end of a job. `error` is None if it succeeded."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progress | Done]:
-    """Run `work` in a thread of its own; yields the newest `Progress` from time to time, and `Done` at the end.
+    """Run `work` in a thread of its own; yield the newest `Progress` from time to time, and `Done` at the end.
 
-    If the page goes away in the middle, the job is cancelled.
+    If the page is closed before the end, the job is cancelled.
     """
-    told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-    job = Job(told.put)
+    reports: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+    job = Job(reports.put)
     ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
 
     def run() -> None:
@@ -55,7 +55,7 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
             try:
                 done = ended.get(timeout=_EVERY)
             except queue.Empty:
-                newest = _newest(told)
+                newest = _newest(reports)
                 if newest is not None:
                     yield newest
                 continue
@@ -67,10 +67,10 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
         desk.end(page, job)
 
 
-def _newest(told: queue.SimpleQueue[Progress]) -> Progress | None:
+def _newest(reports: queue.SimpleQueue[Progress]) -> Progress | None:
     newest = None
     while True:
         try:
-            newest = told.get_nowait()
+            newest = reports.get_nowait()
         except queue.Empty:
             return newest

@@ -1,4 +1,4 @@
-"""The head of the page: which model the tabs are about, and what is in memory."""
+"""The head of the page: the choice of the model for all tabs, and the model in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Head:
     """The widgets of the head.
 
     Attributes:
-        model, base: names as `Desk.target` takes them. again: looks for models again. chip: what is in memory.
+        model, base: names as `Desk.target` takes them. again: searches for models again. chip: the model in memory.
     """
 
     model: gr.Dropdown
@@ -30,7 +30,7 @@ class Head:
 
 
 def make(desk: Desk) -> Head:
-    """The head, at the place where it is called."""
+    """Create the head at the current position in the page."""
     models, bases = desk.models(), desk.bases()
     with gr.Row(elem_classes="sq-head", equal_height=True):
         gr.HTML(TITLE, padding=False)
@@ -57,7 +57,7 @@ def make(desk: Desk) -> Head:
 
 
 def wire(head: Head, desk: Desk) -> None:
-    """What the head does by itself."""
+    """Connect the events of the head."""
 
     def picked(model: str) -> Any:
         if not model or desk.is_pipeline(model):
@@ -78,10 +78,10 @@ def wire(head: Head, desk: Desk) -> None:
 
 
 def chip(desk: Desk) -> str:
-    """What is in memory, in a line."""
-    held = desk.engine.held
-    if held is None:
+    """Format the model in memory as a line of HTML."""
+    model = desk.engine.held
+    if model is None:
         return html_components.chip("No model is loaded.", "The first image loads one.")
     return html_components.chip(
-        desk.roots.shown(held.plan.path), f"in memory: {html_components.scheme_words(held.plan)}"
+        desk.roots.shown(model.plan.path), f"in memory: {html_components.scheme_words(model.plan)}"
     )

@@ -1,4 +1,4 @@
-"""Text that comes from files (names, metadata, tensor names) on its way into a page."""
+"""Escapes text from files (names, metadata, tensor names) for use in a page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067
 
 
 def escape(value: object, limit: int = MAX_TEXT) -> str:
-    """A value as HTML text, safe between tags and in a quoted attribute.
+    """Return a value as HTML text, safe between tags and in a quoted attribute.
 
     `<`, `>`, `&` and both quotes become entities, as do backticks and braces, which templates may read. Control
-    characters and marks that turn the direction of the text are shown as \\x.. and \\u...., and what is longer than
+    characters and marks that turn the direction of the text are shown as \\x.. and \\u...., and a text longer than
     `limit` is cut.
     """
     text = str(value)

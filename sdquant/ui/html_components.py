@@ -1,4 +1,4 @@
-"""Pieces of the page in HTML, made of values. Every text that comes from outside is escaped here."""
+"""Formats values as parts of the page in HTML. All text from outside is escaped here."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _STAGES = {"waiting": "Waiting for another page's job", "reading": "Reading ever
 
 
 def card(kind: str, title: str, *body: str) -> str:
-    """A box. `kind`: "ok", "slow", "untested", "breaks", "info"; `title` and the `body` are HTML already."""
+    """Format a box. `kind`: "ok", "slow", "untested", "breaks", "info"; `title` and `body` are HTML."""
     role = 'role="alert"' if kind == "breaks" else 'role="status"'
     return f'<div class="sq-card sq-{kind}" {role}><div class="sq-title">{title}</div>{"".join(body)}</div>'
 
 
 def paragraph(text: str) -> str:
-    """A text as a paragraph."""
+    """Format a text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def refusal(error: BaseException, roots: Roots) -> str:
-    """An error as a box: what was asked, why not, what to do. Paths outside the model folders are not shown."""
+    """Format an error as a box: what, why and fix. Paths outside the model folders are not shown."""
     parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
     if not parts[0]:
-        parts = ["This went wrong", f"{type(error).__name__}: {error}", "The server's log has the whole report"]
+        parts = ["Something went wrong", f"{type(error).__name__}: {error}", "See the server's log for the full error"]
     what, why, fix = (escape(roots.clean(str(part)).rstrip(".")) for part in parts)
     return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 
 
 def progress(at: Progress) -> str:
-    """A bar for where a job is."""
+    """Format the progress of a job as a bar."""
     share = min(1.0, at.done / at.total) if at.total else 0.0
     label = _STAGES.get(at.stage, at.stage.capitalize())
     if at.stage == "drawing":
@@ -53,7 +53,7 @@ def progress(at: Progress) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the cells are texts."""
+    """Format a table; the cells are texts."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
@@ -61,30 +61,30 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Name and value, one below the other; both are texts."""
+    """Format pairs of name and value, one below the other; both are texts."""
     body = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
     return f'<dl class="sq-facts">{body}</dl>'
 
 
-def plan_bars(made: Plan, capacity: int | None) -> str:
-    """The bytes of each component as bars against the memory of the device, and what they would be in bf16.
+def plan_bars(plan: Plan, capacity: int | None) -> str:
+    """Format the size of each component as a bar against the memory of the device, with its size in bf16.
 
     Args:
-        capacity: bytes that are free on the device for weights, or the budget; None if nobody knows.
+        capacity: bytes free on the device for weights, or the budget; None if unknown.
     """
-    whole = sum(part.bytes_bf16 for part in made.components)
-    widest = max((max(part.bytes, part.bytes_bf16) for part in made.components), default=0)
-    lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in made.components]
+    whole = sum(part.bytes_bf16 for part in plan.components)
+    widest = max((max(part.bytes, part.bytes_bf16) for part in plan.components), default=0)
+    lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in plan.components]
     if capacity is not None:
-        name = "the budget" if made.budget is not None else f"what is free on {made.device}"
-        share = f"{100 * made.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
-        lines.append(bar("in all", share, made.bytes, whole, max(capacity, made.bytes), over=made.bytes > capacity))
-    key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != made.bytes else ""
-    return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in made.warnings)}'
+        name = "the budget" if plan.budget is not None else f"what is free on {plan.device}"
+        share = f"{100 * plan.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
+        lines.append(bar("in all", share, plan.bytes, whole, max(capacity, plan.bytes), over=plan.bytes > capacity))
+    key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != plan.bytes else ""
+    return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in plan.warnings)}'
 
 
 def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: bool = False) -> str:
-    """Bytes as a bar in a track that stands for `full`; those of bf16 as its shadow. `over`: it does not fit."""
+    """Format bytes as a bar relative to `full`, with those of bf16 as its shadow. `over`: it does not fit."""
     width, ghost = (min(100.0, 100 * n / full) if full else 0.0 for n in (nbytes, as_bf16))
     return (
         f'<div class="sq-bar" data-name="{escape(name)}" data-bytes="{nbytes}"><div class="sq-bar-head">'
@@ -95,7 +95,7 @@ def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: boo
 
 
 def _done(part: ComponentPlan) -> str:
-    """What is done with a component, in a few words."""
+    """Describe in a few words how a component is quantized."""
     if part.action == "keep":
         return "as it is"
     if part.action == "found":
@@ -108,38 +108,38 @@ def _runs(part: ComponentPlan) -> str:
 
 
 def drawn(result: Drawn, roots: Roots, resident: int) -> str:
-    """What stands beside an image: what drew it, how, and what that took.
+    """Format the facts about an image: the model, its settings, and the memory and time that it took.
 
     Args:
-        resident: bytes of memory of the whole process.
+        resident: resident memory of the process in bytes.
     """
-    made, held = result.held.plan, result.held
-    whole = sum(part.bytes_bf16 for part in made.components)
-    budget = f", budget {size(made.budget)}" if made.budget is not None else ""
-    rows = [("Model", roots.shown(made.path))]
-    rows += [(part.name, _done(part)) for part in made.components]
+    plan, model = result.held.plan, result.held
+    whole = sum(part.bytes_bf16 for part in plan.components)
+    budget = f", budget {size(plan.budget)}" if plan.budget is not None else ""
+    rows = [("Model", roots.shown(plan.path))]
+    rows += [(part.name, _done(part)) for part in plan.components]
     rows += [
-        ("Offload", f"{made.offload}{budget}, on {made.device}"),
-        ("Weights", f"{size(held.bytes)}, which as bf16 would be {size(whole)}"),
+        ("Offload", f"{plan.offload}{budget}, on {plan.device}"),
+        ("Weights", f"{size(model.bytes)}, which as bf16 would be {size(whole)}"),
         ("On the device at most", size(result.peak)),
         ("Memory of the server", size(resident)),
         ("Drawn in", f"{result.seconds:.1f} s, {result.drawing.steps} steps, seed {result.drawing.seed}"),
-        ("Loaded in", f"{held.seconds:.1f} s" + ("" if result.switched else ", for an earlier image")),
+        ("Loaded in", f"{model.seconds:.1f} s" + ("" if result.switched else ", for an earlier image")),
     ]
-    return f'<div data-weights="{held.bytes}" data-peak="{result.peak}">{facts(rows)}</div>'
+    return f'<div data-weights="{model.bytes}" data-peak="{result.peak}">{facts(rows)}</div>'
 
 
 def chip(shown: str, how: str) -> str:
-    """The line in the head of the page that says what is in memory."""
+    """Format the line about the model in memory in the head of the page."""
     return f'<div class="sq-chip" role="status"><b>{escape(shown)}</b> {escape(how)}</div>'
 
 
-def scheme_words(made: Plan) -> str:
-    """The schemes of a plan in a few words: "nf4, balanced offload"."""
-    names = list(dict.fromkeys(str(part.spec or part.scheme) for part in made.components if part.action != "keep"))
-    return f"{' and '.join(names) or 'as it is'}, {made.offload if made.offload != 'none' else 'no'} offload"
+def scheme_words(plan: Plan) -> str:
+    """Describe the schemes of a plan in a few words: "nf4, balanced offload"."""
+    names = list(dict.fromkeys(str(part.spec or part.scheme) for part in plan.components if part.action != "keep"))
+    return f"{' and '.join(names) or 'as it is'}, {plan.offload if plan.offload != 'none' else 'no'} offload"
 
 
 def note(text: str) -> str:
-    """A text as a small remark; nothing for nothing."""
+    """Format a text as a small note; return "" for an empty text."""
     return f'<p class="sq-note">{escape(text)}</p>' if text else ""

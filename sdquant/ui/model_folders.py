@@ -1,8 +1,8 @@
 """The folders whose models the page may open, and the only way from a text in the page to a path on the disk.
 
-No text from the page is ever given to the file system. Each part of it is compared with the names that the folder above
-lists, so `..`, drives, shares, devices, other spellings of letters and control characters are simply names that no
-folder has. What a link leads to must lie below the same folders.
+No text from the page is ever passed to the file system. Each part of it is compared with the names that the parent
+folder lists, so `..`, drives, shares, devices, other spellings of letters and control characters are simply names that
+no folder contains. The target of a link must be below the same folders.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _WORDS = 12  # words behind a path that may still belong to it
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that can be picked.
+    """A model or file that can be picked in the page.
 
     Attributes:
-        name: what the page shows and sends back. path: where it is.
+        name: shown by the page, and sent back by it. path: its real path.
         kind: "pipeline", "component", "safetensors" or "gguf".
     """
 
@@ -49,85 +49,85 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Root:
-    """A folder that may be read. `name` is the first part of the names of what is in it; "" for the shipped models."""
+    """A folder that may be read. `name` is the first part of its entries' names; "" for the bundled models."""
 
     name: str
     folder: Path
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where links in here may lead: in the hub's cache, snapshots/<revision>/... are links to blobs/<hash>."""
+        """Return the folders that links may point into. In the hub's cache, snapshots/... are links to blobs/<hash>."""
         return (self.folder, *(one.parent / "blobs" for one in self.folder.parents if one.name == "snapshots"))
 
     def called(self, path: Path) -> str:
-        """The name of a path below the folder."""
+        """Return the name of a path below the folder."""
         return "/".join(part for part in (self.name, *path.relative_to(self.folder).parts) if part)
 
 
 class Roots:
-    """The shipped models' folder, and the folders given.
+    """The folder of bundled models, and further model folders.
 
     Args:
-        folders: as on the command line.
+        folders: paths as on the command line.
 
     Raises:
-        SettingsError: one of them is no folder, or is the whole disk.
+        SettingsError: one of them is not a folder, or is the root of a disk.
     """
 
     def __init__(self, folders: Iterable[str | Path] = ()) -> None:
         shipped = Path(os.path.realpath(demo.__file__)).parent / "models"
         self._roots = [_Root("", shipped)] if shipped.is_dir() else []
         taken = set(bundled_models.MODELS)
-        for given in folders:
-            place = _checked(given)
+        for folder in folders:
+            place = _checked(folder)
             if all(root.folder != place for root in self._roots):
                 self._roots.append(_Root(_free(place.name, taken), place))
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The real paths of all of them, the shipped models' first."""
+        """Return the real paths of all folders, that of the bundled models first."""
         return tuple(root.folder for root in self._roots)
 
     def models(self) -> tuple[Entry, ...]:
-        """What can be loaded: pipeline folders, component folders, and lone files; the shipped ones first."""
+        """List what can be loaded: pipeline folders, component folders, and single files; bundled ones first."""
         return self._listed(inner=False)
 
     def files(self) -> tuple[Entry, ...]:
-        """What can be inspected: the same, and the components and files inside the folders."""
+        """List what can be inspected: `models`, and the components and files inside the folders."""
         return self._listed(inner=True)
 
     def resolve(self, text: object) -> Path:
-        """The path behind an entry's name, a path relative to one of the folders, or an absolute path in one of them.
+        """Return the path for an entry's name, a path relative to one of the folders, or an absolute path in one.
 
         Raises:
-            SettingsError: anything else, in the same words whether or not it exists.
+            SettingsError: for anything else, with the same text whether or not it exists.
         """
         if isinstance(text, str) and 0 < len(text) <= MAX_TEXT:
             for root, parts in self._readings(text):
-                found = self._walk(root, parts)
-                if found is not None:
-                    return found
+                path = self._walk(root, parts)
+                if path is not None:
+                    return path
         raise _refused(text)
 
     def shown(self, path: str | Path) -> str:
-        """The name of a path; of one outside the folders, its last part alone."""
+        """Return the name of a path; only its last part if it is outside the folders."""
         return self._name_of(Path(path)) or Path(path).name
 
     def clean(self, text: str) -> str:
-        """A sentence without absolute paths: names for those below the folders, the last part of all others."""
+        """Replace absolute paths in a sentence: by names below the folders, by their last part elsewhere."""
         out, at = [], 0
         for match in _ABSOLUTE.finditer(text):
             if match.start() < at:
                 continue  # within the path before, which has a space in it
-            found = _whole(text, match)
-            path = found.removeprefix("file://").rstrip(".:")
+            whole_path = _whole(text, match)
+            path = whole_path.removeprefix("file://").rstrip(".:")
             out += [text[at : match.start()], self._name_of(Path(path)) or re.split(r"[\\/]", path.rstrip("\\/"))[-1]]
-            out.append(found[len(found.rstrip(".:")) :])
-            at = match.start() + len(found)
+            out.append(whole_path[len(whole_path.rstrip(".:")) :])
+            at = match.start() + len(whole_path)
         return "".join((*out, text[at:]))
 
     def _readings(self, text: str) -> Iterator[tuple[_Root, list[str]]]:
-        """The roots and the parts below them that a text can mean."""
+        """Yield the possible readings of a text: a root, and the parts of the path below it."""
         for root in self._roots:
             place = str(root.folder)
             if text == place or text.startswith(place + os.sep):
@@ -137,7 +137,7 @@ class Roots:
         yield from ((root, parts) for root in self._roots if parts)
 
     def _name_of(self, path: Path) -> str | None:
-        """The name of a path as written or, failing that, of what it leads to."""
+        """Return the name of a path as written or, failing that, of its target."""
         for tried in (Path(os.path.normpath(path)), Path(os.path.realpath(path))):
             for root in sorted(self._roots, key=lambda root: len(root.folder.parts), reverse=True):
                 if tried.is_relative_to(root.folder):
@@ -145,11 +145,11 @@ class Roots:
         return None
 
     def _listed(self, *, inner: bool) -> tuple[Entry, ...]:
-        seen: set[str] = set()
+        real_paths: set[str] = set()
         looked_at = _Count(MAX_LOOKED_AT)
         entries: dict[str, Entry] = {}
         for root in self._roots:
-            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, seen, inner):
+            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, real_paths, inner):
                 entry = Entry(root.called(path), path, kind)
                 if self._found(entry.name) == path:  # not hidden behind another root's name
                     entries.setdefault(entry.name, entry)
@@ -159,16 +159,16 @@ class Roots:
 
     def _found(self, name: str) -> Path | None:
         readings = self._readings(name)
-        return next((found for root, parts in readings if (found := self._walk(root, parts)) is not None), None)
+        return next((path for root, parts in readings if (path := self._walk(root, parts)) is not None), None)
 
     def _models(
-        self, at: Path, depth: int, looked_at: _Count, seen: set[str], inner: bool
+        self, at: Path, depth: int, looked_at: _Count, real_paths: set[str], inner: bool
     ) -> Iterator[tuple[Path, str]]:
-        """What a folder is or has: path and kind, folders before what is in them."""
+        """Yield path and kind of a folder and of the models in it, folders before their contents."""
         real = os.path.realpath(at)
-        if real in seen:
+        if real in real_paths:
             return
-        seen.add(real)
+        real_paths.add(real)
         names = _names(at)
         kind = _kind(names)
         if kind is not None:
@@ -183,12 +183,12 @@ class Roots:
                 continue
             if path.is_dir():
                 if depth:
-                    yield from self._models(path, depth - 1, looked_at, seen, inner)
+                    yield from self._models(path, depth - 1, looked_at, real_paths, inner)
             elif path.suffix.lower() in _FILES:
                 yield path, _FILES[path.suffix.lower()]
 
     def _walk(self, root: _Root, parts: list[str]) -> Path | None:
-        """The file or folder below a root, by names that the folders themselves list; None if there is none."""
+        """Return the file or folder below a root, by names that the folders themselves list; None if there is none."""
         if len(parts) > MAX_DEPTH + 1:
             return None
         at = root.folder
@@ -199,13 +199,13 @@ class Roots:
         return at if _is_plain(at) else None
 
     def _holds(self, path: Path) -> bool:
-        """Whether what `path` leads to lies below one of the roots."""
+        """Return whether the target of `path` is below one of the roots."""
         real = Path(os.path.realpath(path))
         return any(real.is_relative_to(place) for root in self._roots for place in root.places)
 
 
 class _Count:
-    """How many more may be looked at."""
+    """Counter of the files and folders that may still be visited."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -215,19 +215,19 @@ class _Count:
         return self.left >= 0
 
 
-def _checked(given: str | Path) -> Path:
-    """The real path of a folder from the command line."""
-    place = Path(os.path.realpath(os.path.expanduser(given)))
-    asked, fix = f"{given} was given as a folder of models", "Give an existing folder that has models in it"
+def _checked(folder: str | Path) -> Path:
+    """Return the real path of a folder from the command line."""
+    place = Path(os.path.realpath(os.path.expanduser(folder)))
+    what, fix = f"Cannot use {folder} as a folder of models", "Name an existing folder that contains models"
     if not place.is_dir():
-        raise SettingsError(asked, "there is no folder of that name", fix)
+        raise SettingsError(what, "there is no folder of that name", fix)
     if place.parent == place:
-        raise SettingsError(asked, "everything on the disk would be below it", fix)
+        raise SettingsError(what, "it would include everything on the disk", fix)
     return place
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, or the name with a number; added to those taken."""
+    """Return the name, with a number if it is taken, and add it to `taken`."""
     free = next(tried for n in range(1, len(taken) + 2) if (tried := name if n == 1 else f"{name} {n}") not in taken)
     taken.add(free)
     return free
@@ -237,7 +237,7 @@ def _refused(text: object) -> SettingsError:
     name = re.split(r"[\\/]", text.rstrip("\\/"))[-1] if isinstance(text, str) else type(text).__name__
     short = name if len(name) <= SHOWN else name[: SHOWN - 3] + "..."
     return SettingsError(
-        f"{short!r} was to be opened",
+        f"Cannot open {short!r}",
         "it is not the name of a file or folder below the folders of models",
         "Pick a name from the list; `sdquant ui --models FOLDER` adds a folder",
     )
@@ -249,7 +249,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder, without what is hidden and names that cannot be shown. Empty for what cannot be listed."""
+    """List a folder without hidden and unprintable names. Return an empty list if it cannot be listed."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith(".") and _sayable(name))
     except OSError:
@@ -257,12 +257,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def _sayable(name: str) -> bool:
-    """Whether a name is text: without control characters and bytes that are no characters."""
+    """Return whether a name is printable: without control characters and undecodable bytes."""
     return all(unicodedata.category(letter) not in ("Cc", "Cs") for letter in name)
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether it is a file or a folder: opening a pipe or device may wait for ever."""
+    """Return whether a path is a file or a folder: opening a pipe or device may block forever."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -271,7 +271,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _kind(names: list[str]) -> str | None:
-    """What a folder is as a whole, None if it is only a folder."""
+    """Return the kind of a model folder from the names in it; None for any other folder."""
     if "model_index.json" in names:
         return "pipeline"
     if "config.json" in names and any(name.lower().endswith(folders.WEIGHTS) for name in names):
@@ -280,9 +280,9 @@ def _kind(names: list[str]) -> str | None:
 
 
 def _whole(text: str, match: re.Match[str]) -> str:
-    """The path that begins at the match, with the words behind it that belong to it: names may have spaces.
+    """Return the path that begins at the match, with the following words that belong to it: names may have spaces.
 
-    The longest text that exists is the path; where none does, a next word with a separator in it belongs to it.
+    The longest text that exists is the path; if none does, following words that contain a separator belong to it.
     """
     start = match.start() + (len("file://") if match[0].startswith("file://") else 0)
     ends = [end.start() for end in re.finditer(r"(?=[\s'\"`,;)\]]|$)", text[match.end() :])][: _WORDS + 1]

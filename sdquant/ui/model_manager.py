@@ -1,6 +1,6 @@
-"""The one model in memory, shared by all open pages: loaded, switched, drawn with, one job at a time.
+"""The one model in memory, shared by all open pages: loads, switches and runs it, one job at a time.
 
-No gradio here. A job is what one page waits for; it tells of its progress and can be cancelled, also while it waits.
+No gradio here. Each page waits for one job, which reports its progress and can be cancelled, even while it waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL = 0.05  # seconds between looks at whether a waiting job was cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a job is. `stage`: "waiting" (for another page's job), "loading" (bytes) or "drawing" (steps)."""
+    """The progress of a job. `stage`: "waiting" (for another page's job), "loading" (bytes) or "drawing" (steps)."""
 
     stage: str
     done: int = 0
@@ -37,20 +37,20 @@ class Progress:
 
 
 class Job:
-    """What one page waits for. `tell` is called from the working thread."""
+    """A job that one page waits for. `tell` is called from the worker thread."""
 
     def __init__(self, tell: Callable[[Progress], None] | None = None) -> None:
         self._tell, self._cancelled = tell, threading.Event()
 
     def cancel(self) -> None:
-        """Ask the job to stop: it does at its next step."""
+        """Request the job to stop, which it does at its next step."""
         self._cancelled.set()
 
     def at(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Say where the job is.
+        """Report the progress of the job.
 
         Raises:
-            Stopped: it was cancelled.
+            Stopped: the job was cancelled.
         """
         if self._cancelled.is_set():
             raise Stopped
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """What is to be drawn; None leaves it to the model."""
+    """The settings of an image; None is the model's default."""
 
     prompt: str
     steps: int
@@ -75,10 +75,10 @@ class Held:
     """The model in memory.
 
     Attributes:
-        pipe: the pipeline. asked, plan: what it was made of.
-        seconds: that the load took.
-        bytes: of its weights, counted from the loaded tensors.
-        stamps: its files with size and time of change, from before they were read.
+        pipe: the pipeline. asked, plan: the request and the plan that it was loaded with.
+        seconds: duration of the load.
+        bytes: size of its weights, summed over the loaded tensors.
+        stamps: size and modification time (ns) of its files, from before they were read.
     """
 
     pipe: Any = field(repr=False)
@@ -91,12 +91,12 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """An image, and what drew it.
+    """An image, and the model and settings that it was drawn with.
 
     Attributes:
-        seconds: of the drawing alone.
-        peak: bytes of weights on the compute device at most, since the load.
-        switched: whether the model was loaded for it.
+        seconds: duration of the drawing, without the load.
+        peak: peak size of the weights on the compute device since the load, in bytes.
+        switched: whether the model was loaded for this image.
     """
 
     image: Any = field(repr=False)
@@ -108,7 +108,7 @@ class Drawn:
 
 
 class Engine:
-    """Holds at most one model, but for the moment of a switch where both fit."""
+    """Holds at most one model; two only during a switch, if both fit."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -116,11 +116,11 @@ class Engine:
 
     @property
     def held(self) -> Held | None:
-        """The model in memory now."""
+        """Return the model in memory."""
         return self._held
 
-    def load(self, asked: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
-        """Make `asked` the model in memory. Where that fails, the one that was there is there still.
+    def load(self, request: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
+        """Load a model, unless it is the one in memory. On failure the previous model stays loaded.
 
         Args:
             then: called when it is loaded, before another job has its turn.
@@ -130,27 +130,27 @@ class Engine:
         """
         job = job or Job()
         with self._mine(job):
-            held = self._switch(asked, job)
+            model = self._switch(request, job)
             if then is not None:
                 then()
-            return held
+            return model
 
-    def draw(self, asked: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
-        """Draw with the model that `asked` says, which is loaded first if it is not the one in memory.
+    def draw(self, request: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
+        """Draw an image with a model, which is loaded first if it is not the one in memory.
 
         Raises:
-            SdquantError: it cannot be loaded, or cannot draw that. Stopped: the job was cancelled.
+            SdquantError: the model cannot be loaded, or cannot draw the image. Stopped: the job was cancelled.
         """
         from ..models.generate import draw
 
         job = job or Job()
         with self._mine(job):
             before = self._held
-            held = self._switch(asked, job)
+            model = self._switch(request, job)
             begin = time.perf_counter()
-            with _sentences(f"{asked.path} was to draw"):
+            with _sentences(f"Cannot draw with {request.path}"):
                 (image,) = draw(
-                    held.pipe,
+                    model.pipe,
                     [drawing.prompt],
                     seeds=[drawing.seed],
                     steps=drawing.steps,
@@ -161,21 +161,21 @@ class Engine:
                 )
             return Drawn(
                 image=image,
-                held=held,
+                held=model,
                 drawing=drawing,
                 seconds=time.perf_counter() - begin,
-                peak=held.pipe.sdquant.offload.report()["peak"] or held.bytes,
-                switched=held is not before,
+                peak=model.pipe.sdquant.offload.report()["peak"] or model.bytes,
+                switched=model is not before,
             )
 
     def unload(self, job: Job | None = None) -> None:
-        """Give the model's memory back."""
+        """Unload the model and free its memory."""
         with self._mine(job or Job()):
             self._drop()
 
     @contextmanager
     def alone(self, job: Job) -> Iterator[None]:
-        """The machine for one job that loads models by itself: what is held is unloaded first."""
+        """Reserve the machine for a job that loads models itself: unload the model in memory first."""
         with self._mine(job):
             self._drop()
             yield
@@ -189,31 +189,31 @@ class Engine:
         finally:
             self._turn.release()
 
-    def _switch(self, asked: Request, job: Job) -> Held:
+    def _switch(self, request: Request, job: Job) -> Held:
         from ..loading.loader import load_planned
         from ..models.pipelines import weight_bytes
         from ..planning.preparation import prepare
         from ..utils.buffers import give_back
 
-        if self._held is not None and self._held.asked == asked and not _changed(self._held):
+        if self._held is not None and self._held.asked == request and not _changed(self._held):
             return self._held
-        made = prepare(asked)
-        stamps = _stamps(made)
-        job.at("loading", 0, made.bytes)
+        plan = prepare(request)
+        stamps = _stamps(plan)
+        job.at("loading", 0, plan.bytes)
         before = self._held.asked if self._held is not None else None
-        if before is not None and not _both_fit(made):
+        if before is not None and not _both_fit(plan):
             self._drop()
         begin = time.perf_counter()
         try:
-            with _sentences(f"{asked.path} was to be loaded"):
-                pipe = load_planned(asked, made, on_bytes=lambda done, total: job.at("loading", done, total))
+            with _sentences(f"Cannot load {request.path}"):
+                pipe = load_planned(request, plan, on_bytes=lambda done, total: job.at("loading", done, total))
         except BaseException:
             give_back()
             if self._held is None and before is not None:
                 self._switch(before, Job())
             raise
         seconds = time.perf_counter() - begin
-        self._held = Held(pipe=pipe, asked=asked, plan=made, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps)
+        self._held = Held(pipe=pipe, asked=request, plan=plan, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps)
         give_back()
         return self._held
 
@@ -224,37 +224,37 @@ class Engine:
         give_back()
 
 
-def _stamps(made: Plan) -> dict[Path, tuple[int, int]]:
-    """Size and time of change of the files that a plan reads, of those that are there."""
-    found = {}
-    for path in {file for src in made.detected.sources.values() for file in src.files}:
+def _stamps(plan: Plan) -> dict[Path, tuple[int, int]]:
+    """Return size and modification time (ns) of the files that a plan reads, as far as they exist."""
+    stamps = {}
+    for path in {file for src in plan.detected.sources.values() for file in src.files}:
         try:
             stat = os.stat(path)
         except OSError:
             continue
-        found[path] = (stat.st_size, stat.st_mtime_ns)
-    return found
+        stamps[path] = (stat.st_size, stat.st_mtime_ns)
+    return stamps
 
 
-def _changed(held: Held) -> bool:
-    """Whether a file of the model is another now. One that is gone changes nothing: its weights are in memory."""
-    now = _stamps(held.plan)
-    return any(now[path] != stamp for path, stamp in held.stamps.items() if path in now)
+def _changed(model: Held) -> bool:
+    """Return whether a file of the model has changed. A deleted one does not count: its weights are in memory."""
+    now = _stamps(model.plan)
+    return any(now[path] != stamp for path, stamp in model.stamps.items() if path in now)
 
 
-def _both_fit(made: Plan) -> bool:
-    """Whether the model of this plan fits beside the one in memory, with room to spare."""
+def _both_fit(plan: Plan) -> bool:
+    """Return whether the model of a plan fits next to the one in memory, with room to spare."""
     from ..compat import hardware
 
     here = hardware.probe()
-    device = next((row for row in here.devices if row.torch_name == made.device), here.best)
+    device = next((row for row in here.devices if row.torch_name == plan.device), here.best)
     free = min(here.ram_available, device.memory_free if device.memory_free is not None else 0)
-    return 2 * made.bytes < free
+    return 2 * plan.bytes < free
 
 
 @contextmanager
 def _sentences(what: str) -> Iterator[None]:
-    """Errors of torch and the libraries, out of memory above all, as an SdquantError that says what to do."""
+    """Turn errors of torch and other libraries, such as out of memory, into an SdquantError with a fix."""
     try:
         yield
     except (SdquantError, Stopped):
@@ -266,6 +266,6 @@ def _sentences(what: str) -> Iterator[None]:
         fix = (
             "Choose a smaller scheme, balanced offload, or a smaller image"
             if memory
-            else "The server's log has the whole report; another scheme or offload mode may do"
+            else "See the server's log for the full error, or try another scheme or offload mode"
         )
-        raise SdquantError(what, "the memory is full" if memory else text, fix) from error
+        raise SdquantError(what, "there is not enough memory" if memory else text, fix) from error

@@ -1,6 +1,6 @@
-"""What is known of a choice of settings before anything is loaded: the verdict on every choice, the plan, the way out.
+"""Evaluates a choice of settings before anything is loaded: the verdict on every choice, the plan, and fixes.
 
-Everything here comes from the matrix and the planner; the page only shows it.
+All of this comes from the matrix and the planner; the page only shows it.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ AXES = ("offload", "mode", "runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A model to be loaded: its path, and with what. `base`: for a lone component or checkpoint."""
+    """A model to load: its path, and the base pipeline of a single component or checkpoint."""
 
     path: str
     base: str | None = None
 
     def components(self, settings: Settings) -> dict[str, str | None]:
-        """Component names, as `Settings.request` takes them, each with the scheme it is quantized to on disk.
+        """Return component names, as `Settings.request` takes them, each with the scheme of its weights on disk.
 
         Raises:
-            SdquantError: what is there cannot be loaded, however it is quantized.
+            SdquantError: the model cannot be loaded, with any scheme.
         """
         as_found = Settings({"allow_pickle": settings["allow_pickle"]})
-        made = prepare(as_found.request(self.path, (), base=self.base, progress=False))
-        return {part.name: part.scheme if part.action == "found" else None for part in made.components}
+        plan = prepare(as_found.request(self.path, (), base=self.base, progress=False))
+        return {part.name: part.scheme if part.action == "found" else None for part in plan.components}
 
     def request(self, settings: Settings) -> Request:
-        """The Request for these settings. Raises as `components` does."""
+        """Return the Request for these settings. Raises the errors of `components`."""
         return settings.request(self.path, self.components(settings), base=self.base, progress=False)
 
     def shared(self, settings: Settings) -> dict[str, Any]:
-        """What of these settings is the same whatever the scheme: keyword arguments of `request`, without the path."""
+        """Return the settings other than schemes, as keyword arguments of `request` without the path."""
         values = {name: value for name, value in settings.values.items() if not name.startswith("quant.")}
         return values | {"base": self.base}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What the matrix says of one choice, the other settings being as they are."""
+    """The verdict of the matrix on one choice, given the other settings."""
 
     verdict: str
     why: str = ""
@@ -70,11 +70,11 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What is known of a choice of settings for a model.
+    """The evaluation of a choice of settings for a model.
 
     Attributes:
         marks: field name to choice to the verdict on it.
-        plan: what will be done; None where it is refused.
+        plan: the plan of the load; None if it is refused.
         error: why it is refused; None if it is not.
         fixes: the nearest settings that are not refused.
     """
@@ -86,21 +86,21 @@ class Review:
 
 
 def review(target: Target, values: Mapping[str, Any]) -> Review:
-    """Look at a choice of settings for a model. Reads headers only.
+    """Evaluate a choice of settings for a model. Reads headers only.
 
     Args:
         values: a value for each field; they may contradict each other.
     """
     here = hardware.probe()
     try:
-        held = target.components(Settings({"allow_pickle": values["allow_pickle"]}))
+        on_disk = target.components(Settings({"allow_pickle": values["allow_pickle"]}))
     except SdquantError as error:
         return Review(marks={}, error=error)
-    seen = marks(values, held, here)
+    verdicts = marks(values, on_disk, here)
     try:
-        return Review(marks=seen, plan=prepare(target.request(Settings(values))))
+        return Review(marks=verdicts, plan=prepare(target.request(Settings(values))))
     except SdquantError as error:
-        return Review(marks=seen, error=error, fixes=fixes(values, lambda near: _loads(target, near)))
+        return Review(marks=verdicts, error=error, fixes=fixes(values, lambda near: _loads(target, near)))
 
 
 def _loads(target: Target, settings: Settings) -> bool:
@@ -111,24 +111,24 @@ def _loads(target: Target, settings: Settings) -> bool:
     return True
 
 
-def marks(values: Mapping[str, Any], held: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
-    """The verdict on every choice of every field that the matrix speaks of.
+def marks(values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
+    """Return the verdict on every choice of every field that the matrix covers.
 
     Args:
-        values: a value for each field. held: component to the scheme it has on disk, or None.
+        values: a value for each field. on_disk: component to the scheme it has on disk, or None.
     """
-    roles = {role.name: scheme for name, scheme in held.items() if (role := role_of(name)) is not None}
+    roles = {role.name: scheme for name, scheme in on_disk.items() if (role := role_of(name)) is not None}
     kind = _kind(values, here)
-    found: dict[str, dict[str, Mark]] = {}
+    result: dict[str, dict[str, Mark]] = {}
     for row in fields():
         if row.kind != "scheme" and row.name not in AXES:
             continue
-        found[row.name] = {}
+        result[row.name] = {}
         for shown in row.choices:
             near = {**values, row.name: row.parse(shown)}
             only = {row.name.removeprefix("quant.")} if row.kind == "scheme" else set(roles)
-            found[row.name][shown] = _worst(_of(near, role, roles.get(role), kind, here) for role in only)
-    return found
+            result[row.name][shown] = _worst(_of(near, role, roles.get(role), kind, here) for role in only)
+    return result
 
 
 def _kind(values: Mapping[str, Any], here: Machine) -> str:
@@ -138,13 +138,13 @@ def _kind(values: Mapping[str, Any], here: Machine) -> str:
         return here.best.kind
 
 
-def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here: Machine) -> Mark:
-    """The verdict on what one role's weights would be run as."""
-    asked = values[f"quant.{role}"]
-    if held is None and (asked is None or asked.lower() == NOT_QUANTIZED):
+def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str, here: Machine) -> Mark:
+    """Return the verdict on the weights of one role, with the scheme that they would have."""
+    choice = values[f"quant.{role}"]
+    if disk_scheme is None and (choice is None or choice.lower() == NOT_QUANTIZED):
         return Mark(verdict="works")
     try:
-        scheme = registry.scheme(held) if held is not None else registry.parse(str(asked)).scheme
+        scheme = registry.scheme(disk_scheme) if disk_scheme is not None else registry.parse(str(choice)).scheme
     except SdquantError as error:
         return Mark(verdict="breaks", why=error.why, fix=error.fix)
     compute = values["compute"] or "float"
@@ -152,9 +152,9 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     if runtime != "default" and runtime not in scheme.runtimes:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")
-    mode = "found" if held is not None else values["mode"] if values["mode"] != "auto" else "pre"
+    mode = "found" if disk_scheme is not None else values["mode"] if values["mode"] != "auto" else "pre"
     trouble = problem(registry.get(scheme.backend), here.versions)
-    if trouble is not None and held is None and scheme.name not in PACKAGE_OPTIONAL:
+    if trouble is not None and disk_scheme is None and scheme.name not in PACKAGE_OPTIONAL:
         return Mark(verdict="breaks", why=trouble, fix=pip_line(registry.get(scheme.backend)) or "")
     lacks = runtime_problem(registry.get(scheme.backend), runtime, here.versions)
     if lacks is not None:
@@ -179,5 +179,5 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     return Mark(verdict=row.verdict, why=row.why, fix=row.fix)
 
 
-def _worst(found: Iterable[Mark]) -> Mark:
-    return max(found, key=lambda mark: VERDICTS.index(mark.verdict), default=Mark(verdict="works"))
+def _worst(verdicts: Iterable[Mark]) -> Mark:
+    return max(verdicts, key=lambda mark: VERDICTS.index(mark.verdict), default=Mark(verdict="works"))

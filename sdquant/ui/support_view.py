@@ -1,4 +1,4 @@
-"""What the settings tab says of a choice: whether it works, why not, and what would be done."""
+"""The verdict in the settings tab: support for a choice of settings, the reasons, and the plan."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ _TITLES = {
 }
 
 
-def shown(seen: Review, values: Mapping[str, Any], roots: Roots) -> str:
-    """The verdict as a box, and the plan as bars below it."""
-    if seen.error is not None or seen.plan is None:
-        return html_components.refusal(seen.error or RuntimeError("there is no plan"), roots)
-    worst = max((_chosen(seen, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
+def shown(review: Review, values: Mapping[str, Any], roots: Roots) -> str:
+    """Format the verdict as a box, and the plan as bars below it."""
+    if review.error is not None or review.plan is None:
+        return html_components.refusal(review.error or RuntimeError("there is no plan"), roots)
+    worst = max((_chosen(review, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
     verdict = "untested" if worst[0] == "breaks" else worst[0]  # the plan was made: it was insisted on
-    said = html_components.paragraph(worst[1] + ".") if verdict != "works" and worst[1] else ""
-    return html_components.card(verdict, escape(_TITLES[verdict]), said) + html_components.plan_bars(
-        seen.plan, capacity(seen)
+    reason = html_components.paragraph(worst[1] + ".") if verdict != "works" and worst[1] else ""
+    return html_components.card(verdict, escape(_TITLES[verdict]), reason) + html_components.plan_bars(
+        review.plan, capacity(review)
     )
 
 
-def _chosen(seen: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Verdict and reason of what is chosen in each field that the matrix speaks of."""
+def _chosen(review: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return verdict and reason of the choice in each field that the matrix covers."""
     marks = []
     for row in fields():
-        mark = seen.marks.get(row.name, {}).get(str(row.shown(values[row.name])))
+        mark = review.marks.get(row.name, {}).get(str(row.shown(values[row.name])))
         if mark is not None:
             marks.append((mark.verdict, mark.why))
     return marks
 
 
-def capacity(seen: Review) -> int | None:
-    """Bytes that weights may take on the plan's device: the budget, or what is free there."""
-    if seen.plan is None:
+def capacity(review: Review) -> int | None:
+    """Return the bytes available for weights on the plan's device: the budget, or the free memory."""
+    if review.plan is None:
         return None
-    if seen.plan.budget is not None:
-        return seen.plan.budget
+    if review.plan.budget is not None:
+        return review.plan.budget
     here = hardware.probe()
-    device = next((row for row in here.devices if row.torch_name == seen.plan.device), here.best)
+    device = next((row for row in here.devices if row.torch_name == review.plan.device), here.best)
     return device.memory_free

@@ -1,4 +1,4 @@
-"""How the page looks: gradio's own theme in our colours, and the style of the pieces, in light and dark."""
+"""The look of the page: gradio's own theme in our colours, and the style of its parts, in light and dark."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
 def look() -> dict[str, Any]:
-    """What Gradio takes beside the page."""
+    """Return theme, CSS and script, which Gradio takes in addition to the page."""
     return {"theme": theme(), "css": CSS, "js": SCRIPT}
 
 
 def theme() -> Any:
-    """Gradio's Base theme in indigo and slate, with fonts that are there."""
+    """Return Gradio's Base theme in indigo and slate, with system fonts."""
     return gr.themes.Base(
         primary_hue="indigo", secondary_hue="indigo", neutral_hue="slate", radius_size="md",
         font=_SANS, font_mono=_MONO,

@@ -1,4 +1,4 @@
-"""Values from the page, checked on the server: the limits in the page can be gone around."""
+"""Checks values from the page on the server: the limits in the page can be bypassed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ MAX_PROMPT = 4000
 
 
 def prompt_of(text: object) -> str:
-    """A prompt.
+    """Check a prompt.
 
     Raises:
-        SettingsError: nothing, or far too much.
+        SettingsError: it is empty or too long.
     """
-    what = "An image was asked for"
+    what = "Cannot draw an image"
     if not isinstance(text, str) or not text.strip():
-        raise SettingsError(what, "there is no prompt", "Write what to draw")
+        raise SettingsError(what, "there is no prompt", "Enter one")
     if len(text) > MAX_PROMPT:
-        why = f"the prompt has {len(text)} characters, and {MAX_PROMPT} are the most"
-        raise SettingsError(what, why, "Write a shorter one")
+        why = f"the prompt has {len(text)} characters, and the maximum is {MAX_PROMPT}"
+        raise SettingsError(what, why, "Shorten it")
     return text
 
 
 def whole(name: str, value: object, least: int, most: int) -> int:
-    """A whole number.
+    """Check a whole number.
 
     Raises:
-        SettingsError: it is none, or outside the limits.
+        SettingsError: it is not a whole number, or outside the limits.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -37,16 +37,16 @@ def whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def number(name: str, value: object, least: float, most: float) -> float:
-    """A number.
+    """Check a number.
 
     Raises:
-        SettingsError: it is none, or outside the limits.
+        SettingsError: it is not a number, or outside the limits.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
         return float(value)
     raise _refused(name, value, f"a number from {least:g} to {most:g}")
 
 
-def _refused(name: str, value: object, wanted: str) -> SettingsError:
-    given = "was left empty" if value is None else f"was given as {value!r}"[:80]
-    return SettingsError(f"{name} {given}", f"it is {wanted}", "Write one")
+def _refused(name: str, value: object, expected: str) -> SettingsError:
+    problem = "be empty" if value is None else f"be {value!r}"[:80]
+    return SettingsError(f"{name} cannot {problem}", f"it must be {expected}", "Enter one")

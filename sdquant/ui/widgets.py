@@ -16,7 +16,7 @@ _MARKS = {"works": "", "slow": "  ◔ slow", "untested": "  ? untested", "breaks
 
 
 def widget(row: Field, value: Any) -> Any:
-    """The widget of a field, showing `value`."""
+    """Create the widget of a field, showing `value`."""
     common: dict[str, Any] = {"label": row.label, "info": row.help, "elem_id": elem_id(row.name)}
     if row.kind == "switch":
         return gr.Checkbox(value, **common)
@@ -28,23 +28,23 @@ def widget(row: Field, value: Any) -> Any:
 
 
 def elem_id(name: str) -> str:
-    """The id of a field's element in the page."""
+    """Return the id of a field's element in the page."""
     return "set-" + name.replace(".", "-").replace("_", "-")
 
 
 def choices(row: Field, marks: Mapping[str, Mark]) -> list[tuple[str, str]]:
-    """The choices of a field, each with what the matrix says of it.
+    """Return the choices of a field, each marked with the verdict of the matrix.
 
-    Where it says the same bad word of all, the field is not what is wrong, and none is marked.
+    If all have the same bad verdict, the problem is not in this field, and none is marked.
     """
-    said = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
-    if len(set(said.values())) == 1:
-        said = {}
-    return [(shown + _MARKS[said.get(shown, "works")], shown) for shown in row.choices]
+    verdicts = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
+    if len(set(verdicts.values())) == 1:
+        verdicts = {}
+    return [(shown + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
 
 
 def update(row: Field, value: Any, marks: Mapping[str, Mark] | None) -> Any:
-    """A change of a field's widget: to `value`, with the marks of its choices where these are known."""
+    """Return the update of a field's widget to `value`, with the marks of its choices if these are known."""
     if row.kind in ("scheme", "choice") and marks is not None:
         return gr.update(value=row.shown(value), choices=choices(row, marks))
     return gr.update(value=value if row.kind == "switch" else str(row.shown(value)))

@@ -120,7 +120,7 @@ def test_what_is_refused(capsys: Capture, file: Path, tmp_path: Path, words: tup
 
 def test_a_folder_that_cannot_be(capsys: Capture, file: Path) -> None:
     code, _, err = run(capsys, file, f"output_dir={file}/in")
-    assert code == 2 and f"{file} is not a folder that you may write to" in err
+    assert code == 2 and f"{file} is not a folder that you can write to" in err
 
 
 def test_a_config_without_a_prompt(capsys: Capture, file: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_config_without_a_prompt(capsys: Capture, file: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--steps", "5"), "--steps cannot be given with a config file: write num_inference_steps=5"),
+        (("--steps", "5"), "--steps cannot be used with a config file: write num_inference_steps=5"),
         (("-q", "nf4"), "write quantization=nf4"),
         (("--offload", "model"), "write offload=model"),
         (("--out", "x.png"), "write output_dir=x.png"),

@@ -285,7 +285,7 @@ def test_a_layer_runs_packed_or_float_weights(comfy: SimpleNamespace, kind: str)
         wide.load_state_dict({"weight": PackedTensor(packed), "bias": bias})
         torch.testing.assert_close(wide(x[:, :, :2], autopad="causal_zero"), layer(x[:, :, :2], autopad="causal_zero"))
     small = backends.get("nncf").encode(weight[:4], backends.parse("int8"))
-    with pytest.raises(RuntimeError, match="the model wants"):
+    with pytest.raises(RuntimeError, match="the model expects"):
         made().load_state_dict({"weight": PackedTensor(small), "bias": bias}, strict=False)
     assert made().load_state_dict({"bias": bias}, strict=False).missing_keys == ["weight"]
 
@@ -378,7 +378,7 @@ def test_what_cannot_be_loaded_is_said(comfy: SimpleNamespace) -> None:
         load(comfy, Path("nothing.safetensors"))
     other = {f"layers.{n}.weight": torch.zeros(64, 64) for n in range(3)}
     save_file(other, comfy.models / "other.safetensors")
-    with pytest.raises(UnsupportedFileError, match="does not know a diffusion model"):
+    with pytest.raises(UnsupportedFileError, match="does not recognize a diffusion model"):
         load(comfy, comfy.models / "other.safetensors")
     broken = floats(comfy)
     broken["double_blocks.0.img_mlp.0.weight"][3, 4] = float("nan")
@@ -408,7 +408,7 @@ def test_packed_weights_that_the_model_has_fused_are_joined_or_refused(comfy: Si
     for file in files.values():
         file.close()
     save_file(scaled, comfy.models / "apart.safetensors")
-    with pytest.raises(UnsupportedFileError, match="cannot be brought together"):
+    with pytest.raises(UnsupportedFileError, match="cannot be joined like that"):
         load(comfy, comfy.models / "apart.safetensors")
 
 

@@ -61,7 +61,7 @@ def test_installed_again_and_removed(webui: Path, capsys: Capture) -> None:
     assert not (target / "old.py").exists()
     assert _run(capsys, webui, "--remove")["done"] == "removed"
     assert [path.name for path in target.parent.iterdir()] == ["other"]
-    assert _run(capsys, webui, "--remove")["why"] == "it is not there"
+    assert _run(capsys, webui, "--remove")["why"] == "it does not exist"
 
 
 def test_the_web_ui_is_named_and_what_comes_next(webui: Path, capsys: Capture) -> None:
@@ -99,7 +99,7 @@ def test_a_copy_that_fails_leaves_the_old_one(webui: Path, capsys: Capture, monk
 def test_each_is_told_from_all_others(webui: Path) -> None:
     assert in_folder(webui).name == webui.name
     (webui / _row(webui).files[-1]).unlink()
-    with pytest.raises(SettingsError, match=r"not the folder of SD\.Next, Forge, AUTOMATIC1111 and ComfyUI"):
+    with pytest.raises(SettingsError, match=r"contains none of SD\.Next, Forge, AUTOMATIC1111 and ComfyUI"):
         in_folder(webui)
 
 
@@ -132,7 +132,7 @@ def test_a_folder_that_is_no_web_ui_is_refused(tmp_path: Path, capsys: Capture, 
         folder.write_text("")
     error = _run(capsys, folder)
     assert error["kind"] == "SettingsError"
-    assert error["fix"] == "Name the folder that webui.py is in, or for ComfyUI its main.py"
+    assert error["fix"] == "Name the folder that contains webui.py, or for ComfyUI main.py"
     assert kind == "missing" or not folder.is_dir() or not any(folder.iterdir())
 
 

@@ -19,14 +19,18 @@ def test_whole_numbers(value: object, taken: int) -> None:
     "value", [None, "", "7", 1.5, -1, MAX_SEED + 1, 1e300, math.inf, math.nan, True, [7], "x" * 999]
 )
 def test_no_whole_numbers(value: object) -> None:
-    with pytest.raises(SettingsError, match=r"^Seed was .{,80}: it is a whole number from 0 to 9007199254740991\. "):
+    with pytest.raises(
+        SettingsError, match=r"^Seed cannot be .{,80}: it must be a whole number from 0 to 9007199254740991\. "
+    ):
         whole("Seed", value, 0, MAX_SEED)
 
 
 def test_nothing_is_not_called_none() -> None:
-    with pytest.raises(SettingsError, match=r"^Guidance was left empty: it is a number from 0 to 100\. Write one"):
+    with pytest.raises(
+        SettingsError, match=r"^Guidance cannot be empty: it must be a number from 0 to 100\. Enter one"
+    ):
         number("Guidance", None, 0, 100)
-    with pytest.raises(SettingsError, match="given as nan"):
+    with pytest.raises(SettingsError, match="Guidance cannot be nan"):
         number("Guidance", math.nan, 0, 100)
 
 

@@ -30,7 +30,7 @@ def test_a_folder_in_its_place_stays_there(tmp_path: Path) -> None:
     path.mkdir()
     (path / "of-the-user").touch()
     desk = Desk(Roots(), path)
-    assert "it is a folder. All settings have their defaults now, and none can be kept" in desk.notes
+    assert "it is a folder. All settings are at their defaults now, and changes cannot be saved" in desk.notes
     lost = desk.keep(BALANCED)
     assert lost is not None and desk.settings == BALANCED
     assert [child.name for child in tmp_path.iterdir()] == ["settings.json"] and (path / "of-the-user").exists()

@@ -161,7 +161,8 @@ def test_a_waiting_page_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"), [(torch.OutOfMemoryError("CUDA out of memory"), "memory is full"), (ValueError("boom"), "boom")]
+    ("fault", "why"),
+    [(torch.OutOfMemoryError("CUDA out of memory"), "not enough memory"), (ValueError("boom"), "boom")],
 )
 def test_errors_of_libraries_become_sentences(fault: Exception, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:

@@ -117,7 +117,7 @@ def test_everything_else_is_refused_in_the_same_words(place: Path, text: str) ->
 
 @pytest.mark.parametrize("value", [None, 3, b"digits-sd", ["digits-sd"], {"path": "digits-sd"}, True])
 def test_what_is_no_text_is_refused(value: object) -> None:
-    with pytest.raises(SettingsError, match="was to be opened"):
+    with pytest.raises(SettingsError, match="Cannot open"):
         Roots().resolve(value)
 
 
@@ -174,7 +174,7 @@ def test_lists_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("given", ["/", "nowhere", __file__])
 def test_folders_that_are_none_are_refused(given: str) -> None:
-    with pytest.raises(SettingsError, match="given as a folder of models"):
+    with pytest.raises(SettingsError, match=r"Cannot use .* as a folder of models"):
         Roots([given])
 
 

@@ -54,14 +54,14 @@ def test_the_end_of_a_tunnel_does_not(name: str) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"host": "no.such.name.invalid"}, "no address or name"),
-        ({"host": "a" * 300}, "no address or name"),
+        ({"host": "no.such.name.invalid"}, "not a known address or host name"),
+        ({"host": "a" * 300}, "not a known address or host name"),
         ({"port": 70000}, "cannot be opened"),
         ({"password": "short"}, "fewer than 8"),
-        ({"hosts": ["*"]}, "not written as NAME"),
-        ({"hosts": ["http://h/path"]}, "not written as NAME"),
-        ({"hosts": ["h:99999"]}, "not written as NAME"),
-        ({"hosts": ["ftp://h"]}, "not written as NAME"),
+        ({"hosts": ["*"]}, "not of the form NAME"),
+        ({"hosts": ["http://h/path"]}, "not of the form NAME"),
+        ({"hosts": ["h:99999"]}, "not of the form NAME"),
+        ({"hosts": ["ftp://h"]}, "not of the form NAME"),
         ({"host": "192.0.2.1", "password": "long enough"}, "cannot be opened"),  # an address of no machine
     ],
     ids=str,
@@ -104,7 +104,7 @@ def test_gradio_sees_nothing_of_the_users_environment(tmp_path: Path, monkeypatc
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDQUANT_UI_PASSWORD", raising=False)
     assert cli.main(["ui", "--models", "nowhere"]) == 2
-    assert "nowhere was given as a folder of models" in capsys.readouterr().err
+    assert "Cannot use nowhere as a folder of models" in capsys.readouterr().err
     assert cli.main(["ui", "--host", "0.0.0.0", "--no-browser"]) == 2
     assert "SDQUANT_UI_PASSWORD" in capsys.readouterr().err
 

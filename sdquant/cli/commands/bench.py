@@ -29,7 +29,7 @@ _QUANT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, those of the measurement, and where the results go."""
+    """Add the model's flags, those of the measurement, and the output files."""
     _common.add_request_flags(parser, helps={"quant": _QUANT})
     parser.add_argument("--steps", type=_common.positive, default=1, help="steps in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=_common.positive, default=5, help="turns of each (default: %(default)s)")
@@ -72,11 +72,11 @@ def run(args: argparse.Namespace) -> int:
     for path, suffixes in ((args.output, SUFFIXES), (args.json_file, (".json",)), (args.profile, ())):
         if path is not None and not (path is args.json_file and to_stdout):
             _common.refuse_target(path, suffixes)
-    asked = _common.request_of(args, quant=None)
-    values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
+    request = _common.request_of(args, quant=None)
+    values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     del values["quant"]
     with _bar(args.progress) as on_progress:
-        made = bench(
+        result = bench(
             values.pop("path"),
             args.quant,
             steps=args.steps,
@@ -96,30 +96,30 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         from ...evaluation.benchmark.figure import sheet
 
-        save(sheet(made), args.output, optimize=True)
+        save(sheet(result), args.output, optimize=True)
     if to_stdout:
-        _common.print_json(made.to_dict())
+        _common.print_json(result.to_dict())
     else:
         if args.json_file is not None:
-            _write(args.json_file, made)
-        print(render(made))
-    return 0 if made.measured or len(made.rows) == 1 else 1
+            _write(args.json_file, result)
+        print(render(result))
+    return 0 if result.measured or len(result.rows) == 1 else 1
 
 
-def _write(path: Path, made: Benchmark) -> None:
+def _write(path: Path, result: Benchmark) -> None:
     from ...utils.atomic_write import whole_file
 
-    raw = (json.dumps(made.to_dict(), indent=1) + "\n").encode()
+    raw = (json.dumps(result.to_dict(), indent=1) + "\n").encode()
     with whole_file(path, len(raw)) as file:
         file.write(raw)
 
 
 def _size(text: str) -> tuple[int, int]:
-    """ "512x768" """
-    found = re.fullmatch(r"([1-9][0-9]{0,5})[xX]([1-9][0-9]{0,5})", text.strip())
-    if found is None:
+    """Parse a size such as "512x768"."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})[xX]([1-9][0-9]{0,5})", text.strip())
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 512x512")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 @contextlib.contextmanager
@@ -137,19 +137,22 @@ def _bar(progress: bool) -> Iterator[OnProgress]:
         yield on_progress
 
 
-def render(made: Benchmark) -> str:
-    """The table as text, what is to be known of rows, and the reasons of those without numbers."""
-    packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
+def render(result: Benchmark) -> str:
+    """Format the table as text, with notes on rows and the reasons why rows have no numbers."""
+    packages = [f"{name} {result.versions[name]}" for name in ("torch", "diffusers") if name in result.versions]
     lines = [
-        f"{made.model}: {made.case}, {made.inputs} inputs",
-        ", ".join([made.machine["cpu"] if made.device == "cpu" else made.device, f"{made.threads} threads", *packages]),
-        f"peak is {made.memory}; ratio is of {made.clock} time against the first row, median of {made.rounds} rounds",
+        f"{result.model}: {result.case}, {result.inputs} inputs",
+        ", ".join(
+            [result.machine["cpu"] if result.device == "cpu" else result.device, f"{result.threads} threads", *packages]
+        ),
+        f"peak is {result.memory}; ratio is of {result.clock} time against the first row, "
+        f"median of {result.rounds} rounds",
         "",
-        _common.table(HEADER, [_cells(row) for row in made.rows]),
+        _common.table(HEADER, [_cells(row) for row in result.rows]),
     ]
-    lines += [f"note: {row.name}: {row.note}" for row in made.rows if row.note is not None and row.error is None]
-    lines += [f"not measured: {row.name}: {row.error}" for row in made.rows if row.error is not None]
-    lines += [f"trace: {row.trace}" for row in made.rows if row.trace is not None]
+    lines += [f"note: {row.name}: {row.note}" for row in result.rows if row.note is not None and row.error is None]
+    lines += [f"not measured: {row.name}: {row.error}" for row in result.rows if row.error is not None]
+    lines += [f"trace: {row.trace}" for row in result.rows if row.trace is not None]
     return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the rules, what is drawn, where the ranges go."""
+    """Add the model, the rules, the prompts and image settings, and the output file."""
     _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument("--preset", help="a preset of rules, such as int8, instead of --rules")
     parser.add_argument("--config", metavar="CONFIG.yml", help="the config file whose preset or rules are meant")
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
     _common.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)
-    asked = _common.request_of(args, rules=None, offload="none", budget=None)
-    _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in a mode that is named")
+    request = _common.request_of(args, rules=None, offload="none", budget=None)
+    _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)
     task = Calibration(
-        model=asked.path,
+        model=request.path,
         rules=rules,
         prompts=(*args.prompt, *_lines(args.prompts)),
         count=args.count,
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
         height=args.height,
         components=components,
     )
-    made = prepare(asked)
-    refuse_unfollowed(made, task)
+    plan = prepare(request)
+    refuse_unfollowed(plan, task)
     with processes() as here:
-        pipe = load_planned(dataclasses.replace(asked, progress=asked.progress and here.rank == 0), made)
+        pipe = load_planned(dataclasses.replace(request, progress=request.progress and here.rank == 0), plan)
         models = prepared(pipe, task)
         if args.offload != "none":
             pipe.sdquant.offload.remove()
@@ -85,34 +85,34 @@ def run(args: argparse.Namespace) -> int:
             pipe.sdquant = dataclasses.replace(pipe.sdquant, offload=handle)
         partial = args.out.with_name(f"{args.out.name}.rank{here.rank}of{here.count}.partial")
         try:
-            found = calibrate(pipe, task, models=models, partial=partial, processes=here, progress=args.progress)
+            stats = calibrate(pipe, task, models=models, partial=partial, processes=here, progress=args.progress)
         except KeyboardInterrupt:
             if partial.exists():
-                log.warning("%s holds what was found: the same command goes on from there", partial)
+                log.warning("%s holds the ranges found so far: run the same command again to resume", partial)
             raise
         if here.rank == 0:
-            write_statistics(args.out, found, {"task": task.to_dict()})
+            write_statistics(args.out, stats, {"task": task.to_dict()})
         here.barrier()
         partial.unlink(missing_ok=True)
     if here.rank == 0:
-        _say(args, len(task.images), sorted(models), sum(name.endswith(".count") for name in found))
+        _say(args, len(task.images), sorted(models), sum(name.endswith(".count") for name in stats))
     return 0
 
 
 def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tuple[str, ...]]:
-    """The rules that are named in one of three ways, a preset's with static ranges; and the components they are for.
+    """Return the rules of --rules, --preset (with static ranges) or --config, and the components that they are for.
 
     Raises:
-        SettingsError: none is named, or two are, or a preset that leaves activations as they are.
+        SettingsError: not exactly one of the three is set, or the preset does not quantize activations.
     """
     from ...training import config
     from ...training.config.quantization import quantization_of
 
     ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
-    given = [flag for flag, value in ways.items() if value is not None]
-    if len(given) != 1:
-        why = f"{' and '.join(given)} were given" if given else "no rules were given"
-        raise SettingsError("Ranges were to be found", why, f"Add one of {', '.join(ways)}")
+    flags = [flag for flag, value in ways.items() if value is not None]
+    if len(flags) != 1:
+        why = f"{' and '.join(flags)} cannot be combined" if flags else "no rules are specified"
+        raise SettingsError("Cannot calibrate", why, f"Use exactly one of {', '.join(ways)}")
     components = tuple(args.components or ())
     if args.rules is not None:
         rules = _common.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
@@ -129,7 +129,9 @@ def _lines(file: Path | None) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise SettingsError(f"--prompts {file} was given", f"it cannot be read: {error}", "Name a text file") from error
+        raise SettingsError(
+            f"Cannot read --prompts {file}", f"it is not readable text: {error}", "Name a text file"
+        ) from error
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -31,7 +31,7 @@ _QUANT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, those of the drawing, and where the picture goes."""
+    """Add the model's flags, those of the image, and the output file."""
     _common.add_request_flags(parser, helps={"quant": _QUANT})
     _common.add_drawing_flags(parser)
     parser.add_argument(
@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
     if out is not None:
         _common.refuse_target(out, SUFFIXES)
     # The first request has all that is not the scheme, checked.
-    asked = _common.request_of(args, quant=None)
-    _common.refuse_auto(asked, "schemes are compared in the same mode")
-    quants = [one(word) for word in args.quant] if args.quant else _default(asked)
-    values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
+    request = _common.request_of(args, quant=None)
+    _common.refuse_auto(request, "all schemes are compared in the same offload mode")
+    quants = [one(word) for word in args.quant] if args.quant else _default(request)
+    values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     with _bar(args.progress) as on_progress:
-        made = compare(
+        comparison = compare(
             values.pop("path"),
             quants,
             prompt=args.prompt,
@@ -70,28 +70,28 @@ def run(args: argparse.Namespace) -> int:
             **{name: value for name, value in values.items() if name != "quant"},
         )
     if out is not None:
-        save(sheet(made), out, optimize=True)
+        save(sheet(comparison), out, optimize=True)
     if args.json:
-        _common.print_json({"picture": None if out is None else str(out), **made.to_dict()})
+        _common.print_json({"picture": None if out is None else str(out), **comparison.to_dict()})
     else:
-        print(render(made), end=f"\n\npicture: {out}\n")
-    return 0 if made.drawn or len(made.rows) == 1 else 1
+        print(render(comparison), end=f"\n\npicture: {out}\n")
+    return 0 if comparison.drawn or len(comparison.rows) == 1 else 1
 
 
 def one(word: str) -> Quant:
-    """One --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
+    """Parse one --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
     return _common.quant_of(word.split(JOIN))
 
 
-def _default(asked: Request) -> tuple[Quant, ...]:
+def _default(request: Request) -> tuple[Quant, ...]:
     from ...evaluation.compare import allowed
 
     return allowed(
-        asked.offload,
-        mode=asked.mode,
-        runtime=asked.runtime,
-        device=asked.device,
-        allow_incompatible=asked.allow_incompatible,
+        request.offload,
+        mode=request.mode,
+        runtime=request.runtime,
+        device=request.device,
+        allow_incompatible=request.allow_incompatible,
     )
 
 
@@ -109,13 +109,13 @@ def _bar(progress: bool) -> Iterator[OnProgress]:
         yield on_progress
 
 
-def render(made: Comparison) -> str:
-    """The table as text, and the reasons of what gave no image."""
+def render(comparison: Comparison) -> str:
+    """Format the table as text, with the reasons why schemes gave no image."""
     lines = [
-        f"{made.model}, {made.prompt!r}, seed {made.seed}, {made.steps} steps",
-        _common.table(HEADER, [_cells(row) for row in made.rows]),
+        f"{comparison.model}, {comparison.prompt!r}, seed {comparison.seed}, {comparison.steps} steps",
+        _common.table(HEADER, [_cells(row) for row in comparison.rows]),
     ]
-    lines += [f"no image: {row.label}: {row.error}" for row in made.rows if row.error is not None]
+    lines += [f"no image: {row.label}: {row.error}" for row in comparison.rows if row.error is not None]
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which models, how much, and where to."""
+    """Add the models, the number of steps and images, and the output file."""
     parser.add_argument(
         "--model", choices=(*bundled_models.MODELS, "both"), default="both", help="default: %(default)s"
     )
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(result: Result) -> str:
-    """The table of one model as text."""
+    """Format the table of one model as text."""
     lines = [
         f"{result.model}, {result.steps} steps; the judge is right on {result.judge:.1%} of real digits",
         _common.table(HEADER, [_cells(case) for case in result.cases], left=2),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Only --json."""
+    """Add --json."""
     _common.add_json_flag(parser)
 
 

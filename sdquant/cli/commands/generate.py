@@ -30,7 +30,7 @@ _KEYS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, and those of the drawing; or a config file."""
+    """Add the model's flags and those of the image; or a config file."""
     _common.add_request_flags(parser)
     _common.add_drawing_flags(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
@@ -69,18 +69,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_config(config: Config, args: argparse.Namespace) -> int:
-    """The same as a config says: pictures and the whole config go into output_dir/run_name."""
+    """Draw as a config says: images and the whole config are written to output_dir/run_name."""
     from ...training.config.generate import draw_config
 
     if "prompt" not in config.given:
-        raise SettingsError("prompt is not set", "it is what to draw", 'Set it in the file, or add prompt="a text"')
+        raise SettingsError("prompt is not set", "images need a prompt", 'Set it in the file, or add prompt="a text"')
     folder = Path(config.output_dir).expanduser() / config.run_name
     _common.refuse_target(folder / "config.yml")
-    made = draw_config(config, folder, progress=args.progress)
-    if made is None:  # another process than the first
+    result = draw_config(config, folder, progress=args.progress)
+    if result is None:  # another process than the first
         return 0
     if args.json:
-        _common.print_json(made.to_dict())
+        _common.print_json(result.to_dict())
     else:
-        print("\n".join(made.pictures))
+        print("\n".join(result.pictures))
     return 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The path, and whether to look into the contents."""
+    """Add the path, and flags for how much of the contents to read."""
     parser.add_argument(
         "path",
         metavar="MODEL",
@@ -34,28 +34,28 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         from ...loading.verification import verify
 
-        seen = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
+        detected = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
     else:
-        seen = detect(path, allow_pickle=args.allow_pickle)
+        detected = detect(path, allow_pickle=args.allow_pickle)
     if args.json:
-        _common.print_json(seen.to_dict() | {"verified": args.verify})
+        _common.print_json(detected.to_dict() | {"verified": args.verify})
         return 0
-    print(seen.path)
-    for name, value in _facts(seen).items():
+    print(detected.path)
+    for name, value in _facts(detected).items():
         print(f"  {name + ':':14} {value}")
-    if seen.parts:
+    if detected.parts:
         rows = [
             (name, part.family or "unknown", _quant(part), _common.size(part.bytes), str(part.tensors), _types(part))
-            for name, part in seen.parts.items()
+            for name, part in detected.parts.items()
         ]
         header = ("component", "family", "quantization", "weights", "tensors", "types")
         print("\n" + _common.table(header, rows, left=3, last_left=True))
-    _print_types(seen)
+    _print_types(detected)
     print("\nevidence")
-    for name, part in (seen.parts or {"": seen}).items():
+    for name, part in (detected.parts or {"": detected}).items():
         for line in part.evidence:
             print(f"  {name + ': ' if name else ''}{line}")
-    for line in seen.warnings:
+    for line in detected.warnings:
         print(f"\nwarning: {line}")
     if args.verify:
         print("\nverified: every tensor was read and is sound")
@@ -70,19 +70,19 @@ def _facts(one: Detected) -> dict[str, str]:
     return rows
 
 
-def _print_types(seen: Detected) -> None:
+def _print_types(detected: Detected) -> None:
     rows = [
         (row.type, str(row.tensors), f"{row.weights:,}", _common.size(row.bytes), f"{row.bits_per_weight:.2f}")
-        for row in seen.histogram
+        for row in detected.histogram
     ]
     print("\n" + _common.table(("type", "tensors", "numbers", "size", "bits each"), rows, left=1))
-    if not seen.prequantized:
+    if not detected.prequantized:
         return
-    for name, part in (seen.parts or {"": seen}).items():
-        kept = part.high_precision
-        more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
-        if kept:
-            print(f"\n{name + ': ' if name else ''}not quantized: {', '.join(kept[:SHOWN])}{more}")
+    for name, part in (detected.parts or {"": detected}).items():
+        names = part.high_precision
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        if names:
+            print(f"\n{name + ': ' if name else ''}not quantized: {', '.join(names[:SHOWN])}{more}")
 
 
 def _quant(one: Detected) -> str:
@@ -90,5 +90,5 @@ def _quant(one: Detected) -> str:
 
 
 def _types(one: Detected) -> str:
-    """ "bfloat16 x286, uint8 x80": the most frequent first."""
+    """Format dtypes as "bfloat16 x286, uint8 x80", the most frequent first."""
     return ", ".join(f"{name} x{count}" for name, count in sorted(one.types.items(), key=lambda kv: -kv[1]))

@@ -25,7 +25,7 @@ _PYTHONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The web UI's folder, and what is to be done."""
+    """Add the web UI's folder, and the flags to replace or remove the extension."""
     parser.add_argument(
         "folder", type=Path, metavar="WEBUI", help="the web UI's folder, which webui.py (ComfyUI: main.py) is in"
     )
@@ -40,56 +40,56 @@ def run(args: argparse.Namespace) -> int:
     from ...utils.atomic_write import remove, whole_folder
 
     if args.remove and args.overwrite:
-        raise SettingsError("--remove and --overwrite were given", "they do different things", "Give one of them")
-    found = host.in_folder(args.folder)
-    target = args.folder / found.into
+        raise SettingsError("Cannot combine --remove with --overwrite", "they do different things", "Use one of them")
+    webui = host.in_folder(args.folder)
+    target = args.folder / webui.into
     there = target.exists() or target.is_symlink()
     if there:
         _refuse_others(target)
     if args.remove:
         if not there:
-            raise SettingsError(f"{target} was to be removed", "it is not there", "Check the web UI's folder")
+            raise SettingsError(f"Cannot remove {target}", "it does not exist", "Check the web UI's folder")
         remove(target)
     else:
         if there and not args.overwrite:
-            raise ConflictError(f"{target} was to be written", "it exists", "Add --overwrite to replace it")
-        with resources.as_file(resources.files("sdquant.hosts") / found.source) as source, whole_folder(target) as new:
+            raise ConflictError(f"Cannot write {target}", "it already exists", "Add --overwrite to replace it")
+        with resources.as_file(resources.files("sdquant.hosts") / webui.source) as source, whole_folder(target) as new:
             shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     done = "removed" if args.remove else "installed"
-    steps = [f"Start {found.title} again"] if args.remove else _next(args.folder, found)
+    steps = [f"Start {webui.title} again"] if args.remove else _next(args.folder, webui)
     if args.json:
-        answer = {"host": found.name, "title": found.title, "extension": str(target), "done": done, "next": steps}
+        answer = {"host": webui.name, "title": webui.title, "extension": str(target), "done": done, "next": steps}
         _common.print_json(answer)
         return 0
-    print(f"{found.title}: {done} {target}")
+    print(f"{webui.title}: {done} {target}")
     for number, text in enumerate(steps, 1):
         print(f"  {number}. {text}")
     if not args.remove:
         print("What does not work there:")
-        for text in found.cannot:
+        for text in webui.cannot:
             print(f"  - {text}")
     return 0
 
 
-def _next(folder: Path, found: Place) -> list[str]:
-    """What is left to do after the copy. The web UI runs the copy in its own Python, which must find the package."""
+def _next(folder: Path, webui: Place) -> list[str]:
+    """Return the steps left after the copy. The web UI runs the copy in its own Python, which must find the package."""
     python = next((place for name in _PYTHONS if (place := folder / name).exists()), None)
     name = f'"{python}"' if python is not None else "<its Python>"
-    own = f"Install sdquant in the Python that {found.title} runs with: {name} -m pip install --no-deps sdquant"
-    return [own, f"Start {found.title} again", found.then]
+    own = f"Install sdquant in the Python that {webui.title} runs with: {name} -m pip install --no-deps sdquant"
+    return [own, f"Start {webui.title} again", webui.then]
 
 
 def _refuse_others(target: Path) -> None:
     """Raise ConflictError unless what is at `target` is this extension, copied by this command."""
-    said = configparser.ConfigParser()
+    metadata = configparser.ConfigParser()
     why = None
     try:
-        said.read(target / "metadata.ini", encoding="utf-8")
+        metadata.read(target / "metadata.ini", encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
         why = f"its metadata.ini is not readable: {error}"
     if target.is_symlink():
-        why = "it is a link, which somebody else made"
-    elif why is None and said.get("Extension", "Name", fallback=None) != NAME:
-        why = "it is another extension: its metadata.ini does not say that it is sdquant's"
+        why = "it is a symbolic link, which sdquant did not create"
+    elif why is None and metadata.get("Extension", "Name", fallback=None) != NAME:
+        why = "it is another extension: its metadata.ini does not name sdquant"
     if why is not None:
-        raise ConflictError(f"{target} was to be replaced or removed", why, "Move it away, then try again")
+        raise ConflictError(f"Cannot replace or remove {target}", why, "Move it away, then try again")

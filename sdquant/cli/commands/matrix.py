@@ -14,7 +14,7 @@ VERDICTS = ("works", "slow", "untested", "breaks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Filters."""
+    """Add the filters."""
     parser.add_argument("--device", help="device kind: cuda, rocm, xpu, mps, cpu, directml (default: this machine's)")
     parser.add_argument("--scheme", help="only this scheme")
     parser.add_argument("--verdict", choices=VERDICTS, help="only cells with this verdict")
@@ -29,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     from ...core import registry
 
     device = args.device or hardware.device_kind(hardware.default_device(hardware.probe()))
-    wanted = registry.scheme(args.scheme).name if args.scheme else None
+    scheme = registry.scheme(args.scheme).name if args.scheme else None
     cells = [
         cell
         for cell in compat.matrix(device=device)
-        if (wanted is None or cell.scheme == wanted) and (args.verdict is None or cell.verdict == args.verdict)
+        if (scheme is None or cell.scheme == scheme) and (args.verdict is None or cell.verdict == args.verdict)
     ]
     if args.json:
         _common.print_json([cell.to_dict() for cell in cells])

@@ -23,7 +23,7 @@ NAMED = 2  # weights that are named where many stay as they are; --json names al
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a load, and the size of the image that the peak of memory is told for."""
+    """Add the flags of a load, and the image size for which to predict the peak memory."""
     _common.add_request_flags(parser)
     parser.add_argument("--width", type=_common.positive, help="pixels of an image (default: the model's)")
     parser.add_argument("--height", type=_common.positive, help="pixels of an image (default: the model's)")
@@ -36,52 +36,52 @@ def run(args: argparse.Namespace) -> int:
     from ...planning.estimate import meta_models, peak_memory, step_time
     from ...planning.preparation import prepare
 
-    made = prepare(_common.request_of(args))
+    plan = prepare(_common.request_of(args))
     try:
-        traced = meta_models.trace(made, width=args.width, height=args.height)
-        foreseen = step_time.step(made, traced, cpu.state())
-        made = dataclasses.replace(made, peak=peak_memory.predict(made, traced=traced), foreseen=foreseen)
+        traced = meta_models.trace(plan, width=args.width, height=args.height)
+        step = step_time.step(plan, traced, cpu.state())
+        plan = dataclasses.replace(plan, peak=peak_memory.predict(plan, traced=traced), foreseen=step)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
-        _log.info("the peak of memory cannot be told: %s", error)
+        _log.info("cannot predict the peak memory: %s", error)
     if args.json:
-        _common.print_json(made.to_dict())
+        _common.print_json(plan.to_dict())
         return 0
-    as_bf16 = sum(part.bytes_bf16 for part in made.components)
-    rows = [_row(part) for part in made.components]
-    rows.append(("total", "", "", "", _common.size(as_bf16), _common.size(made.bytes), f"{made.bytes / as_bf16:.2f}"))
-    print(made.path)
-    facts = (made.family or "unknown family", f"offload {made.offload}", f"device {made.device}")
-    print(", ".join(facts) + (f", budget {_common.size(made.budget)}" if made.budget is not None else ""))
+    as_bf16 = sum(part.bytes_bf16 for part in plan.components)
+    rows = [_row(part) for part in plan.components]
+    rows.append(("total", "", "", "", _common.size(as_bf16), _common.size(plan.bytes), f"{plan.bytes / as_bf16:.2f}"))
+    print(plan.path)
+    facts = (plan.family or "unknown family", f"offload {plan.offload}", f"device {plan.device}")
+    print(", ".join(facts) + (f", budget {_common.size(plan.budget)}" if plan.budget is not None else ""))
     print()
     header = ("component", "quantization", "runtime", "quantized", "as bf16", "planned", "of bf16")
     print(_common.table(header, rows, left=3))
-    for name, file in _files(made):
+    for name, file in _files(plan):
         print(f"\n{name} is read from {file}")
-    if made.peak is not None:
-        print(f"\n{_peak(made.peak, made.device)}")
-    if made.foreseen is not None and made.why is None and any(part.weights for part in made.components):
-        print(f"\n{step_time.said(made.foreseen)}")
-    if made.why is not None:
-        print(f"\nchosen: {made.why}")
-    kept = [line for part in made.components for line in _kept(part)]
-    if kept:
+    if plan.peak is not None:
+        print(f"\n{_peak(plan.peak, plan.device)}")
+    if plan.foreseen is not None and plan.why is None and any(part.weights for part in plan.components):
+        print(f"\n{step_time.said(plan.foreseen)}")
+    if plan.why is not None:
+        print(f"\nchosen: {plan.why}")
+    lines = [line for part in plan.components for line in _kept(part)]
+    if lines:
         print("\nstay as they are")
-        print("\n".join(kept))
-    for line in made.warnings:
+        print("\n".join(lines))
+    for line in plan.warnings:
         print(f"\nwarning: {line}")
     return 0
 
 
-def _files(made: Plan) -> Iterator[tuple[str, str]]:
-    """The components that are read from elsewhere than from the pipeline's folder, with where."""
-    folder = Path(made.base or made.path)
-    for part in made.components:
+def _files(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield name and path of the components that are not read from the pipeline's folder."""
+    folder = Path(plan.base or plan.path)
+    for part in plan.components:
         if part.name != "model" and part.path is not None and not Path(part.path).is_relative_to(folder):
             yield part.name, part.path
 
 
 def _peak(peak: Peak, device: str) -> str:
-    """What is on the device at the most, in words."""
+    """Describe the peak memory on the device and its parts in words."""
     parts = [f"{_common.size(peak.weights)} of weights at once"]
     if peak.copied:
         parts.append(f"{_common.size(peak.copied)} of OpenVINO's copy of them")
@@ -114,7 +114,7 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
 
 
 def _kept(part: ComponentPlan) -> Iterator[str]:
-    """A line for each reason why weights of a component are not quantized."""
+    """Yield a line for each reason why weights of a component are not quantized."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, reason in part.kept.items():
         groups[reason].append(name)

@@ -23,7 +23,7 @@ _DEFAULTS = {"mode": "auto"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What, to which scheme, where to."""
+    """Add the model, the scheme, and the output path."""
     _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument(
         "target", type=Path, nargs="?", metavar="OUT", help="folder, or a file ending in .safetensors or .gguf"
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
     from ...utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
-        why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"
-        raise SettingsError("A model was to be quantized", why, f"Run: sdquant quantize {args.path} OUT --quant nf4")
+        why = "no target is named" if args.out is None else f"two targets are named, {args.target} and {args.out}"
+        raise SettingsError("Cannot quantize the model", why, f"Run: sdquant quantize {args.path} OUT --quant nf4")
     out = args.out or args.target
     if not args.quant and args.rules is None:
         raise SettingsError(
-            "A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4, or --rules FILE"
+            "Cannot quantize the model", "no scheme is named", "Add --quant, such as --quant nf4, or --rules FILE"
         )
     quant = _common.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
-                f"{quant} was asked for",
-                "GGUF takes one scheme for all components",
+                f"Cannot write a GGUF file with {quant}",
+                "GGUF uses one scheme for all components",
                 f"Use -q {gguf[0]} --components {next(iter(quant))}",
             )
         _refuse_useless(args, quant)
@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":
-            raise SettingsError(f"{out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
-        asked = _common.request_of(args)
-        made = prepare(asked)
-        require_space(out, made.bytes)  # before the work, not after it
-        model = load_planned(asked, made)
+            raise SettingsError(f"Cannot write {out}", f"{each[0]} is not a GGUF type", "Use -q q8_0, q4_k, ...")
+        request = _common.request_of(args)
+        plan = prepare(request)
+        require_space(out, plan.bytes)  # before the work, not after it
+        model = load_planned(request, plan)
         if out.suffix == ".safetensors":
             from ...models.pipelines import main_part
 
@@ -107,22 +107,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(out: Path) -> None:
-    """What was written."""
+    """Print the schemes and the size of the written model."""
     from ...models.detection import detect
 
-    seen = detect(out)
-    quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
-    print(f"{out}: {' and '.join(quants)}, {_common.size(seen.bytes)} of weights")
+    detected = detect(out)
+    quants = dict.fromkeys(part.quant for part in (detected.parts or {"": detected}).values() if part.quant)
+    print(f"{out}: {' and '.join(quants)}, {_common.size(detected.bytes)} of weights")
 
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:
-    """By the processes of torchrun, each a share of the weights; the first says what was written."""
+    """Quantize a share of the weights in each process of torchrun; the first prints the result."""
     from ...loading import distributed_quantize
     from ...planning.preparation import prepare
 
-    asked = _common.request_of(args)
+    request = _common.request_of(args)
     with distributed.processes() as ranks:
-        distributed_quantize.quantize(asked, prepare(asked), out, ranks)
+        distributed_quantize.quantize(request, prepare(request), out, ranks)
         if ranks.first:
             _say(out)
     return 0
@@ -131,22 +131,22 @@ def _run_together(args: argparse.Namespace, out: Path) -> int:
 def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> None:
     """Raise SettingsError for what several processes cannot do."""
     wrong = [
-        (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"{out.name if not gguf else gguf[0]} was asked for",
-         "what they write is a folder of several safetensors files"),
-        (args.portable, "--portable was given", "they write what sdquant reads, and diffusers with it"),
-        (args.cache is not None, "--cache was given", "no process has the whole model to keep"),
+        (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"write {out.name if not gguf else gguf[0]}",
+         "they write a folder of several safetensors files"),
+        (args.portable, "use --portable", "they write sdquant's own format, which diffusers reads with sdquant"),
+        (args.cache is not None, "use --cache", "no process has the whole model to cache"),
     ]  # fmt: skip
     for is_so, what, why in wrong:
         if is_so:
-            raise SettingsError(f"{what}, for several processes of torchrun", why, "Run it without torchrun")
+            raise SettingsError(f"Cannot {what} with several torchrun processes", why, "Run it without torchrun")
 
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     """Raise SettingsError for flags about loading: such a file is made from the weights without loading a model."""
-    given = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
-    if given:
+    flags = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
+    if flags:
         raise SettingsError(
-            f"{_common.flag(given[0])} was given for a file in {scheme}",
-            "it is made from the weights alone, without loading the model",
-            "Leave it out",
+            f"Cannot use {_common.flag(flags[0])} for a file in {scheme}",
+            "such a file is made from the weights alone, without loading the model",
+            "Omit it",
         )

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A config file, and keys over it."""
+    """Add the config file, and the keys that override it."""
     if isinstance(parser, _config_form.ConfigParser):
         parser.use_config("train", always=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write, say what came of it."""
+    """Train, write the model, and print the results."""
     config = _config_form.read(args)
     if config is None:
         return 0
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(done: Summary) -> str:
-    """A table of what came of a training."""
+    """Format the results of a training as a table."""
     rows = [
         ("steps", str(done.steps) + (f", the first {done.begun} before" if done.begun else "")),
         ("loss", f"{done.first_loss:.4g} at first, {done.loss:.4g} at last"),

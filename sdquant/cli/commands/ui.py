@@ -17,7 +17,7 @@ PATIENCE = 3.0  # seconds that a model in another thread gets to notice the end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where it is served, and which folders it shows."""
+    """Add the address to serve at, the model folders, and the sign-in settings."""
     parser.add_argument(
         "--models",
         action="append",
@@ -74,8 +74,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _password(host: str) -> str | None:
-    """The password: from the environment, else typed in where one is needed. Arguments could be read by others."""
-    given = os.environ.get(PASSWORD) or None
-    if given is None and host not in ("127.0.0.1", "localhost", "::1") and sys.stdin.isatty():
-        given = getpass.getpass("Password for the page: ") or None
-    return given
+    """Return the password from the environment, or else ask for it if one is needed.
+
+    It is not an argument, since other users of the machine can read those.
+    """
+    password = os.environ.get(PASSWORD) or None
+    if password is None and host not in ("127.0.0.1", "localhost", "::1") and sys.stdin.isatty():
+        password = getpass.getpass("Password for the page: ") or None
+    return password

@@ -1,7 +1,7 @@
-"""The password, where the page is served to other machines: HTTP Basic, asked for before anything else is answered.
+"""The password of a page that is served to other machines: HTTP Basic, required before anything else is answered.
 
-Gradio's own sign-in guards some of its routes and not others, counts no attempts, and needs a form that posts what this
-server refuses to take. Basic is one header, which every route needs and every browser knows.
+Gradio's own sign-in protects only some of its routes, counts no attempts, and needs a form that posts a type of body
+that this server refuses. Basic is one header, which works for every route and in every browser.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ class _Tries:
 
 
 class SignIn:
-    """Who may use the page.
+    """Checks the credentials of requests.
 
     Args:
-        user, password: what must be given.
-        clock: seconds, from any start.
+        user, password: the credentials to require.
+        clock: returns seconds, from any start.
     """
 
     def __init__(self, user: str, password: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._wanted = f"{user}:{password}".encode()
+        self._credentials = f"{user}:{password}".encode()
         self._clock = clock
         self._tries: OrderedDict[str, _Tries] = OrderedDict()
 
     def wait(self, client: str) -> float:
-        """Seconds for which an address is not heard, right password or not; otherwise trying many at once would pay."""
+        """Return for how many seconds an address is refused, even with the right password, to stop parallel guesses."""
         tries = self._tries.get(client)
         return max(0.0, tries.until - self._clock()) if tries else 0.0
 
     def lets_in(self, client: str, header: str | None) -> bool:
-        """Whether an `Authorization` header is right. Each wrong one of an address makes the next wait longer."""
-        given = _decoded(header)
-        if given is None:
+        """Return whether an `Authorization` header is correct. Each wrong one makes the address wait longer."""
+        credentials = _decoded(header)
+        if credentials is None:
             return False  # a browser asks without one first
-        if hmac.compare_digest(given, self._wanted):
+        if hmac.compare_digest(credentials, self._credentials):
             self._tries.pop(client, None)
             return True
         tries = self._tries.setdefault(client, _Tries())
@@ -63,7 +63,7 @@ class SignIn:
 
 
 def _decoded(header: str | None) -> bytes | None:
-    """user:password out of a header, None if it has none."""
+    """Decode user:password from a header; None if it has none."""
     kind, _, value = (header or "").partition(" ")
     if kind.lower() != "basic":
         return None

@@ -1,9 +1,9 @@
-"""What is refused before any page code runs.
+"""Refuses requests before any page code runs.
 
-A web page that the user has open in another tab can send requests to servers on the user's own machine, and can give
-its own host name that machine's address. So a request counts only if it is addressed to a name this server goes by,
-comes from this server's own page or from the address bar, is one that the page makes (allowed.py), and carries what the
-page would send (bodies.py). Where there is a password (signin.py) it is asked for first.
+A web page that the user has open in another tab can send requests to servers on the user's own machine, and can point
+its own host name at that machine's address. So a request is accepted only if it is addressed to a name of this server,
+comes from this server's own page or from the address bar, is one that the page makes (routes.py), and has a body that
+the page would send (request_body.py). If there is a password (basic_auth.py), it is checked first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 METHODS = ("GET", "HEAD", "POST")
-# What proxies add, and what Gradio would believe; and compression, for a page that answers.py still writes into.
+# Headers of proxies, which Gradio would trust; and compression of the page, which response_headers.py still modifies.
 _DROPPED = (b"forwarded", b"x-forwarded-", b"x-real-ip", b"x-original-", b"x-direct-url", b"x-gradio-")
 _PORTS = {"http": 80, "https": 443}
 
@@ -36,15 +36,15 @@ class _No(Exception):
 
 
 class Guard:
-    """An ASGI app around another.
+    """ASGI app that wraps another one.
 
     Args:
         app: the page.
-        origins: where the page is served: scheme, host and port, such as "http://127.0.0.1:7870".
+        origins: the addresses of the page: scheme, host and port, such as "http://127.0.0.1:7870".
         uploads: the folder for the page's files.
         signin: the password, if there is one.
-        own_address: also answer to the address at which a connection came in. Names that lead to this machine are not
-            of this kind, so nothing is lost by it where the server listens on all addresses.
+        own_address: also accept the IP address at which a connection came in. This is safe if the server listens on
+            all addresses, since a host name that points to this machine is still refused.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Guard:
             self._schemes.setdefault(host, []).append(scheme)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Refuse a request, or pass it on."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
@@ -79,13 +79,13 @@ class Guard:
         await self._app(scope, receive, Answer(send, scope["path"]))
 
     async def _let_in(self, scope: Scope, receive: Receive) -> Receive:
-        """Check everything, from what is cheapest to what must be read."""
+        """Check everything, from the cheapest test to the body, which must be read."""
         schemes = self._host(scope)
         self._password(scope)
         if scope["method"] not in METHODS:
             raise _No(405, "this method is not used by the page")
         if _one(scope, b"upgrade") is not None:
-            raise _No(403, "there are no web sockets here")
+            raise _No(403, "web sockets are not supported")
         self._origin(scope, schemes)
         _site(scope)
         row = routes.route(scope["method"], scope["path"], scope["query_string"])
@@ -93,7 +93,7 @@ class Guard:
             raise _No(403, "the page makes no such request")
         file = routes.file_path(scope["path"])
         if file is not None and not routes.is_kept(file, self._uploads):
-            raise _No(403, "only files that this server made or was sent are served")
+            raise _No(403, "only files that this server created or received are served")
         scope["scheme"] = schemes[0]
         scope["headers"] = [
             (name, value)
@@ -103,7 +103,7 @@ class Guard:
         return await request_body.read(receive, row.media, self._uploads) if _has_body(scope, row) else receive
 
     def _host(self, scope: Scope) -> list[str]:
-        """The schemes of the name that a request is addressed to."""
+        """Return the URL schemes of the name that a request is addressed to."""
         host = _one(scope, b"host")
         name = _named("http", host) if host is not None else None
         if name is not None and name in self._schemes:
@@ -123,18 +123,18 @@ class Guard:
             raise _No(401, "a user name and password are needed")
 
     def _origin(self, scope: Scope, schemes: list[str]) -> None:
-        """A request that says which page sent it must come from the one that is served under the same name."""
-        given = [value for name, value in scope["headers"] if name == b"origin"]
-        if not given:
+        """Check that a request with an Origin header was sent by the page that is served under the same name."""
+        origins = [value for name, value in scope["headers"] if name == b"origin"]
+        if not origins:
             return
         host = _named("http", _one(scope, b"host") or "")
-        scheme, name = _split(given[0].decode("latin-1")) if len(given) == 1 else ("", "")
+        scheme, name = _split(origins[0].decode("latin-1")) if len(origins) == 1 else ("", "")
         if scheme not in schemes or name != host:
             raise _No(403, "the request was sent by a page from elsewhere")
 
 
 def _site(scope: Scope) -> None:
-    """Browsers say how the sender is related to this server. A link in another page may open this one, no more."""
+    """Check Sec-Fetch-Site, the sender's relation to this server: other sites may only link to the page."""
     site = _one(scope, b"sec-fetch-site")
     if site in (None, "same-origin", "none"):
         return
@@ -145,36 +145,36 @@ def _site(scope: Scope) -> None:
 
 
 def _has_body(scope: Scope, row: routes.Route) -> bool:
-    """Whether there is a body to read, which must then be of the row's type and have a sensible length."""
+    """Return whether there is a body to read; it must be of the route's type and of a sensible length."""
     length = _one(scope, b"content-length")
     if not row.media:
         if length not in (None, "0") or _one(scope, b"transfer-encoding") is not None:
-            raise _No(403, "a request to read something has no body")
+            raise _No(403, "a read request must have no body")
         return False
     if length is not None and (len(length) > 9 or int(length) > request_body.MAX_BODY):
         raise _No(413, f"the body is larger than {request_body.MAX_BODY >> 20} MiB")
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
-        raise _No(403, f"the body must be {row.media}, which pages from elsewhere cannot send unasked")
+        raise _No(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
     return True
 
 
 def _one(scope: Scope, name: bytes) -> str | None:
-    """The value of a header, None if it is not there. Twice is as wrong as a wrong value."""
-    values = [value for found, value in scope["headers"] if found == name]
+    """Return the value of a header; None if it is missing. A header that occurs twice is refused."""
+    values = [value for key, value in scope["headers"] if key == name]
     if len(values) > 1:
-        raise _No(403, "a header is there twice")
+        raise _No(403, "a header occurs twice")
     return values[0].decode("latin-1") if values else None
 
 
 def _split(origin: str) -> tuple[str, str]:
-    """Scheme and host:port of an origin; ("", "") for what is none."""
+    """Split an origin into scheme and host:port; ("", "") if it is not valid."""
     scheme, mark, rest = origin.partition("://")
     name = _named(scheme, rest) if mark and scheme in _PORTS else None
     return (scheme, name) if name is not None else ("", "")
 
 
 def _named(scheme: str, host: str) -> str | None:
-    """host:port in lower case, without the scheme's own port; None for what is no host."""
+    """Return host:port in lower case, without the scheme's default port; None if it is not valid."""
     try:
         parts = urlsplit(f"{scheme}://{host}")
         name, port = parts.hostname, parts.port
@@ -187,6 +187,6 @@ def _named(scheme: str, host: str) -> str | None:
 
 
 def _address(host: str, port: int) -> str | None:
-    """host:port of an address. One that listens on all has IPv4 addresses written in IPv6."""
+    """Return host:port of an address. A socket that listens on all has IPv4 addresses in IPv6 notation."""
     host = host.removeprefix("::ffff:") if "." in host else host
     return _named("http", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

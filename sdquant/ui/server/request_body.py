@@ -1,4 +1,4 @@
-"""The body of a POST: read within limits, and looked through before any page code sees it."""
+"""Reads the body of a POST within limits, and checks it before any page code sees it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BodyError(Exception):
 
 
 async def read(receive: Receive, media: str, uploads: str) -> Receive:
-    """Read a body, check it, and return a `receive` that has it still to give.
+    """Read a body, check it, and return a `receive` that returns it again.
 
     Raises:
         BodyError: it is too large, too slow, no JSON, or names a file that was not uploaded.
@@ -36,13 +36,13 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
         raise BodyError(408, f"the body did not arrive within {SECONDS} seconds") from None
     if media == JSON:
         _check(body, uploads)
-    given = False
+    delivered = False
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        nonlocal delivered
+        if delivered:
             return await receive()  # the end of the connection
-        given = True
+        delivered = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
@@ -63,9 +63,9 @@ async def _whole(receive: Receive) -> bytes:
 
 
 def _check(body: bytes, uploads: str) -> None:
-    """Refuse JSON in which something looks like a file and is not one that this server keeps for the page.
+    """Refuse JSON that contains a file which this server does not keep for the page.
 
-    Gradio copies the file that a value names to where it can be downloaded, and fetches it where the name is a URL.
+    Gradio copies the file that a value names to where it can be downloaded, and fetches it if the name is a URL.
     """
     try:
         value = json.loads(body)
@@ -79,7 +79,7 @@ def _check(body: bytes, uploads: str) -> None:
 
 
 def _files(value: Any) -> Iterator[Any]:
-    """The paths of all values that Gradio takes for files."""
+    """Yield the paths of all values that Gradio treats as files."""
     if isinstance(value, dict):
         if "path" in value and (isinstance(value.get("meta"), dict) or "orig_name" in value or "url" in value):
             yield value["path"]
@@ -93,6 +93,6 @@ def _files(value: Any) -> Iterator[Any]:
 
 
 def _far(path: str) -> bool:
-    """Whether a path leaves the folder that the server runs in."""
+    """Return whether a path is outside the folder that the server runs in."""
     parts = path.replace("\\", "/").split("/")
     return parts[0] == "" or ":" in path or ".." in parts

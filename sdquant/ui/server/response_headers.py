@@ -1,4 +1,4 @@
-"""What every answer carries: headers that tell the browser what the page may do, and nothing for other sites."""
+"""The headers of every answer: they restrict the page, and keep other sites from using it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _REPLACED = frozenset({b"server", b"cache-control", b"content-security-policy", 
 _HASHED = re.compile(r"/assets/.*-[\w-]{8}\.(js|css|woff2?)")  # the name changes with the content
 
 
-def headers(found: Iterable[tuple[bytes, bytes]], path: str, policy: str = _OTHER) -> Headers:
-    """An answer's headers, with ours in place of Gradio's."""
-    kept = [(name, value) for name, value in found if name not in _REPLACED and not name.startswith(b"access-control-")]
+def headers(raw: Iterable[tuple[bytes, bytes]], path: str, policy: str = _OTHER) -> Headers:
+    """Return an answer's headers, with ours in place of Gradio's."""
+    rest = [(name, value) for name, value in raw if name not in _REPLACED and not name.startswith(b"access-control-")]
     keep = b"private, max-age=31536000, immutable" if _HASHED.fullmatch(path) else b"no-store"
     if path.startswith(("/static/", "/favicon")):
         keep = b"private, max-age=3600"
-    return [*kept, *FIXED, (b"cache-control", keep), (b"content-security-policy", policy.encode())]
+    return [*rest, *FIXED, (b"cache-control", keep), (b"content-security-policy", policy.encode())]
 
 
 async def refuse(send: Send, status: int, why: str, *, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -52,7 +52,7 @@ async def refuse(send: Send, status: int, why: str, *, more: Iterable[tuple[byte
 
 
 class Answer:
-    """A `send` that puts the headers on an answer, and the nonce into the page."""
+    """A `send` that sets the headers of an answer, and inserts the nonce into the page."""
 
     def __init__(self, send: Send, path: str) -> None:
         self._send, self._path = send, path
@@ -60,7 +60,7 @@ class Answer:
         self._parts: list[bytes] = []
 
     async def __call__(self, message: Message) -> None:
-        """Send a part on."""
+        """Pass a part of the answer on."""
         if message["type"] == "http.response.start":
             kind = dict(message.get("headers", [])).get(b"content-type", b"")
             if kind.startswith(b"text/html"):
@@ -79,8 +79,8 @@ class Answer:
         nonce = secrets.token_urlsafe(16)
         # In Gradio's template only: in the values that it writes into the page, `<` is written \u003c.
         body = re.sub(rb"<script(?=[\s>])", f'<script nonce="{nonce}"'.encode(), b"".join(self._parts))
-        kept = [(name, value) for name, value in start["headers"] if name != b"content-length"]
-        kept.append((b"content-length", str(len(body)).encode()))
-        start["headers"] = headers(kept, self._path, _PAGE.format(nonce=nonce))
+        rest = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        rest.append((b"content-length", str(len(body)).encode()))
+        start["headers"] = headers(rest, self._path, _PAGE.format(nonce=nonce))
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})

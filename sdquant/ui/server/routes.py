@@ -4,7 +4,7 @@ Left out on purpose, of Gradio 6.31's routes:
 
     /gradio_api/deep_link                     GET, writes a file
     /gradio_api/startup-events, /dev/reload   GET, run or wait for code
-    /logout, /login, /token, /user            GET that ends sessions; the password is asked for elsewhere (signin.py)
+    /logout, /login, /token, /user            GET that ends sessions; the password is checked in basic_auth.py
     /gradio_api/proxy=..., file=http...       fetch other hosts
     /gradio_api/stream/..., custom_component  read files by parts of the path
     /gradio_api/run/<name>, /api, /call, /info, /openapi.json, /config, /mcp    an API besides the page's own queue
@@ -46,7 +46,7 @@ class Route:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that it is for."""
+        """Return the HTTP methods of the route."""
         return ("POST",) if self.media else ("GET", "HEAD")
 
 
@@ -75,7 +75,7 @@ _KEPT = re.compile(r"[0-9a-f]{16,128}/[^/\\\x00-\x1f]+")
 
 
 def route(method: str, path: str, query: bytes) -> Route | None:
-    """The row for a request, None if there is none."""
+    """Return the route of a request; None if there is none."""
     for row in ROUTES:
         if method in row.methods and re.fullmatch(row.path, path, re.ASCII):
             return row if _asked(row, query) else None
@@ -83,18 +83,18 @@ def route(method: str, path: str, query: bytes) -> Route | None:
 
 
 def file_path(path: str) -> str | None:
-    """The path in `/gradio_api/file=<path>`, None for other requests."""
+    """Return the path in `/gradio_api/file=<path>`; None for other requests."""
     return path.partition("/gradio_api/file=")[2] or None if path.startswith("/gradio_api/file=") else None
 
 
 def is_kept(path: str, uploads: str) -> bool:
-    """Whether a path is one of a file in the folder for temporary files, by its text alone."""
+    """Return whether a path is that of a file in the folder for temporary files, by its text alone."""
     rest = path[len(uploads) + 1 :].replace("\\", "/") if path.startswith((uploads + "/", uploads + "\\")) else ""
     return _KEPT.fullmatch(rest) is not None and not rest.endswith(("/.", "/.."))
 
 
 def _asked(row: Route, query: bytes) -> bool:
-    """Whether a query has only keys of the row, each once, with values that fit."""
+    """Return whether a query has only keys of the route, each once, with valid values."""
     if len(query) > MAX_QUERY:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The page served: a socket, the guard around Gradio, a folder for its files, and a clean end."""
+"""Serves the page: a socket, the guard around Gradio, a folder for its files, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ def serve(
     stop: Callable[[], None] | None = None,
     patience: float | None = None,
 ) -> None:
-    """Serve a page until Ctrl-C or SIGTERM, which is raised again when everything is put away.
+    """Serve a page until Ctrl-C or SIGTERM, which is raised again after the cleanup.
 
     Args:
-        build: makes the page, a `gradio.Blocks`; called when the port is ours.
-        host: the address to listen at. Others than this machine's own need a password.
+        build: creates the page, a `gradio.Blocks`; called when the port is open.
+        host: the address to listen at. Any other than this machine's own needs a password.
         port: None for the first free one from PORT on, 0 for any.
-        hosts: further names that the page may be called by: NAME, NAME:PORT, or https://NAME where a proxy in front of
-            it speaks TLS. Others than this machine's own need a password too.
-        user, password: what a browser must give; user is "sdquant" if not given.
-        look: makes what Gradio takes beside the page: theme, css, js, head.
-        stop: called when the end begins, to end what runs in other threads.
-        patience: seconds after a signal in which other threads may end by themselves, before the process is ended
-            over their heads; None to wait for them, as Python does.
+        hosts: further names of the page: NAME, NAME:PORT, or https://NAME behind a proxy with TLS. Any other than this
+            machine's own needs a password, too.
+        user, password: the credentials that a browser must send; user is "sdquant" if None.
+        look: returns what Gradio takes in addition to the page: theme, css, js, head.
+        stop: called when the shutdown begins, to end jobs in other threads.
+        patience: seconds that other threads get to end by themselves after a signal, before the process exits; None to
+            wait for them, as Python does.
 
     Raises:
-        SettingsError: an address, port, name or password that cannot be used. Nothing has been opened then.
+        SettingsError: the address, port, name or password cannot be used. Nothing has been opened then.
         BackendUnavailableError: gradio is missing.
     """
     address, family = _address(host)
     if password is not None and len(password) < SHORTEST:
         raise SettingsError(
-            "The page was to be served with a password",
+            "Cannot serve the page with this password",
             f"it has fewer than {SHORTEST} characters",
             "Choose a longer one",
         )
@@ -78,7 +78,7 @@ def serve(
     beyond = [host] if not local else [name for _, name in names if not _is_local(name)]
     if beyond and password is None:
         raise SettingsError(
-            f"The page was to be served as {beyond[0]}",
+            f"Cannot serve the page as {beyond[0]}",
             "other machines could then use it, and no password is set",
             "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
         )
@@ -104,44 +104,44 @@ def serve(
 
 
 def gradio_is_there() -> None:
-    """Raise BackendUnavailableError where gradio cannot be imported. Imports nothing."""
+    """Raise BackendUnavailableError if gradio is not installed. Imports nothing."""
     from importlib.util import find_spec
 
     if find_spec("gradio") is None:
         raise BackendUnavailableError(
-            "The page was to be served", "it needs gradio, which is not installed", 'pip install "sdquant[ui]"'
+            "Cannot serve the page", "it needs gradio, which is not installed", 'pip install "sdquant[ui]"'
         )
 
 
 def _address(host: str) -> tuple[str, socket.AddressFamily]:
-    """The address that a host name stands for."""
+    """Resolve a host name to an address and its family."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise SettingsError(
-            f"The page was to be served at {host[:80]!r}",
-            "it is no address or name that is known here",
-            "Give an address of this machine, such as 127.0.0.1",
+            f"Cannot serve the page at {host[:80]!r}",
+            "it is not a known address or host name",
+            "Use an address of this machine, such as 127.0.0.1",
         ) from error
-    family, *_, place = min(found, key=lambda row: row[0] != socket.AF_INET)
+    family, *_, place = min(addresses, key=lambda row: row[0] != socket.AF_INET)
     return str(place[0]).partition("%")[0], family
 
 
 def _name(text: str) -> tuple[str | None, str]:
-    """Scheme and name[:port] of a further name."""
+    """Parse a further name into scheme and name[:port]."""
     match = _ALLOWED.fullmatch(text)
     if match is None or int(match["port"] or 0) > 65535:
         raise SettingsError(
-            f"{text[:80]!r} was given as a name of the page",
-            "it is not written as NAME, NAME:PORT or https://NAME",
-            "Give the name that stands in the browser's address bar",
+            f"Cannot use {text[:80]!r} as a name of the page",
+            "it is not of the form NAME, NAME:PORT or https://NAME",
+            "Use the name shown in the browser's address bar",
         )
     port = f":{match['port']}" if match["port"] else ""
     return match["scheme"], f"{match['name'].lower()}{port}"
 
 
 def _is_local(name: str) -> bool:
-    """Whether name[:port] is one that only this machine goes by."""
+    """Return whether name[:port] always means this machine itself."""
     bare = re.sub(r":\d+$", "", name).strip("[]")
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(bare).is_loopback
@@ -149,7 +149,7 @@ def _is_local(name: str) -> bool:
 
 
 def _origins(scheme: str | None, name: str, port: int) -> Iterator[str]:
-    """The origins of a further name: as given, and without a scheme or port also with this server's."""
+    """Yield the origins of a further name; without scheme and port, also the one with this server's port."""
     yield f"{scheme or 'http'}://{name}"
     if scheme is None and not re.search(r":\d+$", name):
         yield f"http://{name}:{port}"
@@ -161,7 +161,7 @@ def _bracketed(name: str) -> str:
 
 @contextlib.contextmanager
 def _bound(address: str, family: socket.AddressFamily, port: int | None) -> Iterator[socket.socket]:
-    """A socket that listens: browsers that come before the page is built wait instead of being turned away."""
+    """Open a listening socket: browsers that connect before the page is built wait instead of being refused."""
     tried = range(PORT, PORT + TRIED) if port is None else (port,)
     for number in tried:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -181,16 +181,18 @@ def _bound(address: str, family: socket.AddressFamily, port: int | None) -> Iter
         return
     where = f"port {port}" if port is not None else f"a port from {PORT} to {PORT + TRIED - 1}"
     raise SettingsError(
-        f"The page was to be served at {address}, {where}",
+        f"Cannot serve the page at {address}, {where}",
         f"it cannot be opened: {why}",
-        "Name another with --port, or end the program that uses it",
+        "Choose another with --port, or stop the program that uses it",
     ) from last
 
 
 @contextlib.contextmanager
 def _environment(uploads: Path) -> Iterator[None]:
-    """Gradio's own variables while it runs: no word to anyone, its files in the folder, and nothing the user's
-    environment says of other Gradio apps (a share link, paths that may be read, a root path)."""
+    """Set Gradio's environment variables while it runs: no analytics, and its files in the folder.
+
+    Those that the user set for other Gradio apps (a share link, readable paths, a root path) are removed meanwhile.
+    """
     before = {name: value for name, value in os.environ.items() if name.startswith("GRADIO_")}
     for name in before:
         del os.environ[name]
@@ -208,7 +210,7 @@ def _environment(uploads: Path) -> Iterator[None]:
 
 
 def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
-    """The ASGI app of a page, with everything off that it does not need."""
+    """Create the ASGI app of a page, with all features off that it does not need."""
     import fastapi
     import gradio
 
@@ -238,7 +240,7 @@ def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], 
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Ends by a signal without raising it again, so that there is time to put things away."""
+        """Server that ends on a signal without raising it again, so that there is time for the cleanup."""
 
         ended_by: int | None = None
 
@@ -283,7 +285,7 @@ def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], 
 
 
 def _leave_after(seconds: float, code: int) -> None:
-    """Python waits at its end for threads, and a model that draws does not look up before its next step."""
+    """Exit after a while: Python waits for threads at its end, and a job that draws stops only at its next step."""
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()

@@ -1,1 +1,1 @@
-"""The tabs of the page, a file each: `add(desk, head, ...)` makes one inside an open `gr.Tab`."""
+"""The tabs of the page, a file each: `add(desk, head, ...)` creates one inside an open `gr.Tab`."""

@@ -35,12 +35,12 @@ _IDLE = html_components.card(
 
 
 def add(desk: Desk, head: Head) -> None:
-    """The tab's widgets and what they do."""
+    """Create the tab's widgets and connect their events."""
     schemes = [one for one in next(row for row in fields() if row.kind == "scheme").choices[2:]]
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox("a handwritten seven", label="Prompt", max_length=MAX_PROMPT, elem_id="compare-prompt")
-            chosen = gr.Dropdown(
+            selection = gr.Dropdown(
                 schemes, value=list(compare.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
                 info="With the offload mode in force", elem_id="compare-schemes",
             )  # fmt: skip
@@ -74,7 +74,7 @@ def add(desk: Desk, head: Head) -> None:
 
     run.click(
         start,
-        [head.model, head.base, prompt, chosen, steps, seed],
+        [head.model, head.base, prompt, selection, steps, seed],
         [status, sheet, rows, picture, data, run, cancel, head.chip],
         concurrency_limit=None,
         **_QUIET,
@@ -83,15 +83,15 @@ def add(desk: Desk, head: Head) -> None:
 
 
 def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Compare, and tell of it."""
-    model, base, prompt, chosen, steps, seed = values
+    """Compare, and yield the updates of the page."""
+    model, base, prompt, selection, steps, seed = values
     busy = (gr.update(interactive=False), gr.update(interactive=True), gr.skip())
     yield html_components.progress(Progress(stage="loading")), *_nothing(), *busy
     try:
-        names = _schemes(chosen)
+        names = _schemes(selection)
         target = desk.target(model, base)
-        asked: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
-        asked["steps"] = whole("Steps", steps, 1, MAX_STEPS)
+        options: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
+        options["steps"] = whole("Steps", steps, 1, MAX_STEPS)
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *_nothing(), *_idle(desk)
         return
@@ -101,7 +101,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
         others = target.shared(settings)
         with desk.engine.alone(job):
             return compare.compare(
-                target.path, names, on_progress=lambda done, total, text: job.at(text, done, total), **asked, **others
+                target.path, names, on_progress=lambda done, total, text: job.at(text, done, total), **options, **others
             )
 
     for event in follow(desk, page, work):
@@ -123,37 +123,37 @@ def _idle(desk: Desk) -> tuple[Any, ...]:
     return gr.update(interactive=True), gr.update(interactive=False), heads.chip(desk)
 
 
-def _schemes(chosen: object) -> list[str]:
-    if isinstance(chosen, list) and 0 < len(chosen) <= MOST and all(isinstance(one, str) for one in chosen):
-        return list(dict.fromkeys(chosen))
-    raise SettingsError("Schemes were to be compared", f"there are none, or more than {MOST}", "Choose some")
+def _schemes(selection: object) -> list[str]:
+    if isinstance(selection, list) and 0 < len(selection) <= MOST and all(isinstance(one, str) for one in selection):
+        return list(dict.fromkeys(selection))
+    raise SettingsError("Cannot compare schemes", f"none are selected, or more than {MOST}", f"Select 1 to {MOST}")
 
 
-def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:
-    """Status, sheet, table, and the two files for download."""
+def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
+    """Return status, sheet, table, and the two files for download."""
     folder = desk.download_folder()
     picture, data = folder / "sdquant-compare.png", folder / "sdquant-compare.json"
-    sheet = compare.sheet(made)
+    sheet = compare.sheet(result)
     sheet.save(picture)
-    data.write_text(json.dumps(_public(desk, made), indent=2), encoding="utf-8")
+    data.write_text(json.dumps(_public(desk, result), indent=2), encoding="utf-8")
     failed = [
-        html_components.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in made.rows if row.error
+        html_components.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in result.rows if row.error
     ]
-    title = f"✓ {len(made.drawn)} of {len(made.rows) - 1} schemes beside the reference"
-    status = html_components.card("ok" if made.drawn else "breaks", title, *failed)
-    return status, sheet, _table(made), *(gr.update(value=str(path), interactive=True) for path in (picture, data))
+    title = f"✓ {len(result.drawn)} of {len(result.rows) - 1} schemes beside the reference"
+    status = html_components.card("ok" if result.drawn else "breaks", title, *failed)
+    return status, sheet, _table(result), *(gr.update(value=str(path), interactive=True) for path in (picture, data))
 
 
-def _public(desk: Desk, made: Comparison) -> dict[str, Any]:
-    """The JSON of a comparison, without paths outside the model folders."""
-    values = made.to_dict()
-    values["model"] = desk.roots.shown(made.model)
+def _public(desk: Desk, result: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON values, without paths outside the model folders."""
+    values = result.to_dict()
+    values["model"] = desk.roots.shown(result.model)
     for row in values["rows"]:
         row["error"] = desk.roots.clean(row["error"]) if row["error"] else None
     return values
 
 
-def _table(made: Comparison) -> str:
+def _table(result: Comparison) -> str:
     rows = [
         (
             row.label,
@@ -163,6 +163,6 @@ def _table(made: Comparison) -> str:
             f"{row.draw_seconds:.1f} s" if row.draw_seconds is not None else "",
             "identical" if row.identical else f"{row.psnr:.1f} dB" if row.psnr is not None else "",
         )
-        for row in made.rows
+        for row in result.rows
     ]
     return html_components.table(("scheme", "weights", "of bf16", "load", "drawing", "PSNR"), rows)

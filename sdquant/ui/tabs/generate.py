@@ -1,4 +1,4 @@
-"""Generate: a prompt, an image, and beside it what drew it and what that took."""
+"""Generate: a prompt, an image, and next to it the model, the settings, and the time and memory that it took."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STOPPED = html_components.card(
 
 
 def add(desk: Desk, head: Head) -> None:
-    """The tab's widgets and what they do. The numbers' limits are not Gradio's: its errors say no way out."""
+    """Create the tab's widgets and connect their events. Gradio's number limits are unused: its errors offer no fix."""
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox(
@@ -75,7 +75,7 @@ def add(desk: Desk, head: Head) -> None:
 
 
 def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Draw, and tell of it: status, image, facts, the two buttons, the head's chip."""
+    """Draw, and yield updates: status, image, facts, the two buttons, the head's chip."""
     model, base, prompt, steps, seed, width, height, guidance = values
     nothing = (gr.skip(), gr.skip())
     yield html_components.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
@@ -105,7 +105,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
 
 
 def _ended(desk: Desk, done: Done) -> tuple[Any, Any, Any]:
-    """Status, image and facts at the end of a drawing."""
+    """Return status, image and facts at the end of a drawing."""
     if isinstance(done.error, Stopped):
         return _STOPPED, gr.skip(), gr.skip()
     if done.error is not None:
@@ -119,14 +119,14 @@ def _ended(desk: Desk, done: Done) -> tuple[Any, Any, Any]:
 
 
 def resident() -> int:
-    """Bytes of memory of this process."""
+    """Return the resident memory of this process in bytes."""
     import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
     return int(psutil.Process().memory_info().rss)
 
 
 def _guidance(value: object) -> float | None:
-    """-1, or nothing, leaves it to the pipeline."""
+    """Check the guidance scale; None for -1 or an empty field, which use the pipeline's own."""
     if value is None or value == -1:
         return None
     return number("Guidance", value, 0, MAX_GUIDANCE)

@@ -1,5 +1,5 @@
-"""Inspect: what a file or folder is, from its headers: container, family, quantization, what shows it, and what goes
-with it."""
+"""Inspect: the contents of a file or folder, from its headers: container, family, quantization, the evidence, and the
+schemes and offload modes that it works with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST = 40  # lines of evidence
 
 
 def add(desk: Desk) -> None:
-    """The tab's widgets and what they do."""
+    """Create the tab's widgets and connect their events."""
     names = [entry.name for entry in desk.roots.files()]
     with gr.Row(elem_classes="sq-head"):
         picked = gr.Dropdown(
@@ -42,14 +42,14 @@ def add(desk: Desk) -> None:
         )
         again = gr.Button("↻ Look again", size="sm", scale=0, min_width=120, elem_id="files-again")
         verify = gr.Button("Read the contents too", size="sm", scale=0, min_width=160, elem_id="verify")
-    found = gr.HTML(_IDLE, elem_id="found")
-    picked.change(partial(_look, desk), picked, found, trigger_mode="always_last", **_QUIET)
+    output = gr.HTML(_IDLE, elem_id="found")
+    picked.change(partial(_look, desk), picked, output, trigger_mode="always_last", **_QUIET)
     again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **_QUIET)
 
     def start(request: gr.Request, name: str | None) -> Iterator[str]:
         yield from _verify(desk, str(request.session_hash), name)
 
-    verify.click(start, picked, found, concurrency_limit=None, **_QUIET)
+    verify.click(start, picked, output, concurrency_limit=None, **_QUIET)
 
 
 def _look(desk: Desk, name: str | None) -> str:
@@ -62,7 +62,7 @@ def _look(desk: Desk, name: str | None) -> str:
 
 
 def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
-    """Every tensor read: scales, packed sizes, broken numbers."""
+    """Read every tensor, and check scales, packed sizes and non-finite numbers."""
     from ...loading.verification import verify
 
     if not name:
@@ -83,26 +83,26 @@ def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
             yield html_components.card("ok", "✓ Every tensor was read and is sound") + shown(event.value, desk)
 
 
-def shown(seen: Detected, desk: Desk) -> str:
-    """What was detected, as HTML."""
-    kind = "works" if not seen.warnings else "untested"
-    title = f"<b>{escape(desk.roots.shown(seen.path))}</b>"
+def shown(detected: Detected, desk: Desk) -> str:
+    """Format the detected contents as HTML."""
+    kind = "works" if not detected.warnings else "untested"
+    title = f"<b>{escape(desk.roots.shown(detected.path))}</b>"
     rows = [
-        ("Container", seen.container),
-        ("Family", seen.family or "unknown"),
-        ("Component", seen.component or "unknown"),
-        ("Quantization", f"{seen.quant} ({seen.backend})" if seen.quant else "none"),
-        ("Its name says", seen.suffix_hint or "nothing of a quantization"),
-        ("Weights", f"{size(seen.bytes)} in {seen.tensors} tensors"),
+        ("Container", detected.container),
+        ("Family", detected.family or "unknown"),
+        ("Component", detected.component or "unknown"),
+        ("Quantization", f"{detected.quant} ({detected.backend})" if detected.quant else "none"),
+        ("Its name says", detected.suffix_hint or "nothing of a quantization"),
+        ("Weights", f"{size(detected.bytes)} in {detected.tensors} tensors"),
     ]
-    warnings = [html_components.paragraph(desk.roots.clean(line)) for line in seen.warnings]
+    warnings = [html_components.paragraph(desk.roots.clean(line)) for line in detected.warnings]
     return "".join(
         (
             html_components.card(kind, title, *warnings, html_components.facts(rows)),
-            _parts(seen),
-            _section("Types of its weights", _types(seen.histogram)),
-            _section("What shows it", _evidence(seen, desk)),
-            _section("What it goes with, on this machine", _goes_with(seen)),
+            _parts(detected),
+            _section("Types of its weights", _types(detected.histogram)),
+            _section("What shows it", _evidence(detected, desk)),
+            _section("What it goes with, on this machine", _goes_with(detected)),
         )
     )
 
@@ -111,10 +111,10 @@ def _section(title: str, body: str) -> str:
     return f"<h3>{escape(title)}</h3>{body}" if body else ""
 
 
-def _parts(seen: Detected) -> str:
+def _parts(detected: Detected) -> str:
     rows = [
         (name, part.family or "unknown", part.quant or "none", size(part.bytes), str(part.tensors))
-        for name, part in seen.parts.items()
+        for name, part in detected.parts.items()
     ]
     return (
         _section("Components", html_components.table(("name", "family", "quantization", "weights", "tensors"), rows))
@@ -124,7 +124,7 @@ def _parts(seen: Detected) -> str:
 
 
 def _types(rows: tuple[TypeRow, ...]) -> str:
-    """A bar for each type, by its bytes."""
+    """Format a bar for each type, by its bytes."""
     most = max((row.bytes for row in rows), default=0)
     return "".join(
         html_components.bar(row.type, f"{row.tensors} tensors, {row.bits_per_weight:.2f} bits each", row.bytes, 0, most)
@@ -132,21 +132,21 @@ def _types(rows: tuple[TypeRow, ...]) -> str:
     )
 
 
-def _evidence(seen: Detected, desk: Desk) -> str:
+def _evidence(detected: Detected, desk: Desk) -> str:
     lines = [
         f"{name + ': ' if name else ''}{line}"
-        for name, part in (seen.parts or {"": seen}).items()
+        for name, part in (detected.parts or {"": detected}).items()
         for line in part.evidence
     ]
     more = [f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
     return "<ul>" + "".join(f"<li>{escape(desk.roots.clean(line))}</li>" for line in (*lines[:_MOST], *more)) + "</ul>"
 
 
-def _goes_with(seen: Detected) -> str:
-    """A table of schemes against offload modes: the held scheme as found, or all that a float file can be made into."""
-    mode = "found" if seen.prequantized else "pre"
-    held = {part.quant for part in (seen.parts or {"": seen}).values() if part.quant}
-    names = sorted(held) if seen.prequantized else [row.name for row in registry.schemes() if row.on_the_fly]
+def _goes_with(detected: Detected) -> str:
+    """Format a table of schemes by offload modes: the file's own, or all that a float file can be quantized to."""
+    mode = "found" if detected.prequantized else "pre"
+    schemes = {part.quant for part in (detected.parts or {"": detected}).values() if part.quant}
+    names = sorted(schemes) if detected.prequantized else [row.name for row in registry.schemes() if row.on_the_fly]
     here = hardware.probe()
     cells = [
         cell
@@ -155,6 +155,8 @@ def _goes_with(seen: Detected) -> str:
     ]
     rows = []
     for name in names:
-        said = {cell.offload: cell for cell in cells if cell.scheme == name}
-        rows.append((name, *(f"{html_components.SIGNS[said[one].verdict]} {said[one].verdict}" for one in OFFLOADS)))
+        by_offload = {cell.offload: cell for cell in cells if cell.scheme == name}
+        rows.append(
+            (name, *(f"{html_components.SIGNS[by_offload[one].verdict]} {by_offload[one].verdict}" for one in OFFLOADS))
+        )
     return html_components.table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)

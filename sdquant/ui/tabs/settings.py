@@ -1,7 +1,7 @@
-"""Settings → Quantization: a scheme for each part of the model, offload, and all else that a load can be asked.
+"""Settings → Quantization: a scheme for each component of the model, offload, and all other options of a load.
 
-Each change is looked at as it is made: what the matrix says, what would be done and how many bytes that takes, and the
-way out where it cannot work. Nothing is loaded before "Apply".
+Each change is evaluated immediately: the verdict of the matrix, the plan and its size in bytes, and fixes if it is not
+supported. Nothing is loaded before "Apply".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"
 
 
 def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
-    """The tab's widgets and what they do."""
+    """Create the tab's widgets and connect their events."""
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
         ready = {row.name: _ready(row) for row in presets.PRESETS}
@@ -106,28 +106,28 @@ def _ready(row: presets.Preset) -> gr.Button:
 
 
 def _widgets(settings: Settings) -> dict[str, Any]:
-    """A widget for each field, in the order of the fields."""
+    """Create a widget for each field, in the order of the fields."""
     groups = (
         [row for row in fields() if row.kind == "scheme"],
         [field_named(name) for name in _OPEN],
         [row for row in fields() if row.kind != "scheme" and row.name not in _OPEN],
     )
-    made: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for rows in groups[:2]:
         with gr.Group():
-            made |= {row.name: widgets.widget(row, settings[row.name]) for row in rows}
+            by_name |= {row.name: widgets.widget(row, settings[row.name]) for row in rows}
     with gr.Accordion("More", open=False, elem_id="more"):
-        made |= {row.name: widgets.widget(row, settings[row.name]) for row in groups[2]}
-    return {row.name: made[row.name] for row in fields()}
+        by_name |= {row.name: widgets.widget(row, settings[row.name]) for row in groups[2]}
+    return {row.name: by_name[row.name] for row in fields()}
 
 
 def _read(shown: Sequence[Any]) -> dict[str, Any]:
-    """The values of what the widgets hold; they may contradict each other."""
+    """Return the values in the widgets; they may contradict each other."""
     return {row.name: row.parse(one) for row, one in zip(fields(), shown, strict=True)}
 
 
 def _put(values: Mapping[str, Any]) -> list[Any]:
-    """The changes of the widgets that make them show `values`."""
+    """Return the updates that make the widgets show `values`."""
     return [widgets.update(row, values[row.name], None) for row in fields()]
 
 
@@ -136,20 +136,20 @@ def _as_they_are() -> list[Any]:
 
 
 def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: Any) -> tuple[Any, ...]:
-    """The verdict and the plan, the fixes and their buttons, and marks on all choices.
+    """Return the verdict and the plan, the fixes and their buttons, and marks on all choices.
 
     Args:
-        before: field to choices, as the page has them. Only others are sent: new choices put an end to what somebody
-            is just writing to search the list.
+        before: field to choices, as the page has them. Only changed ones are sent: new choices would interrupt a user
+            who is typing to search the list.
     """
-    values, seen = _seen(desk, model, base, shown)
-    ways = [fix.text for fix in seen.fixes][:_FIXES]
+    values, result = _seen(desk, model, base, shown)
+    ways = [fix.text for fix in result.fixes][:_FIXES]
     ways += [""] * (_FIXES - len(ways))
-    marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
+    marked = {row.name: widgets.choices(row, result.marks[row.name]) for row in fields() if row.name in result.marks}
     marked = {**before, **marked}
     return (
-        support_view.shown(seen, values, desk.roots),
-        [dict(fix.changes) for fix in seen.fixes],
+        support_view.shown(result, values, desk.roots),
+        [dict(fix.changes) for fix in result.fixes],
         marked,
         *(gr.update(value=text, visible=bool(text)) for text in ways),
         *(
@@ -160,7 +160,7 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
 
 
 def _seen(desk: Desk, model: str, base: str, shown: Sequence[Any]) -> tuple[dict[str, Any], Review]:
-    """The values of the widgets, and what is known of them."""
+    """Return the values of the widgets, and their evaluation."""
     try:
         values = _read(shown)
     except SdquantError as error:
@@ -176,37 +176,37 @@ def _seen(desk: Desk, model: str, base: str, shown: Sequence[Any]) -> tuple[dict
 
 
 def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
-    """The page opens no folder outside the model folders: not for the cache either."""
+    """Raise if the cache is outside the model folders: the page opens no other folders."""
     place = values["cache"]
     if place is None or place.lower() in ("on", "off"):
         return
     try:
         desk.roots.resolve(place)
     except SettingsError as error:
-        what = f"The cache was to be in {error.what.removesuffix(' was to be opened')}"
+        what = f"Cannot use {error.what.removeprefix('Cannot open ')} for the cache"
         fix = "Write on, off, or a folder below the folders of models; `sdquant ui --models FOLDER` adds one"
-        raise SettingsError(what, "that is no folder below the folders of models", fix) from error
+        raise SettingsError(what, "it is not a folder below the folders of models", fix) from error
 
 
 def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
-    """What a preset is for this model, in the widgets, and why it is that."""
+    """Choose a preset's settings for this model; return the reason, and the updates of the widgets."""
     title = next(row.label for row in presets.PRESETS if row.name == name)
     try:
         target = desk.target(model, base)
         keep = _keepable(_read(shown))
         _refuse_places(desk, keep.values)
-        held = desk.engine.held
-        taken = held.bytes if held is not None else 0
-        chosen = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
+        current = desk.engine.held
+        taken = current.bytes if current is not None else 0
+        choice = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
-    return html_components.card("info", escape(title), html_components.paragraph(chosen.why + ".")), *_put(
-        chosen.settings.values
+    return html_components.card("info", escape(title), html_components.paragraph(choice.why + ".")), *_put(
+        choice.settings.values
     )
 
 
 def _keepable(values: Mapping[str, Any]) -> Settings:
-    """The settings a preset starts from: the page's, or the defaults where these contradict themselves."""
+    """Return the settings that a preset starts from: the page's, or the defaults if these contradict each other."""
     try:
         return Settings(values)
     except SdquantError:
@@ -214,20 +214,20 @@ def _keepable(values: Mapping[str, Any]) -> Settings:
 
 
 def _fix(number: int, changes: list[dict[str, Any]], *shown: Any) -> list[Any]:
-    """The widgets with a fix's changes; nothing where the button is of an older look."""
+    """Apply a fix's changes to the widgets; change nothing if the button is of an earlier evaluation."""
     return _put({**_read(shown), **changes[number]}) if number < len(changes) else _as_they_are()
 
 
 def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
-    """Settings out of a file of ours, or out of SD.Next's config.json."""
+    """Import settings from a file of ours, or from SD.Next's config.json."""
     from ...settings import sdnext
 
     try:
         if content is None or len(content) > _MAX_IMPORT:
-            raise SettingsError("A file was to be imported", "it is empty or far too large", "Choose a settings file")
+            raise SettingsError("Cannot import the file", "it is empty or far too large", "Choose a settings file")
         read = sdnext.read_any(content.decode("utf-8", errors="strict"))
     except UnicodeDecodeError:
-        error = SettingsError("A file was to be imported", "it is no text", "Choose a settings file")
+        error = SettingsError("Cannot import the file", "it is not text", "Choose a settings file")
         return html_components.refusal(error, desk.roots), *_as_they_are()
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
@@ -237,14 +237,14 @@ def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
 
 
 def _export(desk: Desk) -> Any:
-    """The settings in force as a file: the button gives out what was made before it is pressed."""
+    """Write the settings in force to a file for the download button, which needs it before it is pressed."""
     path = desk.download_folder() / "sdquant-settings.json"
     path.write_text(settings_file.dumps(desk.settings), encoding="utf-8")
     return gr.update(value=str(path), interactive=True)
 
 
 def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Apply: load with the new settings; they are kept when that went well. Outcome, two buttons, the head's chip."""
+    """Load with the new settings, and save them if that succeeds. Yield outcome, two buttons, the head's chip."""
     model, base, *shown = values
     yield html_components.progress(Progress(stage="loading")), *_buttons(busy=True), gr.skip()
     try:
@@ -257,8 +257,8 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
 
     def work(job: Job) -> str:
         lost: list[SdquantError | None] = []
-        held = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
-        return _applied(desk, held, lost[0])
+        loaded_model = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
+        return _applied(desk, loaded_model, lost[0])
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
@@ -273,9 +273,9 @@ def _buttons(*, busy: bool) -> tuple[Any, Any]:
     return gr.update(interactive=not busy), gr.update(interactive=busy)
 
 
-def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
-    where, words = desk.roots.shown(held.plan.path), html_components.scheme_words(held.plan)
-    how = f"{where}: {words}, loaded in {held.seconds:.1f} s."
+def _applied(desk: Desk, model: Held, lost: SdquantError | None) -> str:
+    where, words = desk.roots.shown(model.plan.path), html_components.scheme_words(model.plan)
+    how = f"{where}: {words}, loaded in {model.seconds:.1f} s."
     if lost is None:
         return html_components.card("ok", "✓ Applied and kept for the next start", html_components.paragraph(how))
     why = f"{lost.why}. {lost.fix}."
@@ -288,10 +288,12 @@ def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
 
 
 def _refused(desk: Desk, error: BaseException) -> str:
-    held = desk.engine.held
+    model = desk.engine.held
     still = "No model is loaded."
-    if held is not None:
-        still = f"{desk.roots.shown(held.plan.path)} is in memory as before: {html_components.scheme_words(held.plan)}."
+    if model is not None:
+        still = (
+            f"{desk.roots.shown(model.plan.path)} is in memory as before: {html_components.scheme_words(model.plan)}."
+        )
     if isinstance(error, Stopped):
         return html_components.card("info", "Cancelled", html_components.paragraph(still))
     return html_components.refusal(error, desk.roots) + html_components.note(still)
