@@ -52,7 +52,7 @@ class Codec(ABC):
         return {key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        raise NotImplementedError(f"{found.scheme} has no files of its own")
+        raise NotImplementedError(f"{found.scheme} has no file format of its own")
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
         return None
@@ -60,21 +60,21 @@ class Codec(ABC):
 
 def bad(key: str, why: str) -> BadFileError:
     """The error for a file tensor `key` that cannot be what its neighbours say it is."""
-    return BadFileError(f"Tensor {key!r} was read", why, "Download the file again, or quantize the model anew")
+    return BadFileError(f"Cannot read tensor {key!r}", why, "Download the file again, or quantize the model again")
 
 
 def require(found: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
     """The file key and the tensor of a part that must be there."""
     key = found.keys.get(part)
     if key is None:
-        raise bad(found.name, f"the file has no {part} that belongs to it")
+        raise bad(found.name, f"the file has no {part} for it")
     return key, get(key)
 
 
 def scales(key: str, tensor: Tensor) -> Tensor:
     """`tensor` as float32, after a check that it can be a tensor of scales. Half precision widens without loss."""
     if tensor.dtype not in _FLOAT_SCALES:
-        raise bad(key, f"scales are float32, float16 or bfloat16, and these are {tensor.dtype}")
+        raise bad(key, f"scales must be float32, float16 or bfloat16, but these are {tensor.dtype}")
     if not torch.isfinite(tensor).all():
         raise bad(key, "a scale is infinite or not a number")
     return tensor.float()

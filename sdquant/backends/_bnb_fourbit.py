@@ -47,7 +47,7 @@ class FourBit(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         size = math.prod(shape)
         blocks = math.ceil(size / spec["block_size"])
         parts = {"codes": Part(dtype="uint8", shape=(math.ceil(size / 2), 1))}
@@ -218,7 +218,7 @@ class FourBit(Codec):
         key, codes = require(found, "codes", get)
         codes = as_bytes(key, codes)
         if codes.numel() != math.ceil(size / 2):
-            raise bad(key, f"it has {codes.numel()} bytes, and {size} weights take {math.ceil(size / 2)}")
+            raise bad(key, f"it has {codes.numel()} bytes, but {size} weights take {math.ceil(size / 2)}")
         check_table(found, ".quant_map", fourbit_code(found.scheme, torch.device("cpu")), get)
         details: dict[str, Any] = {"block_size": block}
         key, absmax = require(found, "absmax", get)
@@ -227,16 +227,16 @@ class FourBit(Codec):
             absmax = absmax.T.reshape(-1)
         if absmax.shape != (math.ceil(size / block),):
             raise bad(
-                key, f"it has shape {list(absmax.shape)}, and {size} weights make {math.ceil(size / block)} blocks"
+                key, f"it has shape {list(absmax.shape)}, but {size} weights make {math.ceil(size / block)} blocks"
             )
         parts = {"codes": codes.view(-1, 1), "absmax": absmax}
         if nested:
             if absmax.dtype != torch.uint8:
-                raise bad(key, f"doubly quantized scales are uint8, and these are {absmax.dtype}")
+                raise bad(key, f"doubly quantized scales must be uint8, but these are {absmax.dtype}")
             check_table(found, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
             key, outer = require(found, "nested_absmax", get)
             if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
-                raise bad(key, f"it has shape {list(outer.shape)}, and {absmax.numel()} scales are in blocks of 256")
+                raise bad(key, f"it has shape {list(outer.shape)}, but {absmax.numel()} scales come in blocks of 256")
             parts["nested_absmax"] = scales(key, outer)
             details[OFFSET] = torch.tensor(said["nested_offset"], dtype=torch.float32).item()
         else:

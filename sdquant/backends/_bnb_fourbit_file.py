@@ -29,7 +29,7 @@ def as_bytes(key: str, codes: Tensor) -> Tensor:
     """The codes as uint8 [bytes]."""
     # `bnb_4bit_quant_storage` lets a file hold the same bytes under another dtype.
     if codes.dtype not in (torch.uint8, *TORCH_FLOATS):
-        raise bad(key, f"4-bit codes are kept as uint8, bfloat16, float16 or float32, and these are {codes.dtype}")
+        raise bad(key, f"4-bit codes must be uint8, bfloat16, float16 or float32, but these are {codes.dtype}")
     return dense(codes.reshape(-1)).view(torch.uint8)
 
 
@@ -43,7 +43,7 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
     key = f"{found.name}{STATE}{found.scheme}"
     raw = get(key)
     if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
-        raise bad(key, f"a quant_state is a short line of uint8, and this is {raw.dtype} {list(raw.shape)}")
+        raise bad(key, f"a quant_state must be a short 1-D uint8 tensor, but this is {raw.dtype} {list(raw.shape)}")
     try:
         claims = strict_json.parse(strict_json.text(bytes(raw.tolist())))
     except ValueError as error:
@@ -56,17 +56,17 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
     for field, values in allowed.items():
         value = claims.get(field)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value not in values:
-            raise bad(key, f"its {field} is {value!r}, and can be {', '.join(map(str, values))}")
+            raise bad(key, f"its {field} is {value!r}, but must be {' or '.join(map(str, values))}")
     said = claims.get("shape")
     if not _is_shape(said):
-        raise bad(key, f"its shape is {said!r}, and must be a list of whole numbers above zero")
+        raise bad(key, f"its shape is {said!r}, but must be a list of positive integers")
     if shape is not None and said != list(shape):
-        raise bad(key, f"its shape is {said!r}, and the model's weight has {list(shape)}")
+        raise bad(key, f"its shape is {said!r}, but the model's weight has {list(shape)}")
     if nested is not ("nested_offset" in claims):
-        raise bad(key, "it and the file's nested_absmax disagree on whether the scales are doubly quantized")
+        raise bad(key, "it disagrees with the file's nested_absmax on whether the scales are doubly quantized")
     offset = claims.get("nested_offset", 0.0)
     if not isinstance(offset, float | int) or isinstance(offset, bool) or not abs(offset) < LARGEST:
-        raise bad(key, f"its nested_offset is {offset!r:.40}, and must be a finite number")
+        raise bad(key, f"its nested_offset is {offset!r:.40}, but must be a finite number")
     return claims
 
 
@@ -84,4 +84,4 @@ def check_table(found: Found, suffix: str, ours: Tensor, get: Callable[[str], Te
     theirs = get(key)
     # Tables are computed at run time, so releases and platforms differ in the last bit.
     if theirs.shape != ours.shape or not torch.allclose(theirs.cpu().float(), ours, rtol=0, atol=1e-6):
-        raise bad(key, f"it is not the code table of {found.scheme}: its codes stand for other values")
+        raise bad(key, f"it is not the code table of {found.scheme}, so its codes would decode to other values")

@@ -31,7 +31,7 @@ class Blockwise(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         size = math.prod(shape)
         return {
             "codes": Part(dtype="uint8", shape=(size,)),
@@ -71,9 +71,9 @@ class Blockwise(Codec):
         shape = tuple(codes.shape) if shape is None else shape
         size = math.prod(shape)
         if codes.dtype != torch.uint8 or codes.shape != (size,):
-            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the weight has {size} codes of a byte")
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the weight needs {size} uint8 codes")
         if absmax.dtype != torch.float32 or absmax.shape != (math.ceil(size / BLOCK),):
-            why = f"it is {absmax.dtype} {list(absmax.shape)}, and {size} weights make {math.ceil(size / BLOCK)} blocks"
+            why = f"it is {absmax.dtype} {list(absmax.shape)}, but {size} weights make {math.ceil(size / BLOCK)} blocks"
             raise bad(scale_key, why)
         details = {"packing": "blockwise", "block_size": BLOCK}
         spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=found.details["dtype"], details=details)

@@ -34,7 +34,7 @@ class Int8(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         rows, columns = shape[0], math.prod(shape[1:])
         return {"codes": Part(dtype="int8", shape=(rows, columns)), "scb": Part(dtype="float32", shape=(rows,))}
 
@@ -105,17 +105,17 @@ class Int8(Codec):
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         for key in found.extra:
             if get(key).tolist() not in (_ROW_MAJOR, [_ROW_MAJOR]):
-                raise bad(key, "its weight is in an old order of rows that bitsandbytes no longer reads")
+                raise bad(key, "its weight has an old row order that bitsandbytes can no longer read")
         key, codes = require(found, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
         if len(shape) < 2:
-            raise bad(key, f"it has shape {list(shape)}, and 8-bit weights have rows")
+            raise bad(key, f"it has shape {list(shape)}, but 8-bit weights need at least two dimensions")
         matrix = (shape[0], math.prod(shape[1:]))
         if codes.dtype != torch.int8 or tuple(codes.shape) not in (matrix, shape):
-            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs int8 {list(matrix)}")
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the model needs int8 {list(matrix)}")
         key, scb = require(found, "scb", get)
         if scb.shape != (shape[0],):
-            raise bad(key, f"it has shape {list(scb.shape)}, and the weight has {shape[0]} rows")
+            raise bad(key, f"it has shape {list(scb.shape)}, but the weight has {shape[0]} rows")
         return Packed(
             # The file does not say what was encoded; float16 is what bitsandbytes rounds every weight to.
             spec=PackedSpec(scheme=found.scheme, shape=shape, dtype="float16"),

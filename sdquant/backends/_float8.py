@@ -47,7 +47,7 @@ class Float8(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"fp8 is made from {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"fp8 can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         return {
             "codes": Part(dtype="float8_e4m3fn", shape=shape),
             "scale": Part(dtype="float32", shape=(shape[0], *(1 for _ in shape[1:]))),
@@ -107,9 +107,9 @@ class Float8(Codec):
         else:
             padded = shape
         if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
-            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs float8 {list(shape)}")
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the model needs float8 {list(shape)}")
         if not codes.numel():
-            raise bad(key, f"it is {list(shape)}: a weight without values")
+            raise bad(key, f"its shape is {list(shape)}, which has no values")
         parts: dict[str, Tensor] = {"codes": codes}
         details: dict[str, Any] = {"packing": "float8"}
         if "scale" in found.keys:
@@ -122,7 +122,7 @@ class Float8(Codec):
             details |= {"block": list(block)} if block is not None else {}
             details |= {"scale": "e8m0"} if scale.dtype == torch.uint8 else {}
         elif mx:
-            raise bad(found.name, "it is in MXFP8, and the file has no scales that belong to it")
+            raise bad(found.name, "it is in MXFP8, but the file has no scales for it")
         # The file does not say what was encoded; bfloat16 holds every value of float8.
         return Packed(spec=_spec(found.scheme, shape, "bfloat16", details), parts=parts)
 
@@ -161,12 +161,12 @@ def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
         if last == MARKER:
             marked = _marked(key, get(key))
             if said not in (None, marked):
-                raise bad(key, f"it says {marked!r}, and the file's metadata says {said!r}")
+                raise bad(key, f"it says {marked!r}, but the file's metadata says {said!r}")
             said = marked
         elif last in SCALES:
-            raise bad(key, f"the file also has {found.keys['scale']!r}, and a weight has one scale")
+            raise bad(key, f"the file also has {found.keys['scale']!r}, but a weight has only one scale")
         elif last not in HINTS and last != WHOLE:
-            raise bad(key, f"it looks like a scale, and sdquant knows {', '.join('X.' + name for name in SCALES)}")
+            raise bad(key, f"it looks like a scale, but sdquant only knows {', '.join('X.' + name for name in SCALES)}")
     return said
 
 
@@ -178,5 +178,5 @@ def _marked(key: str, line: Tensor) -> str:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(FORMATS)}")
+        raise bad(key, f"it says the weight is in format {kind!r}, but sdquant only reads {', '.join(FORMATS)}")
     return str(kind)

@@ -73,9 +73,9 @@ def _refuse_unscaled(found: list[Found]) -> None:
         if scaled and bare is not None:
             key = scaled[0].keys["scale"].rpartition(".")[2]
             raise BadFileError(
-                f"Weight {bare.name!r}",
-                f"it is float8 without a scale ({leaf(bare.name, key)!r}), which {len(scaled)} other weights of the "
-                "model have",
+                f"Cannot read weight {bare.name!r}",
+                f"it is float8 without a scale ({leaf(bare.name, key)!r}), but {len(scaled)} other weights of the "
+                "model have one",
                 "Download the file again, or quantize the model again",
             )
 
@@ -111,9 +111,8 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[st
     if strange:
         known = ", ".join(f"X.{scale}" for scale in SCALES)
         raise UnsupportedFileError(
-            f"Weight {name!r}",
-            f"it is float8, and {strange[0]!r} beside it looks like a scale of a format that is not read here; "
-            f"sdquant knows {known}",
+            f"Cannot read weight {name!r}",
+            f"it is float8, but {strange[0]!r} looks like a scale in an unsupported format; sdquant only knows {known}",
             "Use a file of the same model in a format that `sdquant matrix` lists",
         )
     if len(info.shape) < 2 and not scale_keys:

@@ -40,14 +40,14 @@ def fitted(
     """
     if mx:
         if scale.dtype not in (torch.uint8, _E8M0):
-            raise bad(key, f"MXFP8 has exponents of a byte as scales, and these are {scale.dtype}")
+            raise bad(key, f"MXFP8 scales must be exponents of one byte, but these are {scale.dtype}")
         grid = _untiled(key, _exponents(key, scale.view(torch.uint8)), shape)
         return grid, _MX
     exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
     scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
     ones, said = (1,) * (len(shape) - 1), details.get("block")
     if said is not None and not _is_block(said):
-        raise bad(key, f"blocks are said to be {said!r}")
+        raise bad(key, f"its block size is declared as {said!r}, but must be two positive integers")
     if said is not None and len(shape) == 2 and tuple(scale.shape) == grid_shape(shape, said):
         return scale, (said[0], said[1])
     if scale.numel() == 1:
@@ -59,8 +59,8 @@ def fitted(
     if block is None:
         raise bad(
             key,
-            f"it has shape {list(scale.shape)}, and sdquant knows scales of the whole weight, of its {shape[0]} rows, "
-            "and of blocks whose sides are powers of two from 16",
+            f"it has shape {list(scale.shape)}, but sdquant only knows scales of the whole weight, its {shape[0]} "
+            "rows, or blocks whose sides are powers of two from 16",
         )
     return grid.contiguous(), block
 
@@ -112,11 +112,11 @@ def _exponents(key: str, scale: Tensor) -> Tensor:
 def _untiled(key: str, tiled: Tensor, shape: tuple[int, ...]) -> Tensor:
     """MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
     if len(shape) != 2:
-        raise bad(key, f"MXFP8 is for weights of two dimensions, and this one has {len(shape)}")
+        raise bad(key, f"MXFP8 weights must have two dimensions, but this one has {len(shape)}")
     rows, columns = grid_shape(shape, _MX)
     down, across = math.ceil(rows / 128), math.ceil(columns / 4)
     if tiled.numel() != down * 128 * across * 4:
-        raise bad(key, f"it has {tiled.numel()} scales, and a weight of {list(shape)} in MXFP8 {down * across * 512}")
+        raise bad(key, f"it has {tiled.numel()} scales, but an MXFP8 weight of {list(shape)} has {down * across * 512}")
     # In a tile, row r and column c are at (r % 32) * 16 + r // 32 * 4 + c.
     tiles = tiled.reshape(down, across, 32, 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(down * 128, across * 4)[:rows, :columns].contiguous()

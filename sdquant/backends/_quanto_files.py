@@ -139,7 +139,7 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
     """See `Backend.read`."""
     needed, key = _needed(found.scheme), missing(found)
     if key is not None:
-        raise _bad(found, f"it has no {key}")
+        raise _bad(found, f"the file has no {key}")
     parts = {part: get(found.keys[part]) for part in needed}
     details: dict[str, Any] = {}
     if found.plain_only:
@@ -160,8 +160,8 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
         if have != want and not zeropoint:
             raise _bad(
                 found,
-                f"for a weight of {list(shape)} in {found.scheme}, {found.keys[part]} has to be {want.dtype} "
-                f"{list(want.shape)}, and is {have.dtype} {list(have.shape)}",
+                f"for a weight of {list(shape)} in {found.scheme}, {found.keys[part]} must be {want.dtype} "
+                f"{list(want.shape)}, but is {have.dtype} {list(have.shape)}",
             )
     spec = PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
     return Packed(spec=spec, parts=parts)
@@ -191,8 +191,8 @@ def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str])
     alike = infos["shift"].shape == infos["scale"].shape and dtypes["shift"] in (dtypes["scale"], "uint8", "int8")
     if found.scheme not in _possible(infos) or not alike:
         shapes = ", ".join(f"{part} {list(info.shape)}" for part, info in infos.items())
-        raise _bad(found, f"its sizes ({shapes}) are not those of {found.scheme}")
-    raise Unfit(f"optimum-quanto's {found.scheme} does not say in the file what shape its weight has")
+        raise _bad(found, f"its shapes ({shapes}) do not fit {found.scheme}")
+    raise Unfit(f"optimum-quanto's {found.scheme} does not record the weight's shape in the file")
 
 
 def _group(found: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
@@ -204,7 +204,7 @@ def _group(found: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int |
 
 def _bad(found: Found, why: str) -> BadFileError:
     return BadFileError(
-        f"Weight {found.name!r} was found as optimum-quanto's {found.scheme}",
+        f"Cannot read weight {found.name!r} as optimum-quanto's {found.scheme}",
         why,
-        "The file is damaged, was cut, or belongs to another model; get it again or quantize the model again",
+        "Download the file again (it is damaged, truncated or for another model), or quantize the model again",
     )

@@ -40,19 +40,19 @@ def group_of_all(shape: tuple[int, ...], wanted: int) -> int:
         if size <= wanted and count % size == 0:
             return size
     raise Unfit(
-        f"{count} weights do not divide into groups of {wanted} or fewer: 3 bits need a multiple of {GROUPS[-1]}"
+        f"{count} weights cannot be split into groups of {wanted} or fewer (3 bits need a multiple of {GROUPS[-1]})"
     )
 
 
 def check(scheme: str, shape: tuple[int, ...], dtype: str) -> None:
     """Raises Unfit if quanto's schemes cannot hold such a weight, or only at a loss."""
     if dtype not in FLOATS:
-        raise Unfit(f"quanto quantizes {', '.join(FLOATS)}, not {dtype}")
+        raise Unfit(f"quanto can only quantize {', '.join(FLOATS)}, not {dtype}")
     if len(shape) < 2 or not math.prod(shape):
-        raise Unfit(f"quanto quantizes weights of two dimensions or more, not {list(shape)}")
+        raise Unfit(f"quanto can only quantize non-empty weights of two dimensions or more, not {list(shape)}")
     if scheme in ("qint4", "qint2") and shape[0] == 1 and group_of_row(shape) is None:
         raise Unfit(
-            "for a single row that has no groups quanto keeps a scale and a shift per weight, which saves nothing"
+            "for a single row without groups, quanto stores a scale and a shift per weight, which saves nothing"
         )
 
 

@@ -23,7 +23,7 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     _let_copy()
     if not isinstance(module, (nn.Linear, nn.Conv2d)):
         raise NotImplementedError(
-            f"optimum-quanto has QLinear and QConv2d, and nothing for {type(module).__name__}; use runtime='plain'"
+            f"optimum-quanto only has QLinear and QConv2d, not {type(module).__name__}; use runtime='plain'"
         )
     made = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
     weight = _tensor(packed, quanto)

@@ -38,8 +38,8 @@ def scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
     if dtype in OF_DTYPE and not extras:
         return OF_DTYPE[dtype]
     raise UnsupportedFileError(
-        f"{weight} is stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
-        f"sdquant reads SDNQ's {', '.join(sorted(OF_DTYPE))}, with plain scales, and no rotation or codebook",
+        f"Cannot read {weight}, stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
+        f"sdquant only reads SDNQ's {', '.join(sorted(OF_DTYPE))}, with plain scales and no rotation or codebook",
         "Load it with diffusers and the sdnq package, or quantize the original model with one of these",
     )
 

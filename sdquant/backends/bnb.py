@@ -183,7 +183,7 @@ def _packing(spec: QuantSpec) -> str | None:
 
 @lru_cache(maxsize=1)
 def _say_float8() -> None:
-    _log.warning("bitsandbytes is not installed: fp8 is made as torch's float8 with a scale for each row")
+    _log.warning("bitsandbytes is not installed: fp8 uses torch's float8 with one scale per row instead")
 
 
 BACKEND = Bnb()

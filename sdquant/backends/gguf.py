@@ -116,7 +116,7 @@ class GGUF(Backend):
         else:
             blocks = _encode(weight.detach(), kind).to(weight.device)
         if not (finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
-            raise Unfit(f"it has weights that are not finite in {kind}: NaN, or too large for half-precision numbers")
+            raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
         return Packed(
             spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={BLOCKS: blocks}
         )
@@ -222,9 +222,9 @@ class GGUF(Backend):
         same = [n for n in stored if n > 1] == [n for n in shape if n > 1]
         if not same or tuple(blocks.shape) != expected or math.prod(shape) % kind.block:
             raise BadFileError(
-                f"Weight {found.name!r} in {kind.name}",
-                f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, the model needs {list(shape)}",
-                "Check that the file and base= (or the config.json beside it) are of the same model",
+                f"Cannot read weight {found.name!r} as {kind.name}",
+                f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, but the model needs {list(shape)}",
+                "Check that the file and base= (or the config.json next to it) are for the same model",
             )
         spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
         return Packed(spec=spec, parts={BLOCKS: blocks})
@@ -242,8 +242,8 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
         import libgguf
     except ImportError as error:
         raise BackendUnavailableError(
-            f"Writing {kind} was asked for",
-            f"package libgguf cannot be imported: {error}",
+            f"Cannot write {kind}",
+            f"the package libgguf cannot be imported ({error})",
             f"pip install 'sdquant[{EXTRA}]'",
         ) from error
     row = TYPES[kind]
@@ -255,7 +255,7 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
         # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
         low, high = torch.aminmax(part)  # ggml's kernels make numbers of NaN
         if not (low > -torch.inf and high < torch.inf):
-            raise Unfit("it has weights that are NaN or infinite")
+            raise Unfit("some of its weights are NaN or infinite")
         made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
         blocks[start : start + step] = torch.from_numpy(made)
     return blocks

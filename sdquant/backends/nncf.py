@@ -111,7 +111,7 @@ class NNCF(Backend):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if len(shape) < 2:
-            raise Unfit(f"a weight of {len(shape)} dimension has no rows")
+            raise Unfit(f"a {len(shape)}-dimensional weight has no rows")
         out, row = shape[0], math.prod(shape[1:])
         groups = row // _group(spec, row)
         asymmetric = _asymmetric(spec.scheme.name)
@@ -201,12 +201,12 @@ def _group(spec: QuantSpec, row: int) -> int:
     """How many weights share a scale in rows of `row` weights."""
     if spec.scheme.bits == 8 or spec["group_size"] == -1:
         if spec.scheme.bits == 4 and row % 2:
-            raise Unfit(f"its rows have {row} weights, and two 4-bit codes share a byte")
+            raise Unfit(f"its rows have an odd number of weights ({row}), but two 4-bit codes share a byte")
         return row
     for group in GROUPS:
         if group <= spec["group_size"] and row % group == 0:
             return group
-    raise Unfit(f"its rows have {row} weights, which no group of {spec['group_size']} or fewer (down to 32) divides")
+    raise Unfit(f"its rows have {row} weights, which no group size from 32 to {spec['group_size']} divides")
 
 
 def _encode_four(matrix: Tensor, mode: str, group: int) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ class Quanto(Backend):
         from ._quanto_modules import to_library
 
         if packed.spec.scheme == "qint3":
-            raise NotImplementedError("optimum-quanto has no 3-bit type; qint3 runs with runtime='plain'")
+            raise NotImplementedError("optimum-quanto has no 3-bit type; use runtime='plain' for qint3")
         return to_library(module, packed)
 
     def from_library(self, module: nn.Module) -> Packed | None:

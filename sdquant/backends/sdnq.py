@@ -106,13 +106,13 @@ class SDNQ(Backend):
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         code = CODES[spec.scheme.name]
         if len(shape) < 2:
-            raise Unfit(f"a weight of {len(shape)} dimension has no input channels")
+            raise Unfit(f"a {len(shape)}-dimensional weight has no input channels")
         least = 64 if code.zero_point else 32
         if shape[1] < least:
-            raise Unfit(f"it has {shape[1]} input channels, and {spec.scheme.name} wants {least} or more to a scale")
+            raise Unfit(f"it has {shape[1]} input channels, but {spec.scheme.name} needs at least {least} per scale")
         numel, per_unit = math.prod(shape), len(code.fields)
         if per_unit and numel % per_unit:
-            raise Unfit(f"it has {numel} weights, which do not fill units of {per_unit} codes")
+            raise Unfit(f"its {numel} weights do not fill whole units of {per_unit} codes")
         groups = _groups(shape[1], spec["group_size"])
         split: tuple[int, ...] = shape
         if groups > 1:
@@ -254,8 +254,8 @@ class SDNQ(Backend):
                 for part, tensor in parts.items()
             )
             raise BadFileError(
-                f"{found.name} was to be read as {found.scheme}",
-                f"its parts ({shapes}) do not make a weight of {list(shape)}",
+                f"Cannot read {found.name} as {found.scheme}",
+                f"its tensors ({shapes}) do not make a weight of {list(shape)}",
                 "Download the file again, or check that config.json belongs to it",
             )
         return Packed(

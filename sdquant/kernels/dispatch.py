@@ -114,18 +114,18 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
         got = torch.full_like(wanted, torch.nan)
         reader.decode_into(form, packed.parts, got)
         if not torch.equal(got, wanted) and not torch.equal(got.nan_to_num(), wanted.nan_to_num()):
-            why = "it decodes to other numbers"
+            why = "the decoded weights are wrong"
         elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
-            why = "its products are wrong"
+            why = "the products are wrong"
         elif not _decodes_rows(reader, form, packed, wanted):
-            why = "it decodes some rows to other numbers"
+            why = "some rows decoded alone are wrong"
         elif not _rounds(reader, form, packed, wanted):
-            why = "it rounds to other numbers"
+            why = "the rounded weights are wrong"
     except Exception as error:  # whatever it is: the kernel does not work here, and torch does
         why = f"{type(error).__name__}: {error}"
     if why:
         log.warning(
-            "The %s kernels are not used for %s on %s: %s. It runs in torch, slower.",
+            "The %s kernels are not used for %s on %s: %s. Using torch instead, which is slower.",
             reader.name, packed.spec.scheme, packed.device.type, why,
         )  # fmt: skip
     return not why
@@ -230,7 +230,8 @@ def _beside(packed: Packed, x: Tensor) -> None:
     if x.device != packed.device:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but the input is on {x.device} and the quantized weight "
-            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which does"
+            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which moves "
+            "the weights"
         )
 
 

@@ -70,7 +70,7 @@ def computes(packed: Packed, x: Tensor) -> bool:
 def works_on(device: torch.device) -> bool:
     """Whether a device multiplies 8-bit floats, and rightly; asked once, and the reason against it is logged."""
     x = torch.linspace(-3, 3, 32 * 64, dtype=torch.float32, device=device).sin().view(32, 64)
-    why = "it computes other numbers"
+    why = "its results are wrong"
     try:
         codes, scale = quantized_rows(x)
         found = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()

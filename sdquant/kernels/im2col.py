@@ -25,7 +25,7 @@ def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> t
     padded = [n + 2 * pad for n, pad in zip(sizes, how.padding, strict=True)]
     spans = [step * (k - 1) + 1 for k, step in zip(kernel, how.dilation, strict=True)]
     if any(n < span for n, span in zip(padded, spans, strict=True)):
-        raise RuntimeError(f"a kernel over {spans} places is larger than the input, {padded} with its padding")
+        raise RuntimeError(f"the convolution kernel, which spans {spans}, is larger than the padded input, {padded}")
     return tuple((n - span) // stride + 1 for n, span, stride in zip(padded, spans, how.stride, strict=True))
 
 

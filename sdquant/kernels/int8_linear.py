@@ -219,8 +219,8 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
         same = torch.equal(_convolve_by_c(packed, form, image, bias, how), by_torch)
     if not same:
         log.warning(
-            "The C kernels are not used for products in integers with %s: they compute other numbers. It runs in "
-            "torch, slower.",
+            "The C kernels are not used for integer products with %s: their results are wrong. Using torch "
+            "instead, which is slower.",
             packed.spec.scheme,
         )
     return same

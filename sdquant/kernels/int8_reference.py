@@ -275,14 +275,14 @@ class InTriton(Steps):
         return _quantize[key]
 
     def _right(self, backend: Backend, packed: Packed) -> bool:
-        why = "it makes other codes"
+        why = "its codes are wrong"
         try:
             if self._agrees(backend, packed):
                 return True
         except Exception as error:  # whatever it is: the kernel does not work here, and torch does
             why = f"{type(error).__name__}: {error}"
         log.warning(
-            "The Triton kernel that quantizes %s to int8 is not used on %s: %s. It is done in torch, slower.",
+            "The Triton kernel that quantizes %s to int8 is not used on %s: %s. Using torch instead, which is slower.",
             packed.spec.scheme, self.device, why,
         )  # fmt: skip
         return False

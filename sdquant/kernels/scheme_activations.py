@@ -193,8 +193,8 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
             same = torch.equal(_convolved(packed, form, how, x, bias, geometry), wanted)
     if not same:
         log.warning(
-            "The C kernels are not used for %s with quantized activations: they compute other numbers. It runs in "
-            "torch, slower.",
+            "The C kernels are not used for %s with quantized activations: their results are wrong. Using torch "
+            "instead, which is slower.",
             packed.spec.scheme,
         )
     return same

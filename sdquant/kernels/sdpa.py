@@ -56,7 +56,7 @@ def _sound() -> bool:
         wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
     good = bool(((found - wanted).abs() <= 0.01 * wanted.abs() + 0.01).all())
     if not good:
-        log.warning("The %s kernel for attention is not used: its results are wrong. Torch's is.", isa())
+        log.warning("The %s attention kernel is not used: its results are wrong. Using torch's instead.", isa())
     return good
 
 

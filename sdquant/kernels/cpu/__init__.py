@@ -25,8 +25,8 @@ def _built() -> tuple[Any | None, str]:
     except ModuleNotFoundError:
         return None, "not built (no C compiler at install time?)"
     except ImportError as error:  # it is there: of another machine or system, or built of other files
-        why = f"built, but they cannot be loaded ({error}); install sdquant again"
-        log.warning("Native kernels: %s. Everything works meanwhile, slower.", why)
+        why = f"built, but cannot be loaded ({error}); reinstall sdquant"
+        log.warning("Native kernels: %s. Everything works without them, but slower.", why)
         return None, why
 
 
@@ -39,7 +39,7 @@ def extension() -> Any | None:
     wanted = os.environ.get(SWITCH, "")
     if found is not None and wanted not in ("", "1") and not found.choose(wanted):
         log.warning(
-            "%s=%s has no effect: there are no such kernels for this machine, whose best are %s.",
+            "%s=%s has no effect: this machine cannot run such kernels. The best that it can run are %s.",
             SWITCH, wanted, found.isa(),
         )  # fmt: skip
     return found
@@ -54,5 +54,5 @@ def isa() -> str | None:
 def state() -> str:
     """A sentence's part for `sdquant doctor`."""
     if os.environ.get(SWITCH) == "0":
-        return f"turned off by {SWITCH}=0; everything works, slower"
-    return isa() or f"{_built()[1]}; everything works, slower"
+        return f"turned off by {SWITCH}=0; everything works, but slower"
+    return isa() or f"{_built()[1]}; everything works, but slower"

@@ -21,7 +21,7 @@ def launcher() -> ModuleType | None:
     except (
         Exception
     ) as error:  # a broken Triton raises what it likes: OSError of a library, AttributeError of a version
-        _log.debug("no Triton kernels: %s: %s", type(error).__name__, error)
+        _log.debug("Cannot import the Triton kernels: %s: %s", type(error).__name__, error)
         return None
     return launch
 
@@ -32,7 +32,7 @@ def eight(device: torch.device) -> ModuleType | None:
     found = launcher()
     if found is None or not found.works_on(device):
         return None
-    why = "it computes other numbers"
+    why = "their results are wrong"
     try:
         from . import int8_gemm as module
 
@@ -41,6 +41,8 @@ def eight(device: torch.device) -> ModuleType | None:
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does
         why = f"{type(error).__name__}: {error}"
     _log.warning(
-        "The Triton kernels for 8-bit products are not used on %s: %s. They run in torch, slower.", device, why
+        "The Triton kernels for 8-bit products are not used on %s: %s. Using torch instead, which is slower.",
+        device,
+        why,
     )
     return None
