@@ -1,4 +1,4 @@
-"""The tables of `forms`: what a code stands for."""
+"""Lookup tables of `packed_layout`: the value of each code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..utils.device_constants import constant
 
 @constant
 def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
-    """float32 [16 or 256], by code: numbers of the dtype `arithmetic`."""
+    """Return the values by code, float32 [16 or 256], rounded to the dtype `arithmetic`."""
     if name == "e4m3":
         found = code_tables.e4m3_code(device)
     elif name == "e2m1":

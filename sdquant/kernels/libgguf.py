@@ -1,7 +1,7 @@
-"""GGUF block types decoded by libgguf (ggml's own code, in the extra `gguf`): what reads them without the C extension.
+"""GGUF block types decoded by libgguf (ggml's own code, in the extra `gguf`), for use without the C extension.
 
-It writes float32, whose bits are those of torch's decoding; a tile of it in the cache is rounded to the dtype that is
-wanted. Only the types are here that it decodes in less than 0.8 of torch's time.
+It writes float32, bit-equal to torch's decoding; a tile of it in the cache is rounded to the requested dtype. It is
+used only for types that it decodes in less than 0.8 of torch's time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TILE = 1 << 18  # weights: a megabyte of float32
 
 
 class Libgguf(Reader):
-    """See the module. Its time goes into decoding alone: products are torch's."""
+    """Reader that only dequantizes, with libgguf; products are torch's."""
 
     name: ClassVar[str] = "libgguf"
 
@@ -55,7 +55,7 @@ class Libgguf(Reader):
         tile = _TILE // kind.block
 
         def decode(first: int, last: int) -> None:
-            """Rows of the form, each whole blocks."""
+            """Decode rows of the form, each of which is whole blocks."""
             each = form.columns // kind.block
             for start in range(first * each, last * each, tile):
                 stop = min(start + tile, last * each)
@@ -79,5 +79,5 @@ def _library() -> ModuleType | None:
 
 
 def reader() -> Libgguf | None:
-    """The reader; None where libgguf is not installed."""
+    """Return the reader; None if libgguf is not installed."""
     return Libgguf() if _library() is not None else None

@@ -1,6 +1,6 @@
-"""Kernels in C for the CPU, where the package was installed with a compiler at hand.
+"""Kernels in C for the CPU, available if a compiler was found when the package was installed.
 
-`reader.py` is the `Reader`; the C files begin with `form.h`. Importing this imports no torch.
+`cpu_kernels.py` is the `Reader`; the C files begin with `form.h`. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Environment: 0 turns the kernels off; the name of an instruction set ("avx2") has those of it run.
+# Environment variable: 0 turns the kernels off; the name of an instruction set ("avx2") selects its kernels.
 SWITCH = "SDQUANT_NATIVE"
 
 
 @cache
 def _built() -> tuple[Any | None, str]:
-    """The extension module, or None and why there is none."""
+    """Return the extension module, or None and the reason why there is none."""
     try:
         return importlib.import_module(f"{__name__}._kernels"), ""
     except ModuleNotFoundError:
@@ -32,7 +32,7 @@ def _built() -> tuple[Any | None, str]:
 
 @cache
 def extension() -> Any | None:
-    """The extension module; None where it was not built, cannot be loaded, or is turned off."""
+    """Return the extension module; None if it was not built, cannot be loaded, or is turned off."""
     if os.environ.get(SWITCH) == "0":
         return None
     found = _built()[0]
@@ -46,13 +46,13 @@ def extension() -> Any | None:
 
 
 def isa() -> str | None:
-    """Name of the instruction set whose kernels run; None where there are none."""
+    """Return the name of the instruction set whose kernels are used; None if there are none."""
     found = extension()
     return None if found is None else str(found.isa())
 
 
 def state() -> str:
-    """A sentence's part for `sdquant doctor`."""
+    """Return the state of the native kernels as a phrase for `sdquant doctor`."""
     if os.environ.get(SWITCH) == "0":
         return f"turned off by {SWITCH}=0; everything works, but slower"
     return isa() or f"{_built()[1]}; everything works, but slower"

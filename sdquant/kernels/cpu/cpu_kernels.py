@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Native(Reader):
-    """Reads what is in CPU memory. Only where `extension()` is there."""
+    """Reader for weights in CPU memory. Only if `extension()` is available."""
 
     name: ClassVar[str] = "native"
 
@@ -83,10 +83,10 @@ class Native(Reader):
 
 
 def _in_rows(form: Form) -> bool:
-    """Whether no block is in two rows."""
+    """Return whether every block lies within one row."""
     return not is_blocks(form) or form.columns % form.group == 0
 
 
 def native() -> Native | None:
-    """The reader; None where the extension is not built or turned off."""
+    """Return the reader; None if the extension is not built or is turned off."""
     return Native() if extension() is not None else None

@@ -1,5 +1,5 @@
-"""Products in 8-bit integers by the C extension: `kernels.int8` with the same numbers, and no more passes over memory
-than it takes. int8.h says how."""
+"""8-bit integer GEMM in the C extension: the numbers of `int8_linear`, with as few passes over memory as possible.
+See int8.h."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ _BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a row of activations, with what it is padded with, of a panel, and of the spare memory of a thread; rows
-    of activations up to which panels of the weight are made where they are used, and in a group; the instructions."""
+    """Sizes for weights of some number of columns: bytes of a padded row of activations (`wide`), of a panel, and of a
+    thread's spare memory; the number of rows of activations up to which panels of the weight are packed where they are
+    used (`most`), and the number in a group (`tall`); the name of the instruction set."""
 
     wide: int
     panel: int
@@ -53,7 +54,7 @@ class Sizes:
 
 @lru_cache(maxsize=256)
 def sizes(columns: int) -> Sizes | None:
-    """Those for weights of so many columns; None where there are no kernels for them here."""
+    """Return the sizes for weights of so many columns; None if this machine has no kernels for them."""
     found = extension()
     if found is None or columns > _MOST_COLUMNS:
         return None
@@ -62,20 +63,20 @@ def sizes(columns: int) -> Sizes | None:
 
 
 def instructions(columns: int) -> str:
-    """By which products with weights of so many columns are computed here: "amx", "vnni" or "avx2"; "" for none."""
+    """Return the instructions used for weights of so many columns: "amx", "vnni" or "avx2"; "" for none."""
     found = sizes(columns)
     return "" if found is None else found.name
 
 
 def reads(form: Form | None, parts: Parts) -> bool:
-    """Whether products with such a weight are computed here."""
+    """Return whether these kernels can multiply by such a weight."""
     if form is None or sizes(form.columns) is None:
         return False
     return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
 def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [m, columns] times the transposed weight, and the bias: [m, rows] in x's dtype.
+    """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows] in x's dtype.
 
     Args:
         coding: which codes of the weight are multiplied.
@@ -99,10 +100,10 @@ def codes_times(
     bias: Tensor | None,
     out: Tensor,
 ) -> None:
-    """As `rows_times`, of activations that are codes already, int8 [m, columns], and with `Target.by_steps`.
+    """Do as `rows_times` for activations that are already codes, int8 [m, columns], and with `Target.by_steps`.
 
     Args:
-        scale: float32, and how many rows have one of them. Where columns are in runs: one for each run of each row.
+        scale: float32, and how many rows share each. With runs of columns: one for each run of each row.
     """
     rows, columns, _ = sizes_of
     by_run, at = bool(weight[-2] & _BY_RUN), scale[0].data_ptr()
@@ -113,7 +114,7 @@ def codes_times(
 
 
 def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows x [m, columns], contiguous, as codes int8 of as many numbers, and their scales, float32 [m] or `known`.
+    """Quantize rows x [m, columns], contiguous. Return int8 codes of x's shape and scales, float32 [m] or `known`.
 
     Args:
         known: float32, one for all rows or for each.
@@ -137,12 +138,12 @@ def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -
 def numbers_of(
     x: Tensor, m: int, limits: tuple[float, float, float], kind: str, decoded: bool
 ) -> tuple[Tensor, Tensor]:
-    """What rows x [m, columns], contiguous, are rounded to, shaped like x, and their scales, float32 [m].
+    """Fake-quantize rows x [m, columns], contiguous. Return the rounded values, shaped like x, and scales, float32 [m].
 
-    The numbers are of `scale_dtype`: in units of the scale or, if `decoded`, times it.
+    The values are of `scale_dtype`: in units of the scale or, if `decoded`, multiplied by it.
 
     Args:
-        limits: the bound, the least and the largest number, as `forms.Activations` has them.
+        limits: the bound, the least and the largest number, as in `packed_layout.Activations`.
         kind: one of KINDS.
     """
     columns, out = x.numel() // m, x.new_empty(x.shape, dtype=scale_dtype(x.dtype))
@@ -168,7 +169,7 @@ def rows_times(
     bias: Tensor | None,
     out: Tensor,
 ) -> None:
-    """`linear` of what is there already: x and `out`, contiguous and of m rows, at least one, and the bias in float32.
+    """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
     Args:
         made: the plan of the weight's form. weight: addresses of its parts, its coding, and 1.
@@ -191,7 +192,7 @@ def convolve(
     how: Geometry,
     places: tuple[int, int],
 ) -> Tensor:
-    """x [b, in, h, w] convolved with the weight, and the bias: [b, rows, *places] in x's dtype and order in memory."""
+    """Convolve x [b, in, h, w] with the weight and add the bias: [b, rows, *places] in x's dtype and memory format."""
     images = _channels_last(x)
     largest = _largest(images)
     numbers = (largest.data_ptr(), bool(coding & Coding.BY_RUN), *_NO_SCALES)
@@ -212,7 +213,7 @@ def convolve_codes(
     how: Geometry,
     places: tuple[int, int],
 ) -> Tensor:
-    """The same in integers that the scheme itself makes of each image, with `Target.by_steps`.
+    """Do the same with the integers that the scheme itself makes of each image, with `Target.by_steps`.
 
     Args:
         known: the scale of all images, float32; None: each has its own.
@@ -238,7 +239,7 @@ def _patches_times(
     out: Tensor,
     steps: tuple[int, int],
 ) -> None:
-    """The patches of images [b, in, h, w], channels last, times the weight, into `out` [b, rows, h', w'].
+    """Multiply the patches of images [b, in, h, w], channels last, by the weight, into `out` [b, rows, h', w'].
 
     Args:
         numbers: the last of the source. steps: of the target.
@@ -261,14 +262,14 @@ def _patches_times(
 
 
 def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:
-    """[b, channels, *places] in the dtype and order of x."""
+    """Return an empty [b, channels, *places] in the dtype and memory format of x."""
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     order = torch.channels_last if last else torch.contiguous_format
     return in_large_pages(torch.empty(len(x), channels, *places, dtype=x.dtype, device=x.device, memory_format=order))
 
 
 def _largest(images: Tensor) -> Tensor:
-    """The largest magnitude in each pixel of images, channels last: float32 [pixels]."""
+    """Return the largest magnitude in each pixel of images, channels last: float32 [pixels]."""
     channels = images.shape[1]
     found = images.new_empty(images.numel() // max(channels, 1), dtype=torch.float32)
     size = images.element_size() * channels
@@ -282,18 +283,18 @@ def _largest(images: Tensor) -> Tensor:
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What scales of activations of a dtype are rounded to; see `forms.Activations`."""
+    """Return the dtype that scales of activations of `dtype` are rounded to; see `packed_layout.Activations`."""
     return torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
 
 
 def _scales(images: Tensor, how: Activations) -> Tensor:
-    """The scale of each image, float32 [b]; as `codes512` has those of rows."""
+    """Return the scale of each image, float32 [b]; as `codes512` computes those of rows."""
     found = _largest(images).view(len(images), -1).amax(1).to(scale_dtype(images.dtype)) / how.bound
     return found.masked_fill_(found < LEAST_SCALE, 1.0).to(torch.float32)
 
 
 def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
-    """Images, channels last, as codes int8 in the same order. scale: of each, float32 [b]."""
+    """Quantize images, channels last, to int8 codes in the same order. scale: of each image, float32 [b]."""
     codes = torch.empty_like(images, dtype=torch.int8, memory_format=torch.preserve_format)
     channels, size, kind = images.shape[1], images.element_size(), TYPES[images.dtype]
     pixels = math.prod(images.shape[2:])
@@ -311,7 +312,7 @@ def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """x [b, c, h, w] with the channels of a pixel together."""
+    """Return x [b, c, h, w] in channels-last memory format."""
     if x.is_contiguous(memory_format=torch.channels_last):
         return x
     x = x.contiguous()
@@ -335,8 +336,8 @@ def _run(
     source: tuple[int, ...],
     target: tuple[int, ...],
 ) -> None:
-    """Few activations are quantized once, and panels of the weight are made where they are used; for more, the panels
-    are made first, and threads share the rows of activations."""
+    """Run the GEMM. A few rows of activations are quantized once, and panels of the weight are packed where they are
+    used; for more rows the panels are packed first, and threads split the rows of activations."""
     count, columns, each = sizes_of
     size = sizes(columns)
     assert size is not None
@@ -362,7 +363,7 @@ def _run(
     held = (at, at + room, at + room + numbers)
 
     def spare_of(start: int) -> tuple[int, Tensor | None]:
-        """Memory for the thread whose share begins there, and what it belongs to."""
+        """Return the address of spare memory for the thread that begins at `start`, and the tensor that owns it."""
         own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
         return (at + room + 2 * numbers if own is None else own.data_ptr()), own
 

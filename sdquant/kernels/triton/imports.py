@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @cache
 def launcher() -> ModuleType | None:
-    """`launch`, or None where Triton is not there or does not work: the reason is logged for those who debug."""
+    """Return the module `launch`, or None if Triton is missing or broken; the reason is logged at debug level."""
     try:
         from . import launch
     except (
@@ -28,7 +28,7 @@ def launcher() -> ModuleType | None:
 
 @cache
 def eight(device: torch.device) -> ModuleType | None:
-    """`eight`, for products of 8-bit codes on `device`; None where it does not run there or gives other numbers."""
+    """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there."""
     found = launcher()
     if found is None or not found.works_on(device):
         return None
