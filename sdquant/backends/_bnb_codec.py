@@ -1,4 +1,4 @@
-"""What the codecs of the bitsandbytes backend have in common, and the checks on what files claim."""
+"""The base class of the bitsandbytes codecs, and checks on tensors read from files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Codec(ABC):
-    """One packing. The methods are those of `Backend`; `decode_into` gets a contiguous `out`."""
+    """The codec of one packing. Methods as in `Backend`; `decode_into` gets a contiguous `out`."""
 
     @abstractmethod
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]: ...
@@ -59,12 +59,12 @@ class Codec(ABC):
 
 
 def bad(key: str, why: str) -> BadFileError:
-    """The error for a file tensor `key` that cannot be what its neighbours say it is."""
+    """Return the error for a file tensor `key` that contradicts the other tensors of its weight."""
     return BadFileError(f"Cannot read tensor {key!r}", why, "Download the file again, or quantize the model again")
 
 
 def require(found: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
-    """The file key and the tensor of a part that must be there."""
+    """Return the file key and the tensor of a required part, or raise BadFileError."""
     key = found.keys.get(part)
     if key is None:
         raise bad(found.name, f"the file has no {part} for it")
@@ -72,7 +72,7 @@ def require(found: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str,
 
 
 def scales(key: str, tensor: Tensor) -> Tensor:
-    """`tensor` as float32, after a check that it can be a tensor of scales. Half precision widens without loss."""
+    """Check that `tensor` holds finite scales and return it as float32. Half precision widens without loss."""
     if tensor.dtype not in _FLOAT_SCALES:
         raise bad(key, f"scales must be float32, float16 or bfloat16, but these are {tensor.dtype}")
     if not torch.isfinite(tensor).all():

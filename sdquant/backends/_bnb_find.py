@@ -1,6 +1,6 @@
-"""How bitsandbytes' weights show themselves in a file's header, and the file keys of its packings. Imports no torch.
+"""Detection of bitsandbytes' weights in a file's header, and the file keys of its packings. Imports no torch.
 
-The codecs, which do, read what is found here.
+The codecs, which do, read the weights detected here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 
 
 def packing_of(scheme: str, packing: str | None) -> str:
-    """The packing of a scheme: what its description says, else the only one it has.
+    """Return the packing of a scheme: the one in its description, else the only one it has.
 
     Raises:
         KeyError: the scheme has no such packing.

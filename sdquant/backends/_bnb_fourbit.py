@@ -121,7 +121,7 @@ class FourBit(Codec):
         return blocks_of_rows and "nested_absmax" not in packed.parts
 
     def cuttable(self, packed: Packed) -> Packed:
-        """Without double quantization, whose blocks of 256 scales and common offset are of the whole weight."""
+        """Undo double quantization, whose blocks of 256 scales and common offset span the whole weight."""
         if "nested_absmax" not in packed.parts:
             return packed
         details = {key: value for key, value in packed.spec.details.items() if key != OFFSET}
@@ -185,7 +185,7 @@ class FourBit(Codec):
         return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype, offset)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        """As bitsandbytes' `QuantState.as_dict(packed=True)` has it."""
+        """Return the tensors of bitsandbytes' `QuantState.as_dict(packed=True)`."""
         details, absmax = packed.spec.details, packed.parts["absmax"]
         says = {
             "quant_type": packed.spec.scheme,
@@ -257,7 +257,7 @@ class FourBit(Codec):
 
 
 def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str, offset: float | None = None) -> Packed:
-    """`offset`: what is known of it where the state is on the meta device."""
+    """Return the packed weight of a QuantState. `offset`: its value, if known, for a state on the meta device."""
     parts = {"codes": codes, "absmax": state.absmax}
     details: dict[str, Any] = {"block_size": state.blocksize}
     if state.nested:
@@ -268,8 +268,8 @@ def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str, offse
 
 
 def _state(packed: Packed) -> Any:
-    """bitsandbytes' QuantState over the same tensors, with code tables of its own: safetensors refuses to save shared
-    ones, and a tool that writes into one would change what all later weights mean."""
+    """Return bitsandbytes' QuantState over the same tensors, with its own copies of the code tables: safetensors does
+    not save shared tensors, and a tool that writes into a shared table would corrupt all later weights."""
     absmax, details = packed.parts["absmax"], packed.spec.details
     new = library().functional.QuantState
     nested: dict[str, Any] = {}
@@ -289,7 +289,7 @@ def _state(packed: Packed) -> Any:
 
 
 def _absmax(packed: Packed) -> Tensor:
-    """The scale of each block: float32 [blocks]."""
+    """Return the scale of each block: float32 [blocks]."""
     absmax = packed.parts["absmax"]
     if "nested_absmax" not in packed.parts:
         return absmax
@@ -299,10 +299,10 @@ def _absmax(packed: Packed) -> Tensor:
 
 
 def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> None:
-    """Decode whole blocks, one to a row of `out` [blocks, block], by bitsandbytes' kernel.
+    """Dequantize whole blocks, one per row of `out` [blocks, block], with bitsandbytes' kernel.
 
-    A row that is not whole blocks must not be given to it: its AVX512 kernel then takes some blocks' scales for others'
-    (bitsandbytes 0.50.2, weights [64, 288] with blocks of 64), and an odd row makes it compile a fallback for a minute.
+    Rows must be whole blocks: otherwise its AVX512 kernel uses the scales of other blocks (bitsandbytes 0.50.2, weights
+    [64, 288] with blocks of 64), and for a row of odd length it compiles a fallback for a minute.
     """
     functional = library().functional
     dtype = out.dtype if out.dtype in TORCH_FLOATS else torch.float32
@@ -314,8 +314,8 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
 
 
 def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The float weight of a `Linear4bit` as one operator, while torch compiles or transforms what is done with it: it
-    knows nothing of what it takes to find the kernels."""
+    """Return the float weight of a `Linear4bit` as the result of one custom op, for use under torch.compile or a
+    functional transform, which cannot trace the kernel dispatch."""
     from ..kernels import ops
 
     state = layer.weight.quant_state
@@ -326,8 +326,8 @@ def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _linear4bit() -> type[nn.Module]:
-    """`Linear4bit` that takes its input by torch's name for it, too, goes to the meta device, and takes also rows that
-    are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
+    """Return a `Linear4bit` whose input can also be passed by torch's name `input`, that can move to the meta device,
+    and that supports rows that are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
     base: Any = library().nn.Linear4bit
 
     class Linear4bit(base):  # type: ignore[misc]  # the base is only known at run time
@@ -365,16 +365,16 @@ _OURS = "Linear4bit"
 
 
 def __getattr__(name: str) -> Any:
-    """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
+    """Return the class that is created once bitsandbytes is imported, so that pickle finds it by name."""
     if name == _OURS:
         return _linear4bit()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _undo_cpu_packing(codes: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """Codes and state of a module that a forward on an AVX512-BF16 CPU has repacked, in the usual order.
+    """Return codes and state, in the usual order, of a module repacked by a forward on an AVX512-BF16 CPU.
 
-    The scales stay as that repacking rounded them.
+    The scales keep the rounding of that repacking.
     """
     flat = state.absmax.T.reshape(-1).float()  # it holds them as bfloat16 [columns/block, rows]
     undone, state = library().functional._convert_weight_packed_for_cpu_inverse(codes, copy.copy(state))

@@ -1,4 +1,4 @@
-"""Checks on what a 4-bit file says about its weights. The file is somebody else's: nothing in it is taken on trust."""
+"""Checks on the metadata of 4-bit weights in a file. The file may come from anyone, so nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NESTED_BLOCK = 256  # fixed in bitsandbytes' quantize_4bit
 
 
 def as_bytes(key: str, codes: Tensor) -> Tensor:
-    """The codes as uint8 [bytes]."""
+    """Return the codes as uint8 [bytes]."""
     # `bnb_4bit_quant_storage` lets a file hold the same bytes under another dtype.
     if codes.dtype not in (torch.uint8, *TORCH_FLOATS):
         raise bad(key, f"4-bit codes must be uint8, bfloat16, float16 or float32, but these are {codes.dtype}")
@@ -34,10 +34,10 @@ def as_bytes(key: str, codes: Tensor) -> Tensor:
 
 
 def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]) -> dict[str, Any]:
-    """What the quant_state tensor, which is JSON, says about a weight of `shape`; every value checked.
+    """Parse the JSON of the quant_state tensor of a weight of `shape`, and check every value.
 
     Args:
-        shape: of the float weight; None: whatever the tensor says.
+        shape: of the float weight; None to accept the one in the tensor.
         nested: whether the scales are doubly quantized.
     """
     key = f"{found.name}{STATE}{found.scheme}"

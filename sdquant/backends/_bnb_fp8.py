@@ -65,7 +65,7 @@ class Blockwise(Codec):
             decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        """Only sdquant writes such files, and says the shape in their metadata."""
+        """Read a weight. Only sdquant writes such files; it stores the shape in their metadata."""
         parts = dict(require(found, part, get) for part in ("codes", "absmax"))
         (key, codes), (scale_key, absmax) = parts.items()
         shape = tuple(codes.shape) if shape is None else shape
@@ -96,7 +96,7 @@ class Blockwise(Codec):
 
 
 def _encode(weights: Tensor) -> dict[str, Tensor]:
-    """Codes in the shape of `weights`, and a scale for every 256 of them."""
+    """Quantize to codes in the shape of `weights`, and a scale for every 256 of them."""
     table = e4m3_code(weights.device)
     codes, state = library().functional.quantize_blockwise(weights, code=table, blocksize=BLOCK)
     absmax = state.absmax

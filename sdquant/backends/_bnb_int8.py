@@ -134,11 +134,11 @@ class Int8(Codec):
 
 @lru_cache(maxsize=1)
 def _linear8bit() -> type[nn.Module]:
-    """`Linear8bitLt` that takes its input by torch's name for it, too, and whose codes and scales follow when a model
-    that contains it is moved.
+    """Return a `Linear8bitLt` whose input can also be passed by torch's name `input`, and whose codes and scales move
+    with the model that contains it.
 
     bitsandbytes keeps them as attributes and moves those in `Linear8bitLt.to`, which is not called when a parent is
-    moved. The name stays: other tools look for it.
+    moved. The class name is unchanged: other tools look for it.
     """
     base: Any = library().nn.Linear8bitLt
 
@@ -166,7 +166,7 @@ _OURS = "Linear8bitLt"
 
 
 def __getattr__(name: str) -> Any:
-    """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
+    """Return the class that is created once bitsandbytes is imported, so that pickle finds it by name."""
     if name == _OURS:
         return _linear8bit()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -136,7 +136,7 @@ def _encode(rows: Tensor) -> dict[str, Tensor]:
 
 
 def _values(codes: Tensor) -> Tensor:
-    """Float8 codes as float32. On a CPU by table: torch's own conversion takes four times as long there."""
+    """Convert float8 codes to float32. On a CPU by table: torch's own conversion takes four times as long there."""
     if codes.device.type != "cpu":
         return codes.float()
     table = _table(codes.dtype)
@@ -145,7 +145,7 @@ def _values(codes: Tensor) -> Tensor:
 
 @cache
 def _table(dtype: torch.dtype) -> Tensor:
-    """The values of all 256 codes of a float8 dtype: float32 [256]."""
+    """Return the values of all 256 codes of a float8 dtype: float32 [256]."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
@@ -154,7 +154,7 @@ def _spec(scheme: str, shape: tuple[int, ...], dtype: str, details: dict[str, An
 
 
 def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
-    """ComfyUI's name for the weight's format, if the file has one. Raises BadFileError for a scale that is unknown."""
+    """Return ComfyUI's name of the weight's format, if the file has one. Raise BadFileError for an unknown scale."""
     said = found.details.get("format")
     for key in found.extra:
         last = key.rpartition(".")[2]
@@ -171,7 +171,7 @@ def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
 
 
 def _marked(key: str, line: Tensor) -> str:
-    """What ComfyUI's JSON line of bytes says; some of the other formats use float8 tensors too."""
+    """Parse the format in ComfyUI's JSON line of bytes; some formats that are not read use float8 tensors, too."""
     try:
         claims = strict_json.parse(strict_json.text(bytes(line.to(torch.uint8).flatten()[:4096].tolist())))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How other tools' float8 weights show themselves in a file's header. Imports no torch; see `_float8` for the codec."""
+"""Detection of other tools' float8 weights in a file's header. Imports no torch; see `_float8` for the codec."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _FOREIGN = ("sdnq", "quanto", "torchao", "auto-round")
 
 
 def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-    """The float8 weights of a file.
+    """Return the float8 weights of a file.
 
     Args:
-        config: what is said about quantization beside the tensors: "quantization_config" of a config.json, and
-            "comfy", the format of each weight by the file's metadata (see `formats.comfy`).
+        config: quantization settings from outside the tensors: "quantization_config" of a config.json, and "comfy",
+            the format of each weight by the file's metadata (see `formats.comfy_metadata`).
     """
     quantization = config.get("quantization_config") or {}
     if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
@@ -62,7 +62,7 @@ _MODELS = re.compile(
 
 
 def _refuse_unscaled(found: list[Found]) -> None:
-    """Raise BadFileError for a weight without a scale in a model whose others have one: codes are not values."""
+    """Raise BadFileError for a weight without a scale in a model whose others have one: its codes are not values."""
     models: dict[str, list[Found]] = {}
     for one in found:
         match = _MODELS.match(one.name)
@@ -81,7 +81,7 @@ def _refuse_unscaled(found: list[Found]) -> None:
 
 
 def _said(quantization: Any) -> dict[str, Any]:
-    """What the config.json of transformers' fine-grained fp8 says of all weights."""
+    """Return the block size of transformers' fine-grained fp8 in a config.json, as details of all weights."""
     size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
     return {} if size is None else {"block": size}
 
@@ -91,7 +91,7 @@ def _format(name: str | None) -> dict[str, Any]:
 
 
 def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:
-    """For each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
+    """Return, for each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
     prefixes = {leaf(name, "") for name in names}
     found: dict[str, list[str]] = {}
     for key in tensors:

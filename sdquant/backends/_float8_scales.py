@@ -27,10 +27,10 @@ _USUAL = 128  # both sides of DeepSeek's blocks, of which the last in a row or c
 def fitted(
     key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, Any], *, mx: bool
 ) -> tuple[Tensor, Block | None]:
-    """The scales of a weight of `shape`, and the block that each is for; None for the whole weight or its rows.
+    """Return the scales of a weight of `shape`, and the block size; None for scales of the whole weight or its rows.
 
     Args:
-        key: the file's name for `scale`. details: what the file says of the weight. mx: whether it is MXFP8.
+        key: the file key of `scale`. details: the weight's metadata in the file. mx: whether it is MXFP8.
 
     Returns:
         float32, or uint8 of exponents: [1 or rows, 1...], or [rows of blocks, columns of blocks].
@@ -66,24 +66,24 @@ def fitted(
 
 
 def factors(scale: Tensor) -> Tensor:
-    """What codes are multiplied by, as float32. The exponent 0 stands for 0, as in comfy-kitchen: only blocks of zeros
-    have it."""
+    """Return the scales as float32 factors. The exponent 0 stands for 0, as in comfy-kitchen: only blocks of zeros have
+    it."""
     return (scale.int() << 23).view(torch.float32) if scale.dtype == torch.uint8 else scale
 
 
 def of_rows(scale: Tensor, rows: slice, block: Block, columns: int) -> Tensor:
-    """The factor of each weight in some rows: float32 [rows, columns]."""
+    """Return the factor of each weight in some rows: float32 [rows, columns]."""
     index = torch.arange(rows.start, rows.stop, device=scale.device) // block[0]
     return factors(scale.index_select(0, index)).repeat_interleave(block[1], 1)[:, :columns]
 
 
 def grid_shape(shape: tuple[int, ...], block: Block) -> tuple[int, int]:
-    """How many blocks a weight of `shape` [rows, columns] has."""
+    """Return the number of blocks of a weight of `shape` [rows, columns] along each dimension."""
     return math.ceil(shape[0] / block[0]), math.ceil(shape[1] / block[1])
 
 
 def _block(grid: tuple[int, ...], shape: tuple[int, ...]) -> Block | None:
-    """The block size of a grid of scales where the file does not say it: the usual one, else one that divides the
+    """Infer the block size from a grid of scales if the file does not give it: the usual one, else one that divides the
     weight; None if there is none."""
     if len(shape) != 2 or len(grid) != 2 or 0 in grid:
         return None
@@ -110,7 +110,7 @@ def _exponents(key: str, scale: Tensor) -> Tensor:
 
 
 def _untiled(key: str, tiled: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
+    """Return MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
     if len(shape) != 2:
         raise bad(key, f"MXFP8 weights must have two dimensions, but this one has {len(shape)}")
     rows, columns = grid_shape(shape, _MX)

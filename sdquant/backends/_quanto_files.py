@@ -1,4 +1,4 @@
-"""Quanto's weights in a file: found by their keys and sizes, read with every size checked. No torch at import.
+"""Detection of quanto's weights in a file by keys and shapes, and reading with every shape checked. No torch at import.
 
 optimum-quanto saves a weight flattened into its tensors: `X.weight._data` for 8 bits; for 4 and 2 bits the packed bytes
 are one level further down, `X.weight._data._data`; and `_scale`, `_shift`. Beside it, as buffers of the module, lie
@@ -32,13 +32,13 @@ _COMFY_HINTS = ("comfy_quant", "input_scale")
 
 
 def data_key(scheme: str) -> str:
-    """What follows the weight's name in the key of the packed bytes. Our qint3 is where quanto would not look."""
+    """Return the key suffix of the packed bytes. For qint3, which is ours, it is one that quanto ignores."""
     return DATA_KEYS[0] if scheme in ("qint4", "qint2") else DATA_KEYS[1]
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-    """See `Backend.find`. `config` may hold "quantization_config", "quantization_map", and "comfy", the format of each
-    weight of ComfyUI's files."""
+    """See `Backend.find`. `config` may contain "quantization_config", "quantization_map", and "comfy", the format of
+    each weight in ComfyUI's files."""
     asked = _asked(config.get("quantization_config") or {})
     found: list[Found] = []
     unsure: list[int] = []
@@ -91,7 +91,7 @@ def _explained(row: Found, tensors: Mapping[str, TensorInfo]) -> Found:
 
 
 def _possible(parts: Mapping[str, TensorInfo]) -> list[str]:
-    """The schemes that dtypes and sizes allow, most bits first; none if the parts do not fit together."""
+    """Return the schemes that dtypes and shapes allow, most bits first; none if the parts do not fit together."""
     data, scale = parts["data"], parts.get("scale")
     if data.dtype != "uint8":
         return ["qint8" if data.dtype == "int8" else "qfloat8"]
@@ -107,7 +107,7 @@ def _possible(parts: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def _asked(config: Mapping[str, Any]) -> str | None:
-    """The scheme that a quantization_config of diffusers or transformers names."""
+    """Return the scheme named by a quantization_config of diffusers or transformers."""
     if config.get("quant_method") != "quanto":
         return None
     word = config.get("weights_dtype") or config.get("weights")
@@ -115,7 +115,7 @@ def _asked(config: Mapping[str, Any]) -> str | None:
 
 
 def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
-    """The scheme that quantization_map.json names for a module."""
+    """Return the scheme that quantization_map.json names for a module."""
     row = quantization_map.get(module)
     word = row.get("weights") if isinstance(row, Mapping) else None
     if not isinstance(word, str) or word == "none":
@@ -168,7 +168,7 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
 
 
 def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """ComfyUI's scale as quanto has it: one for each row, but for weights of one row."""
+    """Convert ComfyUI's scale to quanto's shape: one per row, or a scalar for a weight of one row."""
     if scale.numel() == 1 and shape:
         scale = scale.reshape(1).expand(shape[0])
     if not shape or scale.numel() != shape[0]:
@@ -177,10 +177,10 @@ def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:
-    """The float weight's shape, where the file alone tells it.
+    """Return the float weight's shape, if the file alone determines it.
 
     Raises:
-        Unfit: it does not: fewer than 8 bits are kept in groups, which say nothing about the rows they were cut from.
+        Unfit: it does not: below 8 bits weights are stored in groups, whose shape does not depend on the row length.
     """
     if found.scheme in ("qint8", "qfloat8"):
         return tuple(parts["data"].shape)
@@ -196,7 +196,7 @@ def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str])
 
 
 def _group(found: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
-    """The group size, which is the width of the packed rows; None where they are the weight's own rows."""
+    """Return the group size, which is the width of the packed rows; None if they are the weight's own rows."""
     if found.scheme == "qint3":
         return (data[-1] if data else 0) * 8 // 3 or 1
     return None if data[1:] == tuple(shape[1:]) or len(data) != 2 else data[1] or 1

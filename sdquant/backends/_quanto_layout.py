@@ -1,6 +1,6 @@
-"""Shapes of quanto's packed weights: which groups, which parts. Pure arithmetic, no torch.
+"""Shapes of quanto's packed weights: groups and parts. Pure arithmetic, no torch.
 
-Facts from optimum-quanto 0.2.7 (nn/qmodule.py, tensor/packed.py, tensor/optimizers), said in our own words:
+Facts from optimum-quanto 0.2.7 (nn/qmodule.py, tensor/packed.py, tensor/optimizers), in our own words:
 
 * 8 bits: one code a byte in the weight's shape; one scale per output row, [out, 1, ...], or a scalar for a single row.
 * 4 and 2 bits: rows of `group` weights where the input size allows it, else one row per output. Row r of the packed
@@ -15,14 +15,14 @@ import math
 from ..core.backend import Part, Unfit
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
-PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `kernels.forms` names them
+PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `core.packed_layout` names them
 FLOATS = ("float32", "bfloat16", "float16")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 GROUPS = (128, 96, 64, 32)
 
 
 def group_of_row(shape: tuple[int, ...]) -> int | None:
-    """The group size quanto's modules choose for 4 and 2 bits; None means a scale per output row."""
+    """Return the group size that quanto's modules choose for 4 and 2 bits; None means a scale per output row."""
     row = math.prod(shape[1:])
     if row <= GROUPS[0]:
         return None
@@ -30,10 +30,10 @@ def group_of_row(shape: tuple[int, ...]) -> int | None:
 
 
 def group_of_all(shape: tuple[int, ...], wanted: int) -> int:
-    """The group size for 3 bits: `wanted`, or the next smaller one that divides the number of weights.
+    """Return the group size for 3 bits: `wanted`, or the next smaller one that divides the number of weights.
 
     Raises:
-        Unfit: none does.
+        Unfit: no group size does.
     """
     count = math.prod(shape)
     for size in GROUPS:
@@ -45,7 +45,7 @@ def group_of_all(shape: tuple[int, ...], wanted: int) -> int:
 
 
 def check(scheme: str, shape: tuple[int, ...], dtype: str) -> None:
-    """Raises Unfit if quanto's schemes cannot hold such a weight, or only at a loss."""
+    """Raise Unfit if quanto's schemes cannot hold such a weight, or would save nothing."""
     if dtype not in FLOATS:
         raise Unfit(f"quanto can only quantize {', '.join(FLOATS)}, not {dtype}")
     if len(shape) < 2 or not math.prod(shape):
@@ -59,7 +59,7 @@ def check(scheme: str, shape: tuple[int, ...], dtype: str) -> None:
 def parts_of(
     scheme: str, shape: tuple[int, ...], dtype: str, group: int | None = None, float8: str = FLOAT8[0]
 ) -> dict[str, Part]:
-    """The parts of a weight of this shape whose scales have `dtype`."""
+    """Return the parts of a weight of this shape whose scales have `dtype`."""
     bits = BITS[scheme]
     if bits == 8:
         scale = () if shape[0] == 1 else _per_row(shape)

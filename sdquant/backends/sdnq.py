@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CHUNK = 1 << 18  # weights decoded at a time
-# SDNQ's names of codes, as `kernels.forms` names their packing.
+# SDNQ's names of codes, as `core.packed_layout` names their packing.
 _PACKINGS = {
     "int8": "int8",
     "float8_e4m3fn": "float8_e4m3fn",
@@ -153,7 +153,7 @@ class SDNQ(Backend):
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        """In the order and dtype of SDNQ's dequantizer: in the scale's dtype, then the SVD part, then the cast."""
+        """Dequantize in the order and dtype of SDNQ's dequantizer: in the scale's dtype, then SVD, then the cast."""
         import torch
 
         code, shape, parts = CODES[packed.spec.scheme], packed.spec.shape, packed.parts
@@ -264,16 +264,16 @@ class SDNQ(Backend):
         )
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
-        """What SDNQ needs to build its layers.
+        """Return the quantization_config that SDNQ needs to build its layers.
 
-        It takes every Linear and Conv of the model for quantized, except those that `modules_to_not_convert` names
-        ("block.proj.weight"): whoever writes the file adds the ones that were left as they are.
+        It assumes that every Linear and Conv of the model is quantized, except those in `modules_to_not_convert`
+        ("block.proj.weight"): whoever writes the file adds the unquantized ones.
         """
         return {"quant_method": "sdnq", **_settings(spec), "modules_to_not_convert": []}
 
 
 def _settings(spec: QuantSpec) -> dict[str, Any]:
-    """The arguments of `SDNQConfig` for a scheme."""
+    """Return the arguments of `SDNQConfig` for a scheme."""
     return {
         "weights_dtype": CODES[spec.scheme.name].sdnq,
         "group_size": spec["group_size"],
@@ -290,7 +290,7 @@ def _settings(spec: QuantSpec) -> dict[str, Any]:
 
 
 def _groups(channels: int, group_size: int) -> int:
-    """SDNQ's rule: groups of the size, if they divide the channels; else the next smaller number that does."""
+    """Return the number of groups by SDNQ's rule: channels / group_size, or the next smaller number that divides."""
     groups = channels // group_size if 0 < group_size < channels else 1
     if groups > 1 and groups * group_size != channels:
         groups -= 1  # one group less, even where as many larger ones would divide them: 640 channels by 256 are 1 group
@@ -300,7 +300,7 @@ def _groups(channels: int, group_size: int) -> int:
 
 
 def _layer(weight: Tensor) -> nn.Module:
-    """A layer with this weight, not copied, for SDNQ to quantize."""
+    """Return a layer with this weight, not copied, for SDNQ to quantize."""
     from torch import nn
 
     out, channels, *kernel = weight.shape
@@ -317,9 +317,9 @@ def _layer(weight: Tensor) -> nn.Module:
 
 
 def _sdnq() -> Any:
-    """The library. Its import compiles a function to see whether it can, and prints what it cannot; both are kept down.
+    """Import sdnq and return the module. Its test compilation and messages at import are suppressed.
 
-    Whoever wants SDNQ's compiled kernels in the same process imports sdnq first or sets SDNQ_USE_TORCH_COMPILE.
+    To use SDNQ's compiled kernels in the same process, import sdnq first or set SDNQ_USE_TORCH_COMPILE.
     """
     import sys
 
