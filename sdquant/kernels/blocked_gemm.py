@@ -38,9 +38,9 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Callable[[int, int
     Args:
         weight: as `Rows`; returns None if it cannot be decoded in parts, and then so does this function.
     """
-    found = list(parts(rows, WEIGHTS * torch.get_num_threads() // x.shape[1]))
-    out = x.new_empty(len(x), rows) if len(found) > 1 else None
-    for start, stop in found:
+    spans = list(parts(rows, WEIGHTS * torch.get_num_threads() // x.shape[1]))
+    out = x.new_empty(len(x), rows) if len(spans) > 1 else None
+    for start, stop in spans:
         some = weight(start, stop)
         if some is None:
             return None

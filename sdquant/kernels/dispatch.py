@@ -64,8 +64,8 @@ _ways: dict[tuple[object, ...], Way] = {}
 @cache
 def readers(device_type: str) -> tuple[Reader, ...]:
     """Return the installed readers for a device type."""
-    found = (getattr(importlib.import_module(module), name)() for module, name in _READERS.get(device_type, ()))
-    return tuple(reader for reader in found if reader is not None)
+    candidates = (getattr(importlib.import_module(module), name)() for module, name in _READERS.get(device_type, ()))
+    return tuple(reader for reader in candidates if reader is not None)
 
 
 def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> Way:
@@ -77,10 +77,10 @@ def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype)
         return _TORCH
     device = parts[form.codes].device.type
     key = (form, dtype, device, *[part.dtype for part in parts.values()])
-    found = _ways.get(key)
-    if found is None:
-        found = _ways[key] = _chosen(backend, packed, form, dtype, device)
-    return found
+    kernels = _ways.get(key)
+    if kernels is None:
+        kernels = _ways[key] = _chosen(backend, packed, form, dtype, device)
+    return kernels
 
 
 def _chosen(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype, device: str) -> Way:
@@ -110,16 +110,16 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
     assert form is not None
     why = ""
     try:
-        wanted = backend.decode(packed, dtype).view(form.rows, form.columns)
-        got = torch.full_like(wanted, torch.nan)
+        expected = backend.decode(packed, dtype).view(form.rows, form.columns)
+        got = torch.full_like(expected, torch.nan)
         reader.decode_into(form, packed.parts, got)
-        if not torch.equal(got, wanted) and not torch.equal(got.nan_to_num(), wanted.nan_to_num()):
+        if not torch.equal(got, expected) and not torch.equal(got.nan_to_num(), expected.nan_to_num()):
             why = "the decoded weights are wrong"
-        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
+        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, expected):
             why = "the products are wrong"
-        elif not _decodes_rows(reader, form, packed, wanted):
+        elif not _decodes_rows(reader, form, packed, expected):
             why = "some rows decoded alone are wrong"
-        elif not _rounds(reader, form, packed, wanted):
+        elif not _rounds(reader, form, packed, expected):
             why = "the rounded weights are wrong"
     except Exception as error:  # whatever it is: the kernel does not work here, and torch does
         why = f"{type(error).__name__}: {error}"
@@ -189,8 +189,8 @@ def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tens
     they are fewer than the table has and its packing allows it."""
     rows, width = packed.spec.shape
     if indices.numel() < rows and backend.by_row(packed):
-        found = backend.decode(take(packed, indices.reshape(-1)), dtype)
-        return found.view(*indices.shape, width)
+        values = backend.decode(take(packed, indices.reshape(-1)), dtype)
+        return values.view(*indices.shape, width)
     table = scratch(packed.spec.shape, dtype, packed.device)
     decode_into(backend, packed, form, table)
     return F.embedding(indices, table)
@@ -214,11 +214,11 @@ def linear(
         return fp8_linear.linear(
             packed, form, None if fp8_linear.direct(form) else _decoded(backend, packed, form, x), x, bias
         )
-    chosen = way(backend, packed, form, x.dtype)
-    if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
-        return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
+    kernels = way(backend, packed, form, x.dtype)
+    if kernels.few and form is not None and x.numel() <= kernels.few * form.columns:
+        return _product(kernels, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
     if x.is_cpu and x.numel() <= blocked_gemm.most(x.dtype) * x.shape[-1]:
-        done = _tiled(chosen, packed, form, x.reshape(-1, x.shape[-1]), bias)
+        done = _tiled(kernels, packed, form, x.reshape(-1, x.shape[-1]), bias)
         if done is not None:
             return done.view(*x.shape[:-1], packed.spec.shape[0])
     if x.is_cpu and fp32_gemm.pays(x.dtype):
@@ -240,16 +240,16 @@ def prepared(
     backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
-    chosen = way(backend, packed, form, dtype)
-    if form is None or chosen.reader is None:
+    kernels = way(backend, packed, form, dtype)
+    if form is None or kernels.reader is None:
         return None
-    few, integers = chosen.few if compute in (None, int8_linear.NAME) else 0, None
+    few, integers = kernels.few if compute in (None, int8_linear.NAME) else 0, None
     if compute == int8_linear.NAME:
         least = int8_linear.least(packed, form, dtype)
         few, integers = min(few, least - 1), int8_linear.whole(backend, packed, form, dtype)
     if not few and integers is None:
         return None
-    return chosen.reader.prepared(
+    return kernels.reader.prepared(
         form, packed.parts, dtype, few, prefix, None if integers is None else (integers, least)
     )
 
@@ -271,16 +271,16 @@ def convolve(
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
     if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):
         return int8_linear.convolve(backend, packed, form, x, bias, how)
-    chosen = way(backend, packed, form, x.dtype)
+    kernels = way(backend, packed, form, x.dtype)
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
-    if chosen.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it
+    if kernels.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
-        most = max(chosen.few_patches, blocked_gemm.most_patches(x.dtype, math.prod(shape)))
+        most = max(kernels.few_patches, blocked_gemm.most_patches(x.dtype, math.prod(shape)))
         rows = few_patches(x, kernel, how, most)
         y = None
         if rows is not None:
-            few = len(rows) <= chosen.few_patches
-            y = (_product if few else _tiled)(chosen, packed, form, rows, bias)
+            few = len(rows) <= kernels.few_patches
+            y = (_product if few else _tiled)(kernels, packed, form, rows, bias)
         if y is not None:
             return y.view(len(x), *outputs(x.shape[2:], kernel, how), shape[0]).movedim(-1, 1).contiguous()
 
@@ -294,9 +294,9 @@ def convolve(
     return run(x, _decoded(backend, packed, form, x), bias)
 
 
-def _tiled(chosen: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
+def _tiled(kernels: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply x [m, columns] by the transposed weight, part by part; None if the reader cannot decode parts."""
-    reader = chosen.reader
+    reader = kernels.reader
     if reader is None or form is None:
         return None
 
@@ -328,10 +328,10 @@ def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.d
     return rows
 
 
-def _product(chosen: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:
+def _product(kernels: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [m, columns] by the transposed weight and add the bias, with the reader."""
-    assert chosen.reader is not None
+    assert kernels.reader is not None
     out = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)
     added = bias if bias is None else bias.detach().to(x.dtype).contiguous()
-    chosen.reader.product(form, packed.parts, x.contiguous(), added, out)
+    kernels.reader.product(form, packed.parts, x.contiguous(), added, out)
     return out

@@ -73,9 +73,9 @@ def works_on(device: torch.device) -> bool:
     why = "its results are wrong"
     try:
         codes, scale = quantized_rows(x)
-        found = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()
+        result = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()
         wide = codes.float() * scale
-        if torch.allclose(found, wide @ wide.T, rtol=2**-7, atol=1e-3):
+        if torch.allclose(result, wide @ wide.T, rtol=2**-7, atol=1e-3):
             return True
     except Exception as error:  # what a device without them raises is not the same everywhere
         why = f"{type(error).__name__}: {error}"

@@ -89,8 +89,8 @@ def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
 
 def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:
     """Return the number of rows of activations of `dtype` from which integers are faster."""
-    found = _least(packed, form, dtype)
-    return found.again if steps.coding(packed, form) & Coding.AGAIN else found.rows
+    limits = _least(packed, form, dtype)
+    return limits.again if steps.coding(packed, form) & Coding.AGAIN else limits.rows
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
@@ -167,12 +167,12 @@ def convolve_by_steps(
 ) -> Tensor:
     """Convolve x [b, in, ...] in integers: im2col, a tile of patches at a time, and the product."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
-    seen = patches(x, kernel, geometry)
-    places = seen.shape[: 1 + len(kernel)]  # b, and the places of an output
+    windows = patches(x, kernel, geometry)
+    places = windows.shape[: 1 + len(kernel)]  # b, and the places of an output
     columns = math.prod(packed.spec.shape[1:])
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
     step = max(8 * _TILE // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
-    for one, to in zip(seen, out, strict=True):
+    for one, to in zip(windows, out, strict=True):
         for start in range(0, places[1], step):
             part = one[start : start + step].reshape(-1, columns)
             _multiply(backend, packed, part, bias, to[start : start + step].view(-1, rows), by)
@@ -208,8 +208,8 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns).to(dtype)
     bias = torch.linspace(-1, 1, packed.spec.shape[0], dtype=torch.float32).to(dtype)
     if len(packed.spec.shape) == 2:
-        found = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
-        same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))
+        result = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
+        same = torch.equal(result, by_steps(backend, packed, x, bias, steps.Steps))
     else:
         image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
         one = (1, 1)
@@ -230,16 +230,16 @@ def _multiply(
     backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[steps.Steps] | None
 ) -> None:
     """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
-    chosen = steps.fastest(x) if by is None else by(x.device)
-    codes, x_scale, sums = chosen.rows(x)
+    impl = steps.fastest(x) if by is None else by(x.device)
+    codes, x_scale, sums = impl.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
         form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
         if form is not None and steps.coding(part, form) & Coding.BY_RUN:
-            chosen.by_run(codes, *chosen.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
+            impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
             continue
-        weight, scale, added = chosen.weight(backend, part, form)
+        weight, scale, added = impl.weight(backend, part, form)
         total = int_matmul.product(codes, weight)
-        chosen.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
+        impl.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:

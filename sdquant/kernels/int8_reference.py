@@ -252,13 +252,13 @@ class InTriton(Steps):
     @property
     def kernels(self) -> ModuleType:
         """Return the Triton kernels for this device."""
-        found = imports.eight(self.device)
-        assert found is not None
-        return found
+        module = imports.eight(self.device)
+        assert module is not None
+        return module
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        made: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
-        return made
+        quantized: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
+        return quantized
 
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
         if form is None or not self._quantizes(backend, packed, form):
@@ -292,10 +292,10 @@ class InTriton(Steps):
             packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=self.device))
         form = backend.form(packed)
         assert form is not None
-        codes, wanted = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
+        codes, target = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
         scale = torch.empty(form.rows, dtype=torch.float32, device=self.device)
         self.kernels.requantization(form, packed.parts, codes, scale)(self.device)
-        return torch.equal(super().again(backend, packed, form, wanted).view(-1), scale) and torch.equal(codes, wanted)
+        return torch.equal(super().again(backend, packed, form, target).view(-1), scale) and torch.equal(codes, target)
 
     def by_run(
         self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor

@@ -90,10 +90,10 @@ def _good_on_cpu() -> bool:
         for left in _hard(rows, size):
             for right in _hard(columns, size):
                 try:
-                    found = torch._int_mm(left, right.T)
+                    result = torch._int_mm(left, right.T)
                 except RuntimeError:  # a build of torch without it
                     return False
-                if not torch.equal(found.long(), _in_float64(left, right)):
+                if not torch.equal(result.long(), _in_float64(left, right)):
                     return False
     return True
 

@@ -60,10 +60,10 @@ class Libgguf(Reader):
             for start in range(first * each, last * each, tile):
                 stop = min(start + tile, last * each)
                 to = flat[start * kind.block : stop * kind.block]
-                made = to if to.dtype == torch.float32 else scratch(tuple(to.shape), torch.float32, to.device)
-                library.dequantize_rows_into_raw(kind.id, blocks[start:stop], made.numpy(), stop - start, kind.block)
-                if made is not to:
-                    to.copy_(made)
+                floats = to if to.dtype == torch.float32 else scratch(tuple(to.shape), torch.float32, to.device)
+                library.dequantize_rows_into_raw(kind.id, blocks[start:stop], floats.numpy(), stop - start, kind.block)
+                if floats is not to:
+                    to.copy_(floats)
 
         over_rows(form.rows, form.columns, decode)
 
@@ -74,8 +74,8 @@ def _library() -> ModuleType | None:
         import libgguf
     except ImportError:
         return None
-    found: ModuleType = libgguf
-    return found
+    module: ModuleType = libgguf
+    return module
 
 
 def reader() -> Libgguf | None:

@@ -49,15 +49,15 @@ def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:
     A weight of another size than `own` is left to torch, which reports the mismatch.
     """
     backend = registry.of_scheme(own.spec.scheme)
-    found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    if not all(isinstance(value, Tensor) for value in found.values()):
+    tensors = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not all(isinstance(value, Tensor) for value in tensors.values()):
         return
-    other = Packed(spec=own.spec, parts=found)
-    if not found or set(found) == set(own.parts) or other.nbytes != own.nbytes:
+    other = Packed(spec=own.spec, parts=tensors)
+    if not tensors or set(tensors) == set(own.parts) or other.nbytes != own.nbytes:
         return
-    for made in (backend.for_files(other), backend.for_kernels(other)):
-        if set(made.parts) == set(own.parts):
-            for name in found:
+    for candidate in (backend.for_files(other), backend.for_kernels(other)):
+        if set(candidate.parts) == set(own.parts):
+            for name in tensors:
                 del state[prefix + name]
-            state.update({prefix + name: part for name, part in made.parts.items()})
+            state.update({prefix + name: part for name, part in candidate.parts.items()})
             return

@@ -75,8 +75,8 @@ def linear(
     backend: Backend, packed: Packed, form: Form | None, how: Activations | None, x: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Compute `backend.linear` and add the bias, with the fastest kernel available."""
-    made = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
-    y = None if made is None else made(x.contiguous(), {**packed.parts, "bias": bias})
+    kernel = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
+    y = None if kernel is None else kernel(x.contiguous(), {**packed.parts, "bias": bias})
     if y is not None:
         return y
     y = as_floats(backend, packed, form, x)
@@ -127,17 +127,17 @@ def as_floats(
     """Compute `backend.linear` or, with `geometry`, `backend.convolve`, if that is a float product; else None."""
     if form is None or not x.is_cpu or dispatch.way(backend, packed, form, x.dtype).reader is None:
         return None
-    found = backend.as_floats(packed, x)
-    if found is None:
+    operands = backend.as_floats(packed, x)
+    if operands is None:
         return None
-    of_codes = _bare(form) if found.scales else form
-    if found.scales and dispatch.way(backend, packed, of_codes, found.x.dtype).reader is None:
+    of_codes = _bare(form) if operands.scales else form
+    if operands.scales and dispatch.way(backend, packed, of_codes, operands.x.dtype).reader is None:
         return None
     if geometry is None:
-        y = dispatch.linear(backend, packed, of_codes, found.x, None)
+        y = dispatch.linear(backend, packed, of_codes, operands.x, None)
     else:
-        y = dispatch.convolve(backend, packed, of_codes, found.x, None, geometry)
-    for scale in found.scales:
+        y = dispatch.convolve(backend, packed, of_codes, operands.x, None, geometry)
+    for scale in operands.scales:
         y = y.mul_(scale if scale.dtype in _FLOATS else scale.float())
     return y.to(x.dtype)
 
@@ -183,14 +183,14 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
             x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
-            found = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
-            same = found is not None and torch.equal(found, backend.linear(packed, x) + bias)
+            result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+            same = result is not None and torch.equal(result, backend.linear(packed, x) + bias)
         else:
             x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
             one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)
             geometry = Geometry(stride=one, padding=pad, dilation=one, groups=1)
-            wanted = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
-            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), wanted)
+            expected = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
+            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
     if not same:
         log.warning(
             "The C kernels are not used for %s with quantized activations: their results are wrong. Using torch "

@@ -33,10 +33,10 @@ def attended(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """Compute `scaled_dot_product_attention` for the same arguments; None if torch should do it."""
-    given = (query, key, value)
-    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not native.reads(*given):
+    tensors = (query, key, value)
+    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not native.reads(*tensors):
         return None
-    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         return None
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0 or not _sound():  # the kernel takes the largest score before it is scaled
@@ -52,9 +52,9 @@ def _sound() -> bool:
         q = torch.linspace(-3, 3, 2 * 3 * 37 * 40, dtype=torch.float32).sin().view(2, 3, 37, 40).bfloat16()
         k = torch.linspace(-5, 9, 2 * 3 * 301 * 40, dtype=torch.float32).cos().view(2, 3, 301, 40).bfloat16()
         v = torch.linspace(0, 99, 2 * 3 * 301 * 40, dtype=torch.float32).sin().view(2, 3, 301, 40).bfloat16()
-        found = native.attend(q, k, v, 0.5).float()
-        wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
-    good = bool(((found - wanted).abs() <= 0.01 * wanted.abs() + 0.01).all())
+        result = native.attend(q, k, v, 0.5).float()
+        expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
+    good = bool(((result - expected).abs() <= 0.01 * expected.abs() + 0.01).all())
     if not good:
         log.warning("The %s attention kernel is not used: its results are wrong. Using torch's instead.", isa())
     return good

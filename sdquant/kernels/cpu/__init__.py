@@ -35,20 +35,20 @@ def extension() -> Any | None:
     """Return the extension module; None if it was not built, cannot be loaded, or is turned off."""
     if os.environ.get(SWITCH) == "0":
         return None
-    found = _built()[0]
-    wanted = os.environ.get(SWITCH, "")
-    if found is not None and wanted not in ("", "1") and not found.choose(wanted):
+    module = _built()[0]
+    choice = os.environ.get(SWITCH, "")
+    if module is not None and choice not in ("", "1") and not module.choose(choice):
         log.warning(
             "%s=%s has no effect: this machine cannot run such kernels. The best that it can run are %s.",
-            SWITCH, wanted, found.isa(),
+            SWITCH, choice, module.isa(),
         )  # fmt: skip
-    return found
+    return module
 
 
 def isa() -> str | None:
     """Return the name of the instruction set whose kernels are used; None if there are none."""
-    found = extension()
-    return None if found is None else str(found.isa())
+    module = extension()
+    return None if module is None else str(module.isa())
 
 
 def state() -> str:

@@ -72,14 +72,14 @@ class Native(Reader):
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
 
     def unrounded(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
-        said: bool = extension().unrounded(plan(form, parts), TYPES[dtype])  # type: ignore[union-attr]
-        return said
+        result: bool = extension().unrounded(plan(form, parts), TYPES[dtype])  # type: ignore[union-attr]
+        return result
 
     def prepared(
         self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None
     ) -> Prepared | None:
-        made = Few(form, parts, dtype, few, prefix) if few else None
-        return made if integers is None else Integers(form, parts, dtype, *integers, made, prefix)
+        few_kernel = Few(form, parts, dtype, few, prefix) if few else None
+        return few_kernel if integers is None else Integers(form, parts, dtype, *integers, few_kernel, prefix)
 
 
 def _in_rows(form: Form) -> bool:

@@ -19,7 +19,7 @@ def in_large_pages(out: Tensor) -> Tensor:
     Ordinary pages are mapped when they are first written: 10,000 page faults for 42 MB, which take longer than the
     GEMM of an SDXL layer.
     """
-    found = extension()
-    if found is not None and out.nbytes >= _MAPPED:
-        found.large_pages(struct.pack("2q", out.data_ptr(), out.nbytes))
+    module = extension()
+    if module is not None and out.nbytes >= _MAPPED:
+        module.large_pages(struct.pack("2q", out.data_ptr(), out.nbytes))
     return out

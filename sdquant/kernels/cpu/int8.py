@@ -55,17 +55,17 @@ class Sizes:
 @lru_cache(maxsize=256)
 def sizes(columns: int) -> Sizes | None:
     """Return the sizes for weights of so many columns; None if this machine has no kernels for them."""
-    found = extension()
-    if found is None or columns > _MOST_COLUMNS:
+    module = extension()
+    if module is None or columns > _MOST_COLUMNS:
         return None
-    made = found.int8_sizes(columns)
-    return None if made is None else Sizes(*made)
+    numbers = module.int8_sizes(columns)
+    return None if numbers is None else Sizes(*numbers)
 
 
 def instructions(columns: int) -> str:
     """Return the instructions used for weights of so many columns: "amx", "vnni" or "avx2"; "" for none."""
-    found = sizes(columns)
-    return "" if found is None else found.name
+    size = sizes(columns)
+    return "" if size is None else size.name
 
 
 def reads(form: Form | None, parts: Parts) -> bool:
@@ -91,7 +91,7 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
 
 
 def codes_times(
-    made: Any,
+    descriptor: Any,
     weight: tuple[int, ...],
     sizes_of: tuple[int, int, int],
     codes: Tensor,
@@ -110,7 +110,7 @@ def codes_times(
     source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1])
     to, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
     target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, 1, at if by_run else 0)
-    _run(made, weight, sizes_of, m, source, target)
+    _run(descriptor, weight, sizes_of, m, source, target)
 
 
 def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ def numbers_of(
 
 
 def rows_times(
-    made: Any,
+    descriptor: Any,
     weight: tuple[int, ...],
     sizes_of: tuple[int, int, int],
     x: Tensor,
@@ -172,14 +172,14 @@ def rows_times(
     """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
     Args:
-        made: the plan of the weight's form. weight: addresses of its parts, its coding, and 1.
+        descriptor: the weight's, of `layout_descriptors.plan`. weight: addresses of its parts, its coding, and 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
     source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES)
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
-    _run(made, weight, sizes_of, m, source, target)
+    _run(descriptor, weight, sizes_of, m, source, target)
 
 
 def convolve(
@@ -271,15 +271,15 @@ def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:
 def _largest(images: Tensor) -> Tensor:
     """Return the largest magnitude in each pixel of images, channels last: float32 [pixels]."""
     channels = images.shape[1]
-    found = images.new_empty(images.numel() // max(channels, 1), dtype=torch.float32)
+    largest = images.new_empty(images.numel() // max(channels, 1), dtype=torch.float32)
     size = images.element_size() * channels
 
     def look(start: int, stop: int) -> None:
         at = images.data_ptr() + start * size
-        _c().int8_largest(_packed((TYPES[images.dtype], at, channels, stop - start, found.data_ptr() + 4 * start)))
+        _c().int8_largest(_packed((TYPES[images.dtype], at, channels, stop - start, largest.data_ptr() + 4 * start)))
 
-    over_rows(len(found), channels, look)
-    return found
+    over_rows(len(largest), channels, look)
+    return largest
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -289,8 +289,8 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _scales(images: Tensor, how: Activations) -> Tensor:
     """Return the scale of each image, float32 [b]; as `codes512` computes those of rows."""
-    found = _largest(images).view(len(images), -1).amax(1).to(scale_dtype(images.dtype)) / how.bound
-    return found.masked_fill_(found < LEAST_SCALE, 1.0).to(torch.float32)
+    scales = _largest(images).view(len(images), -1).amax(1).to(scale_dtype(images.dtype)) / how.bound
+    return scales.masked_fill_(scales < LEAST_SCALE, 1.0).to(torch.float32)
 
 
 def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _run(
-    made: Any,
+    descriptor: Any,
     weight: tuple[int, ...],
     sizes_of: tuple[int, int, int],
     m: int,
@@ -346,21 +346,21 @@ def _run(
         most = -(-m // size.tall) * size.tall  # groups may be stored whole
         room = most * (size.wide + 8)  # codes, scales and sums
         at = address(room + size.spare)
-        held = (at, at + most * size.wide, at + most * (size.wide + 4))
-        call.int8_quantize(_packed((*source, m, *held, at + room)))
+        buffers = (at, at + most * size.wide, at + most * (size.wide + 4))
+        call.int8_quantize(_packed((*source, m, *buffers, at + room)))
 
         def panels(start: int, stop: int) -> None:
             spare = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
             to = at + room if spare is None else spare.data_ptr()
-            call.int8_panels(made, _packed((*weight, *target, start, stop, m, *held, to)))
+            call.int8_panels(descriptor, _packed((*weight, *target, start, stop, m, *buffers, to)))
 
         over_rows(count, columns * m, panels)
         return
     rows = -(-count // _PANEL)
-    room = 0 if call.int8_lies_right(made, _packed(weight)) else rows * size.panel
+    room = 0 if call.int8_lies_right(descriptor, _packed(weight)) else rows * size.panel
     numbers = 4 * rows * _PANEL * each  # bytes of the scales, and of what is subtracted
     at = address(room + 2 * numbers + size.spare)
-    held = (at, at + room, at + room + numbers)
+    buffers = (at, at + room, at + room + numbers)
 
     def spare_of(start: int) -> tuple[int, Tensor | None]:
         """Return the address of spare memory for the thread that begins at `start`, and the tensor that owns it."""
@@ -369,20 +369,20 @@ def _run(
 
     def stage(start: int, stop: int) -> None:
         spare, _kept = spare_of(start)
-        call.int8_stage(made, _packed((*weight, start, stop, *held, spare)))
+        call.int8_stage(descriptor, _packed((*weight, start, stop, *buffers, spare)))
 
     def multiply(start: int, stop: int) -> None:
         spare, _kept = spare_of(start)
-        call.int8_rows(made, _packed((*weight, *source, *target, start, stop, *held, spare)))
+        call.int8_rows(descriptor, _packed((*weight, *source, *target, start, stop, *buffers, spare)))
 
     over_rows(count, columns, stage)
     over_rows(m, columns * count, multiply)
 
 
 def _c() -> Any:
-    found = extension()
-    assert found is not None
-    return found
+    module = extension()
+    assert module is not None
+    return module
 
 
 def _packed(numbers: tuple[int, ...]) -> bytes:

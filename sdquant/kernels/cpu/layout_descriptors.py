@@ -45,12 +45,12 @@ def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
 
 @lru_cache(maxsize=4096)
 def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> Any | None:
-    found = extension()
+    module = extension()
     scales = _NESTED if form.nested else _LOOKED_UP if scale in _SCALES else _type(scale)
-    if found is None or scales is None or _type(shift) is None:
+    if module is None or scales is None or _type(shift) is None:
         return None
     per_group = isinstance(form.zero, str)
-    return found.form(
+    return module.form(
         form.rows,
         form.columns,
         form.group,

@@ -37,8 +37,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     batch, heads, queries, width = q.shape
     out = torch.empty(batch, queries, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
     numbers = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
-    given = struct.pack("20qd", *numbers, heads, queries, k.shape[2], width, scale)
+    arguments = struct.pack("20qd", *numbers, heads, queries, k.shape[2], width, scale)
     run, each = extension().attend, math.ceil(queries / QUERIES)  # type: ignore[union-attr]
     work = 2 * QUERIES * k.shape[2] * width
-    over_rows(batch * heads * each, work, lambda start, stop: run(given + struct.pack("2q", start, stop)), step=1)
+    over_rows(batch * heads * each, work, lambda start, stop: run(arguments + struct.pack("2q", start, stop)), step=1)
     return out

@@ -29,8 +29,8 @@ def launcher() -> ModuleType | None:
 @cache
 def eight(device: torch.device) -> ModuleType | None:
     """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there."""
-    found = launcher()
-    if found is None or not found.works_on(device):
+    kernels = launcher()
+    if kernels is None or not kernels.works_on(device):
         return None
     why = "their results are wrong"
     try:

@@ -205,15 +205,15 @@ def sound(device: torch.device) -> bool:
     codes, scale, sums = quantize_rows(x)
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True)
-    wanted = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
+    target = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
     product = torch.arange(-200, 200, device=device, dtype=torch.int32).view(5, 80) * 9973
     column = torch.linspace(0.01, 0.02, 80, dtype=torch.float32, device=device)
     bias = torch.linspace(-1, 1, 80, dtype=torch.float32, device=device).to(torch.bfloat16)
     added = torch.arange(80, device=device, dtype=torch.int32)
-    found = finish(product, scale, column, bias, torch.bfloat16, sums, added)
+    result = finish(product, scale, column, bias, torch.bfloat16, sums, added)
     total = product + codes.sum(1, keepdim=True, dtype=torch.int32) * added
     by_torch = total.float().mul_(scale).mul_(column).add_(bias).to(torch.bfloat16)
-    runs = torch.empty_like(found)
+    runs = torch.empty_like(result)
     of_runs = torch.linspace(0.01, 0.02, 160, dtype=torch.float32, device=device).view(80, 2, 1)
     weight = torch.arange(80 * 128, device=device).view(80, 128).to(torch.int8)
     left = torch.arange(5 * 128, device=device).view(5, 128).mul(7).to(torch.int8)
@@ -222,7 +222,7 @@ def sound(device: torch.device) -> bool:
     parts = [left[:, i : i + 64].float() @ weight[:, i : i + 64].float().t() * of_runs[:, i // 64, 0] for i in (0, 64)]
     return bool(
         torch.equal(runs, (parts[0] + parts[1]).mul(scale).add(bias).to(torch.bfloat16))
-        and torch.equal(codes, wanted)
+        and torch.equal(codes, target)
         and torch.equal(scale, divided(largest, 127.0))
-        and torch.equal(found, by_torch)
+        and torch.equal(result, by_torch)
     )  # the sums are right if `found` is

@@ -63,10 +63,10 @@ def row_of(pid, BLOCK_N: tl.constexpr, rows, SPLIT: tl.constexpr):
     lane = tl.arange(0, BLOCK_N)
     if SPLIT > 1:
         each = BLOCK_N // SPLIT
-        held = rows // SPLIT
+        per_plane = rows // SPLIT
         within = pid * each + lane % each
         # Beyond the last: no row of this weight.
-        n = tl.where(within < held, (lane // each) * held + within, rows)
+        n = tl.where(within < per_plane, (lane // each) * per_plane + within, rows)
     else:
         n = pid * BLOCK_N + lane
     return n
