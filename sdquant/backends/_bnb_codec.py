@@ -51,8 +51,8 @@ class Codec(ABC):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return {key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        raise NotImplementedError(f"{found.scheme} has no file format of its own")
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        raise NotImplementedError(f"{detected.scheme} has no file format of its own")
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
         return None
@@ -63,11 +63,11 @@ def bad(key: str, why: str) -> BadFileError:
     return BadFileError(f"Cannot read tensor {key!r}", why, "Download the file again, or quantize the model again")
 
 
-def require(found: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
+def require(detected: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
     """Return the file key and the tensor of a required part, or raise BadFileError."""
-    key = found.keys.get(part)
+    key = detected.keys.get(part)
     if key is None:
-        raise bad(found.name, f"the file has no {part} for it")
+        raise bad(detected.name, f"the file has no {part} for it")
     return key, get(key)
 
 

@@ -136,7 +136,7 @@ class FourBit(Codec):
         nested = state.nested
         exact = columns % block == 0 and block <= _KERNEL_BLOCK
         dtype = _COMPUTE.get(spec["compute_dtype"]) if spec is not None else None
-        made: Any = _linear4bit()(
+        layer: Any = _linear4bit()(
             columns,
             rows,
             bias=False,
@@ -153,35 +153,35 @@ class FourBit(Codec):
             compress_statistics=nested,
             quant_type=packed.spec.scheme,
             quant_storage=torch.uint8,
-            module=made,
+            module=layer,
             bnb_quantized=True,
         )
-        put(made, "weight", weight)
-        made.quant_state = state
-        made.is_exact = exact
-        made.encoded_offset = packed.spec.details.get(OFFSET)
-        made.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
-        put(made, "bias", module._parameters.get("bias"))
+        put(layer, "weight", weight)
+        layer.quant_state = state
+        layer.is_exact = exact
+        layer.encoded_offset = packed.spec.details.get(OFFSET)
+        layer.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
+        put(layer, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
-        made.support_avx512bf16_for_cpu = False
+        layer.support_avx512bf16_for_cpu = False
         # Else the first activations would fix the dtype for all later ones, and half precision would log a warning.
-        made.compute_type_is_set = True
-        assert isinstance(made, nn.Module)
-        return made.train(module.training)
+        layer.compute_type_is_set = True
+        assert isinstance(layer, nn.Module)
+        return layer.train(module.training)
 
     def from_library(self, module: nn.Module) -> Packed | None:
         if "bitsandbytes" not in sys.modules or not isinstance(module, library().nn.Linear4bit):
             return None
-        held: Any = module
-        state = getattr(held.weight, "quant_state", None) or held.quant_state
+        layer: Any = module
+        state = getattr(layer.weight, "quant_state", None) or layer.quant_state
         if state is None:  # a float weight that waits for its first move
             return None
-        codes = held.weight.data
+        codes = layer.weight.data
         if getattr(state, "packing_format_for_cpu", False):
             codes, state = _undo_cpu_packing(codes, state)
         shape, dtype = tuple(state.shape), str(state.dtype).removeprefix("torch.")
-        offset = getattr(held, "encoded_offset", None)
+        offset = getattr(layer, "encoded_offset", None)
         return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype, offset)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
@@ -210,18 +210,18 @@ class FourBit(Codec):
         tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8)
         return {key: tensor.contiguous() for key, tensor in tensors.items()}
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        nested = "nested_absmax" in found.keys
-        said = claims(found, shape, nested, get)
-        shape = tuple(said["shape"])
-        block, size = said["blocksize"], math.prod(shape)
-        key, codes = require(found, "codes", get)
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        nested = "nested_absmax" in detected.keys
+        metadata = claims(detected, shape, nested, get)
+        shape = tuple(metadata["shape"])
+        block, size = metadata["blocksize"], math.prod(shape)
+        key, codes = require(detected, "codes", get)
         codes = as_bytes(key, codes)
         if codes.numel() != math.ceil(size / 2):
             raise bad(key, f"it has {codes.numel()} bytes, but {size} weights take {math.ceil(size / 2)}")
-        check_table(found, ".quant_map", fourbit_code(found.scheme, torch.device("cpu")), get)
+        check_table(detected, ".quant_map", fourbit_code(detected.scheme, torch.device("cpu")), get)
         details: dict[str, Any] = {"block_size": block}
-        key, absmax = require(found, "absmax", get)
+        key, absmax = require(detected, "absmax", get)
         if absmax.dtype == torch.bfloat16 and len(shape) == 2 and absmax.shape == (shape[1] // block, shape[0]):
             # Saved by bitsandbytes after a forward on a CPU with AVX512-BF16, which leaves the scales like this.
             absmax = absmax.T.reshape(-1)
@@ -233,15 +233,15 @@ class FourBit(Codec):
         if nested:
             if absmax.dtype != torch.uint8:
                 raise bad(key, f"doubly quantized scales must be uint8, but these are {absmax.dtype}")
-            check_table(found, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
-            key, outer = require(found, "nested_absmax", get)
+            check_table(detected, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
+            key, outer = require(detected, "nested_absmax", get)
             if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
                 raise bad(key, f"it has shape {list(outer.shape)}, but {absmax.numel()} scales come in blocks of 256")
             parts["nested_absmax"] = scales(key, outer)
-            details[OFFSET] = torch.tensor(said["nested_offset"], dtype=torch.float32).item()
+            details[OFFSET] = torch.tensor(metadata["nested_offset"], dtype=torch.float32).item()
         else:
             parts["absmax"] = scales(key, absmax)
-        spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=said["dtype"], details=details)
+        spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=metadata["dtype"], details=details)
         return Packed(spec=spec, parts=parts)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any]:

@@ -33,14 +33,16 @@ def as_bytes(key: str, codes: Tensor) -> Tensor:
     return dense(codes.reshape(-1)).view(torch.uint8)
 
 
-def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]) -> dict[str, Any]:
+def claims(
+    detected: Found, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]
+) -> dict[str, Any]:
     """Parse the JSON of the quant_state tensor of a weight of `shape`, and check every value.
 
     Args:
         shape: of the float weight; None to accept the one in the tensor.
         nested: whether the scales are doubly quantized.
     """
-    key = f"{found.name}{STATE}{found.scheme}"
+    key = f"{detected.name}{STATE}{detected.scheme}"
     raw = get(key)
     if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
         raise bad(key, f"a quant_state must be a short 1-D uint8 tensor, but this is {raw.dtype} {list(raw.shape)}")
@@ -50,18 +52,18 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     if not isinstance(claims, dict):
         raise bad(key, "its JSON is not an object")
-    allowed: dict[str, tuple[Any, ...]] = {"quant_type": (found.scheme,), "blocksize": BLOCKS, "dtype": FLOATS}
+    allowed: dict[str, tuple[Any, ...]] = {"quant_type": (detected.scheme,), "blocksize": BLOCKS, "dtype": FLOATS}
     if nested:
         allowed |= {"nested_blocksize": (NESTED_BLOCK,), "nested_dtype": ("float32",)}
     for field, values in allowed.items():
         value = claims.get(field)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value not in values:
             raise bad(key, f"its {field} is {value!r}, but must be {' or '.join(map(str, values))}")
-    said = claims.get("shape")
-    if not _is_shape(said):
-        raise bad(key, f"its shape is {said!r}, but must be a list of positive integers")
-    if shape is not None and said != list(shape):
-        raise bad(key, f"its shape is {said!r}, but the model's weight has {list(shape)}")
+    file_shape = claims.get("shape")
+    if not _is_shape(file_shape):
+        raise bad(key, f"its shape is {file_shape!r}, but must be a list of positive integers")
+    if shape is not None and file_shape != list(shape):
+        raise bad(key, f"its shape is {file_shape!r}, but the model's weight has {list(shape)}")
     if nested is not ("nested_offset" in claims):
         raise bad(key, "it disagrees with the file's nested_absmax on whether the scales are doubly quantized")
     offset = claims.get("nested_offset", 0.0)
@@ -76,12 +78,12 @@ def _is_shape(value: Any) -> bool:
     return all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
 
 
-def check_table(found: Found, suffix: str, ours: Tensor, get: Callable[[str], Tensor]) -> None:
+def check_table(detected: Found, suffix: str, ours: Tensor, get: Callable[[str], Tensor]) -> None:
     """Check that the file's code table is the one sdquant decodes with."""
-    key = found.name + suffix
-    if key not in found.extra:
-        raise bad(found.name, f"the file has no {key!r}")
+    key = detected.name + suffix
+    if key not in detected.extra:
+        raise bad(detected.name, f"the file has no {key!r}")
     theirs = get(key)
     # Tables are computed at run time, so releases and platforms differ in the last bit.
     if theirs.shape != ours.shape or not torch.allclose(theirs.cpu().float(), ours, rtol=0, atol=1e-6):
-        raise bad(key, f"it is not the code table of {found.scheme}, so its codes would decode to other values")
+        raise bad(key, f"it is not the code table of {detected.scheme}, so its codes would decode to other values")

@@ -64,9 +64,9 @@ class Blockwise(Codec):
         else:  # on a CPU twice as fast as bitsandbytes
             decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a weight. Only sdquant writes such files; it stores the shape in their metadata."""
-        parts = dict(require(found, part, get) for part in ("codes", "absmax"))
+        parts = dict(require(detected, part, get) for part in ("codes", "absmax"))
         (key, codes), (scale_key, absmax) = parts.items()
         shape = tuple(codes.shape) if shape is None else shape
         size = math.prod(shape)
@@ -76,7 +76,7 @@ class Blockwise(Codec):
             why = f"it is {absmax.dtype} {list(absmax.shape)}, but {size} weights make {math.ceil(size / BLOCK)} blocks"
             raise bad(scale_key, why)
         details = {"packing": "blockwise", "block_size": BLOCK}
-        spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=found.details["dtype"], details=details)
+        spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=detected.details["dtype"], details=details)
         return Packed(spec=spec, parts={"codes": codes, "absmax": absmax})
 
     def form(self, packed: Packed) -> Form:

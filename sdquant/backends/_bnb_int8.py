@@ -72,28 +72,30 @@ class Int8(Codec):
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         rows, columns = packed.spec.shape
         codes = packed.parts["codes"]
-        made: Any = _linear8bit()(columns, rows, bias=False, has_fp16_weights=False, threshold=_OUTLIERS, device="meta")
+        layer: Any = _linear8bit()(
+            columns, rows, bias=False, has_fp16_weights=False, threshold=_OUTLIERS, device="meta"
+        )
         weight = library().nn.Int8Params(
             codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=packed.parts["scb"]
         )
-        put(made, "weight", weight)
-        put(made, "bias", module._parameters.get("bias"))
-        made.encoded_dtype = packed.spec.dtype
-        assert isinstance(made, nn.Module)
-        return made.train(module.training)
+        put(layer, "weight", weight)
+        put(layer, "bias", module._parameters.get("bias"))
+        layer.encoded_dtype = packed.spec.dtype
+        assert isinstance(layer, nn.Module)
+        return layer.train(module.training)
 
     def from_library(self, module: nn.Module) -> Packed | None:
         if "bitsandbytes" not in sys.modules or not isinstance(module, library().nn.Linear8bitLt):
             return None
-        held: Any = module
+        layer: Any = module
         # The first forward moves both from the weight into the module's state.
-        scb = held.state.SCB if getattr(held.weight, "SCB", None) is None else held.weight.SCB
-        codes = held.weight.data
+        scb = layer.state.SCB if getattr(layer.weight, "SCB", None) is None else layer.weight.SCB
+        codes = layer.weight.data
         if scb is None or codes.dtype != torch.int8:  # a float weight that waits for its first move
             return None
-        dtype = getattr(held, "encoded_dtype", None)
+        dtype = getattr(layer, "encoded_dtype", None)
         if dtype is None:  # another tool's module: bitsandbytes does not keep it
-            dtype = "float16" if held.bias is None else str(held.bias.dtype).removeprefix("torch.")
+            dtype = "float16" if layer.bias is None else str(layer.bias.dtype).removeprefix("torch.")
         return Packed(
             spec=PackedSpec(scheme="bnb-int8", shape=tuple(codes.shape), dtype=dtype),
             parts={"codes": codes, "scb": scb},
@@ -102,23 +104,23 @@ class Int8(Codec):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        for key in found.extra:
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        for key in detected.extra:
             if get(key).tolist() not in (_ROW_MAJOR, [_ROW_MAJOR]):
                 raise bad(key, "its weight has an old row order that bitsandbytes can no longer read")
-        key, codes = require(found, "codes", get)
+        key, codes = require(detected, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
         if len(shape) < 2:
             raise bad(key, f"it has shape {list(shape)}, but 8-bit weights need at least two dimensions")
         matrix = (shape[0], math.prod(shape[1:]))
         if codes.dtype != torch.int8 or tuple(codes.shape) not in (matrix, shape):
             raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the model needs int8 {list(matrix)}")
-        key, scb = require(found, "scb", get)
+        key, scb = require(detected, "scb", get)
         if scb.shape != (shape[0],):
             raise bad(key, f"it has shape {list(scb.shape)}, but the weight has {shape[0]} rows")
         return Packed(
             # The file does not say what was encoded; float16 is what bitsandbytes rounds every weight to.
-            spec=PackedSpec(scheme=found.scheme, shape=shape, dtype="float16"),
+            spec=PackedSpec(scheme=detected.scheme, shape=shape, dtype="float16"),
             parts={"codes": codes.reshape(matrix), "scb": scales(key, scb)},
         )
 

@@ -98,9 +98,9 @@ class Float8(Codec):
         details = {**packed.spec.details, "block": [1, across]}
         return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, "scale": scale})
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        mx = _format(found, get) == "mxfp8"
-        key, codes = require(found, "codes", get)
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        mx = _format(detected, get) == "mxfp8"
+        key, codes = require(detected, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
         if mx and len(shape) == 2 == codes.ndim and tuple(codes.shape) == tuple(-(-n // 32) * 32 for n in shape):
             padded, codes = tuple(codes.shape), codes[: shape[0], : shape[1]].contiguous()
@@ -112,9 +112,9 @@ class Float8(Codec):
             raise bad(key, f"its shape is {list(shape)}, which has no values")
         parts: dict[str, Tensor] = {"codes": codes}
         details: dict[str, Any] = {"packing": "float8"}
-        if "scale" in found.keys:
-            key, scale = require(found, "scale", get)
-            scale, block = fitted(key, scale, padded, dict(found.details), mx=mx)
+        if "scale" in detected.keys:
+            key, scale = require(detected, "scale", get)
+            scale, block = fitted(key, scale, padded, dict(detected.details), mx=mx)
             if padded != shape and block is not None:
                 rows, columns = grid_shape(shape, block)
                 scale = scale[:rows, :columns].contiguous()
@@ -122,9 +122,9 @@ class Float8(Codec):
             details |= {"block": list(block)} if block is not None else {}
             details |= {"scale": "e8m0"} if scale.dtype == torch.uint8 else {}
         elif mx:
-            raise bad(found.name, "it is in MXFP8, but the file has no scales for it")
+            raise bad(detected.name, "it is in MXFP8, but the file has no scales for it")
         # The file does not say what was encoded; bfloat16 holds every value of float8.
-        return Packed(spec=_spec(found.scheme, shape, "bfloat16", details), parts=parts)
+        return Packed(spec=_spec(detected.scheme, shape, "bfloat16", details), parts=parts)
 
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:
@@ -153,21 +153,21 @@ def _spec(scheme: str, shape: tuple[int, ...], dtype: str, details: dict[str, An
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
 
 
-def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
+def _format(detected: Found, get: Callable[[str], Tensor]) -> str | None:
     """Return ComfyUI's name of the weight's format, if the file has one. Raise BadFileError for an unknown scale."""
-    said = found.details.get("format")
-    for key in found.extra:
+    format_name = detected.details.get("format")
+    for key in detected.extra:
         last = key.rpartition(".")[2]
         if last == MARKER:
             marked = _marked(key, get(key))
-            if said not in (None, marked):
-                raise bad(key, f"it says {marked!r}, but the file's metadata says {said!r}")
-            said = marked
+            if format_name not in (None, marked):
+                raise bad(key, f"it says {marked!r}, but the file's metadata says {format_name!r}")
+            format_name = marked
         elif last in SCALES:
-            raise bad(key, f"the file also has {found.keys['scale']!r}, but a weight has only one scale")
+            raise bad(key, f"the file also has {detected.keys['scale']!r}, but a weight has only one scale")
         elif last not in HINTS and last != WHOLE:
             raise bad(key, f"it looks like a scale, but sdquant only knows {', '.join('X.' + name for name in SCALES)}")
-    return said
+    return format_name
 
 
 def _marked(key: str, line: Tensor) -> str:

@@ -42,17 +42,17 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         return []
     names = [key for key, info in tensors.items() if info.dtype in FLOAT8 and key.rpartition(".")[2] == "weight"]
     neighbours = _neighbours(tensors, names)
-    said, formats = _said(quantization), config.get("comfy") or {}
-    made = (
-        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), said | _format(formats.get(name)))
+    details, formats = _said(quantization), config.get("comfy") or {}
+    candidates = (
+        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
         for name in names
     )
-    found = [one for one in made if one is not None]
-    _refuse_unscaled(found)
+    weights = [one for one in candidates if one is not None]
+    _refuse_unscaled(weights)
     markers = tuple(key for key in tensors if key.rpartition(".")[2] == WHOLE)
-    if found and markers:  # it is about the whole file; the first weight carries it
-        found[0] = replace(found[0], extra=(*found[0].extra, *markers))
-    return found
+    if weights and markers:  # it is about the whole file; the first weight carries it
+        weights[0] = replace(weights[0], extra=(*weights[0].extra, *markers))
+    return weights
 
 
 # What checkpoints of several models put before the names of each of them.
@@ -61,10 +61,10 @@ _MODELS = re.compile(
 )
 
 
-def _refuse_unscaled(found: list[Found]) -> None:
+def _refuse_unscaled(weights: list[Found]) -> None:
     """Raise BadFileError for a weight without a scale in a model whose others have one: its codes are not values."""
     models: dict[str, list[Found]] = {}
-    for one in found:
+    for one in weights:
         match = _MODELS.match(one.name)
         models.setdefault(match[0] if match else "", []).append(one)
     for rows in models.values():
@@ -93,16 +93,16 @@ def _format(name: str | None) -> dict[str, Any]:
 def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:
     """Return, for each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
     prefixes = {leaf(name, "") for name in names}
-    found: dict[str, list[str]] = {}
+    matches: dict[str, list[str]] = {}
     for key in tensors:
         prefix = leaf(key, "")
         for candidate in (prefix, leaf(prefix[:-1], "")) if prefix.endswith(".weight.") else (prefix,):
             if candidate in prefixes:
-                found.setdefault(candidate, []).append(key)
-    return found
+                matches.setdefault(candidate, []).append(key)
+    return matches
 
 
-def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[str, Any]) -> Found | None:
+def _weight(name: str, info: TensorInfo, neighbours: list[str], details: Mapping[str, Any]) -> Found | None:
     scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
     hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
     # Anything else that calls itself a scale.
@@ -125,6 +125,6 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[st
         keys=keys,
         extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
-        details={"packing": "float8", **said},
-        nbytes=info.nbytes + -(-info.nbytes // 32) if said.get("format") == "mxfp8" else None,  # without the padding
+        details={"packing": "float8", **details},
+        nbytes=info.nbytes + -(-info.nbytes // 32) if details.get("format") == "mxfp8" else None,  # without the padding
     )

@@ -45,17 +45,17 @@ def fitted(
         return grid, _MX
     exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
     scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
-    ones, said = (1,) * (len(shape) - 1), details.get("block")
-    if said is not None and not _is_block(said):
-        raise bad(key, f"its block size is declared as {said!r}, but must be two positive integers")
-    if said is not None and len(shape) == 2 and tuple(scale.shape) == grid_shape(shape, said):
-        return scale, (said[0], said[1])
+    ones, file_block = (1,) * (len(shape) - 1), details.get("block")
+    if file_block is not None and not _is_block(file_block):
+        raise bad(key, f"its block size is declared as {file_block!r}, but must be two positive integers")
+    if file_block is not None and len(shape) == 2 and tuple(scale.shape) == grid_shape(shape, file_block):
+        return scale, (file_block[0], file_block[1])
     if scale.numel() == 1:
         return scale.reshape(1, *ones), None
     if tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
         return scale.reshape(shape[0], *ones), None
     grid = scale.squeeze(-1) if scale.ndim == 3 else scale  # [rows, groups, 1] of groups of columns
-    block = _block(tuple(grid.shape), shape) if said is None else None
+    block = _block(tuple(grid.shape), shape) if file_block is None else None
     if block is None:
         raise bad(
             key,
@@ -95,11 +95,11 @@ def _block(grid: tuple[int, ...], shape: tuple[int, ...]) -> Block | None:
     return sizes[0], sizes[1]
 
 
-def _is_block(said: Any) -> bool:
+def _is_block(value: Any) -> bool:
     return (
-        isinstance(said, (list, tuple))
-        and len(said) == 2
-        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in said)
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
     )
 
 

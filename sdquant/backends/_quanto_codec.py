@@ -54,8 +54,8 @@ def _encode8(rows: Tensor, scheme: str) -> dict[str, Tensor]:
     if scheme == "qint8" and len(rows) > 1:
         return _encode_int8(rows)
     scale = quanto.AbsmaxOptimizer()(rows, qtype, axis=0)
-    made = quanto.quantize_weight(rows, qtype, axis=0, scale=scale, optimized=False)
-    data = made._data if scheme == "qint8" else _zeros_for_nan(made._data, scale)
+    quantized = quanto.quantize_weight(rows, qtype, axis=0, scale=scale, optimized=False)
+    data = quantized._data if scheme == "qint8" else _zeros_for_nan(quantized._data, scale)
     return {"data": data, "scale": scale}
 
 
@@ -150,9 +150,9 @@ def _fill(slab: Tensor, codes: Tensor) -> None:
 
 
 @cache
-def _float8_values(dtype: torch.dtype, wanted: torch.dtype) -> Tensor:
+def _float8_values(dtype: torch.dtype, target: torch.dtype) -> Tensor:
     """Return the value of each of the 256 codes, as torch itself converts them: [256] on the CPU."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).to(wanted)
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(target)
 
 
 def _slabs(packed: Packed, shape: torch.Size) -> Iterator[tuple[slice, Tensor]]:

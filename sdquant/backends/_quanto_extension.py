@@ -46,9 +46,9 @@ def without_compiler() -> None:
     from optimum.quanto.library.extensions import extension
 
     registered: dict[str, Any] = extension._extensions
-    for name, found in list(registered.items()):
-        if found._lib is None:
-            found._lib = Unpacker
+    for name, ext in list(registered.items()):
+        if ext._lib is None:
+            ext._lib = Unpacker
             if name not in UNPACK_ONLY:
                 del registered[name]
 

@@ -29,18 +29,18 @@ def group_of_row(shape: tuple[int, ...]) -> int | None:
     return next((size for size in GROUPS if row % size == 0), None)
 
 
-def group_of_all(shape: tuple[int, ...], wanted: int) -> int:
-    """Return the group size for 3 bits: `wanted`, or the next smaller one that divides the number of weights.
+def group_of_all(shape: tuple[int, ...], limit: int) -> int:
+    """Return the group size for 3 bits: `limit`, or the next smaller one that divides the number of weights.
 
     Raises:
         Unfit: no group size does.
     """
     count = math.prod(shape)
     for size in GROUPS:
-        if size <= wanted and count % size == 0:
+        if size <= limit and count % size == 0:
             return size
     raise Unfit(
-        f"{count} weights cannot be split into groups of {wanted} or fewer (3 bits need a multiple of {GROUPS[-1]})"
+        f"{count} weights cannot be split into groups of {limit} or fewer (3 bits need a multiple of {GROUPS[-1]})"
     )
 
 

@@ -25,9 +25,9 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
         raise NotImplementedError(
             f"optimum-quanto only has QLinear and QConv2d, not {type(module).__name__}; use runtime='plain'"
         )
-    made = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
+    layer_class = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
     weight = _tensor(packed, quanto)
-    layer: Any = made.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
+    layer: Any = layer_class.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
     put(layer, "weight", nn.Parameter(weight, requires_grad=False))
     layer.weight_group_size = packed.spec.details.get("group_size")
     put(layer, "bias", module._parameters.get("bias"))
@@ -56,11 +56,11 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
         return memo[id(tensor)]
     names, described = tensor.__tensor_flatten__()
     parts = {name: copy.deepcopy(getattr(tensor, name), memo) for name in names}
-    made = type(tensor).__tensor_unflatten__(parts, described, tensor.size(), tensor.stride())
+    clone = type(tensor).__tensor_unflatten__(parts, described, tensor.size(), tensor.stride())
     if isinstance(tensor, nn.Parameter):
-        made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-    memo[id(tensor)] = made
-    return made
+        clone = nn.Parameter(clone, requires_grad=tensor.requires_grad)
+    memo[id(tensor)] = clone
+    return clone
 
 
 @lru_cache(maxsize=1)

@@ -62,10 +62,10 @@ def numbers(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtyp
         return stored[rows].to(dtype)
     per_unit = len(code.fields)
     units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
-    made = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
+    values = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
     for column, fields in enumerate(code.fields):
-        made[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
-    return made.add_(code.low) if code.low else made
+        values[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
+    return values.add_(code.low) if code.low else values
 
 
 def _field(bytes_: Tensor, shift: int, mask: int) -> Tensor:

@@ -256,8 +256,8 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
         low, high = torch.aminmax(part)  # ggml's kernels make numbers of NaN
         if not (low > -torch.inf and high < torch.inf):
             raise Unfit("some of its weights are NaN or infinite")
-        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
-        blocks[start : start + step] = torch.from_numpy(made)
+        encoded = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
+        blocks[start : start + step] = torch.from_numpy(encoded)
     return blocks
 
 

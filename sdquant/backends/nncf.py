@@ -213,11 +213,11 @@ def _encode_four(matrix: Tensor, mode: str, group: int) -> dict[str, Tensor]:
     """Quantize some rows, [rows, row], to 4 bits. Return their parts."""
     import torch
 
-    made = _compress(matrix, mode, group)
-    codes, zero_point = made.tensor.data.reshape(matrix.shape), made.zero_point
+    compressed = _compress(matrix, mode, group)
+    codes, zero_point = compressed.tensor.data.reshape(matrix.shape), compressed.zero_point
     parts = {
         "codes": _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1),
-        "scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1),
+        "scale": compressed.scale.data.to(torch.float16).reshape(len(matrix), -1),
     }
     if zero_point is not None:
         parts["zero_point"] = _pack(zero_point.data.to(torch.uint8))

@@ -214,13 +214,13 @@ class SDNQ(Backend):
         settings = config.get("quantization_config") or {}
         if settings.get("quant_method") != "sdnq":
             return []
-        found = []
+        weights = []
         for weight in tensors:
             stem = weight.removesuffix("weight")
             if stem == weight or stem + "scale" not in tensors:
                 continue
             names = ("weight", "scale", "zero_point", "svd_up", "svd_down")
-            found.append(
+            weights.append(
                 Found(
                     name=weight,
                     scheme=scheme_of(weight, settings),
@@ -228,9 +228,9 @@ class SDNQ(Backend):
                     evidence="quantization_config says sdnq, and the weights have scales beside them",
                 )
             )
-        known = {key for row in found for key in row.keys.values()}
+        known = {key for row in weights for key in row.keys.values()}
         dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
-        return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in found]
+        return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in weights]
 
     def missing(self, found: Found) -> str | None:
         needed: tuple[str, ...] = ("zero_point",) if CODES[found.scheme].zero_point else ()
@@ -312,8 +312,8 @@ def _layer(weight: Tensor) -> nn.Module:
     # SDNQ assigns what it makes to the layer, and reads it from there.
     layer.__dict__["register_parameter"] = functools.partial(put, layer)
     put(layer, "weight", nn.Parameter(weight.detach(), requires_grad=False))
-    made: nn.Module = layer
-    return made
+    module: nn.Module = layer
+    return module
 
 
 def _sdnq() -> Any:
