@@ -113,7 +113,7 @@ def finish_kernel(
 
 @triton.jit
 def again_kernel(
-    made, made_scale, per_row, columns, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset,
+    out, out_scale, per_row, columns, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset,
     factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
@@ -122,7 +122,7 @@ def again_kernel(
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Requantize one row of a packed weight to int8 codes `made` and their scale, without storing the float weight."""
+    """Requantize one row of a packed weight to int8 codes `out` and their scale, without storing the float weight."""
     row = tl.program_id(0)
     lane = tl.arange(0, LANES)[None, None, :]
     most = tl.zeros([1, BLOCK_C, LANES], dtype=tl.float32)
@@ -140,7 +140,7 @@ def again_kernel(
             strange = strange | (v != v).to(tl.int32)
     largest = tl.max(tl.max(tl.max(most, 2), 1), 0)
     by, s = of_largest(largest, tl.max(tl.max(tl.max(strange, 2), 1), 0), 127.0)
-    tl.store(made_scale + row, s)
+    tl.store(out_scale + row, s)
     for start in range(0, per_row, BLOCK_C):
         c = (start + tl.arange(0, BLOCK_C))[None, :]
         for p in tl.static_range(PLANES):
@@ -150,4 +150,4 @@ def again_kernel(
                 FACTOR, SHIFT, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             at = position(c[:, :, None], lane, p, PLANES, LANES, ORDER)
-            tl.store(made + row * columns + at, code_of(v * by, 127.0, False).to(tl.int8), mask=at < columns)
+            tl.store(out + row * columns + at, code_of(v * by, 127.0, False).to(tl.int8), mask=at < columns)

@@ -91,8 +91,8 @@ def requantization(form: Form, parts: Mapping[str, Tensor], codes: Tensor, scale
     """Return the launch of `quantize_weight`."""
     plan = plan_of(form)
     arguments = {
-        "made": codes,
-        "made_scale": scale,
+        "out": codes,
+        "out_scale": scale,
         "per_row": form.columns // plan.block.weights,
         "columns": form.columns,
         **pointers(form, parts, plan.block),
