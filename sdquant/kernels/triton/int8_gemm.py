@@ -9,8 +9,8 @@ torch the two steps are some ten launches, each of which reads and writes the ac
 
 Where a row of the weight has several scales it is one launch, product and all: `product_by_run`.
 
-The numbers are those of `kernels.int8`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
-float32. Reached by `library.eight`, so that nothing imports triton by accident.
+The numbers are those of `int8_linear`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
+float32. Reached by `imports.eight`, so that nothing imports triton by accident.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found"
