@@ -110,7 +110,7 @@ def test_where_nothing_was_measured(traced: dict[str, dict[str, Trace | None]]) 
     assert ours is not None and ours < 1
     assert step_time.step(plan({"text_encoder": "int8"}), sd, "amx") == 1.0
     assert step_time.step(plan(None), sd, "amx") == 1.0
-    for isa in ("portable", "not built", "turned off by SDQUANT_NATIVE=0; everything works, slower"):
+    for isa in ("portable", "not built", "turned off by SDQUANT_NATIVE=0; everything works, but slower"):
         assert step_time.step(plan(), sd, isa) is None
     assert step_time.step(plan("nf4", "library"), sd, "amx") is None
     floats8 = tuple(dataclasses.replace(part, compute="fp8") for part in plan().components)

@@ -1,4 +1,4 @@
-"""The backends: a file for each library, with its codecs and how its weights look in files.
+"""The backends: a file for each library, with its codecs and its file format.
 
 In: float weights, or the tensors of a file. Out: packed weights. May import `kernels`, `core`, `utils`.
 A module here with a `BACKEND` is a backend (`core.registry` finds it), as is every entry point of the group

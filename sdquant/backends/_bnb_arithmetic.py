@@ -1,4 +1,4 @@
-"""nf4, fp4 and bitsandbytes' 8-bit codes in plain torch: the bits of its own CPU functions, without it, and faster.
+"""nf4, fp4 and bitsandbytes' 8-bit codes in plain torch: bit-equal to its CPU functions, faster, and without it.
 
 bitsandbytes finds a 4-bit code by a binary search for each weight. Here a few bits of the scaled weight choose a cell
 that holds at most one border between codes, so that one comparison settles it.
@@ -56,12 +56,12 @@ def _cells(kind: str, device: torch.device) -> _Cells:
 
 
 def _as_floats(bits: Tensor) -> Tensor:
-    """Unsigned 32-bit patterns in int64 as the float32 that they are."""
+    """Reinterpret unsigned 32-bit patterns in int64 as float32."""
     return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
 
 
 def encode_fourbit(weight: Tensor, kind: str, block: int) -> tuple[Tensor, Tensor]:
-    """Codes and scales of all weights in memory order.
+    """Quantize all weights, in memory order, to codes and scales.
 
     Returns:
         uint8 [ceil(n / 2), 1], the first of two codes in the high half; float32 [ceil(n / block)], the largest
@@ -97,7 +97,7 @@ def encode_fourbit(weight: Tensor, kind: str, block: int) -> tuple[Tensor, Tenso
 
 
 def _codes(values: Tensor, kind: str, cell: Tensor, spare: Tensor, out: Tensor) -> None:
-    """The codes of `values` (float32 [n], overwritten) into the first row of `out` (uint8 [2, n]); NaN gets any."""
+    """Write the codes of `values` (float32 [n], overwritten) to row 0 of `out` (uint8 [2, n]); NaN gets any code."""
     table = _cells(kind, values.device)
     torch.bitwise_right_shift(values.view(torch.int32), _SHIFT, out=cell)
     cell.bitwise_and_(_CELLS - 1)
@@ -111,7 +111,7 @@ def _codes(values: Tensor, kind: str, cell: Tensor, spare: Tensor, out: Tensor) 
 
 
 def _pack(nibbles: Tensor, out: Tensor) -> None:
-    """Pairs of codes (uint8 [2n], overwritten) as bytes (uint8 [n]), the first in the high half."""
+    """Pack pairs of codes (uint8 [2n], overwritten) into bytes (uint8 [n]), the first in the high half."""
     both = nibbles.view(torch.int16)  # the first code in the low byte, the second in the high one
     first = both << 4
     both.bitwise_right_shift_(8).bitwise_or_(first)
@@ -119,7 +119,7 @@ def _pack(nibbles: Tensor, out: Tensor) -> None:
 
 
 def decode_fourbit(codes: Tensor, absmax: Tensor, kind: str, block: int, out: Tensor) -> None:
-    """The weights of `encode_fourbit`'s codes (uint8 [ceil(n / 2)]) into `out`, contiguous [n] of any float dtype."""
+    """Dequantize `encode_fourbit`'s codes (uint8 [ceil(n / 2)]) into `out`, contiguous [n] of any float dtype."""
     size, device = out.numel(), out.device
     whole = size // block * block
     tile = min(whole, TILE if device.type == "cpu" else TILE_ELSEWHERE) // block * block
@@ -139,14 +139,14 @@ def decode_fourbit(codes: Tensor, absmax: Tensor, kind: str, block: int, out: Te
 
 @constant
 def _pairs(kind: str, device: torch.device) -> Tensor:
-    """Both values of each byte, two float32 seen as one int64: [256]."""
+    """Return both values of each byte, two float32 viewed as one int64: [256]."""
     byte = torch.arange(256, device=device)
     both = torch.stack((byte >> 4, byte & 15), 1)
     return fourbit_code(kind, device)[both].contiguous().view(torch.int64).view(-1)
 
 
 def decode_bytes(codes: Tensor, absmax: Tensor, table: Tensor, block: int, out: Tensor) -> None:
-    """8-bit codes (uint8 [n]) by `table` (float32 [256]), a scale for each `block`, into `out`: contiguous [n]."""
+    """Dequantize 8-bit codes (uint8 [n]) by `table` (float32 [256]), a scale per `block`, into `out` (contiguous)."""
     tile = (TILE if out.device.type == "cpu" else TILE_ELSEWHERE) // block * block
     for start in range(0, out.numel(), tile):
         values = table.index_select(0, codes[start : start + tile].int())

@@ -1,4 +1,4 @@
-"""What the codecs of the bitsandbytes backend have in common, and the checks on what files claim."""
+"""The base class of the bitsandbytes codecs, and checks on tensors read from files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Codec(ABC):
-    """One packing. The methods are those of `Backend`; `decode_into` gets a contiguous `out`."""
+    """The codec of one packing. Methods as in `Backend`; `decode_into` gets a contiguous `out`."""
 
     @abstractmethod
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]: ...
@@ -51,30 +51,30 @@ class Codec(ABC):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return {key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        raise NotImplementedError(f"{found.scheme} has no files of its own")
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        raise NotImplementedError(f"{detected.scheme} has no file format of its own")
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
         return None
 
 
 def bad(key: str, why: str) -> BadFileError:
-    """The error for a file tensor `key` that cannot be what its neighbours say it is."""
-    return BadFileError(f"Tensor {key!r} was read", why, "Download the file again, or quantize the model anew")
+    """Return the error for a file tensor `key` that contradicts the other tensors of its weight."""
+    return BadFileError(f"Cannot read tensor {key!r}", why, "Download the file again, or quantize the model again")
 
 
-def require(found: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
-    """The file key and the tensor of a part that must be there."""
-    key = found.keys.get(part)
+def require(detected: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
+    """Return the file key and the tensor of a required part, or raise BadFileError."""
+    key = detected.keys.get(part)
     if key is None:
-        raise bad(found.name, f"the file has no {part} that belongs to it")
+        raise bad(detected.name, f"the file has no {part} for it")
     return key, get(key)
 
 
 def scales(key: str, tensor: Tensor) -> Tensor:
-    """`tensor` as float32, after a check that it can be a tensor of scales. Half precision widens without loss."""
+    """Check that `tensor` holds finite scales and return it as float32. Half precision widens without loss."""
     if tensor.dtype not in _FLOAT_SCALES:
-        raise bad(key, f"scales are float32, float16 or bfloat16, and these are {tensor.dtype}")
+        raise bad(key, f"scales must be float32, float16 or bfloat16, but these are {tensor.dtype}")
     if not torch.isfinite(tensor).all():
         raise bad(key, "a scale is infinite or not a number")
     return tensor.float()

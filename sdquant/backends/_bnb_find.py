@@ -1,6 +1,6 @@
-"""How bitsandbytes' weights show themselves in a file's header, and the file keys of its packings. Imports no torch.
+"""Detection of bitsandbytes' weights in a file's header, and the file keys of its packings. Imports no torch.
 
-The codecs, which do, read what is found here.
+The codecs, which do, read the weights detected here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 
 
 def packing_of(scheme: str, packing: str | None) -> str:
-    """The packing of a scheme: what its description says, else the only one it has.
+    """Return the packing of a scheme: the one in its description, else the only one it has.
 
     Raises:
         KeyError: the scheme has no such packing.
@@ -54,28 +54,32 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
     return [*_four_bit(tensors), *_int8(tensors), *find_float8(tensors, config)]
 
 
-def missing(found: Found) -> str | None:
+def missing(detected: Found) -> str | None:
     """See `Backend.missing`."""
-    if found.scheme not in ("nf4", "fp4"):
-        said = found.details.get("format")  # ComfyUI's, all of which have scales
-        return leaf(found.name, "weight_scale") if said is not None and "scale" not in found.keys else None
+    if detected.scheme not in ("nf4", "fp4"):
+        comfy_format = detected.details.get("format")  # ComfyUI's, all of which have scales
+        return (
+            leaf(detected.name, "weight_scale") if comfy_format is not None and "scale" not in detected.keys else None
+        )
     parts: tuple[str, ...] = ("absmax", "quant_map")
-    if {"nested_absmax", "nested_quant_map"} & {key.rpartition(".")[2] for key in (*found.keys.values(), *found.extra)}:
+    if {"nested_absmax", "nested_quant_map"} & {
+        key.rpartition(".")[2] for key in (*detected.keys.values(), *detected.extra)
+    }:
         parts += ("nested_absmax", "nested_quant_map")
-    there = {*found.keys.values(), *found.extra}
-    keys = (found.name, *(f"{found.name}.{part}" for part in parts))
+    there = {*detected.keys.values(), *detected.extra}
+    keys = (detected.name, *(f"{detected.name}.{part}" for part in parts))
     return next((key for key in keys if key not in there), None)
 
 
 def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[Found]:
-    found = []
+    weights = []
     for key in tensors:
         name, mark, scheme = key.rpartition(STATE)
         if not mark or scheme not in ("nf4", "fp4"):
             continue
         keys = {"codes": name, "absmax": f"{name}.absmax", "nested_absmax": f"{name}.nested_absmax"}
         extra = (f"{name}.quant_map", f"{name}.nested_quant_map", key)
-        found.append(
+        weights.append(
             Found(
                 name=name,
                 scheme=scheme,
@@ -84,18 +88,18 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[Found]:
                 evidence=f"bitsandbytes' quant_state tensors (*{STATE}{scheme})",
             )
         )
-    return found
+    return weights
 
 
 def _int8(tensors: Mapping[str, TensorInfo]) -> list[Found]:
-    found = []
+    weights = []
     for key in tensors:
         head, mark, last = key.rpartition("SCB")
         name = f"{head}weight"
         if not mark or last or head[-1:] not in ("", ".") or name not in tensors or tensors[name].dtype != "int8":
             continue
         extra = (f"{name}_format",) if f"{name}_format" in tensors else ()
-        found.append(
+        weights.append(
             Found(
                 name=name,
                 scheme="bnb-int8",
@@ -104,4 +108,4 @@ def _int8(tensors: Mapping[str, TensorInfo]) -> list[Found]:
                 evidence="int8 weights with bitsandbytes' row scales (*.SCB)",
             )
         )
-    return found
+    return weights

@@ -47,7 +47,7 @@ class FourBit(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         size = math.prod(shape)
         blocks = math.ceil(size / spec["block_size"])
         parts = {"codes": Part(dtype="uint8", shape=(math.ceil(size / 2), 1))}
@@ -121,7 +121,7 @@ class FourBit(Codec):
         return blocks_of_rows and "nested_absmax" not in packed.parts
 
     def cuttable(self, packed: Packed) -> Packed:
-        """Without double quantization, whose blocks of 256 scales and common offset are of the whole weight."""
+        """Undo double quantization, whose blocks of 256 scales and common offset span the whole weight."""
         if "nested_absmax" not in packed.parts:
             return packed
         details = {key: value for key, value in packed.spec.details.items() if key != OFFSET}
@@ -136,7 +136,7 @@ class FourBit(Codec):
         nested = state.nested
         exact = columns % block == 0 and block <= _KERNEL_BLOCK
         dtype = _COMPUTE.get(spec["compute_dtype"]) if spec is not None else None
-        made: Any = _linear4bit()(
+        layer: Any = _linear4bit()(
             columns,
             rows,
             bias=False,
@@ -153,39 +153,39 @@ class FourBit(Codec):
             compress_statistics=nested,
             quant_type=packed.spec.scheme,
             quant_storage=torch.uint8,
-            module=made,
+            module=layer,
             bnb_quantized=True,
         )
-        put(made, "weight", weight)
-        made.quant_state = state
-        made.is_exact = exact
-        made.encoded_offset = packed.spec.details.get(OFFSET)
-        made.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
-        put(made, "bias", module._parameters.get("bias"))
+        put(layer, "weight", weight)
+        layer.quant_state = state
+        layer.is_exact = exact
+        layer.encoded_offset = packed.spec.details.get(OFFSET)
+        layer.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
+        put(layer, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
-        made.support_avx512bf16_for_cpu = False
+        layer.support_avx512bf16_for_cpu = False
         # Else the first activations would fix the dtype for all later ones, and half precision would log a warning.
-        made.compute_type_is_set = True
-        assert isinstance(made, nn.Module)
-        return made.train(module.training)
+        layer.compute_type_is_set = True
+        assert isinstance(layer, nn.Module)
+        return layer.train(module.training)
 
     def from_library(self, module: nn.Module) -> Packed | None:
         if "bitsandbytes" not in sys.modules or not isinstance(module, library().nn.Linear4bit):
             return None
-        held: Any = module
-        state = getattr(held.weight, "quant_state", None) or held.quant_state
+        layer: Any = module
+        state = getattr(layer.weight, "quant_state", None) or layer.quant_state
         if state is None:  # a float weight that waits for its first move
             return None
-        codes = held.weight.data
+        codes = layer.weight.data
         if getattr(state, "packing_format_for_cpu", False):
             codes, state = _undo_cpu_packing(codes, state)
         shape, dtype = tuple(state.shape), str(state.dtype).removeprefix("torch.")
-        offset = getattr(held, "encoded_offset", None)
+        offset = getattr(layer, "encoded_offset", None)
         return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype, offset)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        """As bitsandbytes' `QuantState.as_dict(packed=True)` has it."""
+        """Return the tensors of bitsandbytes' `QuantState.as_dict(packed=True)`."""
         details, absmax = packed.spec.details, packed.parts["absmax"]
         says = {
             "quant_type": packed.spec.scheme,
@@ -210,38 +210,38 @@ class FourBit(Codec):
         tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8)
         return {key: tensor.contiguous() for key, tensor in tensors.items()}
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        nested = "nested_absmax" in found.keys
-        said = claims(found, shape, nested, get)
-        shape = tuple(said["shape"])
-        block, size = said["blocksize"], math.prod(shape)
-        key, codes = require(found, "codes", get)
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        nested = "nested_absmax" in detected.keys
+        metadata = claims(detected, shape, nested, get)
+        shape = tuple(metadata["shape"])
+        block, size = metadata["blocksize"], math.prod(shape)
+        key, codes = require(detected, "codes", get)
         codes = as_bytes(key, codes)
         if codes.numel() != math.ceil(size / 2):
-            raise bad(key, f"it has {codes.numel()} bytes, and {size} weights take {math.ceil(size / 2)}")
-        check_table(found, ".quant_map", fourbit_code(found.scheme, torch.device("cpu")), get)
+            raise bad(key, f"it has {codes.numel()} bytes, but {size} weights take {math.ceil(size / 2)}")
+        check_table(detected, ".quant_map", fourbit_code(detected.scheme, torch.device("cpu")), get)
         details: dict[str, Any] = {"block_size": block}
-        key, absmax = require(found, "absmax", get)
+        key, absmax = require(detected, "absmax", get)
         if absmax.dtype == torch.bfloat16 and len(shape) == 2 and absmax.shape == (shape[1] // block, shape[0]):
             # Saved by bitsandbytes after a forward on a CPU with AVX512-BF16, which leaves the scales like this.
             absmax = absmax.T.reshape(-1)
         if absmax.shape != (math.ceil(size / block),):
             raise bad(
-                key, f"it has shape {list(absmax.shape)}, and {size} weights make {math.ceil(size / block)} blocks"
+                key, f"it has shape {list(absmax.shape)}, but {size} weights make {math.ceil(size / block)} blocks"
             )
         parts = {"codes": codes.view(-1, 1), "absmax": absmax}
         if nested:
             if absmax.dtype != torch.uint8:
-                raise bad(key, f"doubly quantized scales are uint8, and these are {absmax.dtype}")
-            check_table(found, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
-            key, outer = require(found, "nested_absmax", get)
+                raise bad(key, f"doubly quantized scales must be uint8, but these are {absmax.dtype}")
+            check_table(detected, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
+            key, outer = require(detected, "nested_absmax", get)
             if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
-                raise bad(key, f"it has shape {list(outer.shape)}, and {absmax.numel()} scales are in blocks of 256")
+                raise bad(key, f"it has shape {list(outer.shape)}, but {absmax.numel()} scales come in blocks of 256")
             parts["nested_absmax"] = scales(key, outer)
-            details[OFFSET] = torch.tensor(said["nested_offset"], dtype=torch.float32).item()
+            details[OFFSET] = torch.tensor(metadata["nested_offset"], dtype=torch.float32).item()
         else:
             parts["absmax"] = scales(key, absmax)
-        spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=said["dtype"], details=details)
+        spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=metadata["dtype"], details=details)
         return Packed(spec=spec, parts=parts)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class FourBit(Codec):
 
 
 def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str, offset: float | None = None) -> Packed:
-    """`offset`: what is known of it where the state is on the meta device."""
+    """Return the packed weight of a QuantState. `offset`: its value, if known, for a state on the meta device."""
     parts = {"codes": codes, "absmax": state.absmax}
     details: dict[str, Any] = {"block_size": state.blocksize}
     if state.nested:
@@ -268,8 +268,8 @@ def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str, offse
 
 
 def _state(packed: Packed) -> Any:
-    """bitsandbytes' QuantState over the same tensors, with code tables of its own: safetensors refuses to save shared
-    ones, and a tool that writes into one would change what all later weights mean."""
+    """Return bitsandbytes' QuantState over the same tensors, with its own copies of the code tables: safetensors does
+    not save shared tensors, and a tool that writes into a shared table would corrupt all later weights."""
     absmax, details = packed.parts["absmax"], packed.spec.details
     new = library().functional.QuantState
     nested: dict[str, Any] = {}
@@ -289,7 +289,7 @@ def _state(packed: Packed) -> Any:
 
 
 def _absmax(packed: Packed) -> Tensor:
-    """The scale of each block: float32 [blocks]."""
+    """Return the scale of each block: float32 [blocks]."""
     absmax = packed.parts["absmax"]
     if "nested_absmax" not in packed.parts:
         return absmax
@@ -299,10 +299,10 @@ def _absmax(packed: Packed) -> Tensor:
 
 
 def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> None:
-    """Decode whole blocks, one to a row of `out` [blocks, block], by bitsandbytes' kernel.
+    """Dequantize whole blocks, one per row of `out` [blocks, block], with bitsandbytes' kernel.
 
-    A row that is not whole blocks must not be given to it: its AVX512 kernel then takes some blocks' scales for others'
-    (bitsandbytes 0.50.2, weights [64, 288] with blocks of 64), and an odd row makes it compile a fallback for a minute.
+    Rows must be whole blocks: otherwise its AVX512 kernel uses the scales of other blocks (bitsandbytes 0.50.2, weights
+    [64, 288] with blocks of 64), and for a row of odd length it compiles a fallback for a minute.
     """
     functional = library().functional
     dtype = out.dtype if out.dtype in TORCH_FLOATS else torch.float32
@@ -314,8 +314,8 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
 
 
 def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The float weight of a `Linear4bit` as one operator, while torch compiles or transforms what is done with it: it
-    knows nothing of what it takes to find the kernels."""
+    """Return the float weight of a `Linear4bit` as the result of one custom op, for use under torch.compile or a
+    functional transform, which cannot trace the kernel dispatch."""
     from ..kernels import ops
 
     state = layer.weight.quant_state
@@ -326,8 +326,8 @@ def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _linear4bit() -> type[nn.Module]:
-    """`Linear4bit` that takes its input by torch's name for it, too, goes to the meta device, and takes also rows that
-    are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
+    """Return a `Linear4bit` whose input can also be passed by torch's name `input`, that can move to the meta device,
+    and that supports rows that are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
     base: Any = library().nn.Linear4bit
 
     class Linear4bit(base):  # type: ignore[misc]  # the base is only known at run time
@@ -365,16 +365,16 @@ _OURS = "Linear4bit"
 
 
 def __getattr__(name: str) -> Any:
-    """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
+    """Return the class that is created once bitsandbytes is imported, so that pickle finds it by name."""
     if name == _OURS:
         return _linear4bit()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _undo_cpu_packing(codes: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """Codes and state of a module that a forward on an AVX512-BF16 CPU has repacked, in the usual order.
+    """Return codes and state, in the usual order, of a module repacked by a forward on an AVX512-BF16 CPU.
 
-    The scales stay as that repacking rounded them.
+    The scales keep the rounding of that repacking.
     """
     flat = state.absmax.T.reshape(-1).float()  # it holds them as bfloat16 [columns/block, rows]
     undone, state = library().functional._convert_weight_packed_for_cpu_inverse(codes, copy.copy(state))

@@ -31,7 +31,7 @@ class Blockwise(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         size = math.prod(shape)
         return {
             "codes": Part(dtype="uint8", shape=(size,)),
@@ -64,19 +64,19 @@ class Blockwise(Codec):
         else:  # on a CPU twice as fast as bitsandbytes
             decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        """Only sdquant writes such files, and says the shape in their metadata."""
-        parts = dict(require(found, part, get) for part in ("codes", "absmax"))
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        """Read a weight. Only sdquant writes such files; it stores the shape in their metadata."""
+        parts = dict(require(detected, part, get) for part in ("codes", "absmax"))
         (key, codes), (scale_key, absmax) = parts.items()
         shape = tuple(codes.shape) if shape is None else shape
         size = math.prod(shape)
         if codes.dtype != torch.uint8 or codes.shape != (size,):
-            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the weight has {size} codes of a byte")
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the weight needs {size} uint8 codes")
         if absmax.dtype != torch.float32 or absmax.shape != (math.ceil(size / BLOCK),):
-            why = f"it is {absmax.dtype} {list(absmax.shape)}, and {size} weights make {math.ceil(size / BLOCK)} blocks"
+            why = f"it is {absmax.dtype} {list(absmax.shape)}, but {size} weights make {math.ceil(size / BLOCK)} blocks"
             raise bad(scale_key, why)
         details = {"packing": "blockwise", "block_size": BLOCK}
-        spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=found.details["dtype"], details=details)
+        spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=detected.details["dtype"], details=details)
         return Packed(spec=spec, parts={"codes": codes, "absmax": absmax})
 
     def form(self, packed: Packed) -> Form:
@@ -96,7 +96,7 @@ class Blockwise(Codec):
 
 
 def _encode(weights: Tensor) -> dict[str, Tensor]:
-    """Codes in the shape of `weights`, and a scale for every 256 of them."""
+    """Quantize to codes in the shape of `weights`, and a scale for every 256 of them."""
     table = e4m3_code(weights.device)
     codes, state = library().functional.quantize_blockwise(weights, code=table, blocksize=BLOCK)
     absmax = state.absmax

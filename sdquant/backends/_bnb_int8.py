@@ -34,7 +34,7 @@ class Int8(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         rows, columns = shape[0], math.prod(shape[1:])
         return {"codes": Part(dtype="int8", shape=(rows, columns)), "scb": Part(dtype="float32", shape=(rows,))}
 
@@ -72,28 +72,30 @@ class Int8(Codec):
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         rows, columns = packed.spec.shape
         codes = packed.parts["codes"]
-        made: Any = _linear8bit()(columns, rows, bias=False, has_fp16_weights=False, threshold=_OUTLIERS, device="meta")
+        layer: Any = _linear8bit()(
+            columns, rows, bias=False, has_fp16_weights=False, threshold=_OUTLIERS, device="meta"
+        )
         weight = library().nn.Int8Params(
             codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=packed.parts["scb"]
         )
-        put(made, "weight", weight)
-        put(made, "bias", module._parameters.get("bias"))
-        made.encoded_dtype = packed.spec.dtype
-        assert isinstance(made, nn.Module)
-        return made.train(module.training)
+        put(layer, "weight", weight)
+        put(layer, "bias", module._parameters.get("bias"))
+        layer.encoded_dtype = packed.spec.dtype
+        assert isinstance(layer, nn.Module)
+        return layer.train(module.training)
 
     def from_library(self, module: nn.Module) -> Packed | None:
         if "bitsandbytes" not in sys.modules or not isinstance(module, library().nn.Linear8bitLt):
             return None
-        held: Any = module
+        layer: Any = module
         # The first forward moves both from the weight into the module's state.
-        scb = held.state.SCB if getattr(held.weight, "SCB", None) is None else held.weight.SCB
-        codes = held.weight.data
+        scb = layer.state.SCB if getattr(layer.weight, "SCB", None) is None else layer.weight.SCB
+        codes = layer.weight.data
         if scb is None or codes.dtype != torch.int8:  # a float weight that waits for its first move
             return None
-        dtype = getattr(held, "encoded_dtype", None)
+        dtype = getattr(layer, "encoded_dtype", None)
         if dtype is None:  # another tool's module: bitsandbytes does not keep it
-            dtype = "float16" if held.bias is None else str(held.bias.dtype).removeprefix("torch.")
+            dtype = "float16" if layer.bias is None else str(layer.bias.dtype).removeprefix("torch.")
         return Packed(
             spec=PackedSpec(scheme="bnb-int8", shape=tuple(codes.shape), dtype=dtype),
             parts={"codes": codes, "scb": scb},
@@ -102,23 +104,23 @@ class Int8(Codec):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        for key in found.extra:
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        for key in detected.extra:
             if get(key).tolist() not in (_ROW_MAJOR, [_ROW_MAJOR]):
-                raise bad(key, "its weight is in an old order of rows that bitsandbytes no longer reads")
-        key, codes = require(found, "codes", get)
+                raise bad(key, "its weight has an old row order that bitsandbytes can no longer read")
+        key, codes = require(detected, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
         if len(shape) < 2:
-            raise bad(key, f"it has shape {list(shape)}, and 8-bit weights have rows")
+            raise bad(key, f"it has shape {list(shape)}, but 8-bit weights need at least two dimensions")
         matrix = (shape[0], math.prod(shape[1:]))
         if codes.dtype != torch.int8 or tuple(codes.shape) not in (matrix, shape):
-            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs int8 {list(matrix)}")
-        key, scb = require(found, "scb", get)
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the model needs int8 {list(matrix)}")
+        key, scb = require(detected, "scb", get)
         if scb.shape != (shape[0],):
-            raise bad(key, f"it has shape {list(scb.shape)}, and the weight has {shape[0]} rows")
+            raise bad(key, f"it has shape {list(scb.shape)}, but the weight has {shape[0]} rows")
         return Packed(
             # The file does not say what was encoded; float16 is what bitsandbytes rounds every weight to.
-            spec=PackedSpec(scheme=found.scheme, shape=shape, dtype="float16"),
+            spec=PackedSpec(scheme=detected.scheme, shape=shape, dtype="float16"),
             parts={"codes": codes.reshape(matrix), "scb": scales(key, scb)},
         )
 
@@ -134,11 +136,11 @@ class Int8(Codec):
 
 @lru_cache(maxsize=1)
 def _linear8bit() -> type[nn.Module]:
-    """`Linear8bitLt` that takes its input by torch's name for it, too, and whose codes and scales follow when a model
-    that contains it is moved.
+    """Return a `Linear8bitLt` whose input can also be passed by torch's name `input`, and whose codes and scales move
+    with the model that contains it.
 
     bitsandbytes keeps them as attributes and moves those in `Linear8bitLt.to`, which is not called when a parent is
-    moved. The name stays: other tools look for it.
+    moved. The class name is unchanged: other tools look for it.
     """
     base: Any = library().nn.Linear8bitLt
 
@@ -166,7 +168,7 @@ _OURS = "Linear8bitLt"
 
 
 def __getattr__(name: str) -> Any:
-    """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
+    """Return the class that is created once bitsandbytes is imported, so that pickle finds it by name."""
     if name == _OURS:
         return _linear8bit()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

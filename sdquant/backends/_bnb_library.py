@@ -1,4 +1,4 @@
-"""The one place that imports bitsandbytes, and what its codecs need to know of it."""
+"""The one place that imports bitsandbytes, and facts about it that its codecs need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TILE = 2**20
 
 
 def tile(device: torch.device, size: int) -> int:
-    """How many of `size` values to decode at once on `device`."""
+    """Return how many of `size` values to decode at once on `device`."""
     return TILE if device.type == "cpu" else max(size, 1)
 
 
@@ -37,7 +37,7 @@ def _not_the_cast_to_half(record: logging.LogRecord) -> bool:
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """The module `bitsandbytes`, imported without the lines that only say that optional extras are not there."""
+    """Import `bitsandbytes` without its messages about missing optional extras, and return the module."""
     # On CPUs with AVX512-BF16 the import looks for the package `kernels`, which sdquant has no use for, and warns.
     with errors_only("bitsandbytes.backends.cpu.ops"):
         import bitsandbytes
@@ -47,16 +47,16 @@ def library() -> Any:
 
 @cache
 def installed() -> bool:
-    """Whether bitsandbytes is there; it need not be imported for that."""
+    """Return whether bitsandbytes is installed, without importing it."""
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
 @cache
 def has_kernel(operator: str, device_type: str) -> bool:
-    """Whether bitsandbytes has a kernel of its own for one of its operators on such devices.
+    """Return whether bitsandbytes has a kernel of its own for one of its operators on such devices.
 
-    It has all of them for "cuda" and those that it needs itself elsewhere: none to decode blocks of bytes into a given
-    tensor on "mps", nor on devices that it does not know.
+    It has all of them for "cuda" and those that it needs itself elsewhere: none to dequantize 8-bit blocks into an
+    existing tensor on "mps", and none on devices that it does not know.
     """
     library()  # registers them
     key = torch._C._dispatch_key_for_device(device_type)
@@ -64,15 +64,15 @@ def has_kernel(operator: str, device_type: str) -> bool:
 
 
 def on_library(operator: str, device: torch.device) -> bool:
-    """Whether weights on `device` are for bitsandbytes' kernel; its CPU functions have faster ones beside them."""
+    """Return whether to use bitsandbytes' kernel for weights on `device`; on CPUs sdquant's own are faster."""
     return device.type != "cpu" and installed() and has_kernel(operator, device.type)
 
 
 def apply_to_layer(layer: Any, fn: Callable[[Tensor], Tensor], of_torch: Callable[[], object]) -> None:
-    """Do what `Module._apply(fn)` does, which is `of_torch`, to the meta device, too.
+    """Do what `Module._apply(fn)` does, which is `of_torch`, also for moves to the meta device.
 
-    There torch makes a new parameter of a weight's `detach()`, which for bitsandbytes' classes is a plain tensor, and
-    stops with a RuntimeError.
+    For these torch makes a new parameter of a weight's `detach()`, which for bitsandbytes' classes is a plain tensor,
+    and raises RuntimeError.
     """
     weight = layer.weight
     if weight.is_meta or not fn(torch.empty(0, dtype=weight.dtype, device=weight.device)).is_meta:

@@ -26,7 +26,7 @@ ROWS = 8  # chunks begin at multiples of it: codes of two rows that share a byte
 def by_rows(
     weight: Tensor, layout: Mapping[str, Part], encode: Callable[[Tensor], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The parts that `encode` makes of all of `weight`, [rows, ...], made of some of its rows at a time.
+    """Encode `weight`, [rows, ...], some rows at a time. Return the parts that `encode` would give for all of it.
 
     Args:
         layout: the parts of the whole. The first dimension of each must be in proportion to the weight's rows.

@@ -47,7 +47,7 @@ class Float8(Codec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
-            raise Unfit(f"fp8 is made from {', '.join(FLOATS)}, and the weight is {dtype}")
+            raise Unfit(f"fp8 can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         return {
             "codes": Part(dtype="float8_e4m3fn", shape=shape),
             "scale": Part(dtype="float32", shape=(shape[0], *(1 for _ in shape[1:]))),
@@ -98,23 +98,23 @@ class Float8(Codec):
         details = {**packed.spec.details, "block": [1, across]}
         return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, "scale": scale})
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        mx = _format(found, get) == "mxfp8"
-        key, codes = require(found, "codes", get)
+    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        mx = _format(detected, get) == "mxfp8"
+        key, codes = require(detected, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
         if mx and len(shape) == 2 == codes.ndim and tuple(codes.shape) == tuple(-(-n // 32) * 32 for n in shape):
             padded, codes = tuple(codes.shape), codes[: shape[0], : shape[1]].contiguous()
         else:
             padded = shape
         if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
-            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs float8 {list(shape)}")
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the model needs float8 {list(shape)}")
         if not codes.numel():
-            raise bad(key, f"it is {list(shape)}: a weight without values")
+            raise bad(key, f"its shape is {list(shape)}, which has no values")
         parts: dict[str, Tensor] = {"codes": codes}
         details: dict[str, Any] = {"packing": "float8"}
-        if "scale" in found.keys:
-            key, scale = require(found, "scale", get)
-            scale, block = fitted(key, scale, padded, dict(found.details), mx=mx)
+        if "scale" in detected.keys:
+            key, scale = require(detected, "scale", get)
+            scale, block = fitted(key, scale, padded, dict(detected.details), mx=mx)
             if padded != shape and block is not None:
                 rows, columns = grid_shape(shape, block)
                 scale = scale[:rows, :columns].contiguous()
@@ -122,9 +122,9 @@ class Float8(Codec):
             details |= {"block": list(block)} if block is not None else {}
             details |= {"scale": "e8m0"} if scale.dtype == torch.uint8 else {}
         elif mx:
-            raise bad(found.name, "it is in MXFP8, and the file has no scales that belong to it")
+            raise bad(detected.name, "it is in MXFP8, but the file has no scales for it")
         # The file does not say what was encoded; bfloat16 holds every value of float8.
-        return Packed(spec=_spec(found.scheme, shape, "bfloat16", details), parts=parts)
+        return Packed(spec=_spec(detected.scheme, shape, "bfloat16", details), parts=parts)
 
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def _encode(rows: Tensor) -> dict[str, Tensor]:
 
 
 def _values(codes: Tensor) -> Tensor:
-    """Float8 codes as float32. On a CPU by table: torch's own conversion takes four times as long there."""
+    """Convert float8 codes to float32. On a CPU by table: torch's own conversion takes four times as long there."""
     if codes.device.type != "cpu":
         return codes.float()
     table = _table(codes.dtype)
@@ -145,7 +145,7 @@ def _values(codes: Tensor) -> Tensor:
 
 @cache
 def _table(dtype: torch.dtype) -> Tensor:
-    """The values of all 256 codes of a float8 dtype: float32 [256]."""
+    """Return the values of all 256 codes of a float8 dtype: float32 [256]."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
@@ -153,30 +153,30 @@ def _spec(scheme: str, shape: tuple[int, ...], dtype: str, details: dict[str, An
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
 
 
-def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
-    """ComfyUI's name for the weight's format, if the file has one. Raises BadFileError for a scale that is unknown."""
-    said = found.details.get("format")
-    for key in found.extra:
+def _format(detected: Found, get: Callable[[str], Tensor]) -> str | None:
+    """Return ComfyUI's name of the weight's format, if the file has one. Raise BadFileError for an unknown scale."""
+    format_name = detected.details.get("format")
+    for key in detected.extra:
         last = key.rpartition(".")[2]
         if last == MARKER:
             marked = _marked(key, get(key))
-            if said not in (None, marked):
-                raise bad(key, f"it says {marked!r}, and the file's metadata says {said!r}")
-            said = marked
+            if format_name not in (None, marked):
+                raise bad(key, f"it says {marked!r}, but the file's metadata says {format_name!r}")
+            format_name = marked
         elif last in SCALES:
-            raise bad(key, f"the file also has {found.keys['scale']!r}, and a weight has one scale")
+            raise bad(key, f"the file also has {detected.keys['scale']!r}, but a weight has only one scale")
         elif last not in HINTS and last != WHOLE:
-            raise bad(key, f"it looks like a scale, and sdquant knows {', '.join('X.' + name for name in SCALES)}")
-    return said
+            raise bad(key, f"it looks like a scale, but sdquant only knows {', '.join('X.' + name for name in SCALES)}")
+    return format_name
 
 
 def _marked(key: str, line: Tensor) -> str:
-    """What ComfyUI's JSON line of bytes says; some of the other formats use float8 tensors too."""
+    """Parse the format in ComfyUI's JSON line of bytes; some formats that are not read use float8 tensors, too."""
     try:
         claims = strict_json.parse(strict_json.text(bytes(line.to(torch.uint8).flatten()[:4096].tolist())))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(FORMATS)}")
+        raise bad(key, f"it says the weight is in format {kind!r}, but sdquant only reads {', '.join(FORMATS)}")
     return str(kind)

@@ -1,4 +1,4 @@
-"""How other tools' float8 weights show themselves in a file's header. Imports no torch; see `_float8` for the codec."""
+"""Detection of other tools' float8 weights in a file's header. Imports no torch; see `_float8` for the codec."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _FOREIGN = ("sdnq", "quanto", "torchao", "auto-round")
 
 
 def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-    """The float8 weights of a file.
+    """Return the float8 weights of a file.
 
     Args:
-        config: what is said about quantization beside the tensors: "quantization_config" of a config.json, and
-            "comfy", the format of each weight by the file's metadata (see `formats.comfy`).
+        config: quantization settings from outside the tensors: "quantization_config" of a config.json, and "comfy",
+            the format of each weight by the file's metadata (see `formats.comfy_metadata`).
     """
     quantization = config.get("quantization_config") or {}
     if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
         return []
     names = [key for key, info in tensors.items() if info.dtype in FLOAT8 and key.rpartition(".")[2] == "weight"]
     neighbours = _neighbours(tensors, names)
-    said, formats = _said(quantization), config.get("comfy") or {}
-    made = (
-        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), said | _format(formats.get(name)))
+    details, formats = _said(quantization), config.get("comfy") or {}
+    candidates = (
+        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
         for name in names
     )
-    found = [one for one in made if one is not None]
-    _refuse_unscaled(found)
+    weights = [one for one in candidates if one is not None]
+    _refuse_unscaled(weights)
     markers = tuple(key for key in tensors if key.rpartition(".")[2] == WHOLE)
-    if found and markers:  # it is about the whole file; the first weight carries it
-        found[0] = replace(found[0], extra=(*found[0].extra, *markers))
-    return found
+    if weights and markers:  # it is about the whole file; the first weight carries it
+        weights[0] = replace(weights[0], extra=(*weights[0].extra, *markers))
+    return weights
 
 
 # What checkpoints of several models put before the names of each of them.
@@ -61,10 +61,10 @@ _MODELS = re.compile(
 )
 
 
-def _refuse_unscaled(found: list[Found]) -> None:
-    """Raise BadFileError for a weight without a scale in a model whose others have one: codes are not values."""
+def _refuse_unscaled(weights: list[Found]) -> None:
+    """Raise BadFileError for a weight without a scale in a model whose others have one: its codes are not values."""
     models: dict[str, list[Found]] = {}
-    for one in found:
+    for one in weights:
         match = _MODELS.match(one.name)
         models.setdefault(match[0] if match else "", []).append(one)
     for rows in models.values():
@@ -73,15 +73,15 @@ def _refuse_unscaled(found: list[Found]) -> None:
         if scaled and bare is not None:
             key = scaled[0].keys["scale"].rpartition(".")[2]
             raise BadFileError(
-                f"Weight {bare.name!r}",
-                f"it is float8 without a scale ({leaf(bare.name, key)!r}), which {len(scaled)} other weights of the "
-                "model have",
+                f"Cannot read weight {bare.name!r}",
+                f"it is float8 without a scale ({leaf(bare.name, key)!r}), but {len(scaled)} other weights of the "
+                "model have one",
                 "Download the file again, or quantize the model again",
             )
 
 
 def _said(quantization: Any) -> dict[str, Any]:
-    """What the config.json of transformers' fine-grained fp8 says of all weights."""
+    """Return the block size of transformers' fine-grained fp8 in a config.json, as details of all weights."""
     size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
     return {} if size is None else {"block": size}
 
@@ -91,18 +91,18 @@ def _format(name: str | None) -> dict[str, Any]:
 
 
 def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:
-    """For each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
+    """Return, for each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
     prefixes = {leaf(name, "") for name in names}
-    found: dict[str, list[str]] = {}
+    matches: dict[str, list[str]] = {}
     for key in tensors:
         prefix = leaf(key, "")
         for candidate in (prefix, leaf(prefix[:-1], "")) if prefix.endswith(".weight.") else (prefix,):
             if candidate in prefixes:
-                found.setdefault(candidate, []).append(key)
-    return found
+                matches.setdefault(candidate, []).append(key)
+    return matches
 
 
-def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[str, Any]) -> Found | None:
+def _weight(name: str, info: TensorInfo, neighbours: list[str], details: Mapping[str, Any]) -> Found | None:
     scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
     hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
     # Anything else that calls itself a scale.
@@ -111,9 +111,8 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[st
     if strange:
         known = ", ".join(f"X.{scale}" for scale in SCALES)
         raise UnsupportedFileError(
-            f"Weight {name!r}",
-            f"it is float8, and {strange[0]!r} beside it looks like a scale of a format that is not read here; "
-            f"sdquant knows {known}",
+            f"Cannot read weight {name!r}",
+            f"it is float8, but {strange[0]!r} looks like a scale in an unsupported format; sdquant only knows {known}",
             "Use a file of the same model in a format that `sdquant matrix` lists",
         )
     if len(info.shape) < 2 and not scale_keys:
@@ -126,6 +125,6 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[st
         keys=keys,
         extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
-        details={"packing": "float8", **said},
-        nbytes=info.nbytes + -(-info.nbytes // 32) if said.get("format") == "mxfp8" else None,  # without the padding
+        details={"packing": "float8", **details},
+        nbytes=info.nbytes + -(-info.nbytes // 32) if details.get("format") == "mxfp8" else None,  # without the padding
     )

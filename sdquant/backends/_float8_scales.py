@@ -27,10 +27,10 @@ _USUAL = 128  # both sides of DeepSeek's blocks, of which the last in a row or c
 def fitted(
     key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, Any], *, mx: bool
 ) -> tuple[Tensor, Block | None]:
-    """The scales of a weight of `shape`, and the block that each is for; None for the whole weight or its rows.
+    """Return the scales of a weight of `shape`, and the block size; None for scales of the whole weight or its rows.
 
     Args:
-        key: the file's name for `scale`. details: what the file says of the weight. mx: whether it is MXFP8.
+        key: the file key of `scale`. details: the weight's metadata in the file. mx: whether it is MXFP8.
 
     Returns:
         float32, or uint8 of exponents: [1 or rows, 1...], or [rows of blocks, columns of blocks].
@@ -40,50 +40,50 @@ def fitted(
     """
     if mx:
         if scale.dtype not in (torch.uint8, _E8M0):
-            raise bad(key, f"MXFP8 has exponents of a byte as scales, and these are {scale.dtype}")
+            raise bad(key, f"MXFP8 scales must be exponents of one byte, but these are {scale.dtype}")
         grid = _untiled(key, _exponents(key, scale.view(torch.uint8)), shape)
         return grid, _MX
     exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
     scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
-    ones, said = (1,) * (len(shape) - 1), details.get("block")
-    if said is not None and not _is_block(said):
-        raise bad(key, f"blocks are said to be {said!r}")
-    if said is not None and len(shape) == 2 and tuple(scale.shape) == grid_shape(shape, said):
-        return scale, (said[0], said[1])
+    ones, file_block = (1,) * (len(shape) - 1), details.get("block")
+    if file_block is not None and not _is_block(file_block):
+        raise bad(key, f"its block size is declared as {file_block!r}, but must be two positive integers")
+    if file_block is not None and len(shape) == 2 and tuple(scale.shape) == grid_shape(shape, file_block):
+        return scale, (file_block[0], file_block[1])
     if scale.numel() == 1:
         return scale.reshape(1, *ones), None
     if tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
         return scale.reshape(shape[0], *ones), None
     grid = scale.squeeze(-1) if scale.ndim == 3 else scale  # [rows, groups, 1] of groups of columns
-    block = _block(tuple(grid.shape), shape) if said is None else None
+    block = _block(tuple(grid.shape), shape) if file_block is None else None
     if block is None:
         raise bad(
             key,
-            f"it has shape {list(scale.shape)}, and sdquant knows scales of the whole weight, of its {shape[0]} rows, "
-            "and of blocks whose sides are powers of two from 16",
+            f"it has shape {list(scale.shape)}, but sdquant only knows scales of the whole weight, its {shape[0]} "
+            "rows, or blocks whose sides are powers of two from 16",
         )
     return grid.contiguous(), block
 
 
 def factors(scale: Tensor) -> Tensor:
-    """What codes are multiplied by, as float32. The exponent 0 stands for 0, as in comfy-kitchen: only blocks of zeros
-    have it."""
+    """Return the scales as float32 factors. The exponent 0 stands for 0, as in comfy-kitchen: only blocks of zeros have
+    it."""
     return (scale.int() << 23).view(torch.float32) if scale.dtype == torch.uint8 else scale
 
 
 def of_rows(scale: Tensor, rows: slice, block: Block, columns: int) -> Tensor:
-    """The factor of each weight in some rows: float32 [rows, columns]."""
+    """Return the factor of each weight in some rows: float32 [rows, columns]."""
     index = torch.arange(rows.start, rows.stop, device=scale.device) // block[0]
     return factors(scale.index_select(0, index)).repeat_interleave(block[1], 1)[:, :columns]
 
 
 def grid_shape(shape: tuple[int, ...], block: Block) -> tuple[int, int]:
-    """How many blocks a weight of `shape` [rows, columns] has."""
+    """Return the number of blocks of a weight of `shape` [rows, columns] along each dimension."""
     return math.ceil(shape[0] / block[0]), math.ceil(shape[1] / block[1])
 
 
 def _block(grid: tuple[int, ...], shape: tuple[int, ...]) -> Block | None:
-    """The block size of a grid of scales where the file does not say it: the usual one, else one that divides the
+    """Infer the block size from a grid of scales if the file does not give it: the usual one, else one that divides the
     weight; None if there is none."""
     if len(shape) != 2 or len(grid) != 2 or 0 in grid:
         return None
@@ -95,11 +95,11 @@ def _block(grid: tuple[int, ...], shape: tuple[int, ...]) -> Block | None:
     return sizes[0], sizes[1]
 
 
-def _is_block(said: Any) -> bool:
+def _is_block(value: Any) -> bool:
     return (
-        isinstance(said, (list, tuple))
-        and len(said) == 2
-        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in said)
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
     )
 
 
@@ -110,13 +110,13 @@ def _exponents(key: str, scale: Tensor) -> Tensor:
 
 
 def _untiled(key: str, tiled: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
+    """Return MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
     if len(shape) != 2:
-        raise bad(key, f"MXFP8 is for weights of two dimensions, and this one has {len(shape)}")
+        raise bad(key, f"MXFP8 weights must have two dimensions, but this one has {len(shape)}")
     rows, columns = grid_shape(shape, _MX)
     down, across = math.ceil(rows / 128), math.ceil(columns / 4)
     if tiled.numel() != down * 128 * across * 4:
-        raise bad(key, f"it has {tiled.numel()} scales, and a weight of {list(shape)} in MXFP8 {down * across * 512}")
+        raise bad(key, f"it has {tiled.numel()} scales, but an MXFP8 weight of {list(shape)} has {down * across * 512}")
     # In a tile, row r and column c are at (r % 32) * 16 + r // 32 * 4 + c.
     tiles = tiled.reshape(down, across, 32, 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(down * 128, across * 4)[:rows, :columns].contiguous()

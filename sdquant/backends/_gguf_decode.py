@@ -1,4 +1,4 @@
-"""GGUF block types to floats, in torch: one function per type, in a table.
+"""Dequantize GGUF block types in torch: one function per type, in a table.
 
 Every function takes raw blocks [n, bytes per block] uint8 (block layouts: ggml's `ggml-common.h`) and fills `out`
 [n, weights per block] float32. The order of the arithmetic is that of gguf-py's reference: results are bit-equal to it.
@@ -44,28 +44,28 @@ def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
 
 
 def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
-    """Bytes `start` to `stop` of each block as [n, (stop - start) / 8] int64."""
+    """Return bytes `start` to `stop` of each block as int64 [n, (stop - start) / 8]."""
     return copied(blocks[:, start:stop]).view(torch.int64)
 
 
 def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """[n, a, w] words to [n, a, len(shifts), w]: each byte shifted right, then masked."""
+    """Shift each byte of words [n, a, w] right, then mask it, for each shift: [n, a, len(shifts), w]."""
     return torch.stack([(words >> shift if shift else words) & mask for shift in shifts], dim=2)
 
 
 def _codes(words: Tensor, out: Tensor) -> None:
-    """The bytes of `words` as floats into `out`."""
+    """Write the bytes of `words` as floats to `out`."""
     out.copy_(words.reshape(len(out), -1).view(torch.uint8))
 
 
 def _nibbles(blocks: Tensor, start: int) -> Tensor:
-    """16 bytes to 32 4-bit codes as [n, 4] words: the low halves come first."""
+    """Unpack 16 bytes to 32 4-bit codes as [n, 4] words: the low halves come first."""
     words = _words(blocks, start, start + 16)
     return torch.cat((words & _NIBBLES, (words >> 4) & _NIBBLES), dim=1)
 
 
 def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
-    """4 bytes, one bit per code, to [n, 4] words with bit 4 of each byte set accordingly."""
+    """Spread 4 bytes, one bit per code, to [n, 4] words with bit 4 of each byte set accordingly."""
     # A byte times this constant puts a copy of it into every byte of the word; AND keeps bit i in byte i.
     spread = blocks[:, start : start + 4].to(torch.int64) * _ONES
     bits = spread & -0x7FBFDFEFF7FBFDFF  # 0x8040201008040201 as a signed number
@@ -100,7 +100,7 @@ def _q5_1(blocks: Tensor, out: Tensor) -> None:
 
 
 def _scaled(out: Tensor, groups: int, scale: Tensor, minimum: Tensor | None = None) -> None:
-    """out = out * scale - minimum, with one of each per group: [n, groups]."""
+    """Compute out = out * scale - minimum in place, with one of each per group: [n, groups]."""
     view = out.view(len(out), groups, -1)
     view.mul_(scale.unsqueeze(2))
     if minimum is not None:
@@ -127,8 +127,8 @@ def _q3_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minimums of Q4_K and Q5_K, [n, 8] each, from the 12 bytes at 4: 6 bits in the first four of each kind,
-    4 bits in the last four, whose upper 2 bits are the upper bits of the first four's bytes."""
+    """Unpack scales and minimums of Q4_K and Q5_K, [n, 8] each, from the 12 bytes at 4: 6 bits in the first four of
+    each kind, 4 bits in the last four, whose upper 2 bits are the upper bits of the first four's bytes."""
     scale, minimum, both = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     return (
         torch.cat((scale & 63, (both & 15) | (scale >> 2 & 48)), dim=1),

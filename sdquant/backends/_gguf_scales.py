@@ -1,8 +1,8 @@
-"""Whether the scales inside GGUF blocks are finite numbers: all that can be wrong with the contents of a block.
+"""Check that the scales inside GGUF blocks are finite: nothing else in the contents of a block can be invalid.
 
-A block's codes stand for numbers whatever their bits are. Its scales are numbers in half precision (and minimums beside
-them), and in two types an exponent of a byte (E8M0) or four floats of a byte (E4M3). They are looked at where they lie,
-in views with strides, so that a mapped file is not copied.
+Any bits are valid codes. Scales (and minimums) are half-precision numbers, and in two types an exponent of one byte
+(E8M0) or four one-byte floats (E4M3). They are read in place through strided views, so that a mapped file is not
+copied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HALVES: Mapping[str, tuple[int, ...]] = {
 
 
 def sound(kind: str, blocks: Tensor) -> bool:
-    """Whether all scales and minimums of `blocks`, uint8 [n, bytes per block] of type `kind`, are finite."""
+    """Return whether all scales and minimums of `blocks`, uint8 [n, bytes per block] of type `kind`, are finite."""
     return all(_finite(kind, chunk) for chunk in torch.split(blocks, _CHUNK) if len(chunk))
 
 

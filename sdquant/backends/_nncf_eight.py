@@ -1,4 +1,4 @@
-"""NNCF's 8-bit encoding of a matrix in plain torch: the bits of its `compress_weight`, in half the time.
+"""NNCF's 8-bit encoding of a matrix in plain torch: bit-equal to its `compress_weight`, in half the time.
 
 NNCF wraps each operation, which costs more than the operation does on the few rows that fit into the cache. The
 formulas are those of its `calculate_integer_quantization_params` and `_calculate_integer_quantized_weight` (nncf 3.4),
@@ -16,7 +16,7 @@ _EPS = torch.finfo(torch.float32).eps  # NNCF's least scale
 
 
 def encode_eight(matrix: Tensor, asymmetric: bool) -> dict[str, Tensor]:
-    """The parts of some rows, [rows, row] of any float dtype; see `nncf.NNCF` for what they are."""
+    """Quantize some rows, [rows, row] of any float dtype, to the parts described in `nncf.NNCF`."""
     values = matrix.to(torch.float32, copy=True)
     low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
     if not asymmetric:

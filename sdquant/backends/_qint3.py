@@ -16,7 +16,7 @@ _MASK24 = 0xFFFFFF
 
 
 def pack3(codes: Tensor) -> Tensor:
-    """Codes of 0 to 7, uint8 [rows, n] with n a multiple of 8, as uint8 [rows, 3 n / 8]."""
+    """Pack codes of 0 to 7, uint8 [rows, n] with n a multiple of 8, as uint8 [rows, 3 n / 8]."""
     rows, n = codes.shape
     words = codes.contiguous().view(torch.int64)  # [rows, n / 8]
     for (shift, _), mask in zip(reversed(_STEPS), (_STEPS[1][1], _STEPS[0][1], _MASK24), strict=True):
@@ -25,7 +25,7 @@ def pack3(codes: Tensor) -> Tensor:
 
 
 def unpack3(data: Tensor) -> Tensor:
-    """The inverse of `pack3`: uint8 [rows, 3 n / 8] -> uint8 [rows, n]."""
+    """Unpack uint8 [rows, 3 n / 8] to uint8 [rows, n]: the inverse of `pack3`."""
     rows, size = data.shape
     wide = data.new_zeros(rows, size // 3, 8)
     wide[:, :, :3] = data.view(rows, size // 3, 3)

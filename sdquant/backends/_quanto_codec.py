@@ -1,7 +1,7 @@
 """Encode with quanto's own functions; decode in plain torch, bit-equal to quanto's `dequantize()`.
 
 quanto computes in the dtype of the scale: codes times scale, rounded, minus shift, rounded again. So does this, also
-where the result is wanted in another dtype, so that a weight is the same numbers whoever runs it.
+if the result has another dtype, so that a weight has the same values in either runtime.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches
 
 
 def encode(weight: Tensor, scheme: str, group: int | None, layout: Mapping[str, Part]) -> dict[str, Tensor]:
-    """The parts of a float weight, as `quanto.quantize(model); quanto.freeze(model)` would make and save them."""
+    """Quantize a float weight to the parts that `quanto.quantize(model); quanto.freeze(model)` would save."""
     with torch.no_grad():
         weight = weight.detach()
         if BITS[scheme] == 8:
@@ -54,13 +54,13 @@ def _encode8(rows: Tensor, scheme: str) -> dict[str, Tensor]:
     if scheme == "qint8" and len(rows) > 1:
         return _encode_int8(rows)
     scale = quanto.AbsmaxOptimizer()(rows, qtype, axis=0)
-    made = quanto.quantize_weight(rows, qtype, axis=0, scale=scale, optimized=False)
-    data = made._data if scheme == "qint8" else _zeros_for_nan(made._data, scale)
+    quantized = quanto.quantize_weight(rows, qtype, axis=0, scale=scale, optimized=False)
+    data = quantized._data if scheme == "qint8" else _zeros_for_nan(quantized._data, scale)
     return {"data": data, "scale": scale}
 
 
 def _encode_int8(rows: Tensor) -> dict[str, Tensor]:
-    """quanto's `quantize_symmetric` by its absmax, step for step in the weight's dtype, with one temporary."""
+    """Do quanto's `quantize_symmetric` with absmax scales, step by step in the weight's dtype, with one temporary."""
     scale = rows.abs()
     spare, scale = scale, divided(scale.amax(dim=tuple(range(1, rows.ndim)), keepdim=True), 127)
     torch.div(rows, scale, out=spare)
@@ -69,7 +69,7 @@ def _encode_int8(rows: Tensor) -> dict[str, Tensor]:
 
 
 def _encode_affine(rows: Tensor, bits: int) -> dict[str, Tensor]:
-    """Codes of one byte each, in the shape of `rows`."""
+    """Quantize to codes of one byte each, in the shape of `rows`, with a scale and a shift per row."""
     from optimum.quanto import MaxOptimizer
     from optimum.quanto.tensor.qtype import qint
 
@@ -89,7 +89,7 @@ def _encode3(rows: Tensor) -> dict[str, Tensor]:
 
 
 def _planes(codes: Tensor, shape: tuple[int, ...], bits: int) -> Tensor:
-    """quanto's packing: byte row r holds the rows r, r + R, r + 2R, ... of `codes`, the first in the low bits."""
+    """Pack as quanto does: byte row r holds the rows r, r + R, r + 2R, ... of `codes`, the first in the low bits."""
     packed = empty(shape, torch.uint8, codes.device)
     packed.copy_(codes[: len(packed)])
     for plane in range(1, 8 // bits):
@@ -99,25 +99,25 @@ def _planes(codes: Tensor, shape: tuple[int, ...], bits: int) -> Tensor:
 
 
 def _through_tinygemm(scale: Tensor, shift: Tensor) -> Tensor:
-    """The shift that comes back from TinyGemm's layout, into which quanto puts such weights.
+    """Return the shift after a round trip through TinyGemm's layout, which quanto uses for such weights.
 
-    That layout keeps the middle of the range instead, rounded to bfloat16. Ordinary weights lose nothing by it; groups
-    whose range is far from symmetric lose a rounding. Done here in the same arithmetic, but without the layout, whose
-    way back multiplies by an identity matrix of [in, in].
+    That layout stores the middle of the range instead, rounded to bfloat16. Ordinary weights lose nothing by it; groups
+    whose range is far from symmetric are rounded once more. This is the same arithmetic without the layout, whose
+    unpacking multiplies by an identity matrix of [in, in].
     """
     half = 8 * scale
     return half - (-shift + half)
 
 
 def _zeros_for_nan(data: Tensor, scale: Tensor) -> Tensor:
-    """A row of zeros has scale 0, and quanto's 0 / 0 is NaN in float8. Its codes become 0; nothing else changes."""
+    """Set the codes of rows of zeros to 0: their scale is 0, and quanto's 0 / 0 is NaN in float8."""
     if bool((scale == 0).any()):
         data = data.float().nan_to_num_(nan=0.0).to(data.dtype)
     return data
 
 
 def decode_into(packed: Packed, out: Tensor) -> None:
-    """Decode into `out`, [*shape] of any float dtype, with no temporary larger than a slab if `out` is contiguous."""
+    """Dequantize into `out`, [*shape] of any float dtype, with no temporary larger than a slab if it is contiguous."""
     scale = packed.parts["scale"]
     if not out.is_contiguous():
         fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
@@ -141,7 +141,7 @@ def decode_into(packed: Packed, out: Tensor) -> None:
 
 
 def _fill(slab: Tensor, codes: Tensor) -> None:
-    """`slab.copy_(codes)`, seven times as fast for float8 on a CPU, where torch converts one value at a time."""
+    """Do `slab.copy_(codes)`, seven times as fast for float8 on a CPU, where torch converts one value at a time."""
     if codes.device.type == "cpu" and codes.is_floating_point():
         index = codes.reshape(-1).view(torch.uint8).to(torch.int32)
         torch.index_select(_float8_values(codes.dtype, slab.dtype), 0, index, out=slab.view(-1))
@@ -150,13 +150,13 @@ def _fill(slab: Tensor, codes: Tensor) -> None:
 
 
 @cache
-def _float8_values(dtype: torch.dtype, wanted: torch.dtype) -> Tensor:
-    """The value of each of the 256 codes, as torch itself converts them. [256] on the CPU."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).to(wanted)
+def _float8_values(dtype: torch.dtype, target: torch.dtype) -> Tensor:
+    """Return the value of each of the 256 codes, as torch itself converts them: [256] on the CPU."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(target)
 
 
 def _slabs(packed: Packed, shape: torch.Size) -> Iterator[tuple[slice, Tensor]]:
-    """The codes of the weight seen as `shape` (its groups as rows), some rows at a time: (rows, codes)."""
+    """Yield the codes of the weight viewed as `shape` (its groups as rows), some rows at a time: (rows, codes)."""
     data = packed.parts["data"]
     bits = BITS[packed.spec.scheme]
     step = max(1, SLAB.get(data.device.type, SLAB_ELSEWHERE) // max(1, shape[1:].numel()))

@@ -24,16 +24,16 @@ UNPACK_ONLY = ("quanto_cpp", "quanto_hip", "quanto_mps")
 
 
 def shift_right(codes: Tensor, bits: int) -> Tensor:
-    """`codes >> bits` for uint8, which MPS does not have."""
+    """Return `codes >> bits` for uint8, which MPS does not support."""
     return codes // 2**bits if codes.device.type == "mps" else codes >> bits
 
 
 class Unpacker:
-    """Stands in for the compiled module: has its one function that every device needs."""
+    """Stand-in for the compiled module, with the one function of it that every device needs."""
 
     @staticmethod
     def unpack(packed: Tensor, bits: int) -> Tensor:
-        """uint8 [rows, ...] of 8 / bits codes a byte -> uint8 [rows * 8 / bits, ...], the low bits' rows first."""
+        """Unpack uint8 [rows, ...], 8 / bits codes a byte, to uint8 [rows * 8 / bits, ...], low bits' rows first."""
         planes = 8 // bits
         out = packed.new_empty(packed.shape[0] * planes, *packed.shape[1:])
         for plane, rows in enumerate(out.chunk(planes) if len(packed) else ()):
@@ -46,9 +46,9 @@ def without_compiler() -> None:
     from optimum.quanto.library.extensions import extension
 
     registered: dict[str, Any] = extension._extensions
-    for name, found in list(registered.items()):
-        if found._lib is None:
-            found._lib = Unpacker
+    for name, ext in list(registered.items()):
+        if ext._lib is None:
+            ext._lib = Unpacker
             if name not in UNPACK_ONLY:
                 del registered[name]
 

@@ -1,4 +1,4 @@
-"""Quanto's weights in a file: found by their keys and sizes, read with every size checked. No torch at import.
+"""Detection of quanto's weights in a file by keys and shapes, and reading with every shape checked. No torch at import.
 
 optimum-quanto saves a weight flattened into its tensors: `X.weight._data` for 8 bits; for 4 and 2 bits the packed bytes
 are one level further down, `X.weight._data._data`; and `_scale`, `_shift`. Beside it, as buffers of the module, lie
@@ -32,15 +32,15 @@ _COMFY_HINTS = ("comfy_quant", "input_scale")
 
 
 def data_key(scheme: str) -> str:
-    """What follows the weight's name in the key of the packed bytes. Our qint3 is where quanto would not look."""
+    """Return the key suffix of the packed bytes. For qint3, which is ours, it is one that quanto ignores."""
     return DATA_KEYS[0] if scheme in ("qint4", "qint2") else DATA_KEYS[1]
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-    """See `Backend.find`. `config` may hold "quantization_config", "quantization_map", and "comfy", the format of each
-    weight of ComfyUI's files."""
-    asked = _asked(config.get("quantization_config") or {})
-    found: list[Found] = []
+    """See `Backend.find`. `config` may contain "quantization_config", "quantization_map", and "comfy", the format of
+    each weight in ComfyUI's files."""
+    config_scheme = _asked(config.get("quantization_config") or {})
+    weights: list[Found] = []
     unsure: list[int] = []
     for key, info in tensors.items():
         ending = next((end for end in DATA_KEYS if key.endswith(end)), None)
@@ -52,21 +52,21 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
         buffers = [f"{module}.{buffer}" if module else buffer for buffer in BUFFERS]
         possible = _possible({part: tensors[at] for part, at in keys.items()})
         mapped = _mapped(config.get("quantization_map") or {}, module)
-        if len(possible) > 1 and not mapped and asked is None:
-            unsure.append(len(found))
-        scheme = mapped or asked or (possible[0] if possible else "qint4")
+        if len(possible) > 1 and not mapped and config_scheme is None:
+            unsure.append(len(weights))
+        scheme = mapped or config_scheme or (possible[0] if possible else "qint4")
         row = Found(name=name, scheme=scheme, keys=keys, evidence="", extra=tuple(b for b in buffers if b in tensors))
-        found.append(_explained(row, tensors))
+        weights.append(_explained(row, tensors))
     # A weight of one or two rows does not show its bits; in quanto's files they are those of its neighbours.
-    sure = {row.scheme for at, row in enumerate(found) if at not in unsure and row.scheme in ("qint4", "qint2")}
+    sure = {row.scheme for at, row in enumerate(weights) if at not in unsure and row.scheme in ("qint4", "qint2")}
     for at in unsure:
         if len(sure) == 1:
-            found[at] = _explained(replace(found[at], scheme=next(iter(sure))), tensors)
+            weights[at] = _explained(replace(weights[at], scheme=next(iter(sure))), tensors)
         else:
             note = "; one or two rows do not show their bits and nothing else in the file does: 4 assumed"
-            found[at] = replace(found[at], evidence=found[at].evidence + note)
+            weights[at] = replace(weights[at], evidence=weights[at].evidence + note)
     comfy = config.get("comfy") or {}
-    return found + [_comfy(name, tensors) for name, kind in comfy.items() if kind == COMFY]
+    return weights + [_comfy(name, tensors) for name, kind in comfy.items() if kind == COMFY]
 
 
 def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> Found:
@@ -91,7 +91,7 @@ def _explained(row: Found, tensors: Mapping[str, TensorInfo]) -> Found:
 
 
 def _possible(parts: Mapping[str, TensorInfo]) -> list[str]:
-    """The schemes that dtypes and sizes allow, most bits first; none if the parts do not fit together."""
+    """Return the schemes that dtypes and shapes allow, most bits first; none if the parts do not fit together."""
     data, scale = parts["data"], parts.get("scale")
     if data.dtype != "uint8":
         return ["qint8" if data.dtype == "int8" else "qfloat8"]
@@ -107,7 +107,7 @@ def _possible(parts: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def _asked(config: Mapping[str, Any]) -> str | None:
-    """The scheme that a quantization_config of diffusers or transformers names."""
+    """Return the scheme named by a quantization_config of diffusers or transformers."""
     if config.get("quant_method") != "quanto":
         return None
     word = config.get("weights_dtype") or config.get("weights")
@@ -115,7 +115,7 @@ def _asked(config: Mapping[str, Any]) -> str | None:
 
 
 def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
-    """The scheme that quantization_map.json names for a module."""
+    """Return the scheme that quantization_map.json names for a module."""
     row = quantization_map.get(module)
     word = row.get("weights") if isinstance(row, Mapping) else None
     if not isinstance(word, str) or word == "none":
@@ -123,52 +123,52 @@ def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
     return "qfloat8" if word.startswith("qfloat8") else word if word in CONFIG_NAMES else None
 
 
-def missing(found: Found) -> str | None:
+def missing(detected: Found) -> str | None:
     """See `Backend.missing`."""
-    part = next((part for part in _needed(found.scheme) if part not in found.keys), None)
+    part = next((part for part in _needed(detected.scheme) if part not in detected.keys), None)
     if part is None:
         return None
-    return leaf(found.name, "weight_scale") if found.plain_only else f"{found.name}._{part}"
+    return leaf(detected.name, "weight_scale") if detected.plain_only else f"{detected.name}._{part}"
 
 
 def _needed(scheme: str) -> tuple[str, ...]:
     return ("data", "scale") if scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
 
 
-def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+def read(detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
-    needed, key = _needed(found.scheme), missing(found)
+    needed, key = _needed(detected.scheme), missing(detected)
     if key is not None:
-        raise _bad(found, f"it has no {key}")
-    parts = {part: get(found.keys[part]) for part in needed}
+        raise _bad(detected, f"the file has no {key}")
+    parts = {part: get(detected.keys[part]) for part in needed}
     details: dict[str, Any] = {}
-    if found.plain_only:
+    if detected.plain_only:
         parts["scale"] = _of_rows(parts["scale"], tuple(parts["data"].shape))
         details[PLAIN_ONLY] = True
     dtypes = {part: str(tensor.dtype).removeprefix("torch.") for part, tensor in parts.items()}
     if dtypes["scale"] not in FLOATS:
-        raise _bad(found, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")
+        raise _bad(detected, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")
     if shape is None:
-        shape = _shape(found, parts, dtypes)
+        shape = _shape(detected, parts, dtypes)
     if "shift" in needed:
-        details["group_size"] = _group(found, shape, tuple(parts["data"].shape))
+        details["group_size"] = _group(detected, shape, tuple(parts["data"].shape))
     float8 = dtypes["data"] if dtypes["data"] in FLOAT8 else FLOAT8[0]
-    expected = parts_of(found.scheme, shape, dtypes["scale"], details.get("group_size"), float8)
+    expected = parts_of(detected.scheme, shape, dtypes["scale"], details.get("group_size"), float8)
     for part, want in expected.items():
         have = Part(dtype=dtypes[part], shape=tuple(parts[part].shape))
         zeropoint = part == "shift" and have.dtype in ("uint8", "int8") and have.shape == want.shape
         if have != want and not zeropoint:
             raise _bad(
-                found,
-                f"for a weight of {list(shape)} in {found.scheme}, {found.keys[part]} has to be {want.dtype} "
-                f"{list(want.shape)}, and is {have.dtype} {list(have.shape)}",
+                detected,
+                f"for a weight of {list(shape)} in {detected.scheme}, {detected.keys[part]} must be {want.dtype} "
+                f"{list(want.shape)}, but is {have.dtype} {list(have.shape)}",
             )
-    spec = PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
+    spec = PackedSpec(scheme=detected.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
     return Packed(spec=spec, parts=parts)
 
 
 def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """ComfyUI's scale as quanto has it: one for each row, but for weights of one row."""
+    """Convert ComfyUI's scale to quanto's shape: one per row, or a scalar for a weight of one row."""
     if scale.numel() == 1 and shape:
         scale = scale.reshape(1).expand(shape[0])
     if not shape or scale.numel() != shape[0]:
@@ -176,35 +176,35 @@ def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     return scale.reshape(() if shape[0] == 1 else (shape[0], *(1 for _ in shape[1:]))).contiguous()
 
 
-def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:
-    """The float weight's shape, where the file alone tells it.
+def _shape(detected: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the float weight's shape, if the file alone determines it.
 
     Raises:
-        Unfit: it does not: fewer than 8 bits are kept in groups, which say nothing about the rows they were cut from.
+        Unfit: it does not: below 8 bits weights are stored in groups, whose shape does not depend on the row length.
     """
-    if found.scheme in ("qint8", "qfloat8"):
+    if detected.scheme in ("qint8", "qfloat8"):
         return tuple(parts["data"].shape)
     infos = {
         part: TensorInfo(dtype=dtypes[part], shape=tuple(tensor.shape), nbytes=tensor.nbytes)
         for part, tensor in parts.items()
     }
     alike = infos["shift"].shape == infos["scale"].shape and dtypes["shift"] in (dtypes["scale"], "uint8", "int8")
-    if found.scheme not in _possible(infos) or not alike:
+    if detected.scheme not in _possible(infos) or not alike:
         shapes = ", ".join(f"{part} {list(info.shape)}" for part, info in infos.items())
-        raise _bad(found, f"its sizes ({shapes}) are not those of {found.scheme}")
-    raise Unfit(f"optimum-quanto's {found.scheme} does not say in the file what shape its weight has")
+        raise _bad(detected, f"its shapes ({shapes}) do not fit {detected.scheme}")
+    raise Unfit(f"optimum-quanto's {detected.scheme} does not record the weight's shape in the file")
 
 
-def _group(found: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
-    """The group size, which is the width of the packed rows; None where they are the weight's own rows."""
-    if found.scheme == "qint3":
+def _group(detected: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
+    """Return the group size, which is the width of the packed rows; None if they are the weight's own rows."""
+    if detected.scheme == "qint3":
         return (data[-1] if data else 0) * 8 // 3 or 1
     return None if data[1:] == tuple(shape[1:]) or len(data) != 2 else data[1] or 1
 
 
-def _bad(found: Found, why: str) -> BadFileError:
+def _bad(detected: Found, why: str) -> BadFileError:
     return BadFileError(
-        f"Weight {found.name!r} was found as optimum-quanto's {found.scheme}",
+        f"Cannot read weight {detected.name!r} as optimum-quanto's {detected.scheme}",
         why,
-        "The file is damaged, was cut, or belongs to another model; get it again or quantize the model again",
+        "Download the file again (it is damaged, truncated or for another model), or quantize the model again",
     )

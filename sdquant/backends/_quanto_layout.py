@@ -1,6 +1,6 @@
-"""Shapes of quanto's packed weights: which groups, which parts. Pure arithmetic, no torch.
+"""Shapes of quanto's packed weights: groups and parts. Pure arithmetic, no torch.
 
-Facts from optimum-quanto 0.2.7 (nn/qmodule.py, tensor/packed.py, tensor/optimizers), said in our own words:
+Facts from optimum-quanto 0.2.7 (nn/qmodule.py, tensor/packed.py, tensor/optimizers), in our own words:
 
 * 8 bits: one code a byte in the weight's shape; one scale per output row, [out, 1, ...], or a scalar for a single row.
 * 4 and 2 bits: rows of `group` weights where the input size allows it, else one row per output. Row r of the packed
@@ -15,51 +15,51 @@ import math
 from ..core.backend import Part, Unfit
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
-PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `kernels.forms` names them
+PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `core.packed_layout` names them
 FLOATS = ("float32", "bfloat16", "float16")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 GROUPS = (128, 96, 64, 32)
 
 
 def group_of_row(shape: tuple[int, ...]) -> int | None:
-    """The group size quanto's modules choose for 4 and 2 bits; None means a scale per output row."""
+    """Return the group size that quanto's modules choose for 4 and 2 bits; None means a scale per output row."""
     row = math.prod(shape[1:])
     if row <= GROUPS[0]:
         return None
     return next((size for size in GROUPS if row % size == 0), None)
 
 
-def group_of_all(shape: tuple[int, ...], wanted: int) -> int:
-    """The group size for 3 bits: `wanted`, or the next smaller one that divides the number of weights.
+def group_of_all(shape: tuple[int, ...], limit: int) -> int:
+    """Return the group size for 3 bits: `limit`, or the next smaller one that divides the number of weights.
 
     Raises:
-        Unfit: none does.
+        Unfit: no group size does.
     """
     count = math.prod(shape)
     for size in GROUPS:
-        if size <= wanted and count % size == 0:
+        if size <= limit and count % size == 0:
             return size
     raise Unfit(
-        f"{count} weights do not divide into groups of {wanted} or fewer: 3 bits need a multiple of {GROUPS[-1]}"
+        f"{count} weights cannot be split into groups of {limit} or fewer (3 bits need a multiple of {GROUPS[-1]})"
     )
 
 
 def check(scheme: str, shape: tuple[int, ...], dtype: str) -> None:
-    """Raises Unfit if quanto's schemes cannot hold such a weight, or only at a loss."""
+    """Raise Unfit if quanto's schemes cannot hold such a weight, or would save nothing."""
     if dtype not in FLOATS:
-        raise Unfit(f"quanto quantizes {', '.join(FLOATS)}, not {dtype}")
+        raise Unfit(f"quanto can only quantize {', '.join(FLOATS)}, not {dtype}")
     if len(shape) < 2 or not math.prod(shape):
-        raise Unfit(f"quanto quantizes weights of two dimensions or more, not {list(shape)}")
+        raise Unfit(f"quanto can only quantize non-empty weights of two dimensions or more, not {list(shape)}")
     if scheme in ("qint4", "qint2") and shape[0] == 1 and group_of_row(shape) is None:
         raise Unfit(
-            "for a single row that has no groups quanto keeps a scale and a shift per weight, which saves nothing"
+            "for a single row without groups, quanto stores a scale and a shift per weight, which saves nothing"
         )
 
 
 def parts_of(
     scheme: str, shape: tuple[int, ...], dtype: str, group: int | None = None, float8: str = FLOAT8[0]
 ) -> dict[str, Part]:
-    """The parts of a weight of this shape whose scales have `dtype`."""
+    """Return the parts of a weight of this shape whose scales have `dtype`."""
     bits = BITS[scheme]
     if bits == 8:
         scale = () if shape[0] == 1 else _per_row(shape)

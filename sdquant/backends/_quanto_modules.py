@@ -1,4 +1,4 @@
-"""Between packed weights and quanto's own modules, QLinear and QConv2d."""
+"""Conversion between packed weights and quanto's own modules, QLinear and QConv2d."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ._quanto_layout import BITS
 
 
 def to_library(module: nn.Module, packed: Packed) -> nn.Module:
-    """quanto's frozen module around the given parts; nothing is quantized again."""
+    """Build quanto's frozen module around the packed parts; nothing is requantized."""
     from optimum import quanto
 
     without_compiler()
     _let_copy()
     if not isinstance(module, (nn.Linear, nn.Conv2d)):
         raise NotImplementedError(
-            f"optimum-quanto has QLinear and QConv2d, and nothing for {type(module).__name__}; use runtime='plain'"
+            f"optimum-quanto only has QLinear and QConv2d, not {type(module).__name__}; use runtime='plain'"
         )
-    made = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
+    layer_class = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
     weight = _tensor(packed, quanto)
-    layer: Any = made.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
+    layer: Any = layer_class.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
     put(layer, "weight", nn.Parameter(weight, requires_grad=False))
     layer.weight_group_size = packed.spec.details.get("group_size")
     put(layer, "bias", module._parameters.get("bias"))
@@ -40,8 +40,8 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
 
 @lru_cache(maxsize=1)
 def _let_copy() -> None:
-    """Let `copy.deepcopy` copy quanto's tensors. torch's own way asks for a `clone` of the same class, which quanto's
-    have not: theirs gives floats."""
+    """Make `copy.deepcopy` copy quanto's tensors. torch's own way needs a `clone` that returns the same class; quanto's
+    returns floats."""
     from optimum import quanto
     from optimum.quanto.tensor.packed import PackedTensor
 
@@ -51,24 +51,24 @@ def _let_copy() -> None:
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
-    """A copy of one of quanto's tensors, its parts copied bit for bit."""
+    """Copy one of quanto's tensors, with its parts copied bit for bit."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     names, described = tensor.__tensor_flatten__()
     parts = {name: copy.deepcopy(getattr(tensor, name), memo) for name in names}
-    made = type(tensor).__tensor_unflatten__(parts, described, tensor.size(), tensor.stride())
+    clone = type(tensor).__tensor_unflatten__(parts, described, tensor.size(), tensor.stride())
     if isinstance(tensor, nn.Parameter):
-        made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-    memo[id(tensor)] = made
-    return made
+        clone = nn.Parameter(clone, requires_grad=tensor.requires_grad)
+    memo[id(tensor)] = clone
+    return clone
 
 
 @lru_cache(maxsize=1)
 def _conv2d() -> Any:
-    """quanto's `QConv2d`, whose type can be called for a convolution of floats.
+    """Return a `QConv2d` of quanto's whose class can be called to create a float convolution.
 
-    PEFT makes the two sides of a convolution's LoRA by `type(base_layer)(...)`. quanto's own class makes a module then
-    that has no quantized weight, and fails when it is called.
+    PEFT creates the two layers of a convolution's LoRA by `type(base_layer)(...)`. quanto's own class would create a
+    module without a quantized weight, which fails when it is called.
     """
     from optimum import quanto
 
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _tensor(packed: Packed, quanto: Any) -> Any:
-    """quanto's tensor in its generic layout, whose parts are ours, bit for bit.
+    """Return quanto's tensor in its generic layout, whose parts are ours, bit for bit.
 
     quanto itself turns it into a device's own layout when it is moved to another device.
     """
@@ -110,10 +110,10 @@ def _tensor(packed: Packed, quanto: Any) -> Any:
 
 
 def _aligned(data: torch.Tensor) -> torch.Tensor:
-    """The same codes at an address that is a multiple of 64.
+    """Return the codes at an address that is a multiple of 64.
 
-    A tensor mapped from a file can lie anywhere, and torch's `_weight_int8pack_mm`, which quanto calls for bf16 on the
-    CPU, crashes the process at addresses that its vector loads do not like (seen with torch 2.13).
+    A tensor mapped from a file can have any alignment, and torch's `_weight_int8pack_mm`, which quanto calls for bf16
+    on the CPU, crashes the process if its vector loads are misaligned (seen with torch 2.13).
     """
     return data if data.data_ptr() % 64 == 0 else data.clone()
 
@@ -127,7 +127,7 @@ def _stride(size: torch.Size) -> tuple[int, ...]:
 
 
 def from_library(module: nn.Module) -> Packed | None:
-    """The packed weight of a frozen module of quanto's, whatever layout quanto gave it; None for any other module."""
+    """Return the packed weight of a frozen quanto module, whatever its layout; None for any other module."""
     from optimum import quanto
 
     if not isinstance(module, quanto.QModuleMixin) or not module.frozen:

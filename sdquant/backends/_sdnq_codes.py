@@ -1,6 +1,6 @@
-"""SDNQ's codes: how each kind is stored, and the numbers they stand for.
+"""SDNQ's codes: the storage of each kind, and their values.
 
-Bit-equal to SDNQ's own, in plain torch; it needs no sdnq.
+Bit-equal to SDNQ's own, in plain torch; sdnq is not needed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """How SDNQ stores codes of one kind.
+    """SDNQ's storage of codes of one kind.
 
     Attributes:
         sdnq: SDNQ's name of the dtype.
         dtype: torch dtype name of the stored tensor.
-        low: what is added to a stored code to get its value.
-        zero_point: whether each scale has a zero point beside it.
-        fields: for packed codes, where each of the codes in a unit of bytes is: (byte, right shift, mask), to be added.
-            From sdnq/packed_int/unpack.py. Empty where a code is an element.
+        low: number added to a stored code to get its value.
+        zero_point: whether each scale comes with a zero point.
+        fields: for packed codes, the bits of each of the codes in a unit: (byte, right shift, mask), to be summed.
+            From sdnq/packed_int/unpack.py. Empty if a code is a tensor element.
         unit: bytes in a unit.
     """
 
@@ -55,17 +55,17 @@ OF_DTYPE = {code.sdnq: name for name, code in CODES.items()} | {"fp8": "sdnq-fp8
 
 
 def numbers(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtype) -> Tensor:
-    """The codes of some rows, in `dtype` and in a tensor of their own; flat where they are packed."""
+    """Unpack the codes of some rows into a new tensor of `dtype`; flat if they are packed."""
     import torch
 
     if not code.fields:
         return stored[rows].to(dtype)
     per_unit = len(code.fields)
     units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
-    made = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
+    values = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
     for column, fields in enumerate(code.fields):
-        made[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
-    return made.add_(code.low) if code.low else made
+        values[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
+    return values.add_(code.low) if code.low else values
 
 
 def _field(bytes_: Tensor, shift: int, mask: int) -> Tensor:

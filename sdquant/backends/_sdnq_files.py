@@ -1,4 +1,4 @@
-"""Files of SDNQ: what its config says of a weight, and whether the tensors are those of one. Read without sdnq."""
+"""SDNQ's files: the scheme of a weight by its config, and checks of its tensors. Needs no sdnq."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
-    """The scheme of one weight by SDNQ's config.
+    """Return the scheme of one weight by SDNQ's config.
 
     Raises:
-        UnsupportedFileError: SDNQ stored it in a way that no scheme here has.
+        UnsupportedFileError: SDNQ stored it in a way that no scheme here supports.
     """
     for pattern, own in (settings.get("modules_quant_config") or {}).items():
         if _matches(weight, [pattern]):
@@ -38,14 +38,14 @@ def scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
     if dtype in OF_DTYPE and not extras:
         return OF_DTYPE[dtype]
     raise UnsupportedFileError(
-        f"{weight} is stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
-        f"sdquant reads SDNQ's {', '.join(sorted(OF_DTYPE))}, with plain scales, and no rotation or codebook",
+        f"Cannot read {weight}, stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
+        f"sdquant only reads SDNQ's {', '.join(sorted(OF_DTYPE))}, with plain scales and no rotation or codebook",
         "Load it with diffusers and the sdnq package, or quantize the original model with one of these",
     )
 
 
 def _at_least(name: str, dtype: str) -> str:
-    """SDNQ's `modules_dtype_dict` names a dtype, or a least number of bits ("minimum_6bit", "uint4bits")."""
+    """Resolve a key of SDNQ's `modules_dtype_dict`: a dtype, or a minimum of bits ("minimum_6bit", "uint4bits")."""
     match = re.fullmatch(r"(?:minimum)?[-_]?(u?int)?(\d+)[-_]?(?:bits?)?", name)
     if match is None or not (name.startswith("minimum") or name.endswith(("bit", "bits"))):
         return name
@@ -57,7 +57,7 @@ def _at_least(name: str, dtype: str) -> str:
 
 
 def _matches(weight: str, patterns: Iterable[str]) -> bool:
-    """SDNQ's rule for naming weights: in full, by one dotted component, by ".prefix", or with stars."""
+    """Apply SDNQ's rule for naming weights: in full, by one dotted component, by ".prefix", or with stars."""
     for pattern in patterns:
         if pattern.startswith("."):
             hit = weight.startswith(pattern[1:])
@@ -70,7 +70,7 @@ def _matches(weight: str, patterns: Iterable[str]) -> bool:
 
 
 def belong_together(code: Code, shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
-    """Whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
+    """Return whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
     weight, scale = parts["weight"], parts["scale"]
     if len(shape) < 2 or str(weight.dtype) != f"torch.{code.dtype}" or code.zero_point != ("zero_point" in parts):
         return False
@@ -99,12 +99,12 @@ def belong_together(code: Code, shape: tuple[int, ...], parts: Mapping[str, Tens
 
 
 def turned(shape: tuple[int, ...]) -> tuple[int, int]:
-    """[in, out], unless that is [out, in]."""
+    """Return the shape of the transposed matrix of a weight: [in, out]."""
     return (math.prod(shape[1:]), shape[0])
 
 
 def shape_of(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:
-    """The float weight's shape, which the scale's gives away: [out, 1, kernel...] or [out, groups, 1, kernel...]."""
+    """Infer the float weight's shape from the scale's: [out, 1, kernel...] or [out, groups, 1, kernel...]."""
     scale = parts["scale"]
     numel = parts["weight"].numel() * (len(code.fields) or 1) // code.unit
     if scale.ndim == 2 and scale.shape[1] > 1:  # written as [in, out]
@@ -116,6 +116,6 @@ def shape_of(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:
 
 
 def float_dtype(dtypes: Iterable[str]) -> str:
-    """The model's float dtype, by its unquantized tensors; SDNQ does not note it down."""
+    """Infer the model's float dtype from its unquantized tensors; SDNQ does not record it."""
     floats = Counter(dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32"))
     return floats.most_common(1)[0][0] if floats else "bfloat16"

@@ -46,7 +46,7 @@ _LINEAR = frozenset({"linear"})
 
 
 class Bnb(Backend):
-    """The bitsandbytes backend: picks the codec of a scheme, which does the rest."""
+    """The bitsandbytes backend. It delegates to the codec of each scheme."""
 
     name = "bnb"
     title = "bitsandbytes"
@@ -173,7 +173,7 @@ def _codec_of(spec: PackedSpec) -> Codec:
 
 
 def _packing(spec: QuantSpec) -> str | None:
-    """The packing asked for; None where the scheme has only one."""
+    """Return the requested packing; None if the scheme has only one."""
     if spec.scheme.name != "fp8":
         return None
     if spec["packing"] != "auto":
@@ -183,7 +183,7 @@ def _packing(spec: QuantSpec) -> str | None:
 
 @lru_cache(maxsize=1)
 def _say_float8() -> None:
-    _log.warning("bitsandbytes is not installed: fp8 is made as torch's float8 with a scale for each row")
+    _log.warning("bitsandbytes is not installed: fp8 uses torch's float8 with one scale per row instead")
 
 
 BACKEND = Bnb()

@@ -1,7 +1,7 @@
 """GGUF: the block types of ggml, read with sdquant's own code and written with libgguf (ggml's kernels).
 
 A packed weight is its raw blocks, flat over the row-major weight: any shape whose number of weights is a whole number
-of blocks fits, convolutions included (files spell that with `comfy.gguf.orig_shape`).
+of blocks fits, convolutions included (files record that shape in `comfy.gguf.orig_shape`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["BACKEND", "BLOCKS", "FIELDS", "dominant", "mix_type", "undecodable"]
 EXTRA = "gguf"
 # What packed weights read from a file are taken for: a GGUF file does not say what its weights were made from.
 READ_DTYPE = "bfloat16"
-# The part of a packed weight: blocks as files have them, or their bytes in the order of `formats.gguf_fields`.
+# The part of a packed weight: blocks as files have them, or their bytes in the order of `core.gguf_fields`.
 BLOCKS, FIELDS = "blocks", "fields"
 _ENCODE_TILE = 1 << 22  # weights converted to float32 at a time
 
@@ -74,7 +74,7 @@ _MIXES = tuple(
 
 
 def undecodable(tensors: Mapping[str, TensorInfo]) -> dict[str, list[str]]:
-    """Names of tensors in block types that `decode` has no function for, by type: such a file cannot be loaded."""
+    """Return the names of tensors in block types that `decode` does not support, by type: such a file cannot load."""
     known = {row.name for row in _BLOCKS}
     names: dict[str, list[str]] = {}
     for name, info in tensors.items():
@@ -84,7 +84,7 @@ def undecodable(tensors: Mapping[str, TensorInfo]) -> dict[str, list[str]]:
 
 
 class GGUF(Backend):
-    """See the module."""
+    """The GGUF backend; see the module."""
 
     name: ClassVar[str] = "gguf"
     title: ClassVar[str] = "GGUF"
@@ -101,7 +101,7 @@ class GGUF(Backend):
         return {BLOCKS: Part(dtype="uint8", shape=(numel // kind.block, kind.nbytes))}
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        """A mix is encoded as its base type: the writer asks `mix_type` for the type of each weight first."""
+        """Quantize. A mix is encoded as its base type: the writer gets each weight's type from `mix_type` first."""
         import torch
 
         from ..utils.finite import finite
@@ -116,7 +116,7 @@ class GGUF(Backend):
         else:
             blocks = _encode(weight.detach(), kind).to(weight.device)
         if not (finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
-            raise Unfit(f"it has weights that are not finite in {kind}: NaN, or too large for half-precision numbers")
+            raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
         return Packed(
             spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={BLOCKS: blocks}
         )
@@ -194,7 +194,7 @@ class GGUF(Backend):
         return super().write(name, self.for_files(packed))
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        """Every tensor of a block type that is decoded. Floats load as floats; `undecodable` names the rest."""
+        """Return every tensor of a supported block type. Floats load as floats; `undecodable` names the rest."""
         counts: dict[str, int] = {}
         for info in tensors.values():
             if info.dtype in _OF:
@@ -213,7 +213,7 @@ class GGUF(Backend):
         ]
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        """`shape` may differ from the file's in dimensions of 1, which ggml drops."""
+        """Read a weight. `shape` may differ from the file's in dimensions of 1, which ggml drops."""
         kind = TYPES[found.details["type"]]
         blocks = get(found.keys[BLOCKS])
         stored = tuple(found.details.get("shape", shape or ()))  # a file of blocks alone, as `save` writes, has none
@@ -222,16 +222,16 @@ class GGUF(Backend):
         same = [n for n in stored if n > 1] == [n for n in shape if n > 1]
         if not same or tuple(blocks.shape) != expected or math.prod(shape) % kind.block:
             raise BadFileError(
-                f"Weight {found.name!r} in {kind.name}",
-                f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, the model needs {list(shape)}",
-                "Check that the file and base= (or the config.json beside it) are of the same model",
+                f"Cannot read weight {found.name!r} as {kind.name}",
+                f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, but the model needs {list(shape)}",
+                "Check that the file and base= (or the config.json next to it) are for the same model",
             )
         spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
         return Packed(spec=spec, parts={BLOCKS: blocks})
 
 
 def _encode(weight: Tensor, kind: str) -> Tensor:
-    """Raw blocks on the CPU, [n, bytes per block] uint8, from ggml's kernels.
+    """Quantize to raw blocks on the CPU with ggml's kernels: uint8 [n, bytes per block].
 
     Raises:
         Unfit: the weights are not all finite.
@@ -242,8 +242,8 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
         import libgguf
     except ImportError as error:
         raise BackendUnavailableError(
-            f"Writing {kind} was asked for",
-            f"package libgguf cannot be imported: {error}",
+            f"Cannot write {kind}",
+            f"the package libgguf cannot be imported ({error})",
             f"pip install 'sdquant[{EXTRA}]'",
         ) from error
     row = TYPES[kind]
@@ -255,15 +255,15 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
         # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
         low, high = torch.aminmax(part)  # ggml's kernels make numbers of NaN
         if not (low > -torch.inf and high < torch.inf):
-            raise Unfit("it has weights that are NaN or infinite")
-        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
-        blocks[start : start + step] = torch.from_numpy(made)
+            raise Unfit("some of its weights are NaN or infinite")
+        encoded = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
+        blocks[start : start + step] = torch.from_numpy(encoded)
     return blocks
 
 
 def _importance(row: GGMLType) -> Any:
-    """None, or equal importance for all weights of a block: by itself libgguf takes it from all rows that it is given,
-    and a block's codes would depend on its neighbours."""
+    """Return None, or equal importance for all weights of a block: by default libgguf computes it from all rows of the
+    call, and a block's codes would depend on its neighbours."""
     import libgguf
     import numpy as np
 

@@ -111,7 +111,7 @@ class NNCF(Backend):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if len(shape) < 2:
-            raise Unfit(f"a weight of {len(shape)} dimension has no rows")
+            raise Unfit(f"a {len(shape)}-dimensional weight has no rows")
         out, row = shape[0], math.prod(shape[1:])
         groups = row // _group(spec, row)
         asymmetric = _asymmetric(spec.scheme.name)
@@ -151,7 +151,7 @@ class NNCF(Backend):
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        """As NNCF's decompressors do it: in float16, then cast. A few rows at a time, for the sake of memory."""
+        """Dequantize as NNCF's decompressors do: in float16, then cast. A few rows at a time, to save memory."""
         import torch
 
         shape, codes, scale = packed.spec.shape, packed.parts["codes"], packed.parts["scale"]
@@ -198,26 +198,26 @@ class NNCF(Backend):
 
 
 def _group(spec: QuantSpec, row: int) -> int:
-    """How many weights share a scale in rows of `row` weights."""
+    """Return the number of weights that share a scale in rows of `row` weights."""
     if spec.scheme.bits == 8 or spec["group_size"] == -1:
         if spec.scheme.bits == 4 and row % 2:
-            raise Unfit(f"its rows have {row} weights, and two 4-bit codes share a byte")
+            raise Unfit(f"its rows have an odd number of weights ({row}), but two 4-bit codes share a byte")
         return row
     for group in GROUPS:
         if group <= spec["group_size"] and row % group == 0:
             return group
-    raise Unfit(f"its rows have {row} weights, which no group of {spec['group_size']} or fewer (down to 32) divides")
+    raise Unfit(f"its rows have {row} weights, which no group size from 32 to {spec['group_size']} divides")
 
 
 def _encode_four(matrix: Tensor, mode: str, group: int) -> dict[str, Tensor]:
-    """The parts of some rows, [rows, row]."""
+    """Quantize some rows, [rows, row], to 4 bits. Return their parts."""
     import torch
 
-    made = _compress(matrix, mode, group)
-    codes, zero_point = made.tensor.data.reshape(matrix.shape), made.zero_point
+    compressed = _compress(matrix, mode, group)
+    codes, zero_point = compressed.tensor.data.reshape(matrix.shape), compressed.zero_point
     parts = {
         "codes": _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1),
-        "scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1),
+        "scale": compressed.scale.data.to(torch.float16).reshape(len(matrix), -1),
     }
     if zero_point is not None:
         parts["zero_point"] = _pack(zero_point.data.to(torch.uint8))
@@ -225,7 +225,7 @@ def _encode_four(matrix: Tensor, mode: str, group: int) -> dict[str, Tensor]:
 
 
 def _compress(matrix: Tensor, mode: str, group: int) -> Any:
-    """NNCF's `CompressedWeight` for a [out, row] matrix, each row (or group of it) with its own scale."""
+    """Return NNCF's `CompressedWeight` of an [out, row] matrix, each row (or group of it) with its own scale."""
     from nncf import CompressWeightsMode
     from nncf.quantization.algorithms.weight_compression.config import WeightCompressionConfig
     from nncf.quantization.algorithms.weight_compression.weight_lowering import compress_weight
@@ -236,7 +236,7 @@ def _compress(matrix: Tensor, mode: str, group: int) -> Any:
 
 
 def _pack(codes: Tensor) -> Tensor:
-    """Codes of 0 to 15, any shape and integer dtype, as uint8 [ceil(n / 2)]: the first of two in the low bits."""
+    """Pack codes of 0 to 15, any shape and integer dtype, as uint8 [ceil(n / 2)], the first of two in the low bits."""
     import torch
 
     flat = codes.reshape(-1).to(torch.uint8)
@@ -246,7 +246,7 @@ def _pack(codes: Tensor) -> Tensor:
 
 
 def _unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of `_pack`: [..., n] bytes to [..., 2 * n] codes in `dtype`."""
+    """Unpack [..., n] bytes to [..., 2 * n] codes in `dtype`: the inverse of `_pack`."""
     import torch
 
     codes = torch.empty((*packed.shape, 2), dtype=dtype, device=packed.device)

@@ -39,7 +39,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, alia
 
 
 class Quanto(Backend):
-    """See the module."""
+    """The optimum-quanto backend; see the module."""
 
     name: ClassVar[str] = "quanto"
     title: ClassVar[str] = "optimum-quanto"
@@ -126,7 +126,7 @@ class Quanto(Backend):
         from ._quanto_modules import to_library
 
         if packed.spec.scheme == "qint3":
-            raise NotImplementedError("optimum-quanto has no 3-bit type; qint3 runs with runtime='plain'")
+            raise NotImplementedError("optimum-quanto has no 3-bit type; use runtime='plain' for qint3")
         return to_library(module, packed)
 
     def from_library(self, module: nn.Module) -> Packed | None:
@@ -164,7 +164,7 @@ class Quanto(Backend):
 
 
 def _group(spec: QuantSpec, shape: tuple[int, ...]) -> int | None:
-    """The group size that goes into the details: None for 8 bits and where a whole row shares its scale."""
+    """Return the group size for the details: None for 8 bits and if a whole row shares its scale."""
     if spec.scheme.name == "qint3":
         return group_of_all(shape, spec["group_size"])
     return group_of_row(shape) if spec.scheme.bits < 8 else None

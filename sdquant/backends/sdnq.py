@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CHUNK = 1 << 18  # weights decoded at a time
-# SDNQ's names of codes, as `kernels.forms` names their packing.
+# SDNQ's names of codes, as `core.packed_layout` names their packing.
 _PACKINGS = {
     "int8": "int8",
     "float8_e4m3fn": "float8_e4m3fn",
@@ -106,13 +106,13 @@ class SDNQ(Backend):
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         code = CODES[spec.scheme.name]
         if len(shape) < 2:
-            raise Unfit(f"a weight of {len(shape)} dimension has no input channels")
+            raise Unfit(f"a {len(shape)}-dimensional weight has no input channels")
         least = 64 if code.zero_point else 32
         if shape[1] < least:
-            raise Unfit(f"it has {shape[1]} input channels, and {spec.scheme.name} wants {least} or more to a scale")
+            raise Unfit(f"it has {shape[1]} input channels, but {spec.scheme.name} needs at least {least} per scale")
         numel, per_unit = math.prod(shape), len(code.fields)
         if per_unit and numel % per_unit:
-            raise Unfit(f"it has {numel} weights, which do not fill units of {per_unit} codes")
+            raise Unfit(f"its {numel} weights do not fill whole units of {per_unit} codes")
         groups = _groups(shape[1], spec["group_size"])
         split: tuple[int, ...] = shape
         if groups > 1:
@@ -153,7 +153,7 @@ class SDNQ(Backend):
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        """In the order and dtype of SDNQ's dequantizer: in the scale's dtype, then the SVD part, then the cast."""
+        """Dequantize in the order and dtype of SDNQ's dequantizer: in the scale's dtype, then SVD, then the cast."""
         import torch
 
         code, shape, parts = CODES[packed.spec.scheme], packed.spec.shape, packed.parts
@@ -214,13 +214,13 @@ class SDNQ(Backend):
         settings = config.get("quantization_config") or {}
         if settings.get("quant_method") != "sdnq":
             return []
-        found = []
+        weights = []
         for weight in tensors:
             stem = weight.removesuffix("weight")
             if stem == weight or stem + "scale" not in tensors:
                 continue
             names = ("weight", "scale", "zero_point", "svd_up", "svd_down")
-            found.append(
+            weights.append(
                 Found(
                     name=weight,
                     scheme=scheme_of(weight, settings),
@@ -228,9 +228,9 @@ class SDNQ(Backend):
                     evidence="quantization_config says sdnq, and the weights have scales beside them",
                 )
             )
-        known = {key for row in found for key in row.keys.values()}
+        known = {key for row in weights for key in row.keys.values()}
         dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
-        return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in found]
+        return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in weights]
 
     def missing(self, found: Found) -> str | None:
         needed: tuple[str, ...] = ("zero_point",) if CODES[found.scheme].zero_point else ()
@@ -254,8 +254,8 @@ class SDNQ(Backend):
                 for part, tensor in parts.items()
             )
             raise BadFileError(
-                f"{found.name} was to be read as {found.scheme}",
-                f"its parts ({shapes}) do not make a weight of {list(shape)}",
+                f"Cannot read {found.name} as {found.scheme}",
+                f"its tensors ({shapes}) do not make a weight of {list(shape)}",
                 "Download the file again, or check that config.json belongs to it",
             )
         return Packed(
@@ -264,16 +264,16 @@ class SDNQ(Backend):
         )
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
-        """What SDNQ needs to build its layers.
+        """Return the quantization_config that SDNQ needs to build its layers.
 
-        It takes every Linear and Conv of the model for quantized, except those that `modules_to_not_convert` names
-        ("block.proj.weight"): whoever writes the file adds the ones that were left as they are.
+        It assumes that every Linear and Conv of the model is quantized, except those in `modules_to_not_convert`
+        ("block.proj.weight"): whoever writes the file adds the unquantized ones.
         """
         return {"quant_method": "sdnq", **_settings(spec), "modules_to_not_convert": []}
 
 
 def _settings(spec: QuantSpec) -> dict[str, Any]:
-    """The arguments of `SDNQConfig` for a scheme."""
+    """Return the arguments of `SDNQConfig` for a scheme."""
     return {
         "weights_dtype": CODES[spec.scheme.name].sdnq,
         "group_size": spec["group_size"],
@@ -290,7 +290,7 @@ def _settings(spec: QuantSpec) -> dict[str, Any]:
 
 
 def _groups(channels: int, group_size: int) -> int:
-    """SDNQ's rule: groups of the size, if they divide the channels; else the next smaller number that does."""
+    """Return the number of groups by SDNQ's rule: channels / group_size, or the next smaller number that divides."""
     groups = channels // group_size if 0 < group_size < channels else 1
     if groups > 1 and groups * group_size != channels:
         groups -= 1  # one group less, even where as many larger ones would divide them: 640 channels by 256 are 1 group
@@ -300,7 +300,7 @@ def _groups(channels: int, group_size: int) -> int:
 
 
 def _layer(weight: Tensor) -> nn.Module:
-    """A layer with this weight, not copied, for SDNQ to quantize."""
+    """Return a layer with this weight, not copied, for SDNQ to quantize."""
     from torch import nn
 
     out, channels, *kernel = weight.shape
@@ -312,14 +312,14 @@ def _layer(weight: Tensor) -> nn.Module:
     # SDNQ assigns what it makes to the layer, and reads it from there.
     layer.__dict__["register_parameter"] = functools.partial(put, layer)
     put(layer, "weight", nn.Parameter(weight.detach(), requires_grad=False))
-    made: nn.Module = layer
-    return made
+    module: nn.Module = layer
+    return module
 
 
 def _sdnq() -> Any:
-    """The library. Its import compiles a function to see whether it can, and prints what it cannot; both are kept down.
+    """Import sdnq and return the module. Its test compilation and messages at import are suppressed.
 
-    Whoever wants SDNQ's compiled kernels in the same process imports sdnq first or sets SDNQ_USE_TORCH_COMPILE.
+    To use SDNQ's compiled kernels in the same process, import sdnq first or set SDNQ_USE_TORCH_COMPILE.
     """
     import sys
 

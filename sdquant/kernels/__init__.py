@@ -1,5 +1,5 @@
-"""Products with packed weights, each by the fastest way that is right on this machine.
+"""Products with packed weights, each by the fastest kernel that gives correct results on this machine.
 
-`forms.py` says how packed weights lie in memory, the files below say who can read them, `choice.py` chooses.
+`core/packed_layout.py` describes how packed weights lie in memory, the files here read them, and `dispatch.py` chooses.
 Importing this package imports no torch.
 """

@@ -1,8 +1,8 @@
-"""Exact products with a weight that is decoded a part at a time: each part is multiplied while it is in the cache.
+"""Exact products with a weight that is dequantized a part at a time: each part is multiplied while it is in the cache.
 
-Decoding a weight as a whole writes it to memory, for torch to read it from there. That costs 15 to 30 % of a product
-with 77 rows of activations, and next to nothing of one with 1024, where torch's laying out of the activations anew for
-each part costs more (measured on a Zen 4 core, weights of 640 to 12288 rows and columns).
+Dequantizing a weight as a whole writes it to memory, from where torch reads it. That costs 15 to 30 % of a product with
+77 rows of activations, and next to nothing of one with 1024, where torch's repacking of the activations for each part
+costs more (measured on a Zen 4 core, weights of 640 to 12288 rows and columns).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Rows = Callable[[int, int], Tensor]  # of start and stop: those rows of the weig
 
 
 def most(dtype: torch.dtype) -> int:
-    """Up to how many rows of activations this is faster than decoding the whole; 0 where it never is."""
+    """Return up to how many rows of activations this is faster than dequantizing the whole; 0 if it never is."""
     return MOST if dtype == torch.bfloat16 and isa() == "avx512bf16" else 0
 
 
 def most_patches(dtype: torch.dtype, weights: int) -> int:
-    """The same of patches of images for a convolution of so many weights: copying them takes time, too."""
+    """Return the same for patches of images and a convolution of so many weights: copying patches takes time, too."""
     return most(dtype) if weights >= CONVOLVED else 0
 
 
 def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Callable[[int, int], Tensor | None]) -> Tensor | None:
-    """x [m, columns] times the transposed weight, and the bias [rows]: [m, rows]; all of one dtype.
+    """Multiply x [m, columns] by the transposed weight and add the bias [rows]: [m, rows]; all of one dtype.
 
     Args:
-        weight: as `Rows`; None where it cannot be had in parts, for which None is returned.
+        weight: as `Rows`; returns None if it cannot be decoded in parts, and then so does this function.
     """
-    found = list(parts(rows, WEIGHTS * torch.get_num_threads() // x.shape[1]))
-    out = x.new_empty(len(x), rows) if len(found) > 1 else None
-    for start, stop in found:
+    spans = list(parts(rows, WEIGHTS * torch.get_num_threads() // x.shape[1]))
+    out = x.new_empty(len(x), rows) if len(spans) > 1 else None
+    for start, stop in spans:
         some = weight(start, stop)
         if some is None:
             return None
@@ -52,7 +52,7 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Callable[[int, int
 
 
 def parts(rows: int, each: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of each part, of some `each` rows."""
+    """Yield start and stop of each part, of about `each` rows."""
     each = max(32, each // 32 * 32)
     for start in range(0, rows, each):
         yield start, min(start + each, rows)

@@ -1,4 +1,4 @@
-"""The tables of `forms`: what a code stands for."""
+"""Lookup tables of `packed_layout`: the value of each code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..utils.device_constants import constant
 
 @constant
 def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
-    """float32 [16 or 256], by code: numbers of the dtype `arithmetic`."""
+    """Return the values by code, float32 [16 or 256], rounded to the dtype `arithmetic`."""
     if name == "e4m3":
-        found = code_tables.e4m3_code(device)
+        values = code_tables.e4m3_code(device)
     elif name == "e2m1":
-        found = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), dtype=torch.float32, device=device)
+        values = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), dtype=torch.float32, device=device)
     else:
-        found = code_tables.fourbit_code(name, device)
-    return found.to(getattr(torch, arithmetic)).to(torch.float32)
+        values = code_tables.fourbit_code(name, device)
+    return values.to(getattr(torch, arithmetic)).to(torch.float32)

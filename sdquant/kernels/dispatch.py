@@ -1,7 +1,7 @@
-"""Which kernels read a packed weight: the fastest that read its form on this machine and pass a check, else torch.
+"""Kernel dispatch for packed weights: the fastest kernels that support the layout and pass a check, else torch.
 
-The check compares a reader with the backend's own decoding, bit for bit, the first time that a kind of weight meets it
-on a kind of device. A kernel that a driver, a compiler or a processor makes wrong is left out; the log says so once.
+The check compares a reader with the backend's own decoding, bit for bit, the first time that a kind of weight is used
+on a kind of device. A kernel that a driver, compiler or processor makes wrong is not used; the log says so once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "w
 
 log = logging.getLogger(__name__)
 
-# Module and name of the readers for each kind of device, the one to be asked first first.
+# Module and name of the readers for each device type, in order of preference.
 _TRITON = ("sdquant.kernels.triton.triton_kernels", "TritonReader")
 _READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "cpu": (("sdquant.kernels.cpu.cpu_kernels", "native"), ("sdquant.kernels.libgguf", "reader")),
@@ -45,11 +45,11 @@ CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How weights of one kind are read.
+    """The kernels for weights of one kind.
 
     Attributes:
         reader: None for the backend's own decoding.
-        few, few_patches: up to how many rows of activations, and patches of images, the reader multiplies by itself.
+        few, few_patches: up to how many rows of activations, and patches of images, the reader's own product is used.
     """
 
     reader: Reader | None = None
@@ -63,13 +63,13 @@ _ways: dict[tuple[object, ...], Way] = {}
 
 @cache
 def readers(device_type: str) -> tuple[Reader, ...]:
-    """The readers for such devices that are installed."""
-    found = (getattr(importlib.import_module(module), name)() for module, name in _READERS.get(device_type, ()))
-    return tuple(reader for reader in found if reader is not None)
+    """Return the installed readers for a device type."""
+    candidates = (getattr(importlib.import_module(module), name)() for module, name in _READERS.get(device_type, ()))
+    return tuple(reader for reader in candidates if reader is not None)
 
 
 def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> Way:
-    """The way to read `packed`, whose form is `form`, as `dtype`."""
+    """Return the kernels that dequantize `packed`, whose layout is `form`, to `dtype`."""
     if form is None:
         return _TORCH
     parts = packed.parts
@@ -77,10 +77,10 @@ def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype)
         return _TORCH
     device = parts[form.codes].device.type
     key = (form, dtype, device, *[part.dtype for part in parts.values()])
-    found = _ways.get(key)
-    if found is None:
-        found = _ways[key] = _chosen(backend, packed, form, dtype, device)
-    return found
+    kernels = _ways.get(key)
+    if kernels is None:
+        kernels = _ways[key] = _chosen(backend, packed, form, dtype, device)
+    return kernels
 
 
 def _chosen(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype, device: str) -> Way:
@@ -95,7 +95,7 @@ _verdicts: dict[tuple[object, ...], bool] = {}
 
 
 def _passes(reader: Reader, backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
-    """Whether the reader is right about weights like this one; asked once for each kind of them."""
+    """Return whether the reader gives correct results for weights like this one; checked once for each kind."""
     kind = replace(form, rows=0, columns=form.columns % 64, group=form.group if form.group < form.columns else 0)
     key = (reader.name, kind, dtype, packed.device, *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:
@@ -110,29 +110,29 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
     assert form is not None
     why = ""
     try:
-        wanted = backend.decode(packed, dtype).view(form.rows, form.columns)
-        got = torch.full_like(wanted, torch.nan)
+        expected = backend.decode(packed, dtype).view(form.rows, form.columns)
+        got = torch.full_like(expected, torch.nan)
         reader.decode_into(form, packed.parts, got)
-        if not torch.equal(got, wanted) and not torch.equal(got.nan_to_num(), wanted.nan_to_num()):
-            why = "it decodes to other numbers"
-        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
-            why = "its products are wrong"
-        elif not _decodes_rows(reader, form, packed, wanted):
-            why = "it decodes some rows to other numbers"
-        elif not _rounds(reader, form, packed, wanted):
-            why = "it rounds to other numbers"
+        if not torch.equal(got, expected) and not torch.equal(got.nan_to_num(), expected.nan_to_num()):
+            why = "the decoded weights are wrong"
+        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, expected):
+            why = "the products are wrong"
+        elif not _decodes_rows(reader, form, packed, expected):
+            why = "some rows decoded alone are wrong"
+        elif not _rounds(reader, form, packed, expected):
+            why = "the rounded weights are wrong"
     except Exception as error:  # whatever it is: the kernel does not work here, and torch does
         why = f"{type(error).__name__}: {error}"
     if why:
         log.warning(
-            "The %s kernels are not used for %s on %s: %s. It runs in torch, slower.",
+            "The %s kernels are not used for %s on %s: %s. Using torch instead, which is slower.",
             reader.name, packed.spec.scheme, packed.device.type, why,
         )  # fmt: skip
     return not why
 
 
 def _decodes_rows(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
-    """Whether rows of the weight, where they can be had alone, are the same."""
+    """Return whether rows of the weight decoded alone, if the reader can do so, are the same."""
     first = len(weight) // 3
     got = torch.full_like(weight[first:], torch.nan)
     if not reader.rows_into(form, packed.parts, first, len(weight), got):
@@ -141,7 +141,7 @@ def _decodes_rows(reader: Reader, form: Form, packed: Packed, weight: Tensor) ->
 
 
 def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
-    """Whether rows as float32, where they can be had, are those of the weight."""
+    """Return whether rounded rows in float32, if the reader has them, are those of the weight."""
     first = len(weight) // 3
     got = torch.full((len(weight) - first, form.columns), torch.nan, dtype=torch.float32, device=weight.device)
     if not fp32_gemm.pays(weight.dtype) or not reader.rounded(
@@ -152,8 +152,8 @@ def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
 
 
 def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
-    """Whether products of one row, of some, and of many are as near to the exact ones as sums in float32 and one
-    rounding are: readers have different kernels for those."""
+    """Return whether products of one, a few and many rows are as close to the exact ones as float32 sums, rounded once,
+    are: readers have different kernels for them."""
     dtype = weight.dtype
     if reader.unrounded(form, packed.parts, dtype):
         weight = torch.empty_like(weight, dtype=torch.float32)
@@ -175,7 +175,7 @@ def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight:
 
 
 def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor) -> None:
-    """The float weight into `out`, [*packed.spec.shape]; bit for bit what `backend.decode_into` gives."""
+    """Dequantize into `out`, [*packed.spec.shape]; bit-equal to `backend.decode_into`."""
     reader = way(backend, packed, form, out.dtype).reader
     if reader is None or not out.is_contiguous():
         backend.decode_into(packed, out)
@@ -185,12 +185,12 @@ def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor
 
 
 def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of a table that `indices` name, [*indices.shape, width] in `dtype`: decoded alone, where there are fewer
-    than the table has and its packing allows it."""
+    """Look up `indices` in an embedding table: [*indices.shape, width] in `dtype`. Only these rows are dequantized if
+    they are fewer than the table has and its packing allows it."""
     rows, width = packed.spec.shape
     if indices.numel() < rows and backend.by_row(packed):
-        found = backend.decode(take(packed, indices.reshape(-1)), dtype)
-        return found.view(*indices.shape, width)
+        values = backend.decode(take(packed, indices.reshape(-1)), dtype)
+        return values.view(*indices.shape, width)
     table = scratch(packed.spec.shape, dtype, packed.device)
     decode_into(backend, packed, form, table)
     return F.embedding(indices, table)
@@ -199,10 +199,11 @@ def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tens
 def linear(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, compute: str | None = None
 ) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient.
+    """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype. Saves nothing for
+    gradients.
 
     Args:
-        compute: "int8" for products in integers, "fp8" for those in 8-bit floats, where that pays.
+        compute: "int8" for integer products, "fp8" for products of 8-bit floats, where that is faster.
     """
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
@@ -213,11 +214,11 @@ def linear(
         return fp8_linear.linear(
             packed, form, None if fp8_linear.direct(form) else _decoded(backend, packed, form, x), x, bias
         )
-    chosen = way(backend, packed, form, x.dtype)
-    if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
-        return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
+    kernels = way(backend, packed, form, x.dtype)
+    if kernels.few and form is not None and x.numel() <= kernels.few * form.columns:
+        return _product(kernels, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
     if x.is_cpu and x.numel() <= blocked_gemm.most(x.dtype) * x.shape[-1]:
-        done = _tiled(chosen, packed, form, x.reshape(-1, x.shape[-1]), bias)
+        done = _tiled(kernels, packed, form, x.reshape(-1, x.shape[-1]), bias)
         if done is not None:
             return done.view(*x.shape[:-1], packed.spec.shape[0])
     if x.is_cpu and fp32_gemm.pays(x.dtype):
@@ -226,34 +227,35 @@ def linear(
 
 
 def _beside(packed: Packed, x: Tensor) -> None:
-    """Kernels read memory by its address: what is not where they run must not come to them."""
+    """Check that x is on the weight's device: kernels read memory by its address."""
     if x.device != packed.device:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but the input is on {x.device} and the quantized weight "
-            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which does"
+            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which moves "
+            "the weights"
         )
 
 
 def prepared(
     backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
-    """`linear` for activations of `dtype`, as far as it can be prepared; see `Reader.prepared`."""
-    chosen = way(backend, packed, form, dtype)
-    if form is None or chosen.reader is None:
+    """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
+    kernels = way(backend, packed, form, dtype)
+    if form is None or kernels.reader is None:
         return None
-    few, integers = chosen.few if compute in (None, int8_linear.NAME) else 0, None
+    few, integers = kernels.few if compute in (None, int8_linear.NAME) else 0, None
     if compute == int8_linear.NAME:
         least = int8_linear.least(packed, form, dtype)
         few, integers = min(few, least - 1), int8_linear.whole(backend, packed, form, dtype)
     if not few and integers is None:
         return None
-    return chosen.reader.prepared(
+    return kernels.reader.prepared(
         form, packed.parts, dtype, few, prefix, None if integers is None else (integers, least)
     )
 
 
 def _decoded(backend: Backend, packed: Packed, form: Form | None, x: Tensor) -> Tensor:
-    """The float weight in the dtype of x, in the scratch buffer."""
+    """Return the dequantized weight in the dtype of x, in the workspace."""
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
     return weight
@@ -263,22 +265,22 @@ def convolve(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, how: Geometry,
     compute: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype. As `linear`."""
+    """Convolve x [b, in, ...] with the weight and add the bias: [b, out, ...] in x's dtype. See `linear`."""
     _beside(packed, x)
     shape = packed.spec.shape
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
     if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):
         return int8_linear.convolve(backend, packed, form, x, bias, how)
-    chosen = way(backend, packed, form, x.dtype)
+    kernels = way(backend, packed, form, x.dtype)
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
-    if chosen.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it
+    if kernels.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
-        most = max(chosen.few_patches, blocked_gemm.most_patches(x.dtype, math.prod(shape)))
+        most = max(kernels.few_patches, blocked_gemm.most_patches(x.dtype, math.prod(shape)))
         rows = few_patches(x, kernel, how, most)
         y = None
         if rows is not None:
-            few = len(rows) <= chosen.few_patches
-            y = (_product if few else _tiled)(chosen, packed, form, rows, bias)
+            few = len(rows) <= kernels.few_patches
+            y = (_product if few else _tiled)(kernels, packed, form, rows, bias)
         if y is not None:
             return y.view(len(x), *outputs(x.shape[2:], kernel, how), shape[0]).movedim(-1, 1).contiguous()
 
@@ -292,9 +294,9 @@ def convolve(
     return run(x, _decoded(backend, packed, form, x), bias)
 
 
-def _tiled(chosen: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
-    """x [m, columns] times the transposed weight, and the bias, part by part; None where the reader reads no parts."""
-    reader = chosen.reader
+def _tiled(kernels: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Multiply x [m, columns] by the transposed weight, part by part; None if the reader cannot decode parts."""
+    reader = kernels.reader
     if reader is None or form is None:
         return None
 
@@ -306,7 +308,7 @@ def _tiled(chosen: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tens
 
 
 def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> blocked_gemm.Rows:
-    """What gives rows of the float weight, rounded to `dtype`, as float32, in the scratch buffer."""
+    """Return a function for rows of the dequantized weight, rounded to `dtype`, as float32, in the workspace."""
     reader = way(backend, packed, form, dtype).reader
     columns = math.prod(packed.spec.shape[1:])
     whole: list[Tensor] = []
@@ -326,10 +328,10 @@ def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.d
     return rows
 
 
-def _product(chosen: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [m, columns] times the transposed weight, and the bias, by the reader."""
-    assert chosen.reader is not None
+def _product(kernels: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply x [m, columns] by the transposed weight and add the bias, with the reader."""
+    assert kernels.reader is not None
     out = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)
     added = bias if bias is None else bias.detach().to(x.dtype).contiguous()
-    chosen.reader.product(form, packed.parts, x.contiguous(), added, out)
+    kernels.reader.product(form, packed.parts, x.contiguous(), added, out)
     return out

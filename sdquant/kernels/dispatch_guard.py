@@ -1,7 +1,7 @@
-"""Whether a call has to be an operator of torch's, since something besides the result goes by it: `seen`.
+"""Guard for kernels called outside torch's dispatcher: `seen` says when a call must be a registered custom op.
 
-Kernels read memory by its address. A graph that is made of a call would take what they give for a constant, a mode
-would miss it, and a tensor that has no memory of its own would end the program.
+Kernels read memory by its address. A traced graph would record their result as a constant, a dispatch mode would miss
+the call, and a tensor without memory of its own would crash the process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 def seen(x: Tensor) -> bool:
-    """Whether a call with this tensor is compiled, exported, traced (`torch.jit`), looked at by a dispatch mode (fake
-    tensors, `make_fx`, counters of flops) or transformed (see there), or it is of a class of its own."""
+    """Return whether a call with this tensor must go through a custom op: it is compiled, exported, traced
+    (`torch.jit`), under a dispatch mode (fake tensors, `make_fx`, FLOP counters) or `transformed`, or the tensor is of
+    a subclass."""
     if is_compiling():  # first: the compiler knows it, and none of the others
         return True
     return type(x) is not Tensor or _modes() > 0 or _traced() is not None or transformed()
 
 
 def transformed() -> bool:
-    """Whether torch carries derivatives or batches along with values (`torch.func`, `torch.autograd.forward_ad`), which
-    its own operations do, and no operator of ours. The compiler cannot say it of `torch.func.grad` and `vmap`, where it
-    stops with an error at our operators."""
+    """Return whether a functional transform is active (`torch.func`, `torch.autograd.forward_ad`), which torch's own
+    operations support and our custom ops do not. torch.compile cannot tell for `torch.func.grad` and `vmap`; it stops
+    with an error at our ops there."""
     return forward_ad._current_level >= 0 or (not is_compiling() and _transformed() is not None)
 
 
 def plain(x: Tensor) -> bool:
-    """Whether a tensor has memory that a kernel can read: a fake one says that it is on the CPU, and is not."""
+    """Return whether a tensor has memory that a kernel can read; a fake tensor claims to be on the CPU and has none."""
     return type(x) in _PLAIN

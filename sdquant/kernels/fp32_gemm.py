@@ -1,4 +1,4 @@
-"""Exact products in float32, also of 16-bit activations, on processors that have no instructions for those.
+"""Exact products in float32, also for 16-bit activations, on processors without instructions for those.
 
 torch multiplies bfloat16 there as it can: with AVX2 alone it takes three to four times as long as with the same numbers
 in float32 (bench/results/linear-avx2.json). So weights are decoded, rounded to the activations' dtype as ever, and
@@ -32,14 +32,14 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 @cache
 def pays(dtype: torch.dtype) -> bool:
-    """Whether this is the fastest exact way on this machine's CPU, for activations of `dtype`."""
+    """Return whether this is the fastest exact product on this CPU for activations of `dtype`."""
     if isa() == "avx2":  # with AVX-512 or without, these processors have no instructions for 16-bit floats
         return dtype in _FLOATS
     return isa() is None and onednn.multiplies(dtype) is False
 
 
 def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:
-    """x [..., columns] times the transposed weight, and the bias [rows]: [..., rows] in x's dtype."""
+    """Multiply x [..., columns] by the transposed weight and add the bias [rows]: [..., rows] in x's dtype."""
     columns = x.shape[-1]
     flat = x.reshape(-1, columns)
     out = x.new_empty(len(flat), rows)
@@ -57,10 +57,10 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:
 def convolve(
     x: Tensor, bias: Tensor | None, shape: tuple[int, ...], groups: int, weight: Rows, run: Callable[..., Tensor]
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight [*shape], and the bias: [b, out, ...] in x's dtype.
+    """Convolve x [b, in, ...] with the weight [*shape] and add the bias: [b, out, ...] in x's dtype.
 
     Args:
-        run: the convolution, of an input, a weight, which may be that of some of the outputs, and a bias.
+        run: the convolution of an input, a weight (possibly of some of the outputs only), and a bias.
     """
     wide, added = x.float(), None if bias is None else bias.float()
     whole = [(0, shape[0])]  # a part of a grouped weight would be cut into groups anew
@@ -76,5 +76,5 @@ def convolve(
 
 
 def _as_they_are() -> AbstractContextManager[object]:
-    """Without autocast, which would have torch multiply in 16 bits after all."""
+    """Disable autocast, which would make torch multiply in 16 bits after all."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()

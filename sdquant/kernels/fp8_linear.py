@@ -1,4 +1,4 @@
-"""Products in 8-bit floats with packed weights of any scheme: what `compute="fp8"` does, on cards that have them.
+"""Products in 8-bit floats with packed weights of any scheme: `compute="fp8"`, on GPUs that support it.
 
 The rows of activations are quantized to float8 e4m3 as they come, each with a scale of its own, and so is each row of
 the weight:
@@ -41,7 +41,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def direct(form: Form | None) -> bool:
-    """Whether the codes of a weight are multiplied as they are."""
+    """Return whether the codes of a weight can be multiplied without requantizing it."""
     return (
         form is not None
         and form.by_row
@@ -53,7 +53,7 @@ def direct(form: Form | None) -> bool:
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor) -> bool:
-    """Whether the product of activations x [..., in] with such a weight is computed in 8-bit floats."""
+    """Return whether the product of activations x [..., in] with such a weight is faster in 8-bit floats."""
     if x.device.type != "cuda" or not computes(packed, x):
         return False
     least = ROWS if direct(form) else ROWS_AGAIN
@@ -61,21 +61,21 @@ def pays(packed: Packed, form: Form | None, x: Tensor) -> bool:
 
 
 def computes(packed: Packed, x: Tensor) -> bool:
-    """Whether `linear` can: of the dtype and the sizes."""
+    """Return whether `linear` supports the dtype and the sizes."""
     sizes = packed.spec.shape
     return x.dtype in _FLOATS and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
 
 
 @cache
 def works_on(device: torch.device) -> bool:
-    """Whether a device multiplies 8-bit floats, and rightly; asked once, and the reason against it is logged."""
+    """Return whether a device multiplies 8-bit floats correctly; checked once. A reason against it is logged."""
     x = torch.linspace(-3, 3, 32 * 64, dtype=torch.float32, device=device).sin().view(32, 64)
-    why = "it computes other numbers"
+    why = "its results are wrong"
     try:
         codes, scale = quantized_rows(x)
-        found = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()
+        result = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()
         wide = codes.float() * scale
-        if torch.allclose(found, wide @ wide.T, rtol=2**-7, atol=1e-3):
+        if torch.allclose(result, wide @ wide.T, rtol=2**-7, atol=1e-3):
             return True
     except Exception as error:  # what a device without them raises is not the same everywhere
         why = f"{type(error).__name__}: {error}"
@@ -84,10 +84,10 @@ def works_on(device: torch.device) -> bool:
 
 
 def linear(packed: Packed, form: Form | None, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype.
+    """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
 
     Args:
-        weight: the float weight [out, in]; None where the codes are taken as they are.
+        weight: the float weight [out, in]; None if the codes are multiplied without requantizing.
     """
     rows, columns = packed.spec.shape
     flat = x.reshape(-1, columns)
@@ -105,9 +105,9 @@ def linear(packed: Packed, form: Form | None, weight: Tensor | None, x: Tensor, 
 
 
 def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The codes, e4m3 [m, k], and scales, float32 [m, 1], of rows x [m, k] of any float dtype; see the module.
+    """Quantize rows x [m, k] of any float dtype to codes, e4m3 [m, k], and scales, float32 [m, 1]; see the module.
 
-    A row that is not finite has a scale that is not.
+    A row that is not finite gets a scale that is not.
     """
     codes = torch.empty(x.shape, dtype=_CODES, device=x.device) if out is None else out
     kernels = imports.eight(x.device) if x.is_cuda else None
@@ -120,6 +120,6 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def product(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Codes x [m, k] times the transpose of weight [n, k], and the scales [m, 1] and [n]: [m, n] of `dtype`."""
+    """Multiply codes x [m, k] by the transpose of weight [n, k] and by scales [m, 1] and [n]: [m, n] of `dtype`."""
     done: Tensor = torch._scaled_mm(x, weight.T, scale_a=x_scale, scale_b=scale.view(1, -1), out_dtype=dtype)
     return done

@@ -1,4 +1,4 @@
-"""What each output of a convolution sees."""
+"""im2col: the patch of the input that each output of a convolution reads."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:
-    """How many outputs there are along each dimension of an input of these sizes.
+    """Return the number of outputs along each dimension of an input of these sizes.
 
     Raises:
-        RuntimeError: the input is smaller than the kernel. torch's convolutions raise it too.
+        RuntimeError: the input is smaller than the kernel, as torch's convolutions raise it.
     """
     assert not isinstance(how.padding, str)
     padded = [n + 2 * pad for n, pad in zip(sizes, how.padding, strict=True)]
     spans = [step * (k - 1) + 1 for k, step in zip(kernel, how.dilation, strict=True)]
     if any(n < span for n, span in zip(padded, spans, strict=True)):
-        raise RuntimeError(f"a kernel over {spans} places is larger than the input, {padded} with its padding")
+        raise RuntimeError(f"the convolution kernel, which spans {spans}, is larger than the padded input, {padded}")
     return tuple((n - span) // stride + 1 for n, span, stride in zip(padded, spans, how.stride, strict=True))
 
 
 def patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
-    """Of x [b, in, ...]: [b, *places, in, *kernel], a view of x with its padding."""
+    """Return the patches of x [b, in, ...], [b, *places, in, *kernel], as a view of the padded x."""
     assert not isinstance(how.padding, str)
     places = outputs(x.shape[2:], kernel, how)
     x = F.pad(x, [pad for pad in reversed(how.padding) for _ in range(2)]) if any(how.padding) else x
@@ -46,7 +46,7 @@ _BY_TORCH, _BY_C = 64, 256
 
 
 def few_patches(x: Tensor, kernel: tuple[int, ...], how: Geometry, few: int) -> Tensor | None:
-    """`patches` [rows, columns] in memory of their own; None if they are more than `few` rows, or would take long."""
+    """Return `patches` copied to [rows, columns]; None if there are more than `few` rows, or copying is too slow."""
     places = outputs(x.shape[2:], kernel, how)
     rows, fast = len(x) * math.prod(places), native.copies(x)
     if rows > min(few, _BY_C if fast else _BY_TORCH):

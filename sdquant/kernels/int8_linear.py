@@ -1,4 +1,4 @@
-"""Products in 8-bit integers with packed weights of any scheme: what `compute="int8"` does.
+"""Products in 8-bit integers with packed weights of any scheme: `compute="int8"`.
 
 The rows of activations are quantized as they come, each with a scale of its own, and so is each row of the weight
 (a row of a convolution's activations is the patch that one output sees). Then
@@ -10,10 +10,10 @@ with an exact sum, or, where a row of the weight has several scales, each for a 
     y[m, n] = (sum_r float32(sum_(k in r) x_code[m, k] * w_code[n, k]) * w_scale[n, r]) * x_scale[m] + bias[n]
 
 with exact sums in runs. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale
-largest / 127, where `largest` is the largest size in the row; all of it in float32. Weights that are bytes already,
-with one scale for a row or for runs of 64, 128, ... columns, are taken as they are. All others are decoded and
-quantized again at every call, by row or, what is finer than that, by runs of 256 columns (`int8_steps.coding`): what is
-in memory stays what the scheme stores.
+largest / 127, where `largest` is the largest magnitude in the row; all of it in float32. Weights that are 8-bit codes
+already, with one scale for a row or for runs of 64, 128, ... columns, are multiplied directly. All others are
+dequantized and requantized at every call, by row or, if they are finer than that, by runs of 256 columns
+(`int8_reference.coding`): in memory stays what the scheme stores.
 
 Few rows of activations are left to the exact product, which is as fast there.
 """
@@ -55,11 +55,11 @@ _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch b
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """From where on integers pay. Measured with 3072 -> 3072 and the convolutions of SDXL's UNet on a Zen5 core,
-    for AMX on a Granite Rapids core; with AVX2 alone, linear layers on a Zen 3 core.
+    """The sizes from which integers are faster. Measured with 3072 -> 3072 and the convolutions of SDXL's UNet on a
+    Zen 5 core, for AMX on a Granite Rapids core; with AVX2 alone, linear layers on a Zen 3 core.
 
     Attributes:
-        rows: of activations, for weights whose codes are taken as they are. again: for those quantized again.
+        rows: of activations, for weights whose codes are multiplied directly. again: for those requantized.
         channels: outputs of a convolution. columns: its inputs times the size of its kernel.
     """
 
@@ -88,13 +88,13 @@ def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
 
 
 def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:
-    """Rows of activations of `dtype` from which on integers pay."""
-    found = _least(packed, form, dtype)
-    return found.again if steps.coding(packed, form) & Coding.AGAIN else found.rows
+    """Return the number of rows of activations of `dtype` from which integers are faster."""
+    limits = _least(packed, form, dtype)
+    return limits.again if steps.coding(packed, form) & Coding.AGAIN else limits.rows
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
-    """Whether the product of so many rows of activations like `x` is computed in integers."""
+    """Return whether the product of so many rows of activations like `x` is faster in integers."""
     if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
     if rows < least(packed, form, x.dtype):
@@ -107,7 +107,7 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
 
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
-    """The same for a convolution of x [b, in, ...]."""
+    """Return the same for a convolution of x [b, in, ...]."""
     shape, of_sizes = packed.spec.shape, _least(packed, form, x.dtype)
     if geometry.groups != 1 or isinstance(geometry.padding, str):
         return False
@@ -117,12 +117,12 @@ def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geome
 
 
 def whole(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> Coding | None:
-    """Which codes of a weight the C kernels multiply; None where the product is not theirs."""
+    """Return the codes of a weight that the C kernels multiply; None if they do not support it."""
     return steps.coding(packed, form) if dtype in _FLOATS and _by_c(backend, packed, form, dtype) else None
 
 
 def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
+    """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype."""
     flat = x.reshape(-1, x.shape[-1])
     if form is not None and _by_c(backend, packed, form, x.dtype):
         out = native.linear(form, packed.parts, steps.coding(packed, form), flat, bias)
@@ -134,7 +134,7 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
 def convolve(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype and order in memory."""
+    """Convolve x [b, in, ...] with the weight and add the bias: [b, out, ...] in x's dtype and memory format."""
     if form is not None and len(packed.spec.shape) == 4 and _by_c(backend, packed, form, x.dtype):
         return _convolve_by_c(packed, form, x, bias, geometry)
     return convolve_by_steps(backend, packed, x, bias, geometry)
@@ -151,7 +151,7 @@ def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, g
 def by_steps(
     backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, by: type[steps.Steps] | None = None
 ) -> Tensor:
-    """x [m, in] in integers, step by step. `by`: whose; None for the fastest."""
+    """Multiply x [m, in] in integers, step by step. `by`: the implementation; None for the fastest."""
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
     _multiply(backend, packed, x, bias, out, by)
     return out
@@ -165,14 +165,14 @@ def convolve_by_steps(
     geometry: Geometry,
     by: type[steps.Steps] | None = None,
 ) -> Tensor:
-    """x [b, in, ...] convolved in integers: the product with the patches, which are copied out a tile at a time."""
+    """Convolve x [b, in, ...] in integers: im2col, a tile of patches at a time, and the product."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
-    seen = patches(x, kernel, geometry)
-    places = seen.shape[: 1 + len(kernel)]  # b, and the places of an output
+    windows = patches(x, kernel, geometry)
+    places = windows.shape[: 1 + len(kernel)]  # b, and the places of an output
     columns = math.prod(packed.spec.shape[1:])
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
     step = max(8 * _TILE // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
-    for one, to in zip(seen, out, strict=True):
+    for one, to in zip(windows, out, strict=True):
         for start in range(0, places[1], step):
             part = one[start : start + step].reshape(-1, columns)
             _multiply(backend, packed, part, bias, to[start : start + step].view(-1, rows), by)
@@ -189,7 +189,7 @@ def _of_any_size(form: Form) -> Form:
 
 
 def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
-    """Whether the C kernels multiply such a weight: they are held against torch when they first meet its kind."""
+    """Return whether the C kernels multiply such a weight; they are checked against torch once per kind."""
     if not native.reads(form, packed.parts):
         return False
     key = (_of_any_size(form), dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
@@ -208,8 +208,8 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns).to(dtype)
     bias = torch.linspace(-1, 1, packed.spec.shape[0], dtype=torch.float32).to(dtype)
     if len(packed.spec.shape) == 2:
-        found = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
-        same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))
+        result = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
+        same = torch.equal(result, by_steps(backend, packed, x, bias, steps.Steps))
     else:
         image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
         one = (1, 1)
@@ -219,8 +219,8 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
         same = torch.equal(_convolve_by_c(packed, form, image, bias, how), by_torch)
     if not same:
         log.warning(
-            "The C kernels are not used for products in integers with %s: they compute other numbers. It runs in "
-            "torch, slower.",
+            "The C kernels are not used for integer products with %s: their results are wrong. Using torch "
+            "instead, which is slower.",
             packed.spec.scheme,
         )
     return same
@@ -229,21 +229,21 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
 def _multiply(
     backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[steps.Steps] | None
 ) -> None:
-    """x [m, columns] times the transposed weight, and the bias, into `out` [m, rows]; in tiles of the weight's rows."""
-    chosen = steps.fastest(x) if by is None else by(x.device)
-    codes, x_scale, sums = chosen.rows(x)
+    """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
+    impl = steps.fastest(x) if by is None else by(x.device)
+    codes, x_scale, sums = impl.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
         form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
         if form is not None and steps.coding(part, form) & Coding.BY_RUN:
-            chosen.by_run(codes, *chosen.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
+            impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
             continue
-        weight, scale, added = chosen.weight(backend, part, form)
+        weight, scale, added = impl.weight(backend, part, form)
         total = int_matmul.product(codes, weight)
-        chosen.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
+        impl.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:
-    """Ranges of a weight's rows, each as a packed weight, such that the sums for `m` rows of activations are few."""
+    """Yield ranges of a weight's rows, each as a packed weight, so that the sums for `m` rows of x are few."""
     rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
     tile = _TILE if packed.device.type == "cpu" else 64 * _TILE
     step = max(tile // max(m, columns), 128) // 64 * 64

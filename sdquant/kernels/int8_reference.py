@@ -1,6 +1,6 @@
-"""The steps of a product in integers, before and after the product itself: in torch, by the C kernels, and by Triton.
+"""The steps before and after an integer GEMM, in torch (the reference), in C and in Triton.
 
-All give the same numbers, whose formulas are in `int8`.
+All give the same numbers; the formulas are in `int8_linear`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CHECKED_ROWS = 16
 
 
 def coding(packed: Packed, form: Form | None) -> Coding:
-    """That of a weight."""
+    """Return which codes of a weight are multiplied."""
     taps = math.prod(packed.spec.shape[2:])
     if direct(form):
         return Coding.BY_ROW
@@ -58,14 +58,14 @@ def coding(packed: Packed, form: Form | None) -> Coding:
 
 
 def scales_in(form: Form, coding: Coding) -> int:
-    """How many scales the codes of a row have."""
+    """Return the number of scales per row of codes."""
     if not coding & Coding.BY_RUN:
         return 1
     return form.columns // AGAIN_RUN if coding & Coding.AGAIN else form.columns // form.group * form.taps
 
 
 def direct(form: Form | None) -> bool:
-    """Whether the codes of a weight are multiplied as they are, a row having one scale."""
+    """Return whether the codes of a weight are multiplied without requantizing, with one scale per row."""
     return (
         form is not None
         and form.by_row
@@ -76,7 +76,7 @@ def direct(form: Form | None) -> bool:
 
 
 def in_runs(form: Form, taps: int) -> bool:
-    """Whether each row has whole runs of columns with one scale, which for a convolution are of one of its `taps`."""
+    """Return whether rows consist of whole runs of columns with one scale each (in convolutions, of one of `taps`)."""
     return (
         form.packing == "int8"
         and form.zero == 0
@@ -89,9 +89,9 @@ def in_runs(form: Form, taps: int) -> bool:
 
 
 def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The codes, int8 [m, k], and scales, float32 [m, 1], of rows x [m, k] of any float dtype; see the module.
+    """Quantize rows x [m, k] of any float dtype to codes, int8 [m, k], and scales, float32 [m, 1]; see the module.
 
-    A row that is not finite has a scale that is not.
+    A row that is not finite gets a scale that is not.
     """
     codes, scale = scaled_rows(x, LARGEST)
     codes = codes.round_()
@@ -99,7 +99,7 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Rows x [m, k] such that the largest size in each is `most`, float32, and what to multiply them by [m, 1]."""
+    """Scale rows x [m, k] so that the largest magnitude in each is `most`. Return them, float32, and scales [m, 1]."""
     values = x.to(torch.float32)
     largest = values.abs().amax(1, keepdim=True)
     zero = largest < LEAST
@@ -109,7 +109,7 @@ def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
 
 
 def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
-    """The scale of each row, float32 [rows], and what is subtracted from each code in it, int32 [rows]."""
+    """Return the scale of each row, float32 [rows], and its zero point, int32 [rows]."""
     codes, rows = packed.parts[form.codes], form.rows
     scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
     scale = scale * form.factor
@@ -121,10 +121,10 @@ def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each run of columns, in the order of the sums: the activations' codes [m, n], the weight's [rows, n], and the
-    scales [rows].
+    """Yield for each run of columns, in the order of the sums: the activations' codes [m, n], the weight's [rows, n],
+    and the scales [rows].
 
-    Tap by tap of a convolution, and within one by channels, as its activations lie in memory.
+    Runs go tap by tap of a convolution, and within a tap by channels, as its activations lie in memory.
 
     Args:
         x, weight: codes [m, columns] and [rows, columns]. scale: [rows, groups, taps].
@@ -137,12 +137,12 @@ def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Ten
 
 
 def spread(each: Tensor, rows: int) -> Tensor:
-    """One number for each row, of one for each so many rows."""
+    """Repeat numbers that are each for several rows, so that there is one for each of `rows`."""
     return each if len(each) == rows else each.repeat_interleave(rows // len(each))
 
 
 def _taken(packed: Packed, form: Form) -> tuple[Tensor, Tensor, Tensor | int]:
-    """`Steps.weight` of codes that are multiplied as they are."""
+    """Return `Steps.weight` for codes that are multiplied without requantizing."""
     codes = packed.parts[form.codes].view(form.rows, form.columns)
     scale, zero = of_rows(packed, form)
     added: Tensor | int = -form.zero if isinstance(form.zero, int) else -zero
@@ -155,26 +155,26 @@ def _taken(packed: Packed, form: Form) -> tuple[Tensor, Tensor, Tensor | int]:
 
 
 class Steps:
-    """In torch, on any device."""
+    """The steps in torch, on any device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The codes of x [m, k], int8 [m, k]; their scales, float32 [m, 1]; their sums, int32 [m, 1]."""
+        """Quantize x [m, k]: codes, int8 [m, k]; scales, float32 [m, 1]; sums of the codes, int32 [m, 1]."""
         codes, scale = quantized_rows(x)
         return codes, scale, codes.sum(1, keepdim=True, dtype=torch.int32)
 
     def weight(self, backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
-        """A weight as int8 codes [rows, columns], the scale of each row [rows] in float32, and what is to be added to
-        each code: an int32 number for each row, or one for all. The codes may be in a scratch buffer."""
+        """Return a weight as int8 codes [rows, columns], row scales [rows] in float32, and what is added to each code:
+        an int32 number per row, or one for all. The codes may be in the workspace."""
         if form is not None and direct(form):
             return _taken(packed, form)
         codes = scratch((packed.spec.shape[0], math.prod(packed.spec.shape[1:])), torch.int8, self.device)
         return codes, self.again(backend, packed, form, codes).view(-1), 0
 
     def weight_by_run(self, backend: Backend, packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
-        """The same with several scales for a row: codes [rows, columns], scales [rows, groups, taps] in float32."""
+        """Return the same with several scales per row: codes [rows, columns], float32 scales [rows, groups, taps]."""
         if coding(packed, form) is Coding.BY_RUN:
             scale = packed.parts[form.scale].view(form.rows, -1, form.taps).to(torch.float32) * form.factor
             return packed.parts[form.codes].view(form.rows, form.columns), scale
@@ -182,7 +182,7 @@ class Steps:
         return codes, self.again(backend, packed, form, codes.view(-1, AGAIN_RUN)).view(form.rows, -1, 1)
 
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
-        """A weight quantized into `codes`, whose rows may be parts of those of the weight; the scales of these rows."""
+        """Requantize a weight into `codes`, whose rows may be parts of the weight's rows. Return their scales."""
         weight = backend.decode(packed, torch.float32).view(codes.shape)
         return quantized_rows(weight, codes)[1]
 
@@ -196,7 +196,7 @@ class Steps:
         bias: Tensor | None,
         out: Tensor,
     ) -> None:
-        """(total [m, n] + sums * added) * row_scale * scale + bias, into `out` [m, n]. `total` is used up."""
+        """Write (total [m, n] + sums * added) * row_scale * scale + bias to `out` [m, n]. `total` is overwritten."""
         if isinstance(added, Tensor) or added:
             total += sums * added
         tile = total.to(torch.float32).mul_(row_scale).mul_(scale)
@@ -205,7 +205,7 @@ class Steps:
     def by_run(
         self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
-        """The whole product of what `rows` and `weight_by_run` gave, into `out` [m, rows]."""
+        """Compute the whole product of the results of `rows` and `weight_by_run`, into `out` [m, rows]."""
         total: Tensor | float = 0.0
         for x, w, of_run in runs(codes, weight, scale):
             total = int_matmul.product(x, w).to(torch.float32).mul_(of_run).add_(total)
@@ -215,7 +215,7 @@ class Steps:
 
 
 class InC(Steps):
-    """On the CPU, each in one pass over memory: where there is no kernel for the whole product."""
+    """The steps in C on the CPU, each in one pass over memory; used if no kernel computes the whole product."""
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -247,18 +247,18 @@ class InC(Steps):
 
 
 class InTriton(Steps):
-    """On GPUs, in one launch each."""
+    """The steps in Triton on GPUs, in one launch each."""
 
     @property
     def kernels(self) -> ModuleType:
-        """Those of this device."""
-        found = imports.eight(self.device)
-        assert found is not None
-        return found
+        """Return the Triton kernels for this device."""
+        module = imports.eight(self.device)
+        assert module is not None
+        return module
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        made: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
-        return made
+        quantized: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
+        return quantized
 
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
         if form is None or not self._quantizes(backend, packed, form):
@@ -268,21 +268,21 @@ class InTriton(Steps):
         return scale
 
     def _quantizes(self, backend: Backend, packed: Packed, form: Form) -> bool:
-        """Whether such weights are quantized again by the kernel, held against torch at the first of a kind."""
+        """Return whether the kernel requantizes such weights; it is checked against torch at the first of a kind."""
         key = (replace(form, rows=0), self.device, *[part.dtype for part in packed.parts.values()])
         if key not in _quantize:
             _quantize[key] = self.kernels.quantizes(form) and self._right(backend, packed)
         return _quantize[key]
 
     def _right(self, backend: Backend, packed: Packed) -> bool:
-        why = "it makes other codes"
+        why = "its codes are wrong"
         try:
             if self._agrees(backend, packed):
                 return True
         except Exception as error:  # whatever it is: the kernel does not work here, and torch does
             why = f"{type(error).__name__}: {error}"
         log.warning(
-            "The Triton kernel that quantizes %s to int8 is not used on %s: %s. It is done in torch, slower.",
+            "The Triton kernel that quantizes %s to int8 is not used on %s: %s. Using torch instead, which is slower.",
             packed.spec.scheme, self.device, why,
         )  # fmt: skip
         return False
@@ -292,10 +292,10 @@ class InTriton(Steps):
             packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=self.device))
         form = backend.form(packed)
         assert form is not None
-        codes, wanted = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
+        codes, target = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
         scale = torch.empty(form.rows, dtype=torch.float32, device=self.device)
         self.kernels.requantization(form, packed.parts, codes, scale)(self.device)
-        return torch.equal(super().again(backend, packed, form, wanted).view(-1), scale) and torch.equal(codes, wanted)
+        return torch.equal(super().again(backend, packed, form, target).view(-1), scale) and torch.equal(codes, target)
 
     def by_run(
         self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
@@ -316,7 +316,7 @@ class InTriton(Steps):
 
 
 def _of_width(form: Form, columns: int) -> Form:
-    """A form whose rows are seen as more rows of `columns`."""
+    """Return the form with its rows split into more rows of `columns`."""
     return form if columns == form.columns else replace(form, rows=form.rows * form.columns // columns, columns=columns)
 
 
@@ -324,7 +324,7 @@ _quantize: dict[tuple[object, ...], bool] = {}
 
 
 def fastest(x: Tensor) -> Steps:
-    """The fastest that are there for activations like these, and right."""
+    """Return the fastest available implementation that is correct for activations like these."""
     if x.is_cuda and imports.eight(x.device) is not None:
         return InTriton(x.device)
     if x.device.type == "cpu" and extension() is not None and _c_is_right(x.dtype):

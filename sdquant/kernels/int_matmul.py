@@ -16,7 +16,7 @@ _X86 = ("x86_64", "amd64", "x86", "i386", "i686")
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left [M, K] times right [N, K] transposed, of int8 or int16 codes: exact sums, int32 of int8 and else int64.
+    """Multiply left [M, K] by right [N, K] transposed, int8 or int16 codes: exact sums, int32 for int8, else int64.
 
     int8 goes through `torch._int_mm`, which is 10 to 20 times as fast on a CPU as float64 (measured with 1 to 1024
     rows, K of 512 and 4096); what it cannot do goes through float64, which holds every integer below 2**53.
@@ -36,15 +36,15 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def fast(device: torch.device) -> bool:
-    """Whether there is a kernel for int8 on such a device that is fast and exact."""
+    """Return whether a device has a fast and exact int8 kernel."""
     return device.type == "cuda" or (device.type == "cpu" and _good_on_cpu())
 
 
 def exactly(left: Tensor, right: Tensor) -> Tensor:
-    """left [M, K] times right [N, K] transposed, of codes of 8 or 16 bits: int64, in floats that hold all sums.
+    """Multiply left [M, K] by right [N, K] transposed, 8- or 16-bit codes: int64, in floats that hold all sums.
 
-    Where there is no float64 (Macs' GPUs, Intel's Arc) int8 is multiplied in float32, in pieces whose sums it holds;
-    int16, a product of which may be more than that, on the CPU.
+    Without float64 (GPUs of Macs, Intel Arc) int8 is multiplied in float32, in pieces whose sums it holds; int16, whose
+    products may be too large for that, on the CPU.
     """
     if has_float64(left.device):
         return _in_float64(left, right)
@@ -59,7 +59,7 @@ def exactly(left: Tensor, right: Tensor) -> Tensor:
 
 @cache
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64."""
+    """Return whether a device computes in float64."""
     try:
         ones = torch.ones(2, 2, dtype=torch.float64, device=device)
         return bool((ones @ ones).any())
@@ -81,8 +81,8 @@ def _on_cuda(left: Tensor, right: Tensor) -> Tensor:
 
 @cache
 def _good_on_cpu() -> bool:
-    """Whether the CPU's kernel is fast, and adds without saturating: one without VNNI may add pairs of products in 16
-    bits, and where torch knows that, it takes a loop that is a hundred times slower than float64."""
+    """Return whether the CPU's int8 kernel is fast and does not saturate: without VNNI it may add pairs of products in
+    16 bits, and if torch knows that, it uses a loop that is a hundred times slower than float64."""
     vnni = getattr(torch.cpu, "_is_vnni_supported", None)
     if platform.machine().lower() in _X86 and vnni is not None and not vnni():
         return False
@@ -90,16 +90,16 @@ def _good_on_cpu() -> bool:
         for left in _hard(rows, size):
             for right in _hard(columns, size):
                 try:
-                    found = torch._int_mm(left, right.T)
+                    result = torch._int_mm(left, right.T)
                 except RuntimeError:  # a build of torch without it
                     return False
-                if not torch.equal(found.long(), _in_float64(left, right)):
+                if not torch.equal(result.long(), _in_float64(left, right)):
                     return False
     return True
 
 
 def _hard(rows: int, size: int) -> Iterator[Tensor]:
-    """int8 [rows, size]: the largest sums that there are, of either sign and mixed, and sums of any codes.
+    """Yield test cases, int8 [rows, size]: the largest possible sums, of either sign and mixed, and sums of any codes.
 
     Kernels shift one side by 128: pairs of neighbours that are large there overflow, whatever their sign was.
     """

@@ -1,7 +1,7 @@
-"""GGUF block types decoded by libgguf (ggml's own code, in the extra `gguf`): what reads them without the C extension.
+"""GGUF block types decoded by libgguf (ggml's own code, in the extra `gguf`), for use without the C extension.
 
-It writes float32, whose bits are those of torch's decoding; a tile of it in the cache is rounded to the dtype that is
-wanted. Only the types are here that it decodes in less than 0.8 of torch's time.
+It writes float32, bit-equal to torch's decoding; a tile of it in the cache is rounded to the requested dtype. It is
+used only for types that it decodes in less than 0.8 of torch's time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TILE = 1 << 18  # weights: a megabyte of float32
 
 
 class Libgguf(Reader):
-    """See the module. Its time goes into decoding alone: products are torch's."""
+    """Reader that only dequantizes, with libgguf; products are torch's."""
 
     name: ClassVar[str] = "libgguf"
 
@@ -55,15 +55,15 @@ class Libgguf(Reader):
         tile = _TILE // kind.block
 
         def decode(first: int, last: int) -> None:
-            """Rows of the form, each whole blocks."""
+            """Decode rows of the form, each of which is whole blocks."""
             each = form.columns // kind.block
             for start in range(first * each, last * each, tile):
                 stop = min(start + tile, last * each)
                 to = flat[start * kind.block : stop * kind.block]
-                made = to if to.dtype == torch.float32 else scratch(tuple(to.shape), torch.float32, to.device)
-                library.dequantize_rows_into_raw(kind.id, blocks[start:stop], made.numpy(), stop - start, kind.block)
-                if made is not to:
-                    to.copy_(made)
+                floats = to if to.dtype == torch.float32 else scratch(tuple(to.shape), torch.float32, to.device)
+                library.dequantize_rows_into_raw(kind.id, blocks[start:stop], floats.numpy(), stop - start, kind.block)
+                if floats is not to:
+                    to.copy_(floats)
 
         over_rows(form.rows, form.columns, decode)
 
@@ -74,10 +74,10 @@ def _library() -> ModuleType | None:
         import libgguf
     except ImportError:
         return None
-    found: ModuleType = libgguf
-    return found
+    module: ModuleType = libgguf
+    return module
 
 
 def reader() -> Libgguf | None:
-    """The reader; None where libgguf is not installed."""
+    """Return the reader; None if libgguf is not installed."""
     return Libgguf() if _library() is not None else None

@@ -1,4 +1,4 @@
-"""What oneDNN, torch's library for CPUs, can compute on this one."""
+"""Capabilities of oneDNN, torch's library for CPUs, on this machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _KNOWN = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldn
 
 @cache
 def multiplies(dtype: torch.dtype) -> bool | None:
-    """Whether it has products and convolutions of such floats; None where torch does not say."""
+    """Return whether oneDNN has products and convolutions of such floats; None if torch does not say."""
     supported = getattr(torch.ops.mkldnn, _KNOWN[dtype], None) if dtype in _KNOWN else None
     return None if supported is None else bool(supported())

@@ -1,7 +1,7 @@
-"""Products with packed weights as operators of torch, so that torch.compile takes a quantized layer whole.
+"""Products with packed weights as custom ops, so that torch.compile captures a quantized layer without a graph break.
 
-What a packed weight is, beyond its tensors, goes in as text: operators take tensors, numbers and texts. Compiled graphs
-hold one call for a layer; inside, the choice of kernels is made as it is without torch.compile.
+Custom ops take tensors, numbers and strings, so the description of a packed weight is passed as JSON. Compiled graphs
+contain one call per layer; inside it, kernels are dispatched as without torch.compile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def described(spec: PackedSpec, names: Sequence[str]) -> str:
-    """The text for the operators: the description of a packed weight, and the names of its parts in their order."""
+    """Return the JSON text for the ops: the description of a packed weight and the ordered names of its parts."""
     return json.dumps([spec.to_dict(), list(names)], sort_keys=True)
 
 
@@ -41,10 +41,10 @@ def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form |
     return backend, packed, backend.form(packed)
 
 
-# No argument has a default: torch takes arguments that equal theirs away, and then misses their gradients.
+# No argument has a default: torch drops arguments that equal their default, and then misses their gradients.
 @torch.library.custom_op("sdquant::linear", mutates_args=())
 def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""
+    """Multiply x [..., in] by the transposed weight and add the bias: [..., out]; compute as in `dispatch.linear`."""
     backend, packed, form = _packed(text, parts)
     if backend.computes(packed.spec):
         return scheme_activations.linear(backend, packed, form, backend.activations(packed), x, bias)
@@ -58,7 +58,7 @@ def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: s
 
 @torch.library.custom_op("sdquant::weight", mutates_args=())
 def weight(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
-    """The float weight, in memory of its own."""
+    """Dequantize the weight into a new tensor of `dtype`."""
     backend, packed, form = _packed(text, parts)
     out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
     dispatch.decode_into(backend, packed, form, out)
@@ -72,7 +72,7 @@ def _(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("sdquant::embedding", mutates_args=())
 def embedding(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
-    """The rows of a table, float: [*indices.shape, width]."""
+    """Look up rows of an embedding table, dequantized to `dtype`: [*indices.shape, width]."""
     return dispatch.embedding(*_packed(text, parts), indices, dtype)
 
 
@@ -88,7 +88,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], Tensor | None, str, str]
 
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor | None, None, None]:
-    """The weight is decoded again: kept, the weights of all layers would be in memory as floats."""
+    """Compute gradients. The weight is dequantized again: saving it would keep all layers' float weights in memory."""
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
         of_x = grad @ weight(list(ctx.saved_tensors), ctx.text, ctx.dtype)
@@ -111,7 +111,7 @@ def _convolve(
     dilation: list[int],
     compute: str,
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...]; compute as in `choice.linear`."""
+    """Convolve x [b, in, ...] with the weight and add the bias: [b, out, ...]; compute as in `dispatch.linear`."""
     how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
     backend, packed, form = _packed(text, parts)
     if backend.computes(packed.spec):
@@ -140,8 +140,8 @@ def _(
 def convolved(
     x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, how: Geometry, compute: str | None
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, and the bias, in a compiled graph; as `choice.convolve` does it where
-    nothing needs a gradient."""
+    """Convolve x [b, in, ...] with the weight and add the bias, in a compiled graph; as `dispatch.convolve` if nothing
+    needs a gradient."""
     gradient = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     done: Tensor
     if not gradient and how.groups == 1 and not isinstance(how.padding, str):

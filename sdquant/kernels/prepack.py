@@ -1,8 +1,8 @@
-"""In which order the bytes of a packed weight are kept in memory: that of its file, or the one that kernels read best.
+"""Prepacking: the order of a packed weight's bytes in memory, that of its file or the one that kernels read fastest.
 
-It is chosen once, when a layer is made, for the device that the layer will compute on. What waits elsewhere for its
-turn waits in that order, so that nothing is converted when it moves. Files always have their own order
-(`Backend.for_files`), and every other device reads either.
+It is chosen once, when a layer is created, for the device that the layer will compute on. Offloaded weights keep that
+order, so that nothing is converted when they move. Files always have their own order (`Backend.for_files`), and every
+other device reads either.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def laid_out(packed: Packed, device: str) -> Packed:
-    """The weight of a linear layer or a convolution in the order for `device`; itself where that is the one it has, or
-    it has no bytes (on the meta device)."""
+    """Return the weight of a linear layer or a convolution in the order for `device`; `packed` itself if it already is,
+    or has no bytes (on the meta device)."""
     backend = registry.of_scheme(packed.spec.scheme)
     form = backend.form(packed)
     if form is None or form.apart or packed.device.type == "meta" or not wanted(form, device):
@@ -30,34 +30,34 @@ def laid_out(packed: Packed, device: str) -> Packed:
 
 
 def wanted(form: Form, device: str) -> bool:
-    """Whether the kernels of `device` ("cuda:0", "cpu") are better off with the fields of such a weight apart."""
+    """Return whether the kernels of `device` ("cuda:0", "cpu") are faster with the fields of such a weight apart."""
     return any(reader.wants_apart(form) for reader in dispatch.readers(device.partition(":")[0]))
 
 
 def is_apart(packed: Packed) -> bool:
-    """Whether it is not in the order of its file."""
+    """Return whether a weight is prepacked, that is, not in the order of its file."""
     form = registry.of_scheme(packed.spec.scheme).form(packed)
     return form is not None and form.apart
 
 
 def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:
-    """Replace the parts of a weight in a state dict, if they are in another order than those of `own`, which it is for.
+    """Convert the parts of a weight in a state dict to the order of `own`, the weight that they will be loaded into.
 
     Args:
         prefix: of the parts' keys.
 
-    What is not a weight of the size of `own` is left to torch, which says what is wrong.
+    A weight of another size than `own` is left to torch, which reports the mismatch.
     """
     backend = registry.of_scheme(own.spec.scheme)
-    found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    if not all(isinstance(value, Tensor) for value in found.values()):
+    tensors = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not all(isinstance(value, Tensor) for value in tensors.values()):
         return
-    other = Packed(spec=own.spec, parts=found)
-    if not found or set(found) == set(own.parts) or other.nbytes != own.nbytes:
+    other = Packed(spec=own.spec, parts=tensors)
+    if not tensors or set(tensors) == set(own.parts) or other.nbytes != own.nbytes:
         return
-    for made in (backend.for_files(other), backend.for_kernels(other)):
-        if set(made.parts) == set(own.parts):
-            for name in found:
+    for candidate in (backend.for_files(other), backend.for_kernels(other)):
+        if set(candidate.parts) == set(own.parts):
+            for name in tensors:
                 del state[prefix + name]
-            state.update({prefix + name: part for name, part in made.parts.items()})
+            state.update({prefix + name: part for name, part in candidate.parts.items()})
             return

@@ -1,7 +1,7 @@
-"""Products with schemes that quantize activations themselves (`Backend.computes`), by kernels.
+"""Kernels for schemes that quantize activations themselves (`Backend.computes`).
 
-Of integers by the C kernels, whose numbers are those of the backend's own `linear`, bit for bit: each kind of weight is
-held against it at first use. Of others as products of floats with what a reader decodes: sums in another order.
+Integer products use the C kernels, which are bit-equal to the backend's own `linear`: each kind of weight is checked
+against it at first use. Others are float products with the dequantized weight, whose sums are in another order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _of_any_size(form: Form, how: Activations) -> Form:
 
 @lru_cache(maxsize=4096)
 def coding(form: Form | None, how: Activations) -> Coding | None:
-    """Which codes of a weight are multiplied; None where they are no integers, or scaled in other tiles than `how`."""
+    """Return which codes of a weight are multiplied; None if they are not integers or have other tiles than `how`."""
     if form is None or form.table or form.taps > 1:
         return None
     unpacked = Coding.UNPACKED if form.packing in _UNPACKED and isinstance(form.zero, int) else Coding.BY_ROW
@@ -58,7 +58,7 @@ def coding(form: Form | None, how: Activations) -> Coding | None:
 def prepared(
     backend: Backend, packed: Packed, form: Form | None, how: Activations, dtype: torch.dtype, prefix: str
 ) -> Prepared | None:
-    """`backend.linear` and the bias, for a layer's activations of `dtype`; None where it is not done here.
+    """Return `backend.linear` with bias, prepared for a layer's activations of `dtype`; None if no kernel supports it.
 
     Args:
         how: `backend.activations` of the weight.
@@ -74,9 +74,9 @@ def prepared(
 def linear(
     backend: Backend, packed: Packed, form: Form | None, how: Activations | None, x: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """`backend.linear` and the bias, by the fastest way that there is."""
-    made = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
-    y = None if made is None else made(x.contiguous(), {**packed.parts, "bias": bias})
+    """Compute `backend.linear` and add the bias, with the fastest kernel available."""
+    kernel = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
+    y = None if kernel is None else kernel(x.contiguous(), {**packed.parts, "bias": bias})
     if y is not None:
         return y
     y = as_floats(backend, packed, form, x)
@@ -93,7 +93,7 @@ def convolution(
     bias: Tensor | None,
     geometry: Geometry,
 ) -> Tensor:
-    """`backend.convolve` and the bias, by the fastest way that there is."""
+    """Compute `backend.convolve` and add the bias, with the fastest kernel available."""
     y = convolve(backend, packed, form, how, x, bias, geometry)
     if y is not None:
         return y
@@ -111,7 +111,7 @@ def convolve(
     bias: Tensor | None,
     geometry: Geometry,
 ) -> Tensor | None:
-    """`backend.convolve` and the bias; None where it is not done here."""
+    """Compute `backend.convolve` and add the bias with the C kernels; None if they do not support it."""
     shape = packed.spec.shape
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
     if not plain or len(shape) != 4 or x.ndim != 4 or x.shape[1] != shape[1] or not x.numel() or not x.is_cpu:
@@ -124,27 +124,27 @@ def convolve(
 def as_floats(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, geometry: Geometry | None = None
 ) -> Tensor | None:
-    """`backend.linear` or, with `geometry`, `backend.convolve`, where that is a product of floats; else None."""
+    """Compute `backend.linear` or, with `geometry`, `backend.convolve`, if that is a float product; else None."""
     if form is None or not x.is_cpu or dispatch.way(backend, packed, form, x.dtype).reader is None:
         return None
-    found = backend.as_floats(packed, x)
-    if found is None:
+    operands = backend.as_floats(packed, x)
+    if operands is None:
         return None
-    of_codes = _bare(form) if found.scales else form
-    if found.scales and dispatch.way(backend, packed, of_codes, found.x.dtype).reader is None:
+    of_codes = _bare(form) if operands.scales else form
+    if operands.scales and dispatch.way(backend, packed, of_codes, operands.x.dtype).reader is None:
         return None
     if geometry is None:
-        y = dispatch.linear(backend, packed, of_codes, found.x, None)
+        y = dispatch.linear(backend, packed, of_codes, operands.x, None)
     else:
-        y = dispatch.convolve(backend, packed, of_codes, found.x, None, geometry)
-    for scale in found.scales:
+        y = dispatch.convolve(backend, packed, of_codes, operands.x, None, geometry)
+    for scale in operands.scales:
         y = y.mul_(scale if scale.dtype in _FLOATS else scale.float())
     return y.to(x.dtype)
 
 
 @lru_cache(maxsize=4096)
 def _bare(form: Form) -> Form:
-    """The form of the codes alone."""
+    """Return the layout of the codes without their scales."""
     return replace(form, scale="")
 
 
@@ -161,7 +161,7 @@ def _convolved(
 
 
 def _by_c(backend: Backend, packed: Packed, form: Form, how: Activations, dtype: torch.dtype) -> bool:
-    """Whether the C kernels multiply such a weight: they are held against the backend when they first meet its kind."""
+    """Return whether the C kernels multiply such a weight; they are checked against the backend once per kind."""
     if dtype not in _FLOATS or not native.reads(form, packed.parts):
         return False
     key = (_of_any_size(form, how), how, dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
@@ -183,18 +183,18 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
             x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
-            found = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
-            same = found is not None and torch.equal(found, backend.linear(packed, x) + bias)
+            result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+            same = result is not None and torch.equal(result, backend.linear(packed, x) + bias)
         else:
             x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
             one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)
             geometry = Geometry(stride=one, padding=pad, dilation=one, groups=1)
-            wanted = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
-            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), wanted)
+            expected = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
+            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
     if not same:
         log.warning(
-            "The C kernels are not used for %s with quantized activations: they compute other numbers. It runs in "
-            "torch, slower.",
+            "The C kernels are not used for %s with quantized activations: their results are wrong. Using torch "
+            "instead, which is slower.",
             packed.spec.scheme,
         )
     return same

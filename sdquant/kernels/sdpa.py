@@ -1,8 +1,8 @@
-"""Attention with `compute="int8"`: torch's, or, where there is a faster kernel, that one in the same precision.
+"""Attention with `compute="int8"`: torch's, or a faster kernel of the same precision where there is one.
 
-The kernels for processors with AMX, and for those with AVX-512 alone, multiply bf16 with sums in float32 and round the
-shares to bf16, as torch's does; their error is torch's, too. With integers for nearly all other products of a step,
-torch's attention would take a third of what is left, and more than half without AMX.
+The kernels for processors with AMX, and for those with AVX-512 only, multiply bf16 with sums in float32 and round the
+softmax to bf16, as torch's does; their error is that of torch's. With nearly all other products of a step in integers,
+torch's attention would take a third of the remaining time, and more than half without AMX.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """What `scaled_dot_product_attention` would give for the same arguments; None where torch is to do it."""
-    given = (query, key, value)
-    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not native.reads(*given):
+    """Compute `scaled_dot_product_attention` for the same arguments; None if torch should do it."""
+    tensors = (query, key, value)
+    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not native.reads(*tensors):
         return None
-    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         return None
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0 or not _sound():  # the kernel takes the largest score before it is scaled
@@ -47,19 +47,19 @@ def attended(
 @cache
 @undisturbed
 def _sound() -> bool:
-    """Whether the kernel is right on this machine: asked once, before its results are used."""
+    """Return whether the kernel gives correct results on this machine; checked once, before it is used."""
     with torch.no_grad():
         q = torch.linspace(-3, 3, 2 * 3 * 37 * 40, dtype=torch.float32).sin().view(2, 3, 37, 40).bfloat16()
         k = torch.linspace(-5, 9, 2 * 3 * 301 * 40, dtype=torch.float32).cos().view(2, 3, 301, 40).bfloat16()
         v = torch.linspace(0, 99, 2 * 3 * 301 * 40, dtype=torch.float32).sin().view(2, 3, 301, 40).bfloat16()
-        found = native.attend(q, k, v, 0.5).float()
-        wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
-    good = bool(((found - wanted).abs() <= 0.01 * wanted.abs() + 0.01).all())
+        result = native.attend(q, k, v, 0.5).float()
+        expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
+    good = bool(((result - expected).abs() <= 0.01 * expected.abs() + 0.01).all())
     if not good:
-        log.warning("The %s kernel for attention is not used: its results are wrong. Torch's is.", isa())
+        log.warning("The %s attention kernel is not used: its results are wrong. Using torch's instead.", isa())
     return good
 
 
 def replacement(func: Any) -> Any | None:
-    """What is asked before `func`, a function of torch; None: nothing is."""
+    """Return the function to try before torch's `func`; None if there is none."""
     return attended if func is F.scaled_dot_product_attention else None

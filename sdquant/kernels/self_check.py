@@ -1,4 +1,4 @@
-"""What is common to the checks that hold kernels against torch."""
+"""Decorator shared by the checks that compare kernels with torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ P = ParamSpec("P")
 
 
 def undisturbed(check: Callable[P, bool]) -> Callable[P, bool]:
-    """A check on the CPU, whatever default device the user has set, that is not under `torch.autocast`: its verdict is
-    kept for calls that are not either."""
+    """Decorator: run a check on the CPU, whatever the default device, and outside `torch.autocast`, as its verdict is
+    cached for calls outside of both."""
 
     @wraps(check)
     def run(*args: P.args, **kwargs: P.kwargs) -> bool:

@@ -1,9 +1,9 @@
-"""Memory into which weights are dequantized: on CPUs one growing buffer per thread and dtype.
+"""Workspace into which weights are dequantized: on CPUs one growing buffer per thread and dtype.
 
 A fresh buffer for each call costs far more there than the arithmetic: the page faults of 75 MB take ten times as long
-as decoding into memory that is already there (measured on a Zen4 core: 2.2 against 22 GB/s). Elsewhere each call gets
-memory of its own: a thread can have work on two streams of a card, which would write into the same buffer at the same
-time, and the card's allocator gives memory back to the stream that it was used on.
+as decoding into memory that is already mapped (measured on a Zen 4 core: 2.2 against 22 GB/s). On other devices each
+call allocates its own memory: a thread can have work on two streams of a GPU, which would write into the same buffer at
+the same time, and the GPU's caching allocator returns memory to the stream that it was used on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 
 
 def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised tensor that is valid until this thread asks for the next one of the same dtype and device."""
+    """Return an uninitialised tensor, valid until this thread requests the next one of the same dtype and device."""
     if device.type != "cpu":
         return _empty(shape, dtype=dtype, device=device)
     size = math.prod(shape)
@@ -30,7 +30,7 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def address(size: int) -> int:
-    """Of as many bytes of the CPU's memory: those of `scratch` for int8, without a tensor that is made for it."""
+    """Return the address of `size` bytes of CPU memory: the int8 buffer of `scratch`, without creating a tensor."""
     return _buffer(size, torch.int8, _CPU).data_ptr()
 
 
@@ -43,11 +43,11 @@ def _buffer(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def held() -> int:
-    """Bytes of this thread's buffers."""
+    """Return the size of this thread's buffers in bytes."""
     buffers: dict[object, Tensor] = _local.__dict__.get("buffers", {})
     return sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
 
 
 def release() -> None:
-    """Give this thread's buffers back."""
+    """Free this thread's buffers."""
     _local.__dict__.pop("buffers", None)

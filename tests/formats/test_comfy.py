@@ -114,7 +114,7 @@ def test_int8_is_that_of_comfy_kitchen(shape: tuple[int, int], per_channel: bool
 
 @pytest.mark.parametrize(
     ("scale", "word"),
-    [(torch.ones(3, 1), "has to be"), (torch.ones(4, 2), "has to be"), (None, r"it has no 'proj\.weight_scale'")],
+    [(torch.ones(3, 1), "must be"), (torch.ones(4, 2), "must be"), (None, r"it has no 'proj\.weight_scale'")],
 )
 def test_int8_whose_scale_does_not_fit(scale: Tensor | None, word: str, tmp_path: Path) -> None:
     file = {"proj.weight": torch.ones(4, 8, dtype=torch.int8), "proj.comfy_quant": _line("int8_tensorwise")}

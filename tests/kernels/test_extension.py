@@ -26,5 +26,5 @@ def test_one_that_cannot_be_loaded_is_told_from_none(tmp_path: Path, text: str |
     if text is None:
         assert run.stdout.startswith("None None not built") and run.stderr == ""
     else:
-        assert run.stdout.startswith("None None built, but they cannot be loaded (")
-        assert run.stderr.count("cannot be loaded") == 1 and "install sdquant again" in run.stderr
+        assert run.stdout.startswith("None None built, but cannot be loaded (")
+        assert run.stderr.count("cannot be loaded") == 1 and "reinstall sdquant" in run.stderr

@@ -1,6 +1,6 @@
-"""Kernels in C for the CPU, where the package was installed with a compiler at hand.
+"""Kernels in C for the CPU, available if a compiler was found when the package was installed.
 
-`reader.py` is the `Reader`; the C files begin with `form.h`. Importing this imports no torch.
+`cpu_kernels.py` is the `Reader`; the C files begin with `form.h`. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Environment: 0 turns the kernels off; the name of an instruction set ("avx2") has those of it run.
+# Environment variable: 0 turns the kernels off; the name of an instruction set ("avx2") selects its kernels.
 SWITCH = "SDQUANT_NATIVE"
 
 
 @cache
 def _built() -> tuple[Any | None, str]:
-    """The extension module, or None and why there is none."""
+    """Return the extension module, or None and the reason why there is none."""
     try:
         return importlib.import_module(f"{__name__}._kernels"), ""
     except ModuleNotFoundError:
         return None, "not built (no C compiler at install time?)"
     except ImportError as error:  # it is there: of another machine or system, or built of other files
-        why = f"built, but they cannot be loaded ({error}); install sdquant again"
-        log.warning("Native kernels: %s. Everything works meanwhile, slower.", why)
+        why = f"built, but cannot be loaded ({error}); reinstall sdquant"
+        log.warning("Native kernels: %s. Everything works without them, but slower.", why)
         return None, why
 
 
 @cache
 def extension() -> Any | None:
-    """The extension module; None where it was not built, cannot be loaded, or is turned off."""
+    """Return the extension module; None if it was not built, cannot be loaded, or is turned off."""
     if os.environ.get(SWITCH) == "0":
         return None
-    found = _built()[0]
-    wanted = os.environ.get(SWITCH, "")
-    if found is not None and wanted not in ("", "1") and not found.choose(wanted):
+    module = _built()[0]
+    choice = os.environ.get(SWITCH, "")
+    if module is not None and choice not in ("", "1") and not module.choose(choice):
         log.warning(
-            "%s=%s has no effect: there are no such kernels for this machine, whose best are %s.",
-            SWITCH, wanted, found.isa(),
+            "%s=%s has no effect: this machine cannot run such kernels. The best that it can run are %s.",
+            SWITCH, choice, module.isa(),
         )  # fmt: skip
-    return found
+    return module
 
 
 def isa() -> str | None:
-    """Name of the instruction set whose kernels run; None where there are none."""
-    found = extension()
-    return None if found is None else str(found.isa())
+    """Return the name of the instruction set whose kernels are used; None if there are none."""
+    module = extension()
+    return None if module is None else str(module.isa())
 
 
 def state() -> str:
-    """A sentence's part for `sdquant doctor`."""
+    """Return the state of the native kernels as a phrase for `sdquant doctor`."""
     if os.environ.get(SWITCH) == "0":
-        return f"turned off by {SWITCH}=0; everything works, slower"
-    return isa() or f"{_built()[1]}; everything works, slower"
+        return f"turned off by {SWITCH}=0; everything works, but slower"
+    return isa() or f"{_built()[1]}; everything works, but slower"

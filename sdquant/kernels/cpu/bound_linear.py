@@ -1,4 +1,4 @@
-"""Products with a layer's weight, with nothing left to look up.
+"""Linear kernels bound to a layer's weight, with every lookup done in advance.
 
 In a model the weights of the layers push Python's and torch's own code out of the caches, so that each step that a call
 takes costs ten times what it does in a loop: 60 steps took a quarter of the time of a layer of 3072 x 3072 weights in
@@ -30,7 +30,7 @@ Own = Mapping[str, "Tensor | None"]
 
 
 class _Held:
-    """What both kinds know of a weight; the parts of a layer are its parameters, whose names begin with `prefix`."""
+    """Base of the bound kernels: the weight's layout; its parts are the layer's parameters named with `prefix`."""
 
     __slots__ = (
         "codes", "columns", "dtype", "grid", "kind", "nested", "plan", "rows", "scale", "scales", "shift", "shifts",
@@ -50,7 +50,7 @@ class _Held:
         self.shifts = parts[form.shift].dtype if form.shift else None
 
     def _addresses(self, x: Tensor, own: Own) -> tuple[int, int, int, int, int] | None:
-        """Of the parts, as `plans.addresses`; None where it is not this case."""
+        """Return the parts' addresses as `layout_descriptors.addresses` does; None if this kernel does not apply."""
         if x.dtype is not self.dtype or not x.is_contiguous() or not x.is_cpu or not x.ndim:
             return None
         codes, bias = own[self.codes], own.get("bias")
@@ -86,18 +86,18 @@ def _autocast() -> bool:
 
 
 class Few(_Held):
-    """x [..., columns] of a few rows times the transposed weight, and the bias: `Native.product`. A layer keeps it."""
+    """`Native.product` bound to a layer: x [..., columns] of a few rows times the transposed weight, plus the bias."""
 
     __slots__ = ("alone", "most", "product")
 
     def __init__(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> None:
-        """`few`: up to how many rows of x."""
+        """Bind the kernel for up to `few` rows of x."""
         super().__init__(form, parts, dtype, prefix)
         self.product: Any = extension().product  # type: ignore[union-attr]
         self.most, self.alone = few * form.columns, ALONE // form.rows
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
-        """[..., rows], from the parameters of the layer; None where it is not this case."""
+        """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
         size = x.numel()
         if not 0 < size <= self.most:
             return None
@@ -116,7 +116,7 @@ class Few(_Held):
 
 
 class Integers(_Held):
-    """The same in 8-bit integers, `native.int8.linear`, from `least` rows on; fewer are left to `few`."""
+    """`cpu.int8.linear` bound to a layer: 8-bit integers, from `least` rows on; fewer rows are left to `few`."""
 
     __slots__ = ("coding", "each", "few", "least")
 
@@ -135,7 +135,7 @@ class Integers(_Held):
         self.few, self.least = few, least * form.columns
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
-        """[..., rows], from the parameters of the layer; None where it is not this case."""
+        """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
         size = x.numel()
         if size < self.least:
             return None if self.few is None else self.few(x, own)
@@ -152,7 +152,7 @@ class Integers(_Held):
 
 
 class Codes(_Held):
-    """The same in integers, as the scheme itself has it: see `forms.Activations`."""
+    """An integer product bound to a layer, with activations quantized as in `packed_layout.Activations`."""
 
     __slots__ = ("coding", "each", "how", "static")
 
@@ -165,7 +165,7 @@ class Codes(_Held):
         self.static = prefix + how.scale if how.scale else ""
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
-        """[..., rows], from the parameters of the layer; None where it is not this case."""
+        """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
         at, size = self._addresses(x, own), x.numel()
         if at is None or not size:
             return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Native(Reader):
-    """Reads what is in CPU memory. Only where `extension()` is there."""
+    """Reader for weights in CPU memory. Only if `extension()` is available."""
 
     name: ClassVar[str] = "native"
 
@@ -72,21 +72,21 @@ class Native(Reader):
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
 
     def unrounded(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
-        said: bool = extension().unrounded(plan(form, parts), TYPES[dtype])  # type: ignore[union-attr]
-        return said
+        result: bool = extension().unrounded(plan(form, parts), TYPES[dtype])  # type: ignore[union-attr]
+        return result
 
     def prepared(
         self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None
     ) -> Prepared | None:
-        made = Few(form, parts, dtype, few, prefix) if few else None
-        return made if integers is None else Integers(form, parts, dtype, *integers, made, prefix)
+        few_kernel = Few(form, parts, dtype, few, prefix) if few else None
+        return few_kernel if integers is None else Integers(form, parts, dtype, *integers, few_kernel, prefix)
 
 
 def _in_rows(form: Form) -> bool:
-    """Whether no block is in two rows."""
+    """Return whether every block lies within one row."""
     return not is_blocks(form) or form.columns % form.group == 0
 
 
 def native() -> Native | None:
-    """The reader; None where the extension is not built or turned off."""
+    """Return the reader; None if the extension is not built or is turned off."""
     return Native() if extension() is not None else None

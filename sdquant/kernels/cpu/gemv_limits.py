@@ -1,4 +1,4 @@
-"""Up to how many rows of activations a product is faster than decoding into scratch and torch's own product.
+"""The number of rows of activations up to which our product is faster than dequantizing and torch's own product.
 
 Measured on Zen 4 and Zen 5 cores and on a Granite Rapids core, with AMX and with AVX2 alone (for torch too), with
 weights of 3072 and 12288 rows and columns. Where both take as long the product is left to torch, which has more cores
@@ -28,7 +28,7 @@ _ON_AMD = 512
 
 
 def few_rows(dtype: torch.dtype, columns: int) -> int:
-    """See `Reader.few`; for a weight of so many columns."""
+    """Return `Reader.few` for a weight of so many columns."""
     name = isa() or ""
     if name == "amx" and dtype == torch.bfloat16:
         return min(_LAID_OUT // columns, _TALL)
@@ -40,5 +40,5 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
 
 
 def few_patches(dtype: torch.dtype, columns: int) -> int:
-    """See `Reader.few_patches`."""
+    """Return `Reader.few_patches` for a weight of so many columns."""
     return max(few_rows(dtype, columns), _PATCHES.get(isa() or "", {}).get(dtype, 0))

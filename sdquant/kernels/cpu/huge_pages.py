@@ -1,4 +1,4 @@
-"""Memory for large results."""
+"""Huge pages for large results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _MAPPED = 32 << 20  # bytes from which on glibc asks the kernel for every block 
 
 
 def in_large_pages(out: Tensor) -> Tensor:
-    """`out`, just made. If its memory is new, Linux is asked for pages of 2 MB, where it gives them on request.
+    """Return `out`, just allocated, after asking Linux for pages of 2 MB if its memory is new.
 
-    Pages come as they are written to: 10,000 of them for 42 MB, which takes longer than an SDXL layer's products.
+    Ordinary pages are mapped when they are first written: 10,000 page faults for 42 MB, which take longer than the
+    GEMM of an SDXL layer.
     """
-    found = extension()
-    if found is not None and out.nbytes >= _MAPPED:
-        found.large_pages(struct.pack("2q", out.data_ptr(), out.nbytes))
+    module = extension()
+    if module is not None and out.nbytes >= _MAPPED:
+        module.large_pages(struct.pack("2q", out.data_ptr(), out.nbytes))
     return out

@@ -1,4 +1,4 @@
-"""Patches of images, copied out by the C extension."""
+"""im2col: patches of images, copied by the C extension."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def copies(x: Tensor) -> bool:
-    """Whether patches of such a tensor are copied here."""
+    """Return whether the C extension can copy the patches of such a tensor."""
     return extension() is not None and x.device.type == "cpu" and x.ndim == 4 and x.element_size() in (2, 4)
 
 
 def copied(x: Tensor, kernel: tuple[int, ...], how: Geometry, places: tuple[int, ...]) -> Tensor:
-    """What each of `places` [h', w'] sees of x [b, c, h, w]: [b * h' * w', c * kernel]."""
+    """Return the patch of x [b, c, h, w] that each output of `places` [h', w'] reads: [b * h' * w', c * kernel]."""
     assert not isinstance(how.padding, str)
     x = x.contiguous()
     rows, columns = len(x) * math.prod(places), x.shape[1] * math.prod(kernel)

@@ -1,5 +1,5 @@
-"""Products in 8-bit integers by the C extension: `kernels.int8` with the same numbers, and no more passes over memory
-than it takes. int8.h says how."""
+"""8-bit integer GEMM in the C extension: the numbers of `int8_linear`, with as few passes over memory as possible.
+See int8.h."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ _BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a row of activations, with what it is padded with, of a panel, and of the spare memory of a thread; rows
-    of activations up to which panels of the weight are made where they are used, and in a group; the instructions."""
+    """Sizes for weights of some number of columns: bytes of a padded row of activations (`wide`), of a panel, and of a
+    thread's spare memory; the number of rows of activations up to which panels of the weight are packed where they are
+    used (`most`), and the number in a group (`tall`); the name of the instruction set."""
 
     wide: int
     panel: int
@@ -53,29 +54,29 @@ class Sizes:
 
 @lru_cache(maxsize=256)
 def sizes(columns: int) -> Sizes | None:
-    """Those for weights of so many columns; None where there are no kernels for them here."""
-    found = extension()
-    if found is None or columns > _MOST_COLUMNS:
+    """Return the sizes for weights of so many columns; None if this machine has no kernels for them."""
+    module = extension()
+    if module is None or columns > _MOST_COLUMNS:
         return None
-    made = found.int8_sizes(columns)
-    return None if made is None else Sizes(*made)
+    numbers = module.int8_sizes(columns)
+    return None if numbers is None else Sizes(*numbers)
 
 
 def instructions(columns: int) -> str:
-    """By which products with weights of so many columns are computed here: "amx", "vnni" or "avx2"; "" for none."""
-    found = sizes(columns)
-    return "" if found is None else found.name
+    """Return the instructions used for weights of so many columns: "amx", "vnni" or "avx2"; "" for none."""
+    size = sizes(columns)
+    return "" if size is None else size.name
 
 
 def reads(form: Form | None, parts: Parts) -> bool:
-    """Whether products with such a weight are computed here."""
+    """Return whether these kernels can multiply by such a weight."""
     if form is None or sizes(form.columns) is None:
         return False
     return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
 def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [m, columns] times the transposed weight, and the bias: [m, rows] in x's dtype.
+    """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows] in x's dtype.
 
     Args:
         coding: which codes of the weight are multiplied.
@@ -90,7 +91,7 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
 
 
 def codes_times(
-    made: Any,
+    descriptor: Any,
     weight: tuple[int, ...],
     sizes_of: tuple[int, int, int],
     codes: Tensor,
@@ -99,21 +100,21 @@ def codes_times(
     bias: Tensor | None,
     out: Tensor,
 ) -> None:
-    """As `rows_times`, of activations that are codes already, int8 [m, columns], and with `Target.by_steps`.
+    """Do as `rows_times` for activations that are already codes, int8 [m, columns], and with `Target.by_steps`.
 
     Args:
-        scale: float32, and how many rows have one of them. Where columns are in runs: one for each run of each row.
+        scale: float32, and how many rows share each. With runs of columns: one for each run of each row.
     """
     rows, columns, _ = sizes_of
     by_run, at = bool(weight[-2] & _BY_RUN), scale[0].data_ptr()
     source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1])
     to, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
     target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, 1, at if by_run else 0)
-    _run(made, weight, sizes_of, m, source, target)
+    _run(descriptor, weight, sizes_of, m, source, target)
 
 
 def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows x [m, columns], contiguous, as codes int8 of as many numbers, and their scales, float32 [m] or `known`.
+    """Quantize rows x [m, columns], contiguous. Return int8 codes of x's shape and scales, float32 [m] or `known`.
 
     Args:
         known: float32, one for all rows or for each.
@@ -137,12 +138,12 @@ def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -
 def numbers_of(
     x: Tensor, m: int, limits: tuple[float, float, float], kind: str, decoded: bool
 ) -> tuple[Tensor, Tensor]:
-    """What rows x [m, columns], contiguous, are rounded to, shaped like x, and their scales, float32 [m].
+    """Fake-quantize rows x [m, columns], contiguous. Return the rounded values, shaped like x, and scales, float32 [m].
 
-    The numbers are of `scale_dtype`: in units of the scale or, if `decoded`, times it.
+    The values are of `scale_dtype`: in units of the scale or, if `decoded`, multiplied by it.
 
     Args:
-        limits: the bound, the least and the largest number, as `forms.Activations` has them.
+        limits: the bound, the least and the largest number, as in `packed_layout.Activations`.
         kind: one of KINDS.
     """
     columns, out = x.numel() // m, x.new_empty(x.shape, dtype=scale_dtype(x.dtype))
@@ -160,7 +161,7 @@ def numbers_of(
 
 
 def rows_times(
-    made: Any,
+    descriptor: Any,
     weight: tuple[int, ...],
     sizes_of: tuple[int, int, int],
     x: Tensor,
@@ -168,17 +169,17 @@ def rows_times(
     bias: Tensor | None,
     out: Tensor,
 ) -> None:
-    """`linear` of what is there already: x and `out`, contiguous and of m rows, at least one, and the bias in float32.
+    """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
     Args:
-        made: the plan of the weight's form. weight: addresses of its parts, its coding, and 1.
+        descriptor: the weight's, of `layout_descriptors.plan`. weight: addresses of its parts, its coding, and 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
     source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES)
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
-    _run(made, weight, sizes_of, m, source, target)
+    _run(descriptor, weight, sizes_of, m, source, target)
 
 
 def convolve(
@@ -191,7 +192,7 @@ def convolve(
     how: Geometry,
     places: tuple[int, int],
 ) -> Tensor:
-    """x [b, in, h, w] convolved with the weight, and the bias: [b, rows, *places] in x's dtype and order in memory."""
+    """Convolve x [b, in, h, w] with the weight and add the bias: [b, rows, *places] in x's dtype and memory format."""
     images = _channels_last(x)
     largest = _largest(images)
     numbers = (largest.data_ptr(), bool(coding & Coding.BY_RUN), *_NO_SCALES)
@@ -212,7 +213,7 @@ def convolve_codes(
     how: Geometry,
     places: tuple[int, int],
 ) -> Tensor:
-    """The same in integers that the scheme itself makes of each image, with `Target.by_steps`.
+    """Do the same with the integers that the scheme itself makes of each image, with `Target.by_steps`.
 
     Args:
         known: the scale of all images, float32; None: each has its own.
@@ -238,7 +239,7 @@ def _patches_times(
     out: Tensor,
     steps: tuple[int, int],
 ) -> None:
-    """The patches of images [b, in, h, w], channels last, times the weight, into `out` [b, rows, h', w'].
+    """Multiply the patches of images [b, in, h, w], channels last, by the weight, into `out` [b, rows, h', w'].
 
     Args:
         numbers: the last of the source. steps: of the target.
@@ -261,39 +262,39 @@ def _patches_times(
 
 
 def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:
-    """[b, channels, *places] in the dtype and order of x."""
+    """Return an empty [b, channels, *places] in the dtype and memory format of x."""
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     order = torch.channels_last if last else torch.contiguous_format
     return in_large_pages(torch.empty(len(x), channels, *places, dtype=x.dtype, device=x.device, memory_format=order))
 
 
 def _largest(images: Tensor) -> Tensor:
-    """The largest magnitude in each pixel of images, channels last: float32 [pixels]."""
+    """Return the largest magnitude in each pixel of images, channels last: float32 [pixels]."""
     channels = images.shape[1]
-    found = images.new_empty(images.numel() // max(channels, 1), dtype=torch.float32)
+    largest = images.new_empty(images.numel() // max(channels, 1), dtype=torch.float32)
     size = images.element_size() * channels
 
     def look(start: int, stop: int) -> None:
         at = images.data_ptr() + start * size
-        _c().int8_largest(_packed((TYPES[images.dtype], at, channels, stop - start, found.data_ptr() + 4 * start)))
+        _c().int8_largest(_packed((TYPES[images.dtype], at, channels, stop - start, largest.data_ptr() + 4 * start)))
 
-    over_rows(len(found), channels, look)
-    return found
+    over_rows(len(largest), channels, look)
+    return largest
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What scales of activations of a dtype are rounded to; see `forms.Activations`."""
+    """Return the dtype that scales of activations of `dtype` are rounded to; see `packed_layout.Activations`."""
     return torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
 
 
 def _scales(images: Tensor, how: Activations) -> Tensor:
-    """The scale of each image, float32 [b]; as `codes512` has those of rows."""
-    found = _largest(images).view(len(images), -1).amax(1).to(scale_dtype(images.dtype)) / how.bound
-    return found.masked_fill_(found < LEAST_SCALE, 1.0).to(torch.float32)
+    """Return the scale of each image, float32 [b]; as `codes512` computes those of rows."""
+    scales = _largest(images).view(len(images), -1).amax(1).to(scale_dtype(images.dtype)) / how.bound
+    return scales.masked_fill_(scales < LEAST_SCALE, 1.0).to(torch.float32)
 
 
 def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
-    """Images, channels last, as codes int8 in the same order. scale: of each, float32 [b]."""
+    """Quantize images, channels last, to int8 codes in the same order. scale: of each image, float32 [b]."""
     codes = torch.empty_like(images, dtype=torch.int8, memory_format=torch.preserve_format)
     channels, size, kind = images.shape[1], images.element_size(), TYPES[images.dtype]
     pixels = math.prod(images.shape[2:])
@@ -311,7 +312,7 @@ def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """x [b, c, h, w] with the channels of a pixel together."""
+    """Return x [b, c, h, w] in channels-last memory format."""
     if x.is_contiguous(memory_format=torch.channels_last):
         return x
     x = x.contiguous()
@@ -328,15 +329,15 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _run(
-    made: Any,
+    descriptor: Any,
     weight: tuple[int, ...],
     sizes_of: tuple[int, int, int],
     m: int,
     source: tuple[int, ...],
     target: tuple[int, ...],
 ) -> None:
-    """Few activations are quantized once, and panels of the weight are made where they are used; for more, the panels
-    are made first, and threads share the rows of activations."""
+    """Run the GEMM. A few rows of activations are quantized once, and panels of the weight are packed where they are
+    used; for more rows the panels are packed first, and threads split the rows of activations."""
     count, columns, each = sizes_of
     size = sizes(columns)
     assert size is not None
@@ -345,43 +346,43 @@ def _run(
         most = -(-m // size.tall) * size.tall  # groups may be stored whole
         room = most * (size.wide + 8)  # codes, scales and sums
         at = address(room + size.spare)
-        held = (at, at + most * size.wide, at + most * (size.wide + 4))
-        call.int8_quantize(_packed((*source, m, *held, at + room)))
+        buffers = (at, at + most * size.wide, at + most * (size.wide + 4))
+        call.int8_quantize(_packed((*source, m, *buffers, at + room)))
 
         def panels(start: int, stop: int) -> None:
             spare = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
             to = at + room if spare is None else spare.data_ptr()
-            call.int8_panels(made, _packed((*weight, *target, start, stop, m, *held, to)))
+            call.int8_panels(descriptor, _packed((*weight, *target, start, stop, m, *buffers, to)))
 
         over_rows(count, columns * m, panels)
         return
     rows = -(-count // _PANEL)
-    room = 0 if call.int8_lies_right(made, _packed(weight)) else rows * size.panel
+    room = 0 if call.int8_lies_right(descriptor, _packed(weight)) else rows * size.panel
     numbers = 4 * rows * _PANEL * each  # bytes of the scales, and of what is subtracted
     at = address(room + 2 * numbers + size.spare)
-    held = (at, at + room, at + room + numbers)
+    buffers = (at, at + room, at + room + numbers)
 
     def spare_of(start: int) -> tuple[int, Tensor | None]:
-        """Memory for the thread whose share begins there, and what it belongs to."""
+        """Return the address of spare memory for the thread that begins at `start`, and the tensor that owns it."""
         own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
         return (at + room + 2 * numbers if own is None else own.data_ptr()), own
 
     def stage(start: int, stop: int) -> None:
         spare, _kept = spare_of(start)
-        call.int8_stage(made, _packed((*weight, start, stop, *held, spare)))
+        call.int8_stage(descriptor, _packed((*weight, start, stop, *buffers, spare)))
 
     def multiply(start: int, stop: int) -> None:
         spare, _kept = spare_of(start)
-        call.int8_rows(made, _packed((*weight, *source, *target, start, stop, *held, spare)))
+        call.int8_rows(descriptor, _packed((*weight, *source, *target, start, stop, *buffers, spare)))
 
     over_rows(count, columns, stage)
     over_rows(m, columns * count, multiply)
 
 
 def _c() -> Any:
-    found = extension()
-    assert found is not None
-    return found
+    module = extension()
+    assert module is not None
+    return module
 
 
 def _packed(numbers: tuple[int, ...]) -> bytes:

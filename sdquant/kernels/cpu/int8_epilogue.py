@@ -1,7 +1,7 @@
-"""What surrounds a product in integers, in one pass each: codes of activations and weights, and floats of sums.
+"""Prologue and epilogue of an integer GEMM, in one pass each: quantize activations and weights, and scale the sums.
 
-Bit for bit what `kernels/int8.py` computes in torch, where numbers are finite. Only where `extension()` is there;
-tensors are in CPU memory.
+Bit-equal to what `int8_reference` computes in torch, for finite numbers. Only if `extension()` is available; tensors
+are in CPU memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> None:
-    """x [m, k] of float32, bfloat16 or float16, whose rows are contiguous, as codes int8 [m, k] with a scale for each
-    row, float32 [m], and the sum of its codes, int32 [m]; all three contiguous."""
+    """Quantize x [m, k] of float32, bfloat16 or float16, whose rows are contiguous, to int8 codes [m, k] with the scale
+    of each row, float32 [m], and the sum of its codes, int32 [m]; all three contiguous."""
     m, k = x.shape
     quantize = extension().quantize  # type: ignore[union-attr]
     kind, of, stride = TYPES[x.dtype], x.data_ptr(), x.stride(0) * x.element_size()
@@ -32,12 +32,12 @@ def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> Non
 
 
 def recodes(form: Form, parts: Parts) -> bool:
-    """Whether `recode` can read such a weight."""
+    """Return whether `recode` can read such a weight."""
     return plan(form, parts) is not None and not (is_blocks(form) and form.columns % form.group)
 
 
 def recode(form: Form, parts: Parts, codes: Tensor, scales: Tensor) -> None:
-    """A packed weight that `recodes` says yes to, as codes int8 [rows, columns] and scales of rows, float32 [rows]."""
+    """Requantize a weight that `recodes` accepts to int8 codes [rows, columns] and row scales, float32 [rows]."""
     run = extension().recode  # type: ignore[union-attr]
     common = (plan(form, parts), *addresses(form, parts))
     to = (codes.data_ptr(), scales.data_ptr())
@@ -53,7 +53,7 @@ def finish(
     totals: Tensor, sums: Tensor, added: Tensor | None, scales: Tensor, weight_scales: Tensor, bias: Tensor | None,
     out: Tensor,
 ) -> None:  # fmt: skip
-    """(totals + sums * added) * scales * weight_scales + bias into `out` [m, n], whose rows are contiguous.
+    """Write (totals + sums * added) * scales * weight_scales + bias to `out` [m, n], whose rows are contiguous.
 
     Args:
         totals: int32 [m, n]. sums: int32 [m], of the activations' codes. added: int32 [n], or None for 0.

@@ -1,4 +1,4 @@
-"""Forms as the extension wants them, each made once."""
+"""Packed layouts as the extension's own objects, each built once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CPU = torch.device("cpu")
 
 
 def plan(form: Form, parts: Parts) -> Any | None:
-    """The extension's own object for a form whose scales have these dtypes; None where it cannot read such."""
+    """Return the extension's object for a form whose scales have these dtypes; None if it cannot read such a form."""
     if form.apart:
         return None
     return _plan(form, parts[form.scale].dtype if form.scale else None, parts[form.shift].dtype if form.shift else None)
 
 
 def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
-    """Of the codes, scales, outer scales, zero points (or a block type's grid) and shifts; 0 where there are none."""
+    """Return the addresses of the codes, scales, outer scales, zero points (or codebook) and shifts; 0 for none."""
     return (
         parts[form.codes].data_ptr(),
         parts[form.scale].data_ptr() if form.scale else 0,
@@ -45,12 +45,12 @@ def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
 
 @lru_cache(maxsize=4096)
 def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> Any | None:
-    found = extension()
+    module = extension()
     scales = _NESTED if form.nested else _LOOKED_UP if scale in _SCALES else _type(scale)
-    if found is None or scales is None or _type(shift) is None:
+    if module is None or scales is None or _type(shift) is None:
         return None
     per_group = isinstance(form.zero, str)
-    return found.form(
+    return module.form(
         form.rows,
         form.columns,
         form.group,
@@ -75,14 +75,14 @@ def _type(dtype: torch.dtype | None) -> int | None:
 
 
 def _table(form: Form) -> bytes:
-    """What codes stand for, where it is not their own number."""
+    """Return the float32 values of the codes; empty if codes are their own values."""
     if form.packing in _FLOAT8:
         return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(getattr(torch, form.packing)).float())
     return _bytes(table(form.table, form.arithmetic, _CPU)) if form.table else b""
 
 
 def _scale_table(form: Form, scale: torch.dtype | None) -> bytes:
-    """What codes of scales stand for, where they are no numbers."""
+    """Return the float32 values of the scales' codes; empty if scales are floats."""
     if form.nested:
         return _bytes(code_tables.dynamic_code(_CPU))
     return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(scale).float()) if scale in _SCALES else b""

@@ -19,7 +19,7 @@ MOST_WIDTH = 256  # of a head: with 512 torch's takes 0.85 of this kernel's time
 
 
 def reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether there is a kernel for such tensors."""
+    """Return whether there is a kernel for such tensors."""
     if isa() not in ("amx", "avx512bf16") or any(type(x) is not torch.Tensor for x in (q, k, v)):
         return False
     return (
@@ -32,13 +32,13 @@ def reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """softmax(q k^T * scale) v of bfloat16, for each head: for q [batch, heads, queries, width], and k and v [batch,
-    heads, keys, width], of q's shape. In memory the result is [batch, queries, heads, width]."""
+    """Return softmax(q k^T * scale) v in bfloat16 for q [batch, heads, queries, width] and k and v [batch, heads,
+    keys, width]. The result has q's shape; in memory it is [batch, queries, heads, width]."""
     batch, heads, queries, width = q.shape
     out = torch.empty(batch, queries, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
     numbers = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
-    given = struct.pack("20qd", *numbers, heads, queries, k.shape[2], width, scale)
+    arguments = struct.pack("20qd", *numbers, heads, queries, k.shape[2], width, scale)
     run, each = extension().attend, math.ceil(queries / QUERIES)  # type: ignore[union-attr]
     work = 2 * QUERIES * k.shape[2] * width
-    over_rows(batch * heads * each, work, lambda start, stop: run(given + struct.pack("2q", start, stop)), step=1)
+    over_rows(batch * heads * each, work, lambda start, stop: run(arguments + struct.pack("2q", start, stop)), step=1)
     return out

@@ -1,4 +1,4 @@
-"""Rows of a weight shared among as many threads as torch has; the kernels hold no lock while they run."""
+"""Rows of a weight split among as many threads as torch uses; kernels release the GIL while they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP = 32  # rows: so that no two threads write into one cache line, and panels
 
 
 def over_rows(rows: int, work: int, run: Callable[[int, int], Any], step: int = _STEP) -> None:
-    """`run(start, stop)` for all rows, `step` or a multiple of it at a time. `work`: multiplications for each row."""
+    """Call `run(start, stop)` for all rows, a multiple of `step` at a time. `work`: multiplications per row."""
     count = min(torch.get_num_threads(), rows * work // _LARGE, rows // step)
     if count < 2:
         run(0, rows)
@@ -34,5 +34,5 @@ def over_rows(rows: int, work: int, run: Callable[[int, int], Any], step: int = 
 
 @lru_cache(maxsize=1)
 def _pool(process: int, size: int) -> ThreadPoolExecutor:
-    """Threads of this process: a fork has none of its parent's."""
+    """Return the thread pool of this process: a fork has none of its parent's threads."""
     return ThreadPoolExecutor(size, thread_name_prefix="sdquant")

@@ -1,4 +1,4 @@
-"""8-bit codes of activations, and what is done to an integer product: device code for `eight`."""
+"""Quantization of activations to 8-bit codes, and the epilogue of an integer GEMM: device code for `int8_gemm`."""
 
 # ruff: noqa: SIM108
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
@@ -11,16 +11,16 @@ from .decoding import position, rounded, values
 
 @triton.jit
 def whole(v):
-    """v, float32 below 2 ** 22 in magnitude, rounded to a whole number, halves to even: what is added has no bits left
-    for fractions."""
+    """Round v, float32 below 2 ** 22 in magnitude, to a whole number, halves to even: the sum has no bits left for
+    fractions."""
     return (v + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def float8_code(v):
-    """The float8_e4m3fn code, int32, nearest to v, float32 of at most 448 in magnitude; NaN for NaN.
+    """Return the float8_e4m3fn code, int32, nearest to v, float32 of at most 448 in magnitude; NaN for NaN.
 
-    By arithmetic, which is the same on cards that have the type and on those that do not.
+    Computed with integer arithmetic, which is the same on GPUs with and without float8 support.
     """
     bits = v.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
@@ -35,10 +35,10 @@ def float8_code(v):
 
 @triton.jit
 def of_largest(largest, strange, LARGEST: tl.constexpr):
-    """What the values of a row are multiplied by, and the scale of their codes, of their largest magnitude.
+    """Return the factor for the values of a row and the scale of their codes, from the largest magnitude in the row.
 
-    A maximum passes over NaN: `strange` says that there was one, and it is to show in the scale, as in torch. Rows of
-    numbers so small that LARGEST / largest overflows count as zeros.
+    A maximum ignores NaN: `strange` says that there was one, which must show in the scale, as in torch. Rows of numbers
+    so small that LARGEST / largest overflows count as zeros.
     """
     zero = largest < 7.888609052210118e-31  # 2 ** -100
     by = tl.where(zero, 0.0, tl.div_rn(tl.full([], LARGEST, tl.float32), tl.where(zero, 1.0, largest)))
@@ -48,7 +48,7 @@ def of_largest(largest, strange, LARGEST: tl.constexpr):
 
 @triton.jit
 def code_of(v, LARGEST: tl.constexpr, FLOAT8: tl.constexpr):
-    """The code nearest to v, int32."""
+    """Return the code nearest to v, int32."""
     v = tl.minimum(tl.maximum(v, -LARGEST), LARGEST)
     if FLOAT8:
         code = float8_code(v)
@@ -59,7 +59,7 @@ def code_of(v, LARGEST: tl.constexpr, FLOAT8: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(x, codes, scale, sums, columns, LARGEST: tl.constexpr, FLOAT8: tl.constexpr, BLOCK: tl.constexpr):
-    """One row of x [rows, columns] to codes of a byte, their scale, and the sum of integer codes."""
+    """Quantize one row of x [rows, columns] to 8-bit codes, their scale, and the sum of integer codes."""
     row = tl.program_id(0)
     start = row.to(tl.int64) * columns
     lane = tl.arange(0, BLOCK)
@@ -89,7 +89,7 @@ def finish_kernel(
     BIASED: tl.constexpr, ADDED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """out = (product + sums * added) * row_scale * column_scale + bias, in float32 with a rounding after each.
+    """Compute out = (product + sums * added) * row_scale * column_scale + bias in float32, rounding after each step.
 
     product [rows, columns]; rows of `out` are `out_columns` apart. ADDED: "", "number", or "each" for one a column.
     """
@@ -113,7 +113,7 @@ def finish_kernel(
 
 @triton.jit
 def again_kernel(
-    made, made_scale, per_row, columns, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset,
+    out, out_scale, per_row, columns, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset,
     factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
@@ -122,7 +122,7 @@ def again_kernel(
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One row of a packed weight to int8 codes `made` and their scale, without the float weight between them."""
+    """Requantize one row of a packed weight to int8 codes `out` and their scale, without storing the float weight."""
     row = tl.program_id(0)
     lane = tl.arange(0, LANES)[None, None, :]
     most = tl.zeros([1, BLOCK_C, LANES], dtype=tl.float32)
@@ -140,7 +140,7 @@ def again_kernel(
             strange = strange | (v != v).to(tl.int32)
     largest = tl.max(tl.max(tl.max(most, 2), 1), 0)
     by, s = of_largest(largest, tl.max(tl.max(tl.max(strange, 2), 1), 0), 127.0)
-    tl.store(made_scale + row, s)
+    tl.store(out_scale + row, s)
     for start in range(0, per_row, BLOCK_C):
         c = (start + tl.arange(0, BLOCK_C))[None, :]
         for p in tl.static_range(PLANES):
@@ -150,4 +150,4 @@ def again_kernel(
                 FACTOR, SHIFT, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             at = position(c[:, :, None], lane, p, PLANES, LANES, ORDER)
-            tl.store(made + row * columns + at, code_of(v * by, 127.0, False).to(tl.int8), mask=at < columns)
+            tl.store(out + row * columns + at, code_of(v * by, 127.0, False).to(tl.int8), mask=at < columns)

@@ -1,7 +1,7 @@
-"""How packed weights are taken apart: in chunks of weights that share one scale.
+"""Decomposition of packed weights into chunks of weights that share one scale.
 
-A chunk is `planes` times `lanes` weights: a program looks at one byte for each lane, and takes a weight of each plane
-out of it. Where those weights are in the row is `order`; g is the number of a chunk, l a lane, p a plane:
+A chunk is `planes` times `lanes` weights: a program reads one byte for each lane, and extracts a weight of each plane
+from it. `order` says where those weights are in the row; g is the number of a chunk, l a lane, p a plane:
 
 * "run":    g * planes * lanes + p * lanes + l
 * "pairs":  g * planes * lanes + planes * l + p
@@ -25,14 +25,14 @@ MOST = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A packing. Where the fields of GGUF blocks are is in `formats.gguf_fields`.
+    """A packing. The positions of the fields of GGUF blocks are in `core.gguf_fields`.
 
     Attributes:
-        family: which device function reads it.
+        family: the device function that reads it.
         planes, lanes, order: see the module.
-        chunks: in a GGUF block.
-        zero: what is subtracted from a code of one.
-        table: name of the table that turns the codes of one into numbers, "" for none.
+        chunks: number of chunks in a GGUF block.
+        zero: zero point of the codes of a GGUF block.
+        table: name of the lookup table for the codes of a GGUF block, "" for none.
     """
 
     family: str
@@ -45,17 +45,17 @@ class Block:
 
     @property
     def weights(self) -> int:
-        """In a chunk."""
+        """Return the number of weights in a chunk."""
         return self.planes * self.lanes
 
     @property
     def aligned_to(self) -> int:
-        """A row of this many weights, or a multiple of it, begins at a chunk that the kernels can begin at."""
+        """Return the number of weights that a row must be a multiple of to begin at a chunk where kernels can begin."""
         return self.weights * self.chunks
 
 
 def _simple(**fields: int | str) -> Block:
-    """A scale for 32 weights, two in a byte, the first half of them in the low bits."""
+    """Return a block of 32 weights with one scale, two in a byte, the first half of them in the low bits."""
     return Block(family="nibbles", planes=2, lanes=16, **fields)  # type: ignore[arg-type]
 
 
@@ -75,7 +75,7 @@ GGUF: Mapping[str, Block] = {
     "iq4_xs": Block(family="iq4_xs", planes=2, lanes=16, chunks=8, table="iq4"),
 }
 
-# Packings of `forms` other than blocks. float8 is decoded by arithmetic: cards before Ada have no such type.
+# Packings of `packed_layout` other than blocks. float8 is decoded by arithmetic: GPUs before Ada have no such type.
 _CODES = (
     "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "nibbles-low", "nibbles-high", "planes4", "planes2", "twos",
     "threes", "fives", "sixes", "sevens", "sdnq6", "sdnq3",
@@ -85,7 +85,7 @@ ZEROS = ("uint8", "int8", "nibbles-low")
 
 
 def block_of(form: Form) -> Block | None:
-    """How to take such a weight apart; None where no kernel can."""
+    """Return the chunks of such a weight; None if no kernel can read it."""
     if form.rows * form.columns > MOST:
         return None
     if form.packing in GGUF:

@@ -51,13 +51,13 @@ def byte(codes, at, live):
 
 @triton.jit
 def half(codes, at, live):
-    """The half-precision number that `at` counts to, float32."""
+    """Load the half-precision number at index `at` as float32."""
     return tl.load(codes.to(tl.pointer_type(tl.float16)) + at, mask=live, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def float8(code, E4M3: tl.constexpr):
-    """What a float8 code (int32, the low byte) stands for."""
+    """Return the value of a float8 code (int32, the low byte)."""
     if E4M3:
         # With its exponent and mantissa where half precision has them, a number is 2 ** 8 times too small.
         bits = ((code & 0x7F) << 7) | ((code & 0x80) << 8)

@@ -1,6 +1,6 @@
-"""The product of 8-bit codes where a row of the weight has several scales, each for a run of columns: device code.
+"""GEMM of 8-bit codes for weights with several scales per row, each for a run of columns: device code.
 
-cuBLAS would need one product for each run, and as many passes over the results. Here sums of a run stay in registers.
+cuBLAS would need one GEMM for each run, and as many passes over the results. Here the sums of a run stay in registers.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
@@ -17,7 +17,7 @@ def runs_kernel(
     BIASED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out = (the sum over runs of float32(x * weight) * scale) * row_scale + bias, with a rounding after each.
+    """Compute out = (sum over runs of float32(x * weight) * scale) * row_scale + bias, rounding after each step.
 
     x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
     one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. Rows of `out` are `out_columns` apart.

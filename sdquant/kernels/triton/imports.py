@@ -15,24 +15,24 @@ _log = logging.getLogger(__name__)
 
 @cache
 def launcher() -> ModuleType | None:
-    """`launch`, or None where Triton is not there or does not work: the reason is logged for those who debug."""
+    """Return the module `launch`, or None if Triton is missing or broken; the reason is logged at debug level."""
     try:
         from . import launch
     except (
         Exception
     ) as error:  # a broken Triton raises what it likes: OSError of a library, AttributeError of a version
-        _log.debug("no Triton kernels: %s: %s", type(error).__name__, error)
+        _log.debug("Cannot import the Triton kernels: %s: %s", type(error).__name__, error)
         return None
     return launch
 
 
 @cache
 def eight(device: torch.device) -> ModuleType | None:
-    """`eight`, for products of 8-bit codes on `device`; None where it does not run there or gives other numbers."""
-    found = launcher()
-    if found is None or not found.works_on(device):
+    """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there."""
+    kernels = launcher()
+    if kernels is None or not kernels.works_on(device):
         return None
-    why = "it computes other numbers"
+    why = "their results are wrong"
     try:
         from . import int8_gemm as module
 
@@ -41,6 +41,8 @@ def eight(device: torch.device) -> ModuleType | None:
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does
         why = f"{type(error).__name__}: {error}"
     _log.warning(
-        "The Triton kernels for 8-bit products are not used on %s: %s. They run in torch, slower.", device, why
+        "The Triton kernels for 8-bit products are not used on %s: %s. Using torch instead, which is slower.",
+        device,
+        why,
     )
     return None

@@ -1,7 +1,7 @@
-"""Products of 8-bit codes on GPUs: activations to codes in one launch, and all that follows the product in another.
+"""Products of 8-bit codes on GPUs: activations are quantized in one launch, and the epilogue is another.
 
-The product between them is torch's own (`torch._int_mm`, `torch._scaled_mm`), which no kernel here would beat. In plain
-torch the two are some ten launches, each of which reads and writes the activations.
+The GEMM between them is torch's own (`torch._int_mm`, `torch._scaled_mm`), which no kernel here would beat. In plain
+torch the two steps are some ten launches, each of which reads and writes the activations.
 
     codes, scale, sums = quantize_rows(x)
     w_codes, w_scale = quantize_weight(form, parts)      or the weight's own codes
@@ -9,8 +9,8 @@ torch the two are some ten launches, each of which reads and writes the activati
 
 Where a row of the weight has several scales it is one launch, product and all: `product_by_run`.
 
-The numbers are those of `kernels.int8`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
-float32. Reached by `library.eight`, so that nothing imports triton by accident.
+The numbers are those of `int8_linear`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
+float32. Reached by `imports.eight`, so that nothing imports triton by accident.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found"
@@ -40,11 +40,11 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of x [m, k], contiguous and of any float dtype, as codes.
+    """Quantize the rows of x [m, k], contiguous and of any float dtype.
 
     Returns:
         codes [m, k] of `dtype` (int8 or float8_e4m3fn); scales, float32 [m, 1]; the sum of each row's codes, int32
-        [m, 1], only for int8. A row that is not finite has a scale that is not.
+        [m, 1], only for int8. A row that is not finite gets a scale that is not.
     """
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
@@ -55,7 +55,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, T
 
 
 def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor) -> Launch:
-    """The launch of `quantize_rows`."""
+    """Return the launch of `quantize_rows`."""
     float8 = codes.dtype != torch.int8
     arguments = {
         "x": x,
@@ -71,9 +71,9 @@ def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor) -> Launc
 
 
 def quantize_weight(form: Form, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A packed weight as int8 codes [rows, columns] and scales, float32 [rows]: those of its float32 weight.
+    """Requantize a packed weight, as its float32 values, to int8 codes [rows, columns] and scales, float32 [rows].
 
-    For forms of which `quantizes` says so.
+    Only for forms that `quantizes` accepts.
     """
     device = parts[form.codes].device
     codes = torch.empty((form.rows, form.columns), dtype=torch.int8, device=device)
@@ -83,16 +83,16 @@ def quantize_weight(form: Form, parts: Mapping[str, Tensor]) -> tuple[Tensor, Te
 
 
 def quantizes(form: Form) -> bool:
-    """Whether there is a kernel for such weights."""
+    """Return whether there is a kernel that requantizes such weights."""
     return multiplies(form)
 
 
 def requantization(form: Form, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
-    """The launch of `quantize_weight`."""
+    """Return the launch of `quantize_weight`."""
     plan = plan_of(form)
     arguments = {
-        "made": codes,
-        "made_scale": scale,
+        "out": codes,
+        "out_scale": scale,
         "per_row": form.columns // plan.block.weights,
         "columns": form.columns,
         **pointers(form, parts, plan.block),
@@ -112,11 +112,11 @@ def finish(
     sums: Tensor | None = None,
     added: Tensor | int = 0,
 ) -> Tensor:
-    """(product [m, n] + sums [m] * added [n]) * row_scale [m] * column_scale [n] + bias [n], in float32, as `dtype`.
+    """Return (product [m, n] + sums [m] * added [n]) * row_scale [m] * column_scale [n] + bias [n] as `dtype`.
 
     Args:
         product: int32, contiguous. row_scale, sums: may have a second dimension of 1.
-        added: what was to be added to each code of the weight, int32; one number for all of them.
+        added: number to add to each code of the weight (minus the zero point), int32 [n], or one for all.
     """
     out = torch.empty(product.shape, dtype=dtype, device=product.device)
     if out.numel():
@@ -133,7 +133,7 @@ def finishing(
     sums: Tensor | None = None,
     added: Tensor | int = 0,
 ) -> Launch:
-    """The launch of `finish`; `out` may be some columns of a wider tensor."""
+    """Return the launch of `finish`; `out` may be some columns of a wider tensor."""
     rows, columns = product.shape
     tall, wide = (1, 1024) if rows == 1 else (8, 256)
     each = isinstance(added, Tensor)
@@ -163,7 +163,7 @@ def finishing(
 def product_by_run(
     codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
 ) -> Launch:
-    """The launch of a product with several scales in a row, from codes to results.
+    """Return the launch of a product with several scales per row, from codes to results.
 
     Args:
         codes, weight: int8 [m, columns] and [rows, columns], contiguous. row_scale: float32 [m, 1], of the codes.
@@ -199,21 +199,21 @@ def product_by_run(
 
 
 def sound(device: torch.device) -> bool:
-    """Whether all of it gives torch's numbers on this device: asked once, before they are used."""
+    """Return whether all kernels give torch's numbers on this device; checked once, before they are used."""
     x = torch.linspace(-3, 3, 5 * 96, dtype=torch.float32, device=device).view(5, 96).to(torch.bfloat16)
     x[1] = 0
     codes, scale, sums = quantize_rows(x)
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True)
-    wanted = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
+    target = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
     product = torch.arange(-200, 200, device=device, dtype=torch.int32).view(5, 80) * 9973
     column = torch.linspace(0.01, 0.02, 80, dtype=torch.float32, device=device)
     bias = torch.linspace(-1, 1, 80, dtype=torch.float32, device=device).to(torch.bfloat16)
     added = torch.arange(80, device=device, dtype=torch.int32)
-    found = finish(product, scale, column, bias, torch.bfloat16, sums, added)
+    result = finish(product, scale, column, bias, torch.bfloat16, sums, added)
     total = product + codes.sum(1, keepdim=True, dtype=torch.int32) * added
     by_torch = total.float().mul_(scale).mul_(column).add_(bias).to(torch.bfloat16)
-    runs = torch.empty_like(found)
+    runs = torch.empty_like(result)
     of_runs = torch.linspace(0.01, 0.02, 160, dtype=torch.float32, device=device).view(80, 2, 1)
     weight = torch.arange(80 * 128, device=device).view(80, 128).to(torch.int8)
     left = torch.arange(5 * 128, device=device).view(5, 128).mul(7).to(torch.int8)
@@ -222,7 +222,7 @@ def sound(device: torch.device) -> bool:
     parts = [left[:, i : i + 64].float() @ weight[:, i : i + 64].float().t() * of_runs[:, i // 64, 0] for i in (0, 64)]
     return bool(
         torch.equal(runs, (parts[0] + parts[1]).mul(scale).add(bias).to(torch.bfloat16))
-        and torch.equal(codes, wanted)
+        and torch.equal(codes, target)
         and torch.equal(scale, divided(largest, 127.0))
-        and torch.equal(found, by_torch)
+        and torch.equal(result, by_torch)
     )  # the sums are right if `found` is

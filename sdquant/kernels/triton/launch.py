@@ -28,7 +28,7 @@ _WARPS = 4
 
 
 def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
-    """The weight into `out`, contiguous [rows, columns]."""
+    """Return the launch that dequantizes the weight into `out`, contiguous [rows, columns]."""
     plan = plan_of(form)
     chunks = math.ceil(form.rows * form.columns / plan.block.weights)
     at_once = DECODED_AT_ONCE // (32 if plan.block.lanes == 1 else plan.block.weights)
@@ -44,7 +44,7 @@ def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
 
 
 def shared_bytes(form: Form) -> int:
-    """How many rows of a product share their bytes: of quanto's planes, where each plane is whole rows; else 1."""
+    """Return the number of rows that share bytes: for quanto's planes, if each plane is whole rows; else 1."""
     if not form.packing.startswith("planes"):
         return 1
     many = 8 // int(form.packing[-1])
@@ -54,13 +54,13 @@ def shared_bytes(form: Form) -> int:
 
 
 def multiplies(form: Form) -> bool:
-    """Whether the products can be used: each row begins at the beginning of a chunk, or of a block."""
+    """Return whether the product kernels can be used: each row must begin at the start of a chunk or a block."""
     block = block_of(form)
     return block is not None and block.lanes > 1 and form.columns % block.aligned_to == 0
 
 
 def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
-    """x [m, columns] times the transposed weight, and bias [rows], into `out` [m, rows]; all contiguous."""
+    """Return the launch that writes x [m, columns] @ weight.T + bias [rows] to `out` [m, rows]; all contiguous."""
     plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
     weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights

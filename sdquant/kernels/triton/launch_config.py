@@ -1,4 +1,4 @@
-"""What is the same for all launches over weights of one form."""
+"""Arguments that are the same for all launches over weights of one form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELDS = ("codes", "high", "scales", "scale", "minimum")
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers that kernels over weights take, and what is compiled into them."""
+    """The numbers that kernels over weights take, and the constants that are compiled into them."""
 
     block: Block
     numbers: dict[str, int | float]
@@ -88,7 +88,7 @@ def plan_of(form: Form) -> Plan:
 
 
 def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str, Tensor]:
-    """The pointers that the kernels take; one that is not used is the codes'."""
+    """Return the pointers that the kernels take; unused ones point to the codes."""
     codes = parts[form.codes]
     if codes.dtype not in (torch.int8, torch.uint8):
         codes = codes.view(torch.uint8)
@@ -106,7 +106,7 @@ def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str,
 
 @constant
 def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
-    """What the codes of a table stand for, float32."""
+    """Return the values of a table's codes, float32."""
     if name == "iq4":
         return torch.tensor(_NON_LINEAR, dtype=torch.float32, device=device)
     return table(name, arithmetic, device)

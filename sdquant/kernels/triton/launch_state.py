@@ -1,4 +1,4 @@
-"""What a launch is, and where kernels can be launched."""
+"""Kernel launches, and the devices where kernels can be launched."""
 
 # mypy: disable-error-code="import-untyped, import-not-found"
 
@@ -21,7 +21,7 @@ EXACT = {"enable_fp_fusion": False}
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all it is called with, by the names of its parameters; `options` are Triton's own."""
+    """A kernel with its arguments by parameter name; `options` are Triton's own."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -34,7 +34,7 @@ class Launch:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be the tensors'."""
+    """Make `device` current: Triton launches on the current device, which need not be the tensors'."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         return torch.cuda.device(device)
     if device.type == "xpu" and device.index != torch.xpu.current_device():
@@ -43,10 +43,10 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def works_on(device: torch.device) -> bool:
-    """Whether kernels can be launched there. That a card is too old for Triton shows at the first launch."""
+    """Return whether kernels can be launched on a device. A GPU too old for Triton only fails at the first launch."""
     return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As kernels are told it."""
+    """Return the name of a dtype as kernels take it."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The Triton kernels as the dispatch sees them."""
+"""The `Reader` over the Triton kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FEW_FLOAT32 = 1
 
 
 class TritonReader(Reader):
-    """Nothing is read where Triton is missing or broken, and on devices that it has no kernels for."""
+    """Reader for GPUs. It reads nothing if Triton is missing or broken, or has no kernels for the device."""
 
     name: ClassVar[str] = "triton"
 
@@ -44,8 +44,8 @@ class TritonReader(Reader):
         return form.packing in ("int8", "uint8") or codes.storage_offset() * codes.element_size() % 2 == 0
 
     def wants_apart(self, form: Form) -> bool:
-        """Blocks of a multiple of 16 bytes (q4_k, q5_k) are read 16 bytes at a time where they lie: the compiled code
-        is the same for both."""
+        """Return whether blocks are not a multiple of 16 bytes. Those that are (q4_k, q5_k) are read 16 bytes at a time
+        in file order, too: the compiled code is the same for both."""
         if form.packing not in GGUF or block_of(form) is None or imports.launcher() is None:
             return False
         return TYPES[form.packing].nbytes % _WIDEST > 0

@@ -1,6 +1,6 @@
-"""Kernels over packed weights: decoding, and products with one row and with a few.
+"""Kernels over packed weights: decoding, GEMV with one row of activations, and GEMM with a few.
 
-All take the same arguments that say what the weight is (see `launch`), in capitals what is compiled in.
+All take the same arguments to describe the weight (see `launch_config`); those in capitals are compile-time constants.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
@@ -21,7 +21,7 @@ def decode_kernel(
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The weight, `count` numbers, into `out` of dtype OUT: BLOCK_C chunks of it."""
+    """Dequantize BLOCK_C chunks of the weight, which has `count` numbers, into `out` of dtype OUT."""
     g = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     live = g * (PLANES * LANES) < count
     lane = tl.arange(0, LANES)[None, None, :]
@@ -55,7 +55,7 @@ def decode_kernel(
 
 @triton.jit
 def row_of(pid, BLOCK_N: tl.constexpr, rows, SPLIT: tl.constexpr):
-    """The rows of the weight that program `pid` takes: [BLOCK_N].
+    """Return the rows of the weight that program `pid` takes: [BLOCK_N].
 
     With SPLIT, that many rows which share their bytes (quanto's planes) are in one program: each byte is read once from
     memory, and then from the cache.
@@ -63,10 +63,10 @@ def row_of(pid, BLOCK_N: tl.constexpr, rows, SPLIT: tl.constexpr):
     lane = tl.arange(0, BLOCK_N)
     if SPLIT > 1:
         each = BLOCK_N // SPLIT
-        held = rows // SPLIT
+        per_plane = rows // SPLIT
         within = pid * each + lane % each
         # Beyond the last: no row of this weight.
-        n = tl.where(within < held, (lane // each) * held + within, rows)
+        n = tl.where(within < per_plane, (lane // each) * per_plane + within, rows)
     else:
         n = pid * BLOCK_N + lane
     return n
@@ -83,7 +83,7 @@ def one_row_kernel(
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """x [columns] times BLOCK_N rows of the weight, whose rows are `per_row` chunks, into out [rows]."""
+    """Multiply x [columns] by BLOCK_N rows of the weight, whose rows are `per_row` chunks, into out [rows]."""
     n = row_of(tl.program_id(0), BLOCK_N, rows, SPLIT)
     lane = tl.arange(0, LANES)[None, None, :]
     total = tl.zeros([BLOCK_N, BLOCK_C, LANES], dtype=tl.float32)
@@ -119,7 +119,7 @@ def rows_kernel(
     OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """x [m_rows, columns] times BLOCK_N rows of the weight, into out [m_rows, rows].
+    """Multiply x [m_rows, columns] by BLOCK_N rows of the weight, into out [m_rows, rows].
 
     The weight is the first operand, which tensor cores take from registers, where it has just been decoded.
     """
