@@ -53,7 +53,7 @@ def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *,
     """
     if any(part.action == "encode" and part.mode == "post" for part in made.components):
         raise SettingsError(
-            "A model was to be quantized by several processes with mode='post'",
+            "Cannot quantize with several processes and mode='post'",
             "no process loads the whole model",
             "Leave the mode out: the result is the same",
         )
@@ -101,9 +101,9 @@ def _one_folder(target: Path, nbytes: int, ranks: Processes) -> Iterator[Path]:
         if folder.is_dir():
             raise
         raise DistributedError(
-            f"{target} was to be written by several processes",
-            "the first of them has ended, and has removed what was written",
-            "Look at its message: it says why",
+            f"Cannot write {target} with several processes",
+            "the first process has ended and has removed what was written",
+            "See the error message of the first process",
         ) from error
     ranks.barrier()
     ranks.barrier()
@@ -113,7 +113,7 @@ def _require_seen(folder: Path, ranks: Processes) -> None:
     blind = [rank for rank, sees in enumerate(ranks.gathered(folder.is_dir())) if not sees]
     if blind:
         raise SettingsError(
-            f"{folder} was to be written by {ranks.count} processes",
+            f"Cannot write {folder} with {ranks.count} processes",
             f"process {blind[0]} does not see it: it is on another machine's disk",
             "Choose a folder that all nodes share",
         )
@@ -168,9 +168,9 @@ def _name(home: Path, stem: str, files: list[Any]) -> None:
         size = path.stat().st_size if path.is_file() else None
         if size != file.nbytes:
             raise BadFileError(
-                f"{path} was written by another process",
-                f"it reports {file.nbytes} bytes, and "
-                + (f"{size} are here" if size is not None else "it is not here"),
+                f"Cannot use {path}, which another process wrote",
+                f"that process reports {file.nbytes} bytes, but "
+                + (f"{size} are here" if size is not None else "the file is not here"),
                 "Choose a folder that all processes share",
             )
     if len(files) == 1:

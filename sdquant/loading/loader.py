@@ -207,7 +207,7 @@ def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[st
         if cache.place(part, src, made.dtype, made.device, progress=asked.progress) == place:
             cache.keep(place, parts[part.name], used.values())
         else:
-            log.warning("%s changed while it was loaded: what was made of it is not kept", src.path)
+            log.warning("%s changed while it was being loaded: its quantized weights are not cached", src.path)
     return parts, tuple(used)
 
 

@@ -95,24 +95,24 @@ class Cache:
             tensors, metadata = contents(model, own_names=True)
             size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             if size > self.limit:
-                log.warning("%d quantized bytes are more than the cache's limit of %d", size, self.limit)
+                log.warning("Not cached: %d quantized bytes are more than the limit of %d", size, self.limit)
                 return
             self._make_room(size, {place, *used})
             self.folder.mkdir(parents=True, exist_ok=True)
             safetensors_writer.write(place, tensors, {"format": "pt", **metadata})
             self._make_room(0, {place, *used})  # the header counts, too
         except ConflictError as error:  # another process keeps the same just now
-            log.info("The quantized weights were not kept: %s", error)
+            log.info("The quantized weights were not cached: %s", error)
         except (SdquantError, OSError) as error:
-            log.warning("The quantized weights were not kept: %s", error)
+            log.warning("The quantized weights were not cached: %s", error)
 
     def drop(self, place: Path, why: str) -> None:
         """Remove a file that is of no use."""
-        log.warning("%s is dropped from the cache: %s", place.name, why)
+        log.warning("Removing %s from the cache: %s", place.name, why)
         try:
             place.unlink(missing_ok=True)
         except OSError as error:  # open elsewhere, where the system minds that
-            log.warning("%s could not be removed: %s", place, error)
+            log.warning("Could not remove %s: %s", place, error)
 
     def _make_room(self, size: int, stay: set[Path]) -> None:
         """Remove the files used least recently until `size` bytes more are within the limit."""
@@ -121,7 +121,7 @@ class Cache:
         for _, path in rows:
             if total > self.limit and path not in stay:
                 total -= path.stat().st_size
-                self.drop(path, f"the cache's limit is {self.limit} bytes")
+                self.drop(path, f"the cache is limited to {self.limit} bytes")
 
     def _digest(self, file: Path, *, progress: bool) -> str:
         """sha256 of a file's bytes, by what is remembered of it or by reading it."""
@@ -142,9 +142,9 @@ class Cache:
             with whole_file(self.folder / _MEMO) as out:
                 out.write(json.dumps(memo, indent=1).encode())
         except ConflictError as error:
-            log.info("The digest of %s was not kept: %s", file, error)
+            log.info("The digest of %s was not cached: %s", file, error)
         except (SdquantError, OSError) as error:
-            log.warning("The digest of %s was not kept: %s", file, error)
+            log.warning("The digest of %s was not cached: %s", file, error)
         return digest
 
     def _memo(self) -> Mapping[str, Any]:

@@ -65,11 +65,11 @@ def quantize(
     from . import finishing
 
     if quant is None and rules is None:
-        raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
+        raise SettingsError("Cannot quantize the model", "no scheme is named", 'Name one, such as "nf4", or rules=')
     if isinstance(quant, str) and quant.strip().lower() == AUTO:
         raise SettingsError(
-            "quant='auto' was given for a model that is loaded",
-            "what fits is chosen before a model is loaded",
+            "Cannot use quant='auto' with a loaded model",
+            "auto chooses what fits before a model is loaded",
             "Use load_model(path, quant='auto'), or name a scheme",
         )
     asked = request(
@@ -203,8 +203,8 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
         if weight is not None and weight.is_floating_point() and weight.itemsize == 1:
             raise IncompatibleError(
                 f"Cannot quantize the {name}",
-                f"its layer {path!r} is in {str(weight.dtype).removeprefix('torch.')}: layerwise casting keeps it so",
-                "Load the model again, and quantize it without enable_layerwise_casting()",
+                f"its layer {path!r} is in {str(weight.dtype).removeprefix('torch.')}, as layerwise casting keeps it",
+                "Load the model again and quantize it without enable_layerwise_casting()",
             )
 
 
@@ -214,7 +214,7 @@ def _refuse_empty(name: str, model: nn.Module, chosen: set[str]) -> None:
     if empty:
         raise IncompatibleError(
             f"Cannot quantize the {name}",
-            f"{len(empty)} of its weights are on the meta device, where they have no values, the first is {empty[0]!r}",
+            f"{len(empty)} of its weights ({empty[0]!r} first) are on the meta device, where they have no values",
             "Load its weights first, or load it quantized: load_model(path, quant=...)",
         )
 
@@ -226,7 +226,7 @@ def _refuse_quantized(name: str, model: nn.Module) -> None:
         packed = packed_of(module)
         if packed is not None:
             raise ConflictError(
-                f"The {name} was to be quantized",
-                f"its layer {path!r} is quantized to {packed.spec.scheme} already",
+                f"Cannot quantize the {name}",
+                f"its layer {path!r} is already quantized to {packed.spec.scheme}",
                 "Start from the unquantized model",
             )

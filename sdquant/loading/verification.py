@@ -90,7 +90,7 @@ class _Contents:
             for file in self.files.values():
                 file.close()
         return [
-            f"{count} weights could be checked only in part, without a config.json: {why}"
+            f"{count} weights could be checked only in part without a config.json: {why}"
             for why, count in unknown.items()
         ]
 
@@ -138,13 +138,14 @@ class _Contents:
                 self._finite(found.keys[part], tensor)
             weight = registry.of_scheme(found.scheme).decode(packed, torch.float32)
         except BadFileError as error:
-            raise BadFileError(f"{self._file(found.name)} was verified: {error.what}", error.why, error.fix) from error
+            why = f"{error.what}: {error.why}"
+            raise BadFileError(f"{self._file(found.name)} failed verification", why, error.fix) from error
         except Unfit as reason:
             for key in found.keys.values():
                 self._finite(key, self._get(key))
             return [str(reason)]
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise self._bad(found.name, f"its parts do not belong together: {error}") from error
+            raise self._bad(found.name, f"its tensors do not fit together: {error}") from error
         self._finite(found.name, weight)
         return []
 
@@ -158,5 +159,5 @@ class _Contents:
 
     def _bad(self, name: str, why: str) -> BadFileError:
         return BadFileError(
-            f"Tensor {name!r} of {self._file(name)} was verified", why, "Quantize or download the model again"
+            f"Tensor {name!r} of {self._file(name)} failed verification", why, "Quantize or download the model again"
         )
