@@ -78,7 +78,9 @@ def quantize_file(
     spec = registry.parse(quant)
     if goal.suffix == ".safetensors":
         raise SettingsError(
-            f"{goal} was to be written", f"{spec.scheme.name} is a GGUF type", f"Call it {goal.with_suffix('.gguf')}"
+            f"Cannot write {goal}",
+            f"{spec.scheme.name} is a GGUF type, which safetensors files cannot hold",
+            f"Name the file {goal.with_suffix('.gguf')}",
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
@@ -119,7 +121,7 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
             if path in without:
                 continue
             if not inside(path, place).is_file():
-                raise BadFileError(f"{path} was to be copied", "it is not a regular file", "Put the file itself there")
+                raise BadFileError(f"Cannot copy {path}", "it is not a regular file", "Replace it with the file itself")
             found.append(path.relative_to(place))
     return sorted(found)
 
@@ -188,15 +190,15 @@ def _rows(
         shape, dtype = original_names.shape_of(part, shapes), src.tensors[part.sources[0]].dtype
         if dtype not in _FLOAT_TYPES:
             raise UnsupportedFileError(
-                f"{src.path} was to be written as GGUF",
-                f"its tensor {part.sources[0]!r} is {dtype}, which GGUF has no type for",
+                f"Cannot write {src.path} as GGUF",
+                f"its tensor {part.sources[0]!r} is {dtype}, for which GGUF has no type",
                 "Start from float weights",
             )
         if 0 in shape or len(shape) > MAX_DIMS or len(part.name.encode()) > MAX_NAME:  # before all others are encoded
             raise UnsupportedFileError(
-                f"{src.path} was to be written as GGUF",
-                f"its tensor {part.sources[0]!r} is {list(shape)}, and GGUF has sizes from 1, {MAX_DIMS} dimensions "
-                f"and names of {MAX_NAME} bytes",
+                f"Cannot write {src.path} as GGUF",
+                f"its tensor {part.sources[0]!r} has shape {list(shape)}, and GGUF allows only sizes of at least 1, "
+                f"at most {MAX_DIMS} dimensions and names of at most {MAX_NAME} bytes",
                 "Write safetensors instead",
             )
         type_ = _float_type(part.name, shape, dtype)
@@ -228,9 +230,9 @@ def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, s
         return registry.get("gguf").encode(tensor, registry.parse(type_)).parts["blocks"]
     except Unfit as error:
         raise BadFileError(
-            f"Weight {name!r} was to be quantized to {type_}",
+            f"Cannot quantize weight {name!r} to {type_}",
             str(error),
-            f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+            f"Get the model from its source again, or do not quantize the layer: skip={name.rpartition('.')[0]!r}",
         ) from error
 
 

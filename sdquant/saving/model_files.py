@@ -72,7 +72,9 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
     whole = pipelines.is_pipeline(model)
     if whole and target.suffix == ".safetensors":
         raise SettingsError(
-            f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
+            f"Cannot write {target}",
+            "a pipeline is saved as a folder of several files",
+            "Name a folder, or save one component",
         )
     parts = pipelines.weight_parts(model) if whole else {"model": model}
     for name, part in parts.items():
@@ -110,16 +112,16 @@ def _refuse_empty(name: str, model: nn.Module) -> None:
     if empty:
         raise SettingsError(
             f"Cannot save the {name}",
-            f"{len(empty)} of its weights are on the meta device, where they have no values, the first is {empty[0]!r}",
-            "Load its weights first, or take off the hooks of another tool that keeps them elsewhere",
+            f"{len(empty)} of its weights ({empty[0]!r} first) are on the meta device, where they have no values",
+            "Load its weights first, or remove the hooks of the tool that keeps them elsewhere",
         )
 
 
 def refuse_portable_file(target: Path) -> None:
     """Raise SettingsError: only a folder is portable."""
     raise SettingsError(
-        f"{target} was to be written for diffusers without sdquant (portable)",
-        "it loads quantized weights from folders alone, by their config.json",
+        f"Cannot write {target} for diffusers without sdquant (portable)",
+        "diffusers loads quantized weights only from folders, by their config.json",
         "Name a folder, or leave portable out",
     )
 
@@ -130,10 +132,10 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
     if not place_of(target).exists():
         return
     if not overwrite:
-        raise SettingsError(f"{target} was to be written", "it exists", "Choose another path, or allow overwriting")
+        raise SettingsError(f"Cannot write {target}", "it already exists", "Choose another path, or allow overwriting")
     if target.is_dir() and not any((target / name).exists() for name in _MODELS) and any(target.iterdir()):
-        why = f"it is a folder with other things in it than a model, and would be gone: neither {' nor '.join(_MODELS)}"
-        raise SettingsError(f"{target} was to be written", f"{why} is there", "Choose another path")
+        why = f"it is a folder without {' or '.join(_MODELS)}, so not a model's, and its contents would be deleted"
+        raise SettingsError(f"Cannot write {target}", why, "Choose another path")
 
 
 def refuse_nested(source: Path, target: Path) -> None:
@@ -143,12 +145,12 @@ def refuse_nested(source: Path, target: Path) -> None:
         return
     one, other = (Path(os.path.realpath(path)) for path in (source, target))  # which does not mind circles
     if other in one.parents:
-        why = f"the model is in it, in {source}, and would be gone"
+        why = f"it contains the source model {source}, which would be deleted"
     elif one in other.parents and one.is_dir() and target.suffix not in (".safetensors", ".gguf"):
         why = f"it is inside the model's own folder {source}"
     else:
         return
-    raise SettingsError(f"{target} was to be written", why, "Choose another path")
+    raise SettingsError(f"Cannot write {target}", why, "Choose another path")
 
 
 @contextmanager

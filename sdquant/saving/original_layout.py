@@ -45,19 +45,19 @@ def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> di
     unknown = [name for name in named or () if name not in seen.sources]
     if unknown:
         raise SettingsError(
-            f"Component {unknown[0]!r} was named", f"{seen.path} has {', '.join(seen.sources)}", "Name one of them"
+            f"Unknown component {unknown[0]!r}", f"{seen.path} has {', '.join(seen.sources)}", "Name one of them"
         )
     names = named or [name for name in seen.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
     if single and named is None:
         names = [name for name in MAIN if name in seen.sources][:1]
     if single and len(names) != 1:
         raise SettingsError(
-            f"{', '.join(names) or 'No component'} was to go into one file",
-            "one file holds one component",
-            "Name one",
+            f"Cannot write {' and '.join(names) or 'no component'} to one file",
+            "one file holds exactly one component",
+            "Name one component",
         )
     if not names:
-        raise MissingComponentError(f"{seen.path} was to be quantized", "it has no component to quantize", "Name one")
+        raise MissingComponentError(f"Cannot quantize {seen.path}", "it has no component to quantize", "Name one")
     return {name: seen.sources[name] for name in names}
 
 
@@ -74,8 +74,8 @@ def refuse_quantized(src: Source, spec: QuantSpec) -> None:
     """Raise ConflictError if weights of the component are quantized already."""
     if src.found:
         raise ConflictError(
-            f"{src.path} was to be quantized to {spec}",
-            "its weights are quantized already",
+            f"Cannot quantize {src.path} to {spec}",
+            "its weights are already quantized",
             "Start from float weights",
         )
 
@@ -84,8 +84,8 @@ def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
     """Raise IncompatibleError unless weights of the component will be quantized."""
     if not changed:
         raise IncompatibleError(
-            f"{src.path} was to be quantized to {spec}",
-            "it has no weight that would be quantized",
+            f"Cannot quantize {src.path} to {spec}",
+            "none of its weights would be quantized",
             "Check that it is a model with float weights",
         )
 
@@ -105,7 +105,7 @@ def names(src: Source, alone: bool) -> tuple[list[Written], model_families.Famil
         return parts, model_families.recognise([one.name for one in parts])
     if alone and (model or (row is None and src.library == "diffusers")):
         log.warning(
-            "%s: the names that other tools have for this %s are not known; its file has diffusers' names",
+            "%s: the tensor names that other tools use for this %s are unknown; its file has diffusers' names",
             src.path, kind,
         )  # fmt: skip
     return bare, row

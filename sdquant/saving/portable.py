@@ -72,12 +72,12 @@ def refuse(model: Any) -> None:
     for name, part in parts(model).items():
         schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
         if schemes and not any(readable(scheme) for scheme in schemes):
-            refuse_scheme(schemes.most_common(1)[0][0], f"{name} was")
+            refuse_scheme(schemes.most_common(1)[0][0], f"the {name}")
         if not schemes and said_rules(part):
-            refuse_scheme("rules", f"{name} was")
+            refuse_scheme("rules", f"the {name}")
 
 
-def refuse_scheme(scheme: str, what: str = "A model was") -> None:
+def refuse_scheme(scheme: str, what: str = "a model") -> None:
     """Raise ConflictError if nothing in this scheme can be read without sdquant."""
     if readable(scheme):
         return
@@ -85,8 +85,8 @@ def refuse_scheme(scheme: str, what: str = "A model was") -> None:
     config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
     package = f" without the package {config['quant_method']}" if config else ""
     raise ConflictError(
-        f"{what} to be saved in {row.name} for diffusers without sdquant (portable)",
-        f"diffusers and transformers read no {row.name}{package}",
+        f"Cannot save {what} in {row.name} for diffusers without sdquant (portable)",
+        f"diffusers and transformers cannot read {row.name}{package}",
         "Leave portable out, or quantize to nf4, fp4, bnb-int8, qint8, qfloat8, qint4 or qint2",
     )
 
@@ -109,13 +109,13 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
 
 def said(floats: Iterable[Floats], size: str) -> str:
     """What was done, as a line."""
-    return f"Written as floats, which diffusers reads without sdquant: {', '.join(map(str, floats))}; {size} more"
+    return f"Written as floats, so that diffusers reads it without sdquant: {', '.join(map(str, floats))}; {size} more"
 
 
 def advice(floats: Iterable[Floats]) -> str:
     """What a folder lacks that was saved as it was."""
-    what = f"Saved so that diffusers needs sdquant to load {', '.join(map(str, floats))}"
-    return f"{what}: portable=True (--portable) writes this as floats, and it needs nothing"
+    what = f"diffusers needs sdquant to load {', '.join(map(str, floats))} as saved"
+    return f"{what}: portable=True (--portable) writes it as floats, which need no sdquant"
 
 
 def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
