@@ -71,8 +71,8 @@ class Weights:
         """
         if isinstance(device_map, Mapping) and "disk" in device_map.values():
             raise IncompatibleError(
-                f"{self.config.quant} was asked for with device_map= putting parts of the model on disk",
-                "they would stay unquantized there, or lose bits of their scales",
+                f"Cannot load {self.config.quant} with a device_map that puts parts of the model on disk",
+                "weights on disk would stay unquantized, or their scales would lose precision",
                 "Leave device_map out, and use sdquant.load_model(..., offload='balanced')",
             )
         mode = "found" if quantized else "pre"
@@ -87,7 +87,7 @@ class Weights:
         paths = [Path(file) for file in files]
         if any(path.suffix != ".safetensors" for path in paths) or not paths:
             raise UnsupportedFileError(
-                f"{paths[0] if paths else 'A quantized model'} was to be loaded by sdquant",
+                f"Cannot load {paths[0] if paths else 'a quantized model'} with sdquant",
                 "it is not a safetensors file",
                 "Save the model again",
             )
@@ -99,8 +99,8 @@ class Weights:
         own = merged_own(said)
         if not own.get("weights") and "rules" not in own:
             raise BadFileError(
-                f"{paths[0]} was to be loaded by sdquant",
-                "config.json says that it is quantized, and the file has none of sdquant's metadata",
+                f"Cannot load {paths[0]} with sdquant",
+                "config.json says that it is quantized, but the file has no sdquant metadata",
                 "Save the model again, or import the package that wrote it",
             )
         self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
@@ -119,12 +119,12 @@ class Weights:
             if name not in self.ties:
                 why = "the model has no such weight"
             elif tuple(model.get_parameter(name).shape) != spec.shape:
-                why = f"the model wants {list(model.get_parameter(name).shape)}"
+                why = f"the model expects {list(model.get_parameter(name).shape)}"
             elif common_kind(model, self.ties[name]) is None:
-                why = "the model has it in a layer that cannot run it quantized"
+                why = "the model has it in a layer that cannot run quantized"
             if why is not None:
                 raise BadFileError(
-                    f"Weight {name!r} of {list(spec.shape)} was to be loaded",
+                    f"Cannot load weight {name!r} of shape {list(spec.shape)}",
                     why,
                     "Check that the weights and the config belong together",
                 )
@@ -203,7 +203,7 @@ class Weights:
         why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
         if why is not None:
             fix = "Check that the weights and the config belong together"
-            raise BadFileError(f"Tensor {name!r} was to be loaded", why, fix)
+            raise BadFileError(f"Cannot load tensor {name!r}", why, fix)
         packed = encode(name, tensor.reshape(wanted.shape), self.spec)
         install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
 

@@ -48,7 +48,7 @@ def attach(model: nn.Module) -> None:
     try:
         quantizer = import_module(f"{__package__}.{library}_quantizer").Quantizer
     except ImportError as error:  # a version from before it had what is used there
-        log.info("save_pretrained of a %s is refused: %s", type(model).__name__, error)
+        log.info("save_pretrained is disabled for this %s: %s", type(model).__name__, error)
         made.save_pretrained = _refuse
         return
     made.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
@@ -62,7 +62,7 @@ def attach(model: nn.Module) -> None:
 def _refuse(save_directory: Any, *args: Any, **kwargs: Any) -> None:
     """`save_pretrained` where the library is too old to be told how."""
     raise SettingsError(
-        f"A quantized model was to be saved to {save_directory} by its save_pretrained",
-        "this version of the library cannot save it",
+        f"Cannot save a quantized model to {save_directory} with save_pretrained",
+        "the installed version of its library does not support that",
         "Use sdquant.save(model, folder), or install the newest diffusers and transformers",
     )

@@ -69,14 +69,16 @@ class Config:
         self.compute = compute
         if compute not in (None, *COMPUTES):
             raise SettingsError(
-                f"compute={compute!r} was given", f"compute is one of {', '.join(COMPUTES)}", "Leave it out, or use one"
+                f"Unknown compute mode {compute!r}",
+                f"compute is one of {', '.join(COMPUTES)}",
+                "Choose one of them, or leave it out",
             )
         if self.rules is None:
             if self.quant_stats is not None or component:
                 raise SettingsError(
-                    f"quant_stats={quant_stats!r} and component={component!r} were given",
-                    "only rules use ranges found beforehand",
-                    "Give rules=",
+                    f"Cannot use quant_stats={quant_stats!r} and component={component!r} without rules",
+                    "only rules use calibrated ranges",
+                    "Pass rules=, or leave both out",
                 )
             self.spec = parsed
         else:

@@ -115,8 +115,8 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                     torch.bfloat16,
                 ):
                     raise UnsupportedFileError(
-                        f"A single file was to be quantized to {self.weights.spec} by diffusers",
-                        f"it is quantized already: {name!r} is {str(tensor.dtype).removeprefix('torch.')}",
+                        f"Cannot quantize a single file to {self.weights.spec} with diffusers",
+                        f"it is already quantized: {name!r} is {str(tensor.dtype).removeprefix('torch.')}",
                         "Load it with sdquant.load_model(file, base=...)",
                     )
         return {self._names.get(key, key): value for key, value in state_dict.items() if key not in self._extra}
@@ -184,8 +184,8 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         peft_hooks.refuse_adapted("model", model, "saved")
         if not safe_serialization:
             raise SettingsError(
-                "A quantized model was to be saved as a pickle (safe_serialization=False)",
-                "what tells how it is quantized stands in the metadata of a safetensors file",
+                "Cannot save a quantized model as a pickle (safe_serialization=False)",
+                "how it is quantized is recorded in the metadata of a safetensors file",
                 "Leave safe_serialization out",
             )
         return contents(model) if library_config(model) else (dict(state_dict), {})
