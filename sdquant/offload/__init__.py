@@ -84,15 +84,15 @@ def apply(
     if mode not in names:
         near = difflib.get_close_matches(str(mode).lower(), names, n=1, cutoff=0.5)
         raise UnknownOffloadError(
-            f"Offload mode {mode!r} was asked for",
+            f"Unknown offload mode {mode!r}",
             f"the modes are {', '.join(names)}",
             f"Did you mean {near[0]!r}?" if near else "Choose one of them",
         )
     size = parse_budget(budget)
     if size is not None and mode != "balanced":
         raise SettingsError(
-            f"A budget was given with offload={mode!r}",
-            "only balanced offload keeps to one",
+            f"Cannot use a budget with offload={mode!r}",
+            "only balanced offload has a budget",
             "Leave the budget out, or use offload='balanced'",
         )
     parts = components_of(model)
@@ -100,8 +100,8 @@ def apply(
         _refuse_openvino(mode, parts)
     if any(HANDLE in part.__dict__ for part in parts.values()):
         raise SettingsError(
-            f"Offload mode {mode!r} was to be applied",
-            "the model is offloaded already",
+            f"Cannot apply offload mode {mode!r}",
+            "the model is already offloaded",
             "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
         )
     import torch
@@ -197,10 +197,11 @@ def _refuse_without_values(mode: str, parts: Mapping[str, nn.Module]) -> None:
         lost = next((key for key, parameter in part.named_parameters() if parameter.is_meta), None)
         if lost is not None:
             raise IncompatibleError(
-                f"Cannot run the {name} with offload={mode!r}: its {lost!r} is on the meta device, without values",
-                "a tool moved it to where its layer is, and the layer's weights were waiting elsewhere",
-                "Load the model again, and do that within `with model.sdquant.offload.suspended():`, or by the model's "
-                "own methods (load_lora_weights, add_adapter), which do so by themselves",
+                f"Cannot run the {name} with offload={mode!r}",
+                f"its {lost!r} is on the meta device and has no values: a tool moved it to the device of its layer "
+                "while that layer's weights were offloaded",
+                "Load the model again and make the change within `with model.sdquant.offload.suspended():`, or use the "
+                "model's own methods (load_lora_weights, add_adapter), which suspend the mode themselves",
             )
 
 
@@ -209,8 +210,8 @@ def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
     for name, part in parts.items():
         if openvino.is_served(part):
             raise IncompatibleError(
-                f"Offload mode {mode!r} was to be applied",
-                f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",
+                f"Cannot apply offload mode {mode!r}",
+                f"OpenVINO runs the {name} with its own copy of the weights, which cannot be moved",
                 'Load the model with runtime="plain", or leave the offload mode at "none"',
             )
 

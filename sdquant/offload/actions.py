@@ -86,29 +86,29 @@ _SUSPENDED = """
 """
 SUSPENDED = frozenset(_SUSPENDED.split())
 
-_TWO_MODES = "its weights are moved by that mode already, and two that move them would lose them"
+_TWO_MODES = "that mode already moves its weights, and two mechanisms that move them would lose them"
 # What a sentence says: "Cannot ... a model with offload='...': why".
 REFUSED: dict[str, tuple[str, str]] = {
-    "enable_model_cpu_offload": ("call enable_model_cpu_offload of", _TWO_MODES),
-    "enable_sequential_cpu_offload": ("call enable_sequential_cpu_offload of", _TWO_MODES),
-    "enable_group_offload": ("call enable_group_offload of", _TWO_MODES),
-    "remove_all_hooks": ("call remove_all_hooks of", "the weights that are away would not come back"),
+    "enable_model_cpu_offload": ("call enable_model_cpu_offload on", _TWO_MODES),
+    "enable_sequential_cpu_offload": ("call enable_sequential_cpu_offload on", _TWO_MODES),
+    "enable_group_offload": ("call enable_group_offload on", _TWO_MODES),
+    "remove_all_hooks": ("call remove_all_hooks on", "the weights that are offloaded would not come back"),
     "enable_layerwise_casting": (
-        "call enable_layerwise_casting of",
-        "casting makes other weights of those that the mode moves, at every call",
+        "call enable_layerwise_casting on",
+        "casting replaces the weights that the mode moves, at every call",
     ),
-    "enable_parallelism": ("call enable_parallelism of", "weights that are spread over processes cannot be moved"),
-    "init_parallel_plans": ("call init_parallel_plans of", "weights that are spread over processes cannot be moved"),
+    "enable_parallelism": ("call enable_parallelism on", "weights distributed over processes cannot be moved"),
+    "init_parallel_plans": ("call init_parallel_plans on", "weights distributed over processes cannot be moved"),
     "barrier_after_gathered_checkpoint_save": (
-        "call barrier_after_gathered_checkpoint_save of",
-        "weights that are spread over processes cannot be moved",
+        "call barrier_after_gathered_checkpoint_save on",
+        "weights distributed over processes cannot be moved",
     ),
     "save_distributed_checkpoint": (
-        "call save_distributed_checkpoint of",
-        "weights that are spread over processes cannot be moved",
+        "call save_distributed_checkpoint on",
+        "weights distributed over processes cannot be moved",
     ),
-    "share_memory": ("share the memory of", "its weights are put elsewhere as soon as they are not needed"),
-    "to_empty": ("call to_empty of", "its weights would be lost, and what the mode has stored would come back"),
+    "share_memory": ("share the memory of", "its weights are moved elsewhere as soon as they are not needed"),
+    "to_empty": ("call to_empty on", "its weights would be lost, and the mode would bring back the ones it has stored"),
 }
 
 # Of each module inside a component: what would go wrong, besides casts and moves, which all go through `_apply`.

@@ -143,7 +143,7 @@ def unable(handle: OffloadHandle, name: str) -> SdquantError:
     """The error for gradients in a mode that cannot give them."""
     return IncompatibleError(
         f"Cannot compute gradients through the {name} with offload={handle.mode!r}",
-        "backward reads the weights after the mode has put them away",
+        "backward reads the weights after the mode has offloaded them",
         "Load the pipeline with offload='model' or 'balanced' (and runtime='plain'), or with offload='none'",
     )
 
@@ -157,8 +157,8 @@ def refuse_derivatives(handle: OffloadHandle, part: nn.Module) -> None:
     kinds = {level.key() for level in functorch.get_interpreter_stack()}
     if kinds & {functorch.TransformType.Grad, functorch.TransformType.Jvp}:
         raise IncompatibleError(
-            f"Cannot take derivatives of the {type(part).__name__} by torch.func with offload={handle.mode!r}",
-            "torch keeps the weights for them, and the mode puts the weights away",
+            f"Cannot take derivatives of the {type(part).__name__} with torch.func and offload={handle.mode!r}",
+            "torch.func keeps references to the weights, which the mode offloads",
             "Use torch.autograd.grad with offload='model' or 'balanced', or load the pipeline with offload='none'",
         )
 
@@ -167,7 +167,7 @@ def moved(handle: OffloadHandle, name: str) -> SdquantError:
     """The error for gradients of a library's layers, whose weights were put away since they ran."""
     return IncompatibleError(
         f"Cannot compute gradients through the {name} with offload={handle.mode!r}",
-        "its layers are a library's own, which keep their weights for backward, and they were put away since they ran",
+        "its layers are a library's own and keep their weights for backward, which have been offloaded since they ran",
         "Load the pipeline with runtime='plain', give a larger budget, or use offload='none'",
     )
 
@@ -189,7 +189,7 @@ def _refuse(path: str, parameter: Any, name: str, handle: OffloadHandle) -> None
     def check(grad: Tensor) -> None:
         raise IncompatibleError(
             f"Cannot train {path} of the {name} with offload={handle.mode!r}",
-            "its values are read from where they wait, and what an optimizer writes into them would be lost",
+            "its values are read back from where they are stored, and what an optimizer writes would be lost",
             "Freeze it (requires_grad_(False)), or load the pipeline with offload='none'; a LoRA can be trained after "
             "sdquant.lora.add_lora, or after sdquant.lora.trainable(model, name) where it is on the model already",
         )

@@ -146,7 +146,7 @@ def refuse_too_small(components: list[Component], shared: int, limit: int) -> No
     if needed <= limit:
         return
     raise BudgetError(
-        f"Balanced offload was asked for with a budget of {limit} bytes",
-        f"{worst.name} needs {needed}: its largest block and what is outside its blocks are on the device together",
+        f"Cannot use balanced offload with a budget of {limit} bytes",
+        f"{worst.name} needs {needed} bytes: its largest block and all that is outside blocks must be on the device",
         f"Give a budget of at least {needed} bytes, quantize {worst.name} to fewer bits, or use offload='sequential'",
     )

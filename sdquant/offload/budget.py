@@ -50,14 +50,14 @@ def _free(device: torch.device) -> tuple[int, int]:
     if device.type == "mps":
         return hardware.mps_memory()
     api: Any = getattr(torch, device.type, None)
-    why = "torch does not say how much of its memory is free"
+    why = "torch does not report how much of its memory is free"
     if hasattr(api, "mem_get_info"):
         try:
             return hardware.card_memory(api, device)
         except RuntimeError as error:  # some of Intel's drivers
-            why = f"its driver does not say how much of its memory is free: {error}"
+            why = f"its driver does not report how much of its memory is free: {error}"
     raise SettingsError(
-        f"Weights were to be kept within what {device} has free", why, "Say how much they may take, as budget='6GB'"
+        f"Cannot choose a memory budget for {device}", why, "Set how much weights may take, such as budget='6GB'"
     )
 
 
@@ -81,7 +81,7 @@ def activations_of(model: Any) -> int | None:
         for name, part in parts.items():
             object.__setattr__(twin, name, _without_weights(part))  # past diffusers, which would write its config
     except SdquantError as error:
-        log.debug("activations cannot be told: %s", error)
+        log.debug("Cannot estimate the memory of activations: %s", error)
         return None
     known = [trace.peak for trace in activations.of_pipeline(twin).values() if trace is not None]
     return max(known) + max(_scratch(part) for part in parts.values()) if known else None

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 # diffusers' hooks, by the names that it registers them under -> what they do, and how to do without.
 _DIFFUSERS = {
     "layerwise_casting": (
-        "layerwise casting makes other weights of it at every call, and the mode would lose or collect them",
-        'Load it without layerwise casting; quant="fp8" takes as little memory',
+        "layerwise casting replaces its weights at every call, and the mode would lose or accumulate them",
+        'Load it without layerwise casting; quant="fp8" uses as little memory',
     ),
     "group_offloading": (
-        "diffusers' group offloading moves its weights already",
-        "Load the pipeline again, and choose one kind of offload",
+        "diffusers' group offloading already moves its weights",
+        "Load the pipeline again and use one kind of offload",
     ),
 }
 _ACCELERATE = (
-    "accelerate moves its weights already (enable_model_cpu_offload, enable_sequential_cpu_offload or cpu_offload)",
-    "Call remove_all_hooks() of the pipeline first, or keep to that offload",
+    "accelerate already moves its weights (enable_model_cpu_offload, enable_sequential_cpu_offload or cpu_offload)",
+    "Call remove_all_hooks() on the pipeline first, or keep using that offload",
 )
 
 

@@ -79,8 +79,8 @@ def _refuse_hidden(name: str, part: nn.Module) -> None:
     for slot in slots(part):
         if "." in slot.places[0].name or slot.opaque:
             raise IncompatibleError(
-                f"Cannot put offload='group' on the {name}",
-                f"{slot.name} belongs to a library's own layer, of which diffusers' group offload moves a part only",
+                f"Cannot use offload='group' for the {name}",
+                f"{slot.name} belongs to a library's own layer, which diffusers' group offload moves only in part",
                 "Use offload='balanced' or 'model', or load the pipeline with runtime='plain'",
             )
 
@@ -103,9 +103,9 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
         )
     except (OSError, SafetensorError) as error:
         raise SettingsError(
-            f"Offloaded weights were to wait in {path}",
-            f"they could not be written: {error}",
-            f"Make room there, or choose a folder on another disk: {ANOTHER_FOLDER}",
+            f"Cannot store offloaded weights in {path}",
+            f"they cannot be written: {error}",
+            f"Free space there, or choose a folder on another disk: {ANOTHER_FOLDER}",
         ) from error
 
 
@@ -135,12 +135,12 @@ def why_not_disk(part: nn.Module) -> str | None:
     """Why diffusers' files cannot hold the component's weights; None if they can."""
     for slot in slots(part):
         if slot.opaque or "." in slot.places[0].name:
-            return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file in part only"
+            return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file only in part"
         if len(slot.places) > 1:
-            return f"{slot.name} is tied to another one: the second of two groups would be written empty"
+            return f"{slot.name} is tied to another tensor: the second of two groups would be written empty"
         tensor = slot.get()
         if tensor is not None and not tensor.is_contiguous():
-            return f"{slot.name} is not contiguous, and safetensors writes no such tensor"
+            return f"{slot.name} is not contiguous, and safetensors cannot write such tensors"
     return None
 
 

@@ -108,8 +108,8 @@ class OffloadHandle:
                 return
             if self.computing:
                 raise SettingsError(
-                    f"Cannot {what} with offload={self.mode!r} while the model computes",
-                    "the weights that it computes with would be taken away",
+                    f"Cannot {what} with offload={self.mode!r} while the model is running",
+                    "the weights that it is using would be taken away",
                     "Do it before or after the call, or between the steps of a pipeline",
                 )
             self._undo()
@@ -201,7 +201,7 @@ class OffloadHandle:
         self.refuse("pickle")
         return OffloadHandle, ("none", self.device, self.total)
 
-    def refuse(self, what: str, why: str = "its weights are held by hooks that belong to the one model") -> None:
+    def refuse(self, what: str, why: str = "its weights are managed by hooks that belong to this one model") -> None:
         """Raise SettingsError if the model's weights are held by hooks.
 
         Args:

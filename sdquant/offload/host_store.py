@@ -169,7 +169,7 @@ class PinnedStore(Store):
             flat = self._pinning.make(nbytes)
         except RuntimeError as error:  # a system that pins less than half its RAM, as Windows' for Linux programs
             log.warning(
-                "Of the RAM for offloaded weights %d bytes are pinned, and no more can be: %s", self.pinned, error
+                "Only %d bytes of the RAM for offloaded weights are pinned, no more can be: %s", self.pinned, error
             )
             self._limit = self.pinned
             return None
@@ -206,8 +206,8 @@ class _DiskRegion(Region):
 
     def _gone(self, why: str) -> BadFileError:
         return BadFileError(
-            f"Offloaded weights were being read back from {self._path}",
-            f"{why}; something touched the file while it was in use",
+            f"Cannot read offloaded weights back from {self._path}",
+            f"{why}; something changed the file while it was in use",
             "Load the model again, and keep other programs away from that folder",
         )
 
@@ -227,9 +227,9 @@ class DiskStore(Store):
             self._folder = OwnFolder(".sdquant-", place)
         except OSError as error:
             raise SettingsError(
-                f"Offloaded weights were to wait in {place}",
-                f"no folder can be made there: {error.strerror or error}",
-                f"Choose a folder on a disk that exists and can be written: {ANOTHER_FOLDER}",
+                f"Cannot store offloaded weights in {place}",
+                f"no folder can be created there: {error.strerror or error}",
+                f"Choose a folder on a disk that exists and is writable: {ANOTHER_FOLDER}",
             ) from error
         self._files = 0
 
@@ -251,9 +251,9 @@ class DiskStore(Store):
         except OSError as error:
             path.unlink(missing_ok=True)
             raise SettingsError(
-                f"Offloaded weights were to wait in {self.folder.parent}",
-                f"{nbytes} bytes could not be written: {error.strerror or error}",
-                f"Make room there, or choose a folder on another disk: {ANOTHER_FOLDER}",
+                f"Cannot store offloaded weights in {self.folder.parent}",
+                f"{nbytes} bytes cannot be written: {error.strerror or error}",
+                f"Free space there, or choose a folder on another disk: {ANOTHER_FOLDER}",
             ) from error
         flat = _mapped(path, nbytes)
         return _DiskRegion(spans, [span.view(flat) for span in spans if span is not None], path, nbytes)

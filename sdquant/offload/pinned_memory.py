@@ -86,7 +86,7 @@ class Registered(Pinning):
         error = int(self._runtime.cudaHostRegister(flat.data_ptr(), nbytes, 0))
         if error:
             self._forget_error()
-            raise RuntimeError(f"cudaHostRegister of {nbytes} bytes: error {error}")
+            raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with error {error}")
         area.let_go = partial(self._let_go, flat.data_ptr())
         return flat
 
@@ -99,7 +99,7 @@ class Registered(Pinning):
         try:
             torch.zeros(1, device=self._device).add_(1)
         except RuntimeError as error:
-            log.debug("The error of a call that failed, once more: %s", error)
+            log.debug("Cleared the error of the failed call: %s", error)
 
 
 @cache
@@ -112,7 +112,7 @@ def pinning(device: torch.device) -> Pinning:
         found = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]
         works = proves(found, device)
     except (RuntimeError, AttributeError, TypeError) as error:
-        log.info("Memory is pinned by torch, which takes more of it: %s", error)
+        log.info("torch pins the memory instead, which takes more of it: %s", error)
         works = False
     return found if works else by_torch
 

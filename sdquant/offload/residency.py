@@ -36,7 +36,7 @@ def tier(device: torch.device, folder: str | os.PathLike[str] | None) -> Store:
     try:
         return PinnedStore(pinning(device), staging=Staging(api, device))
     except RuntimeError as error:
-        log.warning("No RAM can be pinned, and offloaded weights move slower for it: %s", error)
+        log.warning("No RAM can be pinned, so offloaded weights move more slowly: %s", error)
         return PinnedStore()
 
 
@@ -124,8 +124,8 @@ class Residency:
         if self.counters.resident + nbytes > self.limit:
             running = [other.name for other in self.components if other.depth and other is not component]
             raise BudgetError(
-                f"{component.name} was called with a budget of {self.limit} bytes",
-                f"it needs {nbytes} bytes, and {self.counters.resident} are taken"
+                f"Cannot run {component.name} with a budget of {self.limit} bytes",
+                f"it needs {nbytes} bytes, and {self.counters.resident} are in use"
                 + (f" by {', '.join(running)}, which called it" if running else ""),
                 f"Give a budget of at least {self.counters.resident + nbytes} bytes",
             )

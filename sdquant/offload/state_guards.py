@@ -135,7 +135,7 @@ def guarded(
         if what is Kind.MOVES and handle.works:
             device, left, named = destination(name, args, kwargs)
             if device is not None and not is_move(handle, device):
-                log.info("%s.%s(%s) leaves the weights to offload=%r", type(owner).__name__, name, device, handle.mode)
+                log.info("%s.%s(%s) moves no weights: offload=%r does", type(owner).__name__, name, device, handle.mode)
                 if not left and not named.get("dtype"):
                     return owner
                 args, kwargs = left, named
@@ -161,7 +161,7 @@ def is_move(handle: OffloadHandle, device: torch.device) -> bool:
         return True
     raise SettingsError(
         f"Cannot move a model with offload={handle.mode!r} to {device}",
-        f"the mode computes on {own}, and fetches weights when they are needed",
+        f"the mode computes on {own}, and fetches the weights when they are needed",
         "Call `.sdquant.offload.remove()` first, or load the model for that device (device=)",
     )
 
