@@ -1,9 +1,9 @@
-"""Quantize a checkpoint by several processes: `torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4`.
+"""Quantize a checkpoint with several processes: `torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4`.
 
-Each process reads, quantizes and writes its share of every component's weights, in files of its own; none needs more
-memory than a file and a weight. The first writes everything else: configs, tokenizers, and the index of the files. All
-of it goes into one folder beside the target, which takes the target's place when every process has reported its files.
-What is loaded from there has the same bits as what one process writes.
+Each process reads, quantizes and writes its share of every component's weights to files of its own; none needs more
+memory than one file and one weight. The first process also writes configs, tokenizers, and the index of the files.
+Everything goes into one temporary folder beside the target, which replaces the target when every process has reported
+its files. The saved model is bit-identical to one written by a single process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *,
     """Quantize and write a model as a folder; every process calls this with the same values.
 
     Args:
-        max_shard: bytes of a file, unless one weight has more.
+        max_shard: maximum bytes of a file, unless a single weight has more.
 
     Returns:
         The target.
@@ -80,7 +80,7 @@ def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *,
 
 @contextmanager
 def _one_folder(target: Path, nbytes: int, ranks: Processes) -> Iterator[Path]:
-    """A new folder for all processes, which the first makes. It becomes `target` when all have left the block.
+    """Yield a new folder, created by the first process, for all. It becomes `target` when all have left the block.
 
     Raises:
         DistributedError: another process has ended. SettingsError: a process does not see the folder.
@@ -128,7 +128,7 @@ def _component(
     tick: Callable[[int], Any],
     max_shard: int,
 ) -> nn.Module:
-    """Write one component into a folder; returns its empty model."""
+    """Write one component into a folder, and return its empty model (weights on the meta device)."""
     src = plan.source_of(made, part)
     model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ def _name(home: Path, stem: str, files: list[Any]) -> None:
     """Give the files of all processes their names, and write the index, if there are several.
 
     Raises:
-        BadFileError: one is not as it was reported.
+        BadFileError: a file is missing or not of the reported size.
     """
     for file in files:
         path = home / file.name

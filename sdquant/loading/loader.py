@@ -1,4 +1,4 @@
-"""From a path to a pipeline: the flow of the design, read top to bottom."""
+"""Load a pipeline or component from a path, quantized and offloaded. Reads top to bottom."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What was done, kept as `.sdquant` on the pipeline or component that `load_model` returns.
+    """Record of a load, stored as `.sdquant` on the pipeline or component that `load_model` returns.
 
     Attributes:
-        cached: the components whose quantized weights came out of the cache.
+        seconds: duration of the load. cached: components whose quantized weights came from the cache.
     """
 
     plan: planner_plan.Plan
@@ -48,7 +48,7 @@ class Loaded:
     cached: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: object) -> Loaded:
-        """A copy of a model was made in the same way; there is nothing in here to copy."""
+        """Return itself: a copy of a model was loaded in the same way, and nothing in here needs copying."""
         return self
 
 
@@ -80,50 +80,49 @@ def load_model(
     subfolder: str | None = None,
     token: str | bool | None = None,
 ) -> Any:
-    """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
+    """Load a model, quantized and offloaded as requested, or raise a clear error before any weight is read.
 
     Args:
         path: pipeline folder, component folder, `.safetensors` or `.gguf` file, folder that `save` wrote, or something
-            on the hub: "owner/name", "owner/name/file.gguf", "owner/name/folder", or its address. So may base and
-            parts be.
-        quant: None for as found on disk; a scheme ("nf4", "bnb:nf4", "nf4,double_quant"); component -> scheme;
-            "none" for not quantized; "auto" for the fastest that fits (`automatic`).
+            on the hub: "owner/name", "owner/name/file.gguf", "owner/name/folder", or its URL. The same holds for base
+            and parts.
+        quant: None to load the model as stored; a scheme ("nf4", "bnb:nf4", "nf4,double_quant"); component -> scheme;
+            "none" for unquantized; "auto" for the fastest that fits (`planning.auto`).
         offload: "none", "model", "sequential", "balanced", "group", or "auto" for the fastest that fits.
-        mode: "pre" quantizes tensor by tensor while loading, "post" after it; "auto" is "pre".
-        components: which to quantize; default the UNet or transformer and the text encoders, never the VAE.
-        skip: modules to leave as they are, by a part of their path or a pattern with `*`.
-        rules: instead of quant: what is done with which layers, the first rule that matches one decides. A list of
+        mode: "pre" quantizes tensor by tensor while loading, "post" after loading; "auto" is "pre".
+        components: which to quantize; default: the UNet or transformer and the text encoders, never the VAE.
+        skip: modules to leave unquantized, by a part of their path or a pattern with `*`.
+        rules: instead of quant: rules per layer, of which the first that matches a layer applies. A list of
             `rules.QuantizationRule` or of mappings of its fields, or a YAML or JSON file. quant_stats: file of
             `sdquant calibrate`, for rules with act_static_scale.
-        base: pipeline folder that has the rest, when `path` is one component alone, or a checkpoint of several models,
-            which lacks configs and tokenizers. Of what the file holds, base needs no weights.
-        runtime: "library", "plain" or "openvino"; default plain on CPUs, elsewhere the library's if it has any.
-        device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
+        base: pipeline folder with the rest, if `path` is a single component or a checkpoint of several models without
+            configs and tokenizers. It needs no weights for components that the file contains.
+        runtime: "library", "plain" or "openvino"; default: plain on CPUs, elsewhere the library's layers if it has any.
+        device: compute device; default: the best available. dtype: of unquantized weights; default: as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
-        allow_incompatible: turn a refusal of the matrix into a warning.
-        allow_pickle: open .ckpt, .pt and .bin files too. They are pickles, which can run programs; they are opened with
-            torch's weights_only alone.
-        cache: keep quantized weights and take them from there the next time: True, or a folder; None is what the
-            environment variable SDQUANT_CACHE says, else no. cache_limit: bytes (or "50GB") that it may hold.
+        allow_incompatible: load combinations that the compatibility matrix refuses, with a warning.
+        allow_pickle: open .ckpt, .pt and .bin files too. They are pickles, which can execute code; they are opened only
+            with torch's weights_only.
+        cache: store quantized weights and reuse them in later loads: True, or a folder; None takes the environment
+            variable SDQUANT_CACHE, else no cache. cache_limit: maximum bytes (or "50GB") of the cache.
         progress: show a progress bar.
-        parts: files (or folders) of single components, each for its place in the pipeline by what it is: text encoders,
-            a VAE, a transformer. They replace those of a pipeline folder or checkpoint, or of the base of a lone
-            component; what they bring may be missing there. A mapping of component to file says the places, as
-            "component=file" in a list does: of two components of one size (Wan 2.2's transformer and transformer_2)
-            only that, or a word such as HighNoise in the file's name, tells which it is. With `path` itself in it,
-            the place of `path`.
-        variant: which of the variants (fp16, ema, ...) of a folder or hub repository, for each component that has it;
-            default those without a name. Of a hub repository only what is loaded is downloaded.
-        compute: "int8" for products with quantized weights in 8-bit integers, from tens of rows of activations, which
-            are quantized as they come: faster, and less exact (docs/compute.md). It is for plain layers, and chooses
-            them. None or "float" is as the scheme stores them.
-        revision: branch, tag or commit of the hub repository that `path` names; of others "owner/name@revision".
-        subfolder: the folder in it, or in the folder on disk, that is meant.
-        token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is kept nowhere.
+        parts: files (or folders) of single components (text encoders, a VAE, a transformer), each assigned to its
+            component by its contents. They replace components of the pipeline folder or checkpoint, or of the base of
+            a single component, which may lack them. A mapping of component to file, or "component=file" in a list,
+            assigns them explicitly. Two components of the same shapes (Wan 2.2's transformer and transformer_2) need
+            that, or a word such as HighNoise in the file's name. `path` itself may be assigned too.
+        variant: variant (fp16, ema, ...) of a folder or hub repository, for each component that has it; default: the
+            one without a name. Only the files that are loaded are downloaded from the hub.
+        compute: "int8" for matrix products with quantized weights in 8-bit integers, from tens of rows of activations,
+            which are quantized dynamically: faster, and less exact (docs/compute.md). It needs plain layers, and
+            selects them. None or "float" computes as the scheme does by itself.
+        revision: branch, tag or commit of the hub repository that `path` names; for others "owner/name@revision".
+        subfolder: folder to load within the repository, or within the folder on disk.
+        token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is not stored.
 
     Returns:
-        A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
-        what was done (`Loaded`).
+        A diffusers pipeline, or a component if `path` is one and `base` is not set. Its `.sdquant` is a record of the
+        load (`Loaded`).
 
     Raises:
         SdquantError: one of its kinds; see `sdquant.errors`.
@@ -139,16 +138,16 @@ def load_model(
 
 
 def load(asked: Request) -> Any:
-    """`load_model` for a Request."""
+    """Load a model as `load_model` does, for a Request."""
     return load_planned(asked, prepare(asked))
 
 
 @ordinary
 def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
-    """`load` for a Request whose plan is made already.
+    """Load a model for a Request whose plan exists already.
 
     Args:
-        on_bytes: called with the bytes read so far and those in all. What it raises ends the load and passes through.
+        on_bytes: called with the bytes read so far and the total. An exception from it ends the load and propagates.
     """
     begin = time.perf_counter()
     lone = made.detected.sources.get(".")
@@ -175,7 +174,7 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
 
 
 def import_classes(made: planner_plan.Plan) -> None:
-    """Import what loading this plan imports of diffusers and transformers, so that it is not on somebody's clock."""
+    """Import the classes of diffusers and transformers that the plan needs, so that import is not timed as loading."""
     from ..models.components import model_class, quiet
     from ..models.pipeline_folders import pipeline_class
 
@@ -187,7 +186,7 @@ def import_classes(made: planner_plan.Plan) -> None:
 
 
 def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
-    """All components, and the names of those that came out of the cache."""
+    """Return all components by name, and the names of those that came from the cache."""
     cache, parts, used = cache_of(asked), {}, {}
     for part in made.components:
         src = source_of(made, part)
@@ -214,10 +213,10 @@ def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[st
 def build(
     part: planner_plan.ComponentPlan, src: Source, made: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
 ) -> nn.Module:
-    """One component, its weights read one at a time, quantized ones packed as they come.
+    """Return one component; its weights are read, and if need be quantized, one at a time.
 
     Args:
-        skip: what was asked to be taken as it is.
+        skip: patterns of modules that are not quantized, as in the request.
     """
     from ..models import components
     from ..models.names import remember
@@ -271,10 +270,10 @@ def fill(
     skip: tuple[str, ...] = (),
     only: Container[str] | None = None,
 ) -> None:
-    """Hand a component's weights to `install`, one at a time.
+    """Read a component's weights and hand them to `install`, one at a time.
 
     Args:
-        tick: called with the bytes of each. skip: as for `build`.
+        tick: called with the bytes of each tensor. skip: as for `build`.
         only: keys of plain tensors and names of quantized weights; None for all.
     """
     from ..core.name_patterns import skipped
@@ -307,7 +306,7 @@ def fill(
 
 
 def assemble(made: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
-    """The pipeline of these components; a lone one is its own."""
+    """Return the pipeline of these components, or the component itself if it is loaded alone."""
     if set(parts) == {"model"}:
         return parts["model"]
     from ..models.pipeline_folders import pipeline
@@ -316,7 +315,7 @@ def assemble(made: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
 
 
 class Tick:
-    """Counts bytes read; `tick(n)` adds n."""
+    """Counter of the bytes read, with a progress bar; `tick(n)` adds n."""
 
     def __init__(self, bar: Any, on_bytes: Callable[[int, int], None] | None = None) -> None:
         self._bar, self._on_bytes, self._done = bar, on_bytes, 0
@@ -333,7 +332,7 @@ class Tick:
 def _one_bar(
     made: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
 ) -> Iterator[Tick]:
-    """A progress bar over the bytes of all components, shown after two seconds."""
+    """Yield a counter with a progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 
     total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())

@@ -1,9 +1,9 @@
-"""Quantized weights kept for the next load: a model is not quantized again at every start.
+"""Cache of quantized weights, so that a model is not quantized again at every start.
 
-One file for each component, as `save` writes them, named by a digest of all that its bits depend on: the bytes of the
+One file per component, as `save` writes it, named by a digest of all that its bits depend on: the bytes of the
 source files, the scheme with its options, which weights, the dtype, the class and config, and the versions of the
-packages that encode. The source files' own digests are remembered by size and time, so that they are read through
-once. The files used least recently go when the limit is reached. Nothing that goes wrong here fails a load.
+packages that encode. The digests of the source files are stored with their size and times, so that a file is hashed
+only once. The least recently used files are removed when the limit is reached. No failure of the cache fails a load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "SDQUANT_CACHE"  # what holds where a call does not say: on, off, or a folder
+VARIABLE = "SDQUANT_CACHE"  # the default for calls without cache=: on, off, or a folder
 _FORMAT = 2  # of the files and their names; another number begins an empty cache
 _MEMO = "digests.json"
 _CHUNK = 1 << 22
@@ -47,15 +47,15 @@ class Cache:
     """A folder of quantized components.
 
     Attributes:
-        folder: where; it is made when it is needed.
-        limit: bytes of all files in it.
+        folder: the location; it is created when it is needed.
+        limit: maximum bytes of all files in it.
     """
 
     folder: Path
     limit: int
 
     def place(self, part: ComponentPlan, src: Source, dtype: str | None, device: str, *, progress: bool) -> Path:
-        """The file of a component that is to be encoded. Reads the source files if their digests are not known."""
+        """Return the path of a component's cached weights. Hashes the source files if their digests are not known."""
         assert part.spec is not None
         package = registry.get(part.spec.scheme.backend).requires
         named = {} if package is None else {package.package: hardware.versions().get(package.package)}
@@ -74,7 +74,7 @@ class Cache:
         return self.folder / f"{digest}.safetensors"
 
     def found(self, place: Path, src: Source) -> Source | None:
-        """What was kept at `place`, as the source of the same component; None if nothing whole is there."""
+        """Return the cached file `place` as the source of the component, or None if there is no intact file."""
         if not place.exists():
             return None
         try:
@@ -88,7 +88,7 @@ class Cache:
         )  # it has the model's names
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
-        """Write a component to `place`, after room is made for it; those `used` in this load stay."""
+        """Write a component to `place`, evicting older files to make room; those `used` in this load stay."""
         from ..saving.model_files import contents
 
         try:
@@ -107,7 +107,7 @@ class Cache:
             log.warning("The quantized weights were not cached: %s", error)
 
     def drop(self, place: Path, why: str) -> None:
-        """Remove a file that is of no use."""
+        """Remove a file that cannot be used, and log the reason."""
         log.warning("Removing %s from the cache: %s", place.name, why)
         try:
             place.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ class Cache:
             log.warning("Could not remove %s: %s", place, error)
 
     def _make_room(self, size: int, stay: set[Path]) -> None:
-        """Remove the files used least recently until `size` bytes more are within the limit."""
+        """Evict the least recently used files until `size` more bytes are within the limit."""
         rows = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*.safetensors"))
         total = size + sum(path.stat().st_size for _, path in rows)
         for _, path in rows:
@@ -124,7 +124,7 @@ class Cache:
                 self.drop(path, f"the cache is limited to {self.limit} bytes")
 
     def _digest(self, file: Path, *, progress: bool) -> str:
-        """sha256 of a file's bytes, by what is remembered of it or by reading it."""
+        """Return the sha256 of a file's bytes, from the memo or by reading the file."""
         status = file.stat()
         # The time of the last change cannot be set, as that of the last writing is by whoever copies files with theirs.
         mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
@@ -156,7 +156,7 @@ class Cache:
 
 
 def cache_of(asked: Request) -> Cache | None:
-    """The cache that a request is to use; None for none."""
+    """Return the cache of a request, or None if it uses none."""
     said = asked.cache if asked.cache is not None else os.environ.get(VARIABLE, "")
     word = said.strip().lower()
     if word in ("", "off", "0", "false", "no"):
@@ -166,7 +166,7 @@ def cache_of(asked: Request) -> Cache | None:
 
 
 def default_folder() -> Path:
-    """Where the cache is unless a folder is named: `sdquant` in $XDG_CACHE_HOME, or in `.cache` of the home folder."""
+    """Return the default cache folder: `sdquant` in $XDG_CACHE_HOME, or in `.cache` of the home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sdquant"
 
 

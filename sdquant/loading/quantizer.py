@@ -1,4 +1,4 @@
-"""Quantize a model that is already loaded: `sdquant.quantize(pipe, "nf4")`."""
+"""Quantize a loaded model: `sdquant.quantize(pipe, "nf4")`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def quantize(
     progress: bool = True,
     compute: str | None = None,
 ) -> Any:
-    """Quantize a diffusers pipeline or one of its components in place, one weight at a time, each freed as it goes.
+    """Quantize a diffusers pipeline or component in place, one weight at a time; each float weight is freed at once.
 
     Args:
         model: pipeline or module.
         quant, rules, quant_stats, components, skip, runtime, allow_incompatible, compute: as for `load_model`.
-        device: where the arithmetic happens (default: where the weights are).
+        device: where weights are quantized (default: where they are).
 
     Returns:
         The same object.
@@ -142,7 +142,7 @@ def quantize_module(
     device: str | None = None,
     tick: Any = None,
 ) -> None:
-    """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
+    """Quantize the weights named in `only`, each on `device` (default: where it is), then return freed memory."""
     from ..models.components import tied
     from ..models.quantize_weight import encode
     from ..models.weight_loader import install_packed
@@ -162,7 +162,7 @@ def quantize_module(
 
 
 def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], kept: Mapping[str, str]) -> Extent:
-    """How much of a model would be quantized; `weights` and `kept` are as of `weights_to_quantize`.
+    """Return how much of a model would be quantized; `weights` and `kept` come from `weights_to_quantize`.
 
     Raises:
         SettingsError: a rule that products of activations cannot follow.
@@ -177,8 +177,8 @@ def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], kept:
 def weights_to_quantize(
     model: nn.Module, spec: QuantSpec, runtime: str, skip: tuple[str, ...]
 ) -> tuple[set[str], dict[str, str]]:
-    """The names of the weights that `spec` is for, and of those that it is not for, with the reason; nothing is read of
-    them but shapes and dtypes."""
+    """Return the names of the weights that `spec` quantizes, and the others with the reason why not. Only shapes and
+    dtypes are read."""
     from ..models.components import tied
     from ..models.weight_loader import kind_to_quantize
 
@@ -194,8 +194,8 @@ def weights_to_quantize(
 
 
 def _refuse_float8(name: str, model: nn.Module) -> None:
-    """Raise IncompatibleError if diffusers' layerwise casting keeps the model's weights in float8: they are rounded
-    already, and no scheme would take them."""
+    """Raise IncompatibleError if diffusers' layerwise casting stores the model's weights in float8: they are already
+    rounded, and no scheme quantizes float8."""
     from ..nn import kind_of
 
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Look into a file's contents, not only its header: `sdquant.verify(path)`."""
+"""Check the contents of a file, not only its header: `sdquant.verify(path)`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @answered
 def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = False) -> Detected:
-    """`detect`, and then read every weight: packed sizes, scales, and values that are not finite.
+    """Run `detect`, then read every weight and check packed sizes, scales, and that all values are finite.
 
     Returns:
-        What `detect` does; its warnings also say what could not be checked.
+        The result of `detect`; its warnings also list what could not be checked.
 
     Raises:
-        BadFileError: the first fault, with the names of tensor and file.
+        BadFileError: the first fault, naming the tensor and the file.
     """
     from tqdm import tqdm
 
@@ -58,8 +58,8 @@ class _Contents:
 
     @cached_property
     def model(self) -> tuple[Source, Shell] | None:
-        """The component under its model's names, and the model; None where nothing tells which, or it is of a later
-        diffusers or transformers. Not before it is asked for: it imports diffusers."""
+        """Return the source under the model's names, and the model; None if its class is unknown or needs a newer
+        diffusers or transformers. Computed on first use, since it imports diffusers."""
         from ..models.fitting import named, shell
 
         try:
@@ -70,12 +70,12 @@ class _Contents:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What the model calls the file's tensors and quantized weights, by the file's names."""
+        """Return the model's names of the file's tensors and quantized weights, by the names in the file."""
         here = self.model[0] if self.model is not None else None
         return {} if here is None else {here.keys.get(name, name): name for name in here.names}
 
     def check(self, bar: Any) -> list[str]:
-        """Read everything; what could not be checked, in sentences."""
+        """Read everything, and return a sentence for each thing that could not be checked."""
         unknown: Counter[str] = Counter()
         self.files = self.src.open()
         try:
@@ -110,13 +110,13 @@ class _Contents:
             raise self._bad(key, why)
 
     def _parameter(self, key: str) -> nn.Parameter | None:
-        """The model's parameter for a tensor of the file; None if it has none, or no model is known."""
+        """Return the model's parameter for a tensor of the file, or None if there is none or the model is unknown."""
         name = self.names.get(key)
         return self.model[1].parameter(name) if self.model is not None and name is not None else None
 
     def _complete(self) -> None:
-        """Raise BadFileError if a tensor of the model that is made of several of the file has another shape, or if one
-        is not in its folder. A lone file may be some of it."""
+        """Raise BadFileError if a tensor that the model merges from several has another shape, or if a folder lacks one
+        of the model's tensors. A single file may be one shard of several."""
         from ..models.fitting import refuse_misfits, refuse_missing
 
         if self.model is None:
@@ -126,7 +126,7 @@ class _Contents:
             refuse_missing(*self.model)
 
     def _weight(self, found: Found) -> list[str]:
-        """Read and decode one quantized weight; why that was not possible, if it is nobody's fault."""
+        """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
         import torch
 
         try:
