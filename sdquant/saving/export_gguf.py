@@ -1,9 +1,9 @@
 """Write a model's float weights as GGUF: `sdquant quantize MODEL model.gguf -q q4_k`.
 
-A GGUF scheme is not for quantizing while loading; its file is written once, and loaded as found after that.
-A file on its own is what other tools read: the authors' names without a prefix, layers fused as they are there. A file
-inside a diffusers folder has diffusers' names. Both keep the conventions of `formats.gguf_conventions`. The component's
-config, where there is one, goes into the file under "sdquant", so that it loads without `base`.
+GGUF schemes are not available while loading: a file is written once, and loaded as it is after that. A standalone file
+is for other tools: it uses the original authors' tensor names without a prefix, with layers fused as in their
+checkpoints. A file inside a diffusers folder uses diffusers' names. Both follow `formats.gguf.conventions`. The
+component's config, if any, is stored in the file under "sdquant", so that it loads without `base`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FLOAT_TYPES = {row.dtype: name for name, row in TYPES.items() if row.dtype}
-FALLBACK = "q8_0"  # for weights that are no whole number of the wanted type's blocks
+FALLBACK = "q8_0"  # for weights that are not a whole number of blocks of the requested type
 
 
 def quantize_file(
@@ -57,7 +57,7 @@ def quantize_file(
     allow_pickle: bool = False,
     progress: bool = True,
 ) -> Path:
-    """Quantize to GGUF, one weight at a time.
+    """Quantize a model to GGUF, one weight at a time.
 
     Args:
         path: pipeline folder, component folder or file with float weights.
@@ -109,10 +109,10 @@ def quantize_file(
 
 
 def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
-    """The files of a folder and its subfolders, relative to it.
+    """Return the files of a folder and its subfolders, relative to it.
 
     Raises:
-        BadFileError: one is a link that leads out of the folder, or no file at all.
+        BadFileError: a link leads out of the folder, or an entry is not a regular file.
     """
     found = []
     for home, folders, names in os.walk(place):
@@ -129,10 +129,10 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
 def write_component(
     src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
 ) -> None:
-    """Write one component's weights; those that fit no block type stay in their float type.
+    """Write one component's weights; those that fit no block type keep their float type.
 
     Args:
-        alone: the file is for other tools too, and not a part of a diffusers folder.
+        alone: write a standalone file for other tools, not one inside a diffusers folder.
     """
     from ..formats.gguf.writer import write_gguf
 
@@ -166,7 +166,7 @@ def write_component(
 
 
 def _main_dtype(src: Source) -> str:
-    """The float dtype with the most bytes: what the model computes in, though its small tensors are written in F32."""
+    """Return the float dtype with the most bytes: the compute dtype, though small tensors are written as F32."""
     sizes: Counter[str] = Counter()
     for info in src.tensors.values():
         sizes[info.dtype] += info.nbytes if info.dtype in FLOATS else 0
@@ -180,7 +180,7 @@ def _rows(
     skip: tuple[str, ...],
     files: Any,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
-    """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
+    """Yield name, shape, GGUF type and a function that returns the data of each tensor; one is in memory at a time."""
     parts, kind = named[0], conventions.architecture(named[1])
     shapes = {key: info.shape for key, info in src.tensors.items()}
     fallback = QuantSpec(registry.scheme(FALLBACK), embeddings=spec.embeddings)
@@ -212,10 +212,10 @@ def _rows(
 
 
 def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, skip: tuple[str, ...]) -> Tensor:
-    """The numbers or blocks of a tensor as the file holds them.
+    """Return the values or quantized blocks of a tensor as the file holds them.
 
     Raises:
-        BadFileError: it has values that are not finite, or are not in its type.
+        BadFileError: it has values that are not finite, or that the type cannot represent.
     """
     import torch
 
@@ -245,7 +245,7 @@ def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
 def _type_of(
     name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: conventions.Architecture | None
 ) -> str:
-    """The type of a weight that may be quantized."""
+    """Return the GGUF type of a weight that may be quantized."""
     from ..backends.gguf import mix_type
 
     wanted = mix_type(spec.scheme.name, name)
