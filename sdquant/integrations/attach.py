@@ -1,7 +1,7 @@
-"""Models that sdquant loaded or quantized itself, and the calls of diffusers and transformers that ask a quantizer.
+"""Attach a quantizer to models that sdquant loaded or quantized, for calls of diffusers and transformers.
 
-Without one, `save_pretrained` would write the parts of packed weights as tensors of a model that is not quantized:
-files that nobody could load.
+Without one, `save_pretrained` would write the parts of packed weights as tensors of an unquantized model, which nothing
+could load.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class _Said(dict[str, Any]):
-    """A `quantization_config` as it stands in a config.json, which PEFT asks as it would a library's own."""
+    """A `quantization_config` as in a config.json, with the `to_dict` that PEFT expects of a library's own."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same."""
+        """Return a plain dict of it."""
         return dict(self)
 
 
 def attach(model: nn.Module) -> None:
-    """Give a model, whose weights are in place, its quantizer, and its config what that of a saved model says. One that
-    is not quantized, or of no library's class, is left as it is."""
+    """Set a loaded model's quantizer, and the `quantization_config` in its config as a saved model has it. A model that
+    is not quantized, or not of one of the libraries' classes, is left unchanged."""
     said = library_config(model).get("quantization_config")
     if said is None or not hasattr(model, "save_pretrained"):
         return
@@ -47,7 +47,7 @@ def attach(model: nn.Module) -> None:
     library = "transformers" if is_of_transformers(model) else "diffusers"
     try:
         quantizer = import_module(f"{__package__}.{library}_quantizer").Quantizer
-    except ImportError as error:  # a version from before it had what is used there
+    except ImportError as error:  # a version too old for it
         log.info("save_pretrained is disabled for this %s: %s", type(model).__name__, error)
         made.save_pretrained = _refuse
         return
@@ -60,7 +60,7 @@ def attach(model: nn.Module) -> None:
 
 
 def _refuse(save_directory: Any, *args: Any, **kwargs: Any) -> None:
-    """`save_pretrained` where the library is too old to be told how."""
+    """Refuse `save_pretrained` if the library is too old for a quantizer."""
     raise SettingsError(
         f"Cannot save a quantized model to {save_directory} with save_pretrained",
         "the installed version of its library does not support that",

@@ -1,7 +1,7 @@
 """sdquant as a quantizer of diffusers: `from_pretrained(..., quantization_config=sdquant.Config("int8"))`.
 
-Weights are held in sdquant's plain layers. What `save_pretrained` writes is what `sdquant.save` writes, and the other
-way round: either folder loads with `from_pretrained` and with `sdquant.load_model`.
+The model gets sdquant's plain layers. `save_pretrained` and `sdquant.save` write the same: either folder loads with
+`from_pretrained` and with `sdquant.load_model`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAID = ("quantization_config", "_pre_quantization_dtype")  # in the config of a
 
 
 class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no types
-    """Called by diffusers, in the order of the methods here, while it loads one model."""
+    """Quantizer that diffusers calls while it loads one model, in the order of the methods here."""
 
     use_keep_in_fp32_modules = True
     requires_calibration = False
@@ -47,15 +47,15 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         self._extra: set[str] = set()  # keys that belong to weights and are not loaded
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Ask the matrix. Called again when `device_map="auto"` has become a table."""
+        """Check the compatibility matrix. Called again when `device_map="auto"` has become a table."""
         self.weights.check(quantized=self.pre_quantized, device_map=device_map)
 
     def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype:
-        """None would have diffusers cast weights to the dtype of what stands in their place."""
+        """Return float32 for None, with which diffusers would cast weights to the dtype of their placeholders."""
         return torch_dtype or torch.float32
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """The parameters that the files' tensors become."""
+        """Return the names of the parameters that the files' tensors become."""
         if not self.pre_quantized:
             return loaded_keys
         self.weights.read(checkpoint_files)
@@ -74,7 +74,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
     ) -> None:
         keep = keep_in_fp32_modules or ()
         if self.pre_quantized and not self.weights.found:
-            # `from_single_file` does not say that the file is to be quantized, and not what file it is.
+            # `from_single_file` tells neither that the file has to be quantized nor which file it is.
             self.pre_quantized = False
             self.weights.check(quantized=False)
             self.weights.plan(model, keep)
@@ -86,7 +86,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             self.weights.plan(model, keep)
 
     def _stand_in(self, model: nn.Module, name: str) -> None:
-        """An empty quantized layer, so that diffusers finds a place for the parts."""
+        """Install an empty quantized layer, so that diffusers finds parameters for the parts."""
         headers = self.weights.headers
         parts = {
             part: torch.empty(headers[key].shape, dtype=torch_dtype(headers[key]), device="meta")
@@ -96,15 +96,15 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         install_packed(model, self.weights.ties.get(name, (name,)), packed, "plain")
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> list[str]:
-        """Without the markers, which hold nothing."""
+        """Return the missing keys without the marker parameters, which hold nothing."""
         return [key for key in missing_keys if key.rpartition(".")[2] != LIKE]
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A file's tensors under the names of the parameters.
+        """Return a file's tensors under the names of the parameters.
 
         Raises:
-            UnsupportedFileError: `from_single_file` has read a file that is quantized already; of its own, diffusers
-                fails somewhere in its converters, or casts codes to floats.
+            UnsupportedFileError: `from_single_file` has read a file that is already quantized. Without this check
+                diffusers fails somewhere in its converters, or casts codes to floats.
         """
         if self.pre_quantized and not self.weights.found:
             for name, tensor in state_dict.items():
@@ -124,11 +124,11 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
     def check_if_quantized_param(
         self, model: nn.Module, param_value: Tensor, param_name: str, state_dict: Mapping[str, Any], **kwargs: Any
     ) -> bool:
-        """Whether `create_quantized_param` is to place this one."""
+        """Return whether `create_quantized_param` places this parameter."""
         return param_name in self.weights.planned or (self.pre_quantized and f".{PREFIX}" in param_name)
 
     def check_quantized_param_shape(self, *args: Any, **kwargs: Any) -> bool:
-        """The stand-ins were made in the shapes of the files."""
+        """Return True: the placeholders have the shapes of the files."""
         return True
 
     def create_quantized_param(
@@ -141,7 +141,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         unexpected_keys: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Place a part of a quantized weight, or quantize a weight."""
+        """Install a part of a quantized weight, or quantize a float weight."""
         if self.pre_quantized:  # as it is in the file: diffusers has cast float parts to the model's dtype
             set_tensor(model, (param_name,), state_dict[param_name].to(target_device))
         else:
@@ -172,10 +172,10 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
     def get_state_dict_and_metadata(
         self, state_dict: Mapping[str, Any], safe_serialization: bool = True
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The tensors and the metadata of the file that `save_pretrained` writes.
+        """Return the tensors and the metadata of the file that `save_pretrained` writes.
 
         Raises:
-            ConflictError: a LoRA is on the model. SettingsError: it is not to be a safetensors file.
+            ConflictError: a LoRA is on the model. SettingsError: the file would not be a safetensors file.
         """
         from ..saving.model_files import contents
         from ..saving.quantization_config import library_config
@@ -208,7 +208,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
 
     @property
     def is_trainable(self) -> bool:
-        """No: the weights are codes."""
+        """Return False: the weights are codes."""
         return False
 
 

@@ -1,7 +1,7 @@
 """sdquant as a quantizer of transformers, for the text encoders: `from_pretrained(..., quantization_config=...)`.
 
-transformers loads through converters: a weight's tensors, which in a file have keys that end differently ("weight",
-"weight.absmax"), are collected and given to an operation, which puts a quantized layer into the model.
+transformers loads through converters: the tensors of a weight, whose keys in a file have different endings ("weight",
+"weight.absmax"), are collected and passed to an operation, which puts a quantized layer into the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ with quiet():  # what it imports besides has remarks to make
 
 
 class Quantizer(HfQuantizer):
-    """Called by transformers, in the order of the methods here, while it loads one model."""
+    """Quantizer that transformers calls while it loads one model, in the order of the methods here."""
 
     requires_calibration = False
     pre_quantized: bool
@@ -43,11 +43,11 @@ class Quantizer(HfQuantizer):
         self.dtype = torch.float32
 
     def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
-        """Ask the matrix."""
+        """Check the compatibility matrix."""
         self.weights.check(quantized=self.pre_quantized, device_map=device_map)
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Remembers it: the operations below cast what is not quantized."""
+        """Store the dtype, to which the operations below cast unquantized tensors, and return it."""
         self.dtype = dtype
         return dtype
 
@@ -66,15 +66,15 @@ class Quantizer(HfQuantizer):
             self.weights.plan(model, ())
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Whether `_Encode` is to place this one. Asked once more for what is missing in the end."""
+        """Return whether `_Encode` installs this parameter. Called again in the end for missing ones."""
         return not self.pre_quantized and param_name in self.weights.planned
 
     def get_quantize_ops(self) -> ConversionOps:
-        """For one weight."""
+        """Return the operation that quantizes one weight."""
         return _Encode(self)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
-        """The endings of the keys that a quantized weight has in the files, and what is done with their tensors."""
+        """Return the converter for the key endings of quantized weights in the files."""
         if not self.pre_quantized:
             return []
         endings = {_pattern("weight")}
@@ -99,11 +99,11 @@ class Quantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """No: the weights are codes."""
+        """Return False: the weights are codes."""
         return False
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The tensors and the metadata of the file that `save_pretrained` writes."""
+        """Return the tensors and the metadata of the file that `save_pretrained` writes."""
         from ..saving.model_files import contents, guarded
         from ..saving.quantization_config import library_config
 
@@ -121,11 +121,11 @@ class Quantizer(HfQuantizer):
 
 
 class SdnqConfig(Config):
-    """What a config.json of SDNQ says: what sdquant wrote in SDNQ's format loads without the sdnq package too."""
+    """Config of a config.json in SDNQ's format, so that such files from sdquant load without the sdnq package too."""
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """See `Config.from_dict`."""
+        """Return the config for SDNQ's `weights_dtype`; see `Config.from_dict`."""
         word = str(config_dict.get("weights_dtype", "")).replace("float8_e4m3fn", "fp8")
         return super().from_dict({"quant": f"sdnq-{word}"}, return_unused_kwargs, **kwargs)
 
@@ -135,7 +135,7 @@ def _operations(conversion: Any) -> list[Any]:
 
 
 def _ending(found: Found, key: str) -> str:
-    """The pattern for a key of a quantized weight: what follows the path of its module."""
+    """Return the pattern for a key of a quantized weight: what follows the path of its module."""
     return _pattern(key.removeprefix(found.name.rpartition(".")[0] + "."))
 
 
@@ -152,7 +152,7 @@ class _Op(ConversionOps):
 
 
 class _Encode(_Op):
-    """A float weight, quantized into the model."""
+    """Operation that quantizes a float weight and installs it in the model."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **known: Any
@@ -165,7 +165,7 @@ class _Encode(_Op):
 
 
 class _Read(_Op):
-    """The tensors of a weight: quantized into the model, or a float one handed on."""
+    """Operation that installs a quantized weight from its tensors, or passes a float one on."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **known: Any
