@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 
 
-def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
+def quantize(
+    request: Request, model_plan: plan.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD
+) -> Path:
     """Quantize and write a model as a folder; every process calls this with the same values.
 
     Args:
@@ -51,28 +53,28 @@ def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *,
         DistributedError: another process has ended. SettingsError: the processes do not see the same folder, or
             mode="post". Else as `load_model` and `save`.
     """
-    if any(part.action == "encode" and part.mode == "post" for part in made.components):
+    if any(part.action == "encode" and part.mode == "post" for part in model_plan.components):
         raise SettingsError(
             "Cannot quantize with several processes and mode='post'",
             "no process loads the whole model",
             "Leave the mode out: the result is the same",
         )
-    for warning in made.warnings if ranks.first else ():
+    for warning in model_plan.warnings if ranks.first else ():
         loader.log.warning("%s", warning)
-    if made.detected.container == "pipeline":
-        pipeline_folders.check_pipeline(plan.folder_of(made))
-    total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())
-    spec = next(part.spec for part in made.components if part.spec is not None)
+    if model_plan.detected.container == "pipeline":
+        pipeline_folders.check_pipeline(plan.folder_of(model_plan))
+    total = sum(info.nbytes for src in model_plan.detected.sources.values() for info in src.tensors.values())
+    spec = next(part.spec for part in model_plan.components if part.spec is not None)
     with (
-        _one_folder(target, made.bytes, ranks) as folder,
-        bar(total // ranks.count, spec, asked.progress and ranks.first) as tick,
+        _one_folder(target, model_plan.bytes, ranks) as folder,
+        bar(total // ranks.count, spec, request.progress and ranks.first) as tick,
     ):
         models = {}
-        for part in made.components:
+        for part in model_plan.components:
             home = folder if part.name == "model" else folder / part.name
-            models[part.name] = _component(asked, made, part, home, ranks, tick, max_shard)
+            models[part.name] = _component(request, model_plan, part, home, ranks, tick, max_shard)
         if ranks.first:
-            whole = loader.assemble(made, models)
+            whole = loader.assemble(model_plan, models)
             if pipelines.is_pipeline(whole):
                 write_rest(whole, folder)
     return target
@@ -120,8 +122,8 @@ def _require_seen(folder: Path, ranks: Processes) -> None:
 
 
 def _component(
-    asked: Request,
-    made: plan.Plan,
+    request: Request,
+    model_plan: plan.Plan,
     part: plan.ComponentPlan,
     home: Path,
     ranks: Processes,
@@ -129,7 +131,7 @@ def _component(
     max_shard: int,
 ) -> nn.Module:
     """Write one component into a folder, and return its empty model (weights on the meta device)."""
-    src = plan.source_of(made, part)
+    src = plan.source_of(model_plan, part)
     model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
     remember(model, src.conversions, quantized=True)
@@ -138,18 +140,18 @@ def _component(
         keep(model, part.spec.rules)
         place(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
     out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
-    collector = Collector(model, part, made, src, out)
+    collector = Collector(model, part, model_plan, src, out)
     if ranks.first:
         collector.finish(src)
         collector.buffers()
     mine = shares(collector.sizes, ranks.count)[ranks.rank]
-    loader.fill(collector, part, src, made, tick, asked.skip, only={collector.keys[name] for name in mine})
+    loader.fill(collector, part, src, model_plan, tick, request.skip, only={collector.keys[name] for name in mine})
     for forms in ranks.gathered(collector.forms):
         collector.stand_in(forms)
-    said = write_config(model, home) if ranks.first else None
-    told = ranks.gathered(said)[0]
-    assert told is not None
-    stem, guard = told
+    own_naming = write_config(model, home) if ranks.first else None
+    naming = ranks.gathered(own_naming)[0]
+    assert naming is not None
+    stem, guard = naming
     out.finish(guard=guard)
     files = [file for each in ranks.gathered(out.files) for file in each]
     if ranks.first:

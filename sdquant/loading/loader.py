@@ -127,83 +127,83 @@ def load_model(
     Raises:
         SdquantError: one of its kinds; see `sdquant.errors`.
     """
-    asked = request(
+    parsed = request(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
         variant=variant, quant_stats=quant_stats, compute=compute, revision=revision, subfolder=subfolder, token=token,
     )  # fmt: skip
-    return load(asked)
+    return load(parsed)
 
 
-def load(asked: Request) -> Any:
+def load(request: Request) -> Any:
     """Load a model as `load_model` does, for a Request."""
-    return load_planned(asked, prepare(asked))
+    return load_planned(request, prepare(request))
 
 
 @ordinary
-def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
+def load_planned(request: Request, plan: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
     """Load a model for a Request whose plan exists already.
 
     Args:
         on_bytes: called with the bytes read so far and the total. An exception from it ends the load and propagates.
     """
     begin = time.perf_counter()
-    lone = made.detected.sources.get(".")
+    lone = plan.detected.sources.get(".")
     if lone is not None:
         class_of(lone)
-    if made.detected.container == "pipeline":
+    if plan.detected.container == "pipeline":
         from ..models.pipeline_folders import check_pipeline
 
-        check_pipeline(folder_of(made))
-    for warning in made.warnings:
+        check_pipeline(folder_of(plan))
+    for warning in plan.warnings:
         log.warning("%s", warning)
-    with _one_bar(made, asked.progress, on_bytes) as tick:
-        parts, kept = _parts(asked, made, tick)
-    whole = assemble(made, parts)
+    with _one_bar(plan, request.progress, on_bytes) as tick:
+        parts, cached = _parts(request, plan, tick)
+    whole = assemble(plan, parts)
     from .. import offload
     from ..models import peft_hooks
     from ..utils.malloc_trim import trim
 
     trim()
     peft_hooks.prepare_pipeline(whole)
-    handle = offload.apply(whole, made.offload, device=made.device, budget=made.budget)
-    whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
+    handle = offload.apply(whole, plan.offload, device=plan.device, budget=plan.budget)
+    whole.sdquant = Loaded(plan=plan, offload=handle, seconds=time.perf_counter() - begin, cached=cached)
     return whole
 
 
-def import_classes(made: planner_plan.Plan) -> None:
+def import_classes(plan: planner_plan.Plan) -> None:
     """Import the classes of diffusers and transformers that the plan needs, so that import is not timed as loading."""
     from ..models.components import model_class, quiet
     from ..models.pipeline_folders import pipeline_class
 
-    for part in made.components:
-        model_class(*class_of(source_of(made, part)))
-    if [part.name for part in made.components] != ["model"]:
+    for part in plan.components:
+        model_class(*class_of(source_of(plan, part)))
+    if [part.name for part in plan.components] != ["model"]:
         with quiet():
-            pipeline_class(folder_of(made))
+            pipeline_class(folder_of(plan))
 
 
-def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+def _parts(request: Request, plan: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """Return all components by name, and the names of those that came from the cache."""
-    cache, parts, used = cache_of(asked), {}, {}
-    for part in made.components:
-        src = source_of(made, part)
+    cache, parts, used = cache_of(request), {}, {}
+    for part in plan.components:
+        src = source_of(plan, part)
         if cache is None or part.action != "encode":
-            parts[part.name] = build(part, src, made, tick, asked.skip)
+            parts[part.name] = build(part, src, plan, tick, request.skip)
             continue
-        place = cache.place(part, src, made.dtype, made.device, progress=asked.progress)
-        kept = cache.found(place, src)
-        if kept is not None:
+        place = cache.place(part, src, plan.dtype, plan.device, progress=request.progress)
+        cached = cache.found(place, src)
+        if cached is not None:
             try:
-                parts[part.name] = build(replace(part, action="found", mode="found"), kept, made, tick)
+                parts[part.name] = build(replace(part, action="found", mode="found"), cached, plan, tick)
                 used[part.name] = place
                 continue
             except BadFileError as error:
                 cache.drop(place, str(error))
-        parts[part.name] = build(part, src, made, tick, asked.skip)
-        if cache.place(part, src, made.dtype, made.device, progress=asked.progress) == place:
+        parts[part.name] = build(part, src, plan, tick, request.skip)
+        if cache.place(part, src, plan.dtype, plan.device, progress=request.progress) == place:
             cache.keep(place, parts[part.name], used.values())
         else:
             log.warning("%s changed while it was being loaded: its quantized weights are not cached", src.path)
@@ -211,7 +211,7 @@ def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[st
 
 
 def build(
-    part: planner_plan.ComponentPlan, src: Source, made: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
+    part: planner_plan.ComponentPlan, src: Source, plan: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
 ) -> nn.Module:
     """Return one component; its weights are read, and if need be quantized, one at a time.
 
@@ -230,8 +230,8 @@ def build(
 
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
-    dtype = components.dtype_named(made.dtype) if made.dtype else None
-    install = Installer(model, part.runtime, dtype, made.device)
+    dtype = components.dtype_named(plan.dtype) if plan.dtype else None
+    install = Installer(model, part.runtime, dtype, plan.device)
     ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:
@@ -239,14 +239,14 @@ def build(
         tick(nbytes)
 
     try:
-        fill(install, part, src, made, done, skip)
+        fill(install, part, src, plan, done, skip)
     finally:
         ahead.close()
     install.finish(src)
     if part.action == "encode" and part.mode == "post" and part.spec is not None:
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
-        quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
+        quantize_module(model, part.spec, runtime=part.runtime, only=only, device=plan.device)
     rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
     if rules is not None:
         from ..rules.model_rules import attach_rules
@@ -265,7 +265,7 @@ def fill(
     install: Installer,
     part: planner_plan.ComponentPlan,
     src: Source,
-    made: planner_plan.Plan,
+    plan: planner_plan.Plan,
     tick: Callable[[int], None],
     skip: tuple[str, ...] = (),
     only: Container[str] | None = None,
@@ -280,8 +280,8 @@ def fill(
     from ..core.range_keys import is_range
     from ..models.quantize_weight import refuse_not_finite
 
-    chosen = {weight.name for weight in part.weights}
-    encode = chosen if part.action == "encode" and part.mode == "pre" else set()
+    selected = {weight.name for weight in part.weights}
+    encode = selected if part.action == "encode" and part.mode == "pre" else set()
     files = src.open()
     try:
         for key, info in src.plain.items():
@@ -290,9 +290,9 @@ def fill(
             read = src.read(files, key)
             tensor = read if is_range(key) else install.cast(key, read)
             if key in encode and part.spec is not None:
-                install.encode(key, tensor, part.spec, made.device, src.home[key])
+                install.encode(key, tensor, part.spec, plan.device, src.home[key])
             else:
-                if part.spec is not None and part.action == "encode" and key not in chosen:
+                if part.spec is not None and part.action == "encode" and key not in selected:
                     refuse_not_finite(key, tensor, part.spec, skip, src.keys)
                 install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip, src.keys))
             tick(info.nbytes)
@@ -305,13 +305,13 @@ def fill(
             file.close()
 
 
-def assemble(made: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
+def assemble(plan: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
     """Return the pipeline of these components, or the component itself if it is loaded alone."""
     if set(parts) == {"model"}:
         return parts["model"]
     from ..models.pipeline_folders import pipeline
 
-    return pipeline(folder_of(made), parts)
+    return pipeline(folder_of(plan), parts)
 
 
 class Tick:
@@ -330,13 +330,13 @@ class Tick:
 
 @contextlib.contextmanager
 def _one_bar(
-    made: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
+    plan: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
 ) -> Iterator[Tick]:
     """Yield a counter with a progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 
-    total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())
-    name = Path(made.path).name
+    total = sum(info.nbytes for src in plan.detected.sources.values() for info in src.tensors.values())
+    name = Path(plan.path).name
     with tqdm(
         total=total, desc=f"Loading {name}", unit="B", unit_scale=True, disable=not progress, delay=2, leave=False
     ) as bar:

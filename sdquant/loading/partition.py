@@ -10,10 +10,10 @@ def shares(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
     A weight belongs to the process in whose byte range its middle lies. With few weights, some lists are empty.
     """
-    made: list[list[str]] = [[] for _ in range(count)]
+    groups: list[list[str]] = [[] for _ in range(count)]
     total, before = sum(sizes.values()), 0
     for name, size in sizes.items():
         middle = 2 * before + size  # in half bytes, so that all is whole numbers
-        made[min(count - 1, middle * count // (2 * total)) if total else 0].append(name)
+        groups[min(count - 1, middle * count // (2 * total)) if total else 0].append(name)
         before += size
-    return made
+    return groups

@@ -59,7 +59,7 @@ class Cache:
         assert part.spec is not None
         package = registry.get(part.spec.scheme.backend).requires
         named = {} if package is None else {package.package: hardware.versions().get(package.package)}
-        said = {
+        inputs = {
             "format": _FORMAT,
             "versions": {"sdquant": __version__, **named},
             "files": [self._digest(file, progress=progress) for file in src.files],
@@ -70,7 +70,7 @@ class Cache:
             "class": [src.library, src.class_name],
             "config": src.config,
         }
-        digest = sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        digest = sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
         return self.folder / f"{digest}.safetensors"
 
     def found(self, place: Path, src: Source) -> Source | None:
@@ -78,13 +78,13 @@ class Cache:
         if not place.exists():
             return None
         try:
-            kept = single_file(place)
+            cached = single_file(place)
             os.utime(place)  # used now
         except (SdquantError, OSError) as error:
             self.drop(place, str(error))
             return None
         return replace(
-            kept, config=src.config, library=src.library, class_name=src.class_name, conversions=src.conversions
+            cached, config=src.config, library=src.library, class_name=src.class_name, conversions=src.conversions
         )  # it has the model's names
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
@@ -155,14 +155,14 @@ class Cache:
         return memo if isinstance(memo, dict) else {}
 
 
-def cache_of(asked: Request) -> Cache | None:
+def cache_of(request: Request) -> Cache | None:
     """Return the cache of a request, or None if it uses none."""
-    said = asked.cache if asked.cache is not None else os.environ.get(VARIABLE, "")
-    word = said.strip().lower()
+    setting = request.cache if request.cache is not None else os.environ.get(VARIABLE, "")
+    word = setting.strip().lower()
     if word in ("", "off", "0", "false", "no"):
         return None
-    folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(said))
-    return Cache(folder=folder, limit=parse_size(asked.cache_limit, "A cache_limit"))
+    folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(setting))
+    return Cache(folder=folder, limit=parse_size(request.cache_limit, "A cache_limit"))
 
 
 def default_folder() -> Path:

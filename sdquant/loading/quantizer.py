@@ -72,41 +72,44 @@ def quantize(
             "auto chooses what fits before a model is loaded",
             "Use load_model(path, quant='auto'), or name a scheme",
         )
-    asked = request(
+    options = request(
         "the loaded model",
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
         mode="post", compute=compute,
     )  # fmt: skip
     here = hardware.probe()
     target = device or hardware.default_device(here)
-    for spec in asked.specs().values():
+    for spec in options.specs().values():
         if spec is not None:
-            planner.refuse_computing(spec, asked.compute)
+            planner.refuse_computing(spec, options.compute)
             compat.check(
-                str(spec), "none", mode="post", runtime=asked.plain_runtime, compute=asked.compute,
+                str(spec), "none", mode="post", runtime=options.plain_runtime, compute=options.compute,
                 device=target, machine=here, allow_incompatible=allow_incompatible,
             )  # fmt: skip
     parts = weight_parts(model) if is_pipeline(model) else {"model": model}
     specs = {
-        name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
+        name: spec
+        for name in parts
+        for requested, spec in [planner.asked_for(name, options)]
+        if requested and spec is not None
     }
     for name in specs:
         peft_hooks.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
         _refuse_float8(name, parts[name])
-    runtimes = {name: asked.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
-    chosen = {
-        name: weights_to_quantize(parts[name], spec, asked.plain_runtime or spec.scheme.runtimes[0], asked.skip)
+    runtimes = {name: options.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
+    selected = {
+        name: weights_to_quantize(parts[name], spec, options.plain_runtime or spec.scheme.runtimes[0], options.skip)
         for name, spec in specs.items()
     }
-    plans = {name: weights for name, (weights, _) in chosen.items()}
-    extents = {name: extent_of(parts[name], spec, *chosen[name]) for name, spec in specs.items()}
+    plans = {name: weights for name, (weights, _) in selected.items()}
+    extents = {name: extent_of(parts[name], spec, *selected[name]) for name, spec in specs.items()}
     for name, spec in specs.items():
         if isinstance(spec, RulesSpec):
             require_ranges(spec, ((one, tuple(parts[name].get_parameter(one).shape)) for one in sorted(plans[name])))
     for name, weights in plans.items():
         _refuse_empty(name, parts[name], weights)
-    named = {*(asked.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
+    named = {*(options.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
     for line in require_something(type(model).__name__, extents, named):
         log.warning("%s", line)
     from tqdm import tqdm
@@ -124,9 +127,9 @@ def quantize(
             )
             if isinstance(spec, RulesSpec):
                 attach_rules(parts[name], spec)
-            if asked.compute is not None:
-                set_compute(parts[name], asked.compute)
-            if asked.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
+            if options.compute is not None:
+                set_compute(parts[name], options.compute)
+            if options.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
                 openvino.attach(parts[name])
             finishing.finish(parts[name])
     peft_hooks.prepare_pipeline(model)
@@ -161,17 +164,17 @@ def quantize_module(
     trim()
 
 
-def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], kept: Mapping[str, str]) -> Extent:
-    """Return how much of a model would be quantized; `weights` and `kept` come from `weights_to_quantize`.
+def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], skipped: Mapping[str, str]) -> Extent:
+    """Return how much of a model would be quantized; `weights` and `skipped` come from `weights_to_quantize`.
 
     Raises:
         SettingsError: a rule that products of activations cannot follow.
     """
     if not isinstance(spec, RulesSpec):
-        return Extent(spec=spec, weights=len(weights), kept=kept)
+        return Extent(spec=spec, weights=len(weights), kept=skipped)
     layers = tuple((name, tuple(row.shape)) for name, row in model.named_parameters() if row.dim() > 1)
     products = marked_in(model, spec)
-    return Extent(spec=spec, weights=len(weights), products=len(products or ()), kept=kept, layers=layers)
+    return Extent(spec=spec, weights=len(weights), products=len(products or ()), kept=skipped, layers=layers)
 
 
 def weights_to_quantize(
@@ -189,8 +192,8 @@ def weights_to_quantize(
         for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
         if names[0].endswith(".weight") and kind_to_quantize(model, names) in kinds
     }
-    weights, kept = planner.select(shapes, spec, runtime, skip, type(model).__name__)
-    return {weight.name for weight in weights}, kept
+    weights, skipped = planner.select(shapes, spec, runtime, skip, type(model).__name__)
+    return {weight.name for weight in weights}, skipped
 
 
 def _refuse_float8(name: str, model: nn.Module) -> None:
@@ -208,9 +211,9 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
             )
 
 
-def _refuse_empty(name: str, model: nn.Module, chosen: set[str]) -> None:
+def _refuse_empty(name: str, model: nn.Module, selected: set[str]) -> None:
     """Raise IncompatibleError if a weight that would be quantized has no values."""
-    empty = [weight for weight in sorted(chosen) if model.get_parameter(weight).device.type == "meta"]
+    empty = [weight for weight in sorted(selected) if model.get_parameter(weight).device.type == "meta"]
     if empty:
         raise IncompatibleError(
             f"Cannot quantize the {name}",

@@ -107,8 +107,10 @@ class Collector(Installer):
         forms: the quantized weights so far.
     """
 
-    def __init__(self, model: nn.Module, part: plan.ComponentPlan, made: plan.Plan, src: Source, out: Written) -> None:
-        super().__init__(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
+    def __init__(
+        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Source, out: Written
+    ) -> None:
+        super().__init__(model, part.runtime, components.dtype_named(model_plan.dtype) if model_plan.dtype else None)
         self.out = out
         self.keys: dict[str, str] = {}
         self.sizes: dict[str, int] = {}

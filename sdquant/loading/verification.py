@@ -38,15 +38,15 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
     """
     from tqdm import tqdm
 
-    seen = detect(path, allow_pickle=allow_pickle)
-    total = sum(len(src.tensors) for src in seen.sources.values())
+    detected = detect(path, allow_pickle=allow_pickle)
+    total = sum(len(src.tensors) for src in detected.sources.values())
     notes: dict[str, list[str]] = {}
     with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:
-        for name, src in seen.sources.items():
+        for name, src in detected.sources.items():
             notes[name] = _Contents(src).check(bar)
-    parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in seen.parts.items()}
+    parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in detected.parts.items()}
     lines = [line if name == "." else f"{name}: {line}" for name, some in notes.items() for line in some]
-    return replace(seen, warnings=[*seen.warnings, *lines], parts=parts)
+    return replace(detected, warnings=[*detected.warnings, *lines], parts=parts)
 
 
 class _Contents:
@@ -82,9 +82,9 @@ class _Contents:
             for key in self.src.plain:
                 self._plain(key, self._get(key))
                 bar.update()
-            for found in self.src.found.values():
-                unknown.update(self._weight(found))
-                bar.update(len(found.keys) + len(found.extra))
+            for entry in self.src.found.values():
+                unknown.update(self._weight(entry))
+                bar.update(len(entry.keys) + len(entry.extra))
             self._complete()
         finally:
             for file in self.files.values():
@@ -100,12 +100,12 @@ class _Contents:
     def _plain(self, key: str, tensor: Tensor) -> None:
         from ..models.weight_loader import misfit
 
-        wanted = self._parameter(key)
-        if wanted is not None or key not in self.names:
+        parameter = self._parameter(key)
+        if parameter is not None or key not in self.names:
             self._finite(key, tensor)
         elif bool(tensor.isnan().any()):  # a buffer may be infinite on purpose, as Gemma 4's clipping limits are
             raise self._bad(key, NOT_FINITE)
-        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted) if wanted is not None else None
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), parameter) if parameter is not None else None
         if why is not None:
             raise self._bad(key, why)
 
@@ -125,28 +125,28 @@ class _Contents:
         if self.src.path.is_dir():
             refuse_missing(*self.model)
 
-    def _weight(self, found: Found) -> list[str]:
+    def _weight(self, entry: Found) -> list[str]:
         """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
         import torch
 
         try:
-            wanted = self._parameter(found.name)
-            shape = tuple(wanted.shape) if wanted is not None else None
-            packed = read_weight(found, self.src.specs.get(found.name), shape, self._get)
-            require_sound(found, packed)
+            parameter = self._parameter(entry.name)
+            shape = tuple(parameter.shape) if parameter is not None else None
+            packed = read_weight(entry, self.src.specs.get(entry.name), shape, self._get)
+            require_sound(entry, packed)
             for part, tensor in packed.parts.items():
-                self._finite(found.keys[part], tensor)
-            weight = registry.of_scheme(found.scheme).decode(packed, torch.float32)
+                self._finite(entry.keys[part], tensor)
+            weight = registry.of_scheme(entry.scheme).decode(packed, torch.float32)
         except BadFileError as error:
             why = f"{error.what}: {error.why}"
-            raise BadFileError(f"{self._file(found.name)} failed verification", why, error.fix) from error
+            raise BadFileError(f"{self._file(entry.name)} failed verification", why, error.fix) from error
         except Unfit as reason:
-            for key in found.keys.values():
+            for key in entry.keys.values():
                 self._finite(key, self._get(key))
             return [str(reason)]
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise self._bad(found.name, f"its tensors do not fit together: {error}") from error
-        self._finite(found.name, weight)
+            raise self._bad(entry.name, f"its tensors do not fit together: {error}") from error
+        self._finite(entry.name, weight)
         return []
 
     def _finite(self, name: str, tensor: Tensor) -> None:
@@ -154,8 +154,8 @@ class _Contents:
             raise self._bad(name, NOT_FINITE)
 
     def _file(self, name: str) -> Path:
-        found = self.src.found.get(name)
-        return self.src.home[next(iter(found.keys.values())) if found is not None else name]
+        entry = self.src.found.get(name)
+        return self.src.home[next(iter(entry.keys.values())) if entry is not None else name]
 
     def _bad(self, name: str, why: str) -> BadFileError:
         return BadFileError(
