@@ -84,25 +84,27 @@ def quantize_file(
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
-    asked = request(place, quant=quant, components=components, skip=skip)
-    seen = detect(place, allow_pickle=allow_pickle)
-    chosen = original_layout.chosen(seen, asked.components, single=goal.suffix == ".gguf")
-    for src in chosen.values():
+    options = request(place, quant=quant, components=components, skip=skip)
+    detected = detect(place, allow_pickle=allow_pickle)
+    sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
+    for src in sources.values():
         original_layout.refuse_quantized(src, spec)
-    total = sum(info.nbytes for src in chosen.values() for info in src.tensors.values())
+    total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
     with original_layout.bar(total, spec, progress) as tick:
         if goal.suffix == ".gguf":
-            write_component(next(iter(chosen.values())), spec, skip, goal, tick, alone=True)
+            write_component(next(iter(sources.values())), spec, skip, goal, tick, alone=True)
             return goal
-        old = {file for src in chosen.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
+        old = {file for src in sources.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
         rest = files_in(place, old)
-        rows = [row for src in chosen.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})]
+        rows = [
+            row for src in sources.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})
+        ]
         needed = sum(TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
             for path in rest:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(place / path, folder / path)
-            for name, src in chosen.items():
+            for name, src in sources.items():
                 home = folder if name == "." else folder / name
                 write_component(src, spec, skip, home / "model.gguf", tick, alone=False)
     return goal
@@ -114,7 +116,7 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
     Raises:
         BadFileError: a link leads out of the folder, or an entry is not a regular file.
     """
-    found = []
+    paths = []
     for home, folders, names in os.walk(place):
         for name in (*(name for name in folders if Path(home, name).is_symlink()), *names):
             path = Path(home, name)
@@ -122,8 +124,8 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
                 continue
             if not inside(path, place).is_file():
                 raise BadFileError(f"Cannot copy {path}", "it is not a regular file", "Replace it with the file itself")
-            found.append(path.relative_to(place))
-    return sorted(found)
+            paths.append(path.relative_to(place))
+    return sorted(paths)
 
 
 def write_component(
@@ -248,13 +250,13 @@ def _type_of(
     """Return the GGUF type of a weight that may be quantized."""
     from ..backends.gguf import mix_type
 
-    wanted = mix_type(spec.scheme.name, name)
+    preferred = mix_type(spec.scheme.name, name)
     plain = _float_type(name, shape, dtype)
-    if TYPES[wanted].dtype:
-        return plain if plain == "f32" else wanted
+    if TYPES[preferred].dtype:
+        return plain if plain == "f32" else preferred
     if conventions.stays_float(name, shape, kind):
         return plain
-    for candidate in (wanted, FALLBACK):
+    for candidate in (preferred, FALLBACK):
         if shape[-1] % TYPES[candidate].block == 0:
             return candidate
         folds = kind is None or (kind.folds and candidate in conventions.FOLDED)

@@ -73,11 +73,11 @@ def quantize_file(
     goal = Path(target)
     refuse_existing(goal, overwrite)
     spec = registry.parse(quant)
-    asked = request(path, quant=quant, components=components, skip=skip)
-    (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
+    options = request(path, quant=quant, components=components, skip=skip)
+    (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True).values()
     original_layout.refuse_quantized(src, spec)
-    rows = list(_rows(src, spec, asked.skip))
-    if not asked.skip:
+    rows = list(_rows(src, spec, options.skip))
+    if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
@@ -86,7 +86,7 @@ def quantize_file(
     try:
         with original_layout.bar(total, spec, progress) as tick:
             metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
-            safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, asked.skip, tick), metadata)
+            safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
     finally:
         for file in files.values():
             file.close()
@@ -105,7 +105,7 @@ def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
     """Return the file's tensors for packed weights by name, or None if one is packed differently."""
     from ..core.packed_validation import forms
 
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, packed in rows.items():
         scheme = SCHEMES.get(packed.spec.scheme)
         spec = QuantSpec(registry.scheme(packed.spec.scheme))
@@ -114,8 +114,8 @@ def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
         layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
         if forms(packed) != {part: (row.dtype, row.shape) for part, row in layout.items()}:
             return None
-        made |= scheme.write(name, packed)
-    return made
+        tensors |= scheme.write(name, packed)
+    return tensors
 
 
 def hidden(name: str, spec: QuantSpec) -> bool:
@@ -156,12 +156,12 @@ def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dic
 
     row = SCHEMES[spec.scheme.name]
     parts = {
-        part: torch.empty(made.shape, dtype=getattr(torch, made.dtype), device="meta")
-        for part, made in row.layout(spec, shape, dtype).items()
+        part: torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
+        for part, form in row.layout(spec, shape, dtype).items()
     }
     described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
-    written = row.write(name, Packed(spec=described, parts=parts))
-    return {key: safetensors_writer.part_of(tensor) for key, tensor in written.items()}
+    tensors = row.write(name, Packed(spec=described, parts=parts))
+    return {key: safetensors_writer.part_of(tensor) for key, tensor in tensors.items()}
 
 
 def _tensors(

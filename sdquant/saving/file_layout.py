@@ -46,15 +46,15 @@ def reordered(
     Args:
         without: weights to leave out. keys: names in the file of weights that the model names differently.
     """
-    made: dict[str, Later] = {}
+    later: dict[str, Later] = {}
     for name, packed in quantized(model):
         shape = shape_of(packed)
         if name in without or shape is packed:
             continue
         there = (keys or {}).get(name, name)
         forms = registry.of_scheme(packed.spec.scheme).write(there, shape)
-        made |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
-    return made
+        later |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
+    return later
 
 
 def _written(name: str, packed: Packed, key: str) -> Tensor:

@@ -212,9 +212,9 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
     later |= reordered(model, floats, keys)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in later}
     forms = {**tensors, **{key: one.form for key, one in later.items()}}
-    made = ({key: one.make()} for key, one in later.items())
+    created = ({key: one.make()} for key, one in later.items())
     parts = {key: safetensors_writer.part_of(tensor) for key, tensor in forms.items()}
-    safetensors_writer.write_parts(path, parts, chain([tensors], made), {"format": "pt", **metadata})
+    safetensors_writer.write_parts(path, parts, chain([tensors], created), {"format": "pt", **metadata})
 
 
 def contents(
@@ -259,8 +259,8 @@ def written(
     """Return the tensors and metadata of a file with these quantized weights, other tensors, config and rules."""
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
-    for name, held in rows:
-        packed = as_filed(held)
+    for name, weight in rows:
+        packed = as_filed(weight)
         backend = registry.of_scheme(packed.spec.scheme)
         mine = backend.write(name, packed)
         tensors |= mine
@@ -294,7 +294,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
         values["architectures"] = [type(model).__name__]
     else:
-        made: Any = model
-        values = json.loads(made.to_json_string())
+        diffusers_model: Any = model
+        values = json.loads(diffusers_model.to_json_string())
     values.pop("quantization_config", None)
     return {key: value for key, value in values.items() if key not in ("_name_or_path", "_commit_hash")}

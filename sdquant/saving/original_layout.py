@@ -32,24 +32,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
+def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
     """Return the components to quantize, by name.
 
     Args:
         named: names from the caller; None for the default ones, or for the main one if a `single` file is written.
     """
-    if seen.component == "lora":
-        lora_files.refuse(seen.path, seen.sources["."].names)
-    if set(seen.sources) == {"."}:
-        return {".": main_only(seen.sources["."])}
-    unknown = [name for name in named or () if name not in seen.sources]
+    if detected.component == "lora":
+        lora_files.refuse(detected.path, detected.sources["."].names)
+    if set(detected.sources) == {"."}:
+        return {".": main_only(detected.sources["."])}
+    unknown = [name for name in named or () if name not in detected.sources]
     if unknown:
         raise SettingsError(
-            f"Unknown component {unknown[0]!r}", f"{seen.path} has {', '.join(seen.sources)}", "Name one of them"
+            f"Unknown component {unknown[0]!r}",
+            f"{detected.path} has {', '.join(detected.sources)}",
+            "Name one of them",
         )
-    names = named or [name for name in seen.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
+    names = named or [name for name in detected.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
     if single and named is None:
-        names = [name for name in MAIN if name in seen.sources][:1]
+        names = [name for name in MAIN if name in detected.sources][:1]
     if single and len(names) != 1:
         raise SettingsError(
             f"Cannot write {' and '.join(names) or 'no component'} to one file",
@@ -57,8 +59,8 @@ def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> di
             "Name one component",
         )
     if not names:
-        raise MissingComponentError(f"Cannot quantize {seen.path}", "it has no component to quantize", "Name one")
-    return {name: seen.sources[name] for name in names}
+        raise MissingComponentError(f"Cannot quantize {detected.path}", "it has no component to quantize", "Name one")
+    return {name: detected.sources[name] for name in names}
 
 
 def main_only(src: Source) -> Source:

@@ -107,8 +107,8 @@ def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str
     Args:
         floats: quantized weights that are written as floats.
     """
-    said = library_config(model, floats).get("quantization_config")
-    if not said or said["quant_method"] == METHOD:
+    config = library_config(model, floats).get("quantization_config")
+    if not config or config["quant_method"] == METHOD:
         return ""
     theirs = is_of_transformers(model)
     auto = libraries.module("transformers.quantizers.auto" if theirs else "diffusers.quantizers.auto")
@@ -116,7 +116,7 @@ def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that will go, which nobody here has chosen
-            kind.from_config(dict(said), pre_quantized=True).validate_environment(device_map=None)
+            kind.from_config(dict(config), pre_quantized=True).validate_environment(device_map=None)
     except (ImportError, RuntimeError, ValueError) as error:
         return str(error)
     return ""
@@ -136,13 +136,13 @@ def _bitsandbytes(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str
     read = {_path(name) for name, spec in specs.items() if _in_linear(model, name, spec, scheme)}
     read -= {path for path in read if matched(path, getattr(model, "_keep_in_fp32_modules", None) or ())}
     while True:
-        kept = _floats(model, {f"{path}.weight" for path in read}, _LINEAR)
-        caught = {path for path in read if matched(path, kept)}
+        unquantized = _floats(model, {f"{path}.weight" for path in read}, _LINEAR)
+        caught = {path for path in read if matched(path, unquantized)}
         if not caught:
             break
         read -= caught
     floats = frozenset(name for name in specs if _path(name) not in read)
-    return Reading({**config, "llm_int8_skip_modules": kept} if read else {}, floats)
+    return Reading({**config, "llm_int8_skip_modules": unquantized} if read else {}, floats)
 
 
 def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
@@ -155,9 +155,9 @@ def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, conf
     named = set(getattr(model, "_keep_in_fp32_modules", None) or ())
     named |= {_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)}
     read = {path for path in read if _leaf(path) not in named}
-    kept = sorted({_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)})
+    unquantized = sorted({_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)})
     floats = frozenset(name for name in specs if _path(name) not in read)
-    return Reading({**config, "modules_to_not_convert": kept} if read else {}, floats)
+    return Reading({**config, "modules_to_not_convert": unquantized} if read else {}, floats)
 
 
 # By the `quant_method` of the configs.
@@ -173,9 +173,9 @@ def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool
     float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the codes.)"""
     from torch import nn
 
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    keep_in_fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
     table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
-    return spec.scheme == scheme and not table and not matched(_path(name), kept)
+    return spec.scheme == scheme and not table and not matched(_path(name), keep_in_fp32)
 
 
 def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
