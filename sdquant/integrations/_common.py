@@ -91,12 +91,12 @@ class Weights:
                 "it is not a safetensors file",
                 "Save the model again",
             )
-        said: dict[Path, Mapping[str, str]] = {}
+        metadata: dict[Path, Mapping[str, str]] = {}
         for path in paths:
-            infos, said[path] = safetensors.read_header(path)
+            infos, metadata[path] = safetensors.read_header(path)
             self.headers |= infos
             self.home |= dict.fromkeys(infos, path)
-        own = merged_own(said)
+        own = merged_own(metadata)
         if not own.get("weights") and "rules" not in own:
             raise BadFileError(
                 f"Cannot load {paths[0]} with sdquant",
@@ -113,7 +113,7 @@ class Weights:
         self.ties = tied(model)
         here = {key: name for name, key in to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
         self.specs = {here.get(key, key): spec for key, spec in self.specs.items()}
-        self.found = {here.get(key, key): found for key, found in self.found.items()}
+        self.found = {here.get(key, key): weight for key, weight in self.found.items()}
         for name, spec in self.specs.items():
             why = None
             if name not in self.ties:
@@ -135,15 +135,15 @@ class Weights:
         Raises:
             BadFileError: they are damaged or inconsistent, as when sdquant loads the file.
         """
-        found, spec = self.found[name], self.specs[name]
-        read = {key: parts[part] for part, key in found.keys.items()}
+        entry, spec = self.found[name], self.specs[name]
+        read = {key: parts[part] for part, key in entry.keys.items()}
 
         def get(key: str) -> Tensor:
             if key in read:
                 return read[key]
             return self._read(key)  # a table or description, which is not a part of the weight
 
-        return read_weight(found, spec, spec.shape, get)
+        return read_weight(entry, spec, spec.shape, get)
 
     def compute_device(self, packed: Packed) -> str:
         """Return the device that a weight will compute on: its own, or for one on the CPU the default device, to which
@@ -184,8 +184,8 @@ class Weights:
             IncompatibleError: there are no such weights.
         """
         self.ties = tied(model)
-        self.planned, kept = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
-        extent = extent_of(model, self.spec, self.planned, kept)
+        self.planned, skipped = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
+        extent = extent_of(model, self.spec, self.planned, skipped)
         if isinstance(self.spec, RulesSpec):
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             require_ranges(self.spec, ((name, shapes[name]) for name in sorted(self.planned)))
@@ -199,12 +199,12 @@ class Weights:
         Raises:
             BadFileError: its shape is not the model's. Nothing checks that later, once the weight is packed.
         """
-        wanted = model.get_parameter(name)
-        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
+        parameter = model.get_parameter(name)
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), parameter)
         if why is not None:
             fix = "Check that the weights and the config belong together"
             raise BadFileError(f"Cannot load tensor {name!r}", why, fix)
-        packed = encode(name, tensor.reshape(wanted.shape), self.spec)
+        packed = encode(name, tensor.reshape(parameter.shape), self.spec)
         install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
 
 
@@ -214,12 +214,12 @@ def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     Args:
         dtype: of the weights; None for the compute dtype of each layer.
     """
-    made: dict[int, nn.Module] = {}
+    layers: dict[int, nn.Module] = {}
     for path, module in [*model.named_modules(remove_duplicate=False)]:
         packed = packed_of(module) if path else None
         if packed is not None:
-            made[id(module)] = made.get(id(module)) or _float(module, packed, dtype)
-            set_module(model, path, made[id(module)])
+            layers[id(module)] = layers.get(id(module)) or _float(module, packed, dtype)
+            set_module(model, path, layers[id(module)])
     forget(model)
     remember(model, conversions(model), quantized=False)
 

@@ -34,8 +34,8 @@ class _Said(dict[str, Any]):
 def attach(model: nn.Module) -> None:
     """Set a loaded model's quantizer, and the `quantization_config` in its config as a saved model has it. A model that
     is not quantized, or not of one of the libraries' classes, is left unchanged."""
-    said = library_config(model).get("quantization_config")
-    if said is None or not hasattr(model, "save_pretrained"):
+    config = library_config(model).get("quantization_config")
+    if config is None or not hasattr(model, "save_pretrained"):
         return
     if not hasattr(model, "config"):  # several models as one, such as ControlNets, whose own methods save them
         for part in model.modules():
@@ -43,20 +43,20 @@ def attach(model: nn.Module) -> None:
                 attach(part)
         return
     peft_hooks.prepare(model)  # also of products alone, which no layer was put in for
-    made: Any = model
+    library_model: Any = model
     library = "transformers" if is_of_transformers(model) else "diffusers"
     try:
         quantizer = import_module(f"{__package__}.{library}_quantizer").Quantizer
     except ImportError as error:  # a version too old for it
         log.info("save_pretrained is disabled for this %s: %s", type(model).__name__, error)
-        made.save_pretrained = _refuse
+        library_model.save_pretrained = _refuse
         return
-    made.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
+    library_model.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
     remember(model, conversions(model), quantized=True)
     if library == "transformers":
-        made.config.quantization_config = _Said(said)
+        library_model.config.quantization_config = _Said(config)
     else:
-        made.register_to_config(quantization_config=_Said(said))
+        library_model.register_to_config(quantization_config=_Said(config))
 
 
 def _refuse(save_directory: Any, *args: Any, **kwargs: Any) -> None:

@@ -110,8 +110,8 @@ class Config:
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """Return the config for a result of `to_dict`."""
         known = {name: config_dict.get(name) for name in ("quant", "rules", "quant_stats", "compute")}
-        made = cls(**known, skip=config_dict.get("skip") or [], component=config_dict.get("component") or "")
-        return (made, kwargs) if return_unused_kwargs else made
+        config = cls(**known, skip=config_dict.get("skip") or [], component=config_dict.get("component") or "")
+        return (config, kwargs) if return_unused_kwargs else config
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.to_dict() == other.to_dict()

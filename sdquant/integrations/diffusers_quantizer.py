@@ -59,10 +59,10 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         if not self.pre_quantized:
             return loaded_keys
         self.weights.read(checkpoint_files)
-        for name, found in self.weights.found.items():
+        for name, weight in self.weights.found.items():
             path = name.rpartition(".")[0]
-            self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in found.keys.items()}
-            self._extra |= set(found.extra)
+            self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in weight.keys.items()}
+            self._extra |= set(weight.extra)
         self._extra |= set(self.weights.ranges)  # which `Weights.mark` reads
         return [self._names.get(key, key) for key in loaded_keys if key not in self._extra]
 
@@ -163,9 +163,9 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                     layer.lay_out(self.weights.compute_device(packed))
         self.weights.mark(model)
         self.weights.close()
-        made: Any = model
+        library_model: Any = model
         # from_single_file leaves it out, and with it what was saved.
-        made.register_to_config(quantization_config=self.quantization_config.saved())
+        library_model.register_to_config(quantization_config=self.quantization_config.saved())
         peft_hooks.prepare(model)  # for `adapters.owner_of`; of products alone no layer has done it
         return model
 
@@ -191,9 +191,11 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         return contents(model) if library_config(model) else (dict(state_dict), {})
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
-        made: Any = model
+        library_model: Any = model
         dequantize(model)
-        made._internal_dict = type(made._internal_dict)({k: v for k, v in made.config.items() if k not in _SAID})
+        library_model._internal_dict = type(library_model._internal_dict)(
+            {k: v for k, v in library_model.config.items() if k not in _SAID}
+        )
         return model
 
     @property

@@ -54,10 +54,10 @@ class Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: Iterable[str] | None = None, **kwargs: Any
     ) -> None:
-        made: Any = model
-        for name, source in made.all_tied_weights_keys.items():  # tied by transformers only when all is loaded
+        library_model: Any = model
+        for name, source in library_model.all_tied_weights_keys.items():  # tied by transformers only when all is loaded
             path, _, leaf = name.rpartition(".")
-            made.get_submodule(path)._parameters[leaf] = made.get_parameter(source)
+            library_model.get_submodule(path)._parameters[leaf] = library_model.get_parameter(source)
         if self.pre_quantized:
             self.weights.read(checkpoint_files or ())
             self.weights.hold_against(model)
@@ -78,18 +78,18 @@ class Quantizer(HfQuantizer):
         if not self.pre_quantized:
             return []
         endings = {_pattern("weight")}
-        for found in self.weights.found.values():
-            endings |= {_ending(found, key) for key in (*found.keys.values(), *found.extra)}
+        for weight in self.weights.found.values():
+            endings |= {_ending(weight, key) for key in (*weight.keys.values(), *weight.extra)}
         return [WeightConverter(sorted(endings), "weight", [_Read(self)])]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         self.weights.mark(model)
         self.weights.close()
-        made: Any = model
+        library_model: Any = model
         if isinstance(self.quantization_config, Config):
-            made.config.quantization_config = self.quantization_config.saved()
-        ours = [one for one in made._weight_conversions if any(isinstance(op, _Op) for op in _operations(one))]
-        remember(model, tuple(one for one in made._weight_conversions if one not in ours), quantized=True)
+            library_model.config.quantization_config = self.quantization_config.saved()
+        ours = [one for one in library_model._weight_conversions if any(isinstance(op, _Op) for op in _operations(one))]
+        remember(model, tuple(one for one in library_model._weight_conversions if one not in ours), quantized=True)
         self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
         return model
 
@@ -110,9 +110,9 @@ class Quantizer(HfQuantizer):
         if not library_config(model):  # it is a float model again
             return dict(model.state_dict()), {}
         tensors, metadata = contents(model)
-        made: Any = model
-        said: Any = made.config.quantization_config
-        method = said["quant_method"] if isinstance(said, dict) else said.quant_method
+        library_model: Any = model
+        config: Any = library_model.config.quantization_config
+        method = config["quant_method"] if isinstance(config, dict) else config.quant_method
         return guarded(model, tensors) if method == METHOD else tensors, metadata
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -134,9 +134,9 @@ def _operations(conversion: Any) -> list[Any]:
     return getattr(conversion, "operations", [])
 
 
-def _ending(found: Found, key: str) -> str:
+def _ending(weight: Found, key: str) -> str:
     """Return the pattern for a key of a quantized weight: what follows the path of its module."""
-    return _pattern(key.removeprefix(found.name.rpartition(".")[0] + "."))
+    return _pattern(key.removeprefix(weight.name.rpartition(".")[0] + "."))
 
 
 def _pattern(ending: str) -> str:
@@ -173,14 +173,14 @@ class _Read(_Op):
         model, name, missing = known["model"], known["full_layer_name"], known["missing_keys"]
         weights = self.hf_quantizer.weights
         tensors = {pattern: value[0] if isinstance(value, list) else value for pattern, value in input_dict.items()}
-        found = weights.found.get(name)
-        if found is None:
+        weight = weights.found.get(name)
+        if weight is None:
             (tensor,) = tensors.values()
-            wanted = model.get_parameter(name)
+            parameter = model.get_parameter(name)
             dtype = str(self.hf_quantizer.dtype).removeprefix("torch.")
-            kept: torch.dtype = getattr(torch, float32_of_model(model).dtype(name, dtype))
-            return {"weight": [tensor.to(kept).reshape(wanted.shape)]}
-        parts = {part: tensors[_ending(found, key)].contiguous() for part, key in found.keys.items()}
+            target_dtype: torch.dtype = getattr(torch, float32_of_model(model).dtype(name, dtype))
+            return {"weight": [tensor.to(target_dtype).reshape(parameter.shape)]}
+        parts = {part: tensors[_ending(weight, key)].contiguous() for part, key in weight.keys.items()}
         packed = weights.packed(name, parts)
         install_packed(model, weights.ties[name], packed, "plain", device=weights.compute_device(packed))
         _arrived(weights, model, name, missing)
@@ -189,11 +189,11 @@ class _Read(_Op):
 
 def _arrived(weights: Weights, model: nn.Module, name: str, missing_keys: set[str]) -> None:
     """Tell transformers that a weight and those tied to it are there, and need neither values nor a tie."""
-    made: Any = model
+    library_model: Any = model
     for each in weights.ties[name]:
         missing_keys.discard(each)
-        made.all_tied_weights_keys.pop(each, None)
-        made.get_submodule(each.rpartition(".")[0])._is_hf_initialized = True
+        library_model.all_tied_weights_keys.pop(each, None)
+        library_model.get_submodule(each.rpartition(".")[0])._is_hf_initialized = True
 
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Quantizer
