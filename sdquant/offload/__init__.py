@@ -126,10 +126,10 @@ def apply(
 
     @ordinary
     def engage() -> None:
-        found = owners.parts()
-        _refuse_openvino(mode, found)
-        _engage(handle, found, target, options)
-        owners.follow(found)
+        components = owners.parts()
+        _refuse_openvino(mode, components)
+        _engage(handle, components, target, options)
+        owners.follow(components)
 
     handle.owners, handle.engage = owners, engage
     try:

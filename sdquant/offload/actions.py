@@ -144,17 +144,17 @@ def used_by(owner: Any, entries: tuple[str, ...] = ENTRIES) -> frozenset[str]:
 
 @functools.cache
 def _used_by(owner: Any, entries: tuple[str, ...]) -> frozenset[str]:
-    found: set[str] = set()
+    used: set[str] = set()
     waiting = [name for name in entries if hasattr(owner, name)]
     done = set(waiting)
     while waiting:
         function = inspect.unwrap(inspect.getattr_static(owner, waiting.pop()))
         names = set(_names(getattr(function, "__code__", None)))
-        found |= names
+        used |= names
         fresh = {name for name in names - done if isinstance(inspect.getattr_static(owner, name, None), FunctionType)}
         done |= fresh
         waiting += fresh
-    return frozenset(found)
+    return frozenset(used)
 
 
 def _names(code: CodeType | None) -> Iterable[str]:

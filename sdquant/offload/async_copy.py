@@ -73,20 +73,20 @@ class ThreadTransfer(Transfer):
 class _StreamTicket(Ticket):
     """A copy that is queued on a stream, or that a thread is queueing there: its buffer, and the event after it."""
 
-    def __init__(self, given: Future[tuple[Tensor, Any]], api: Any) -> None:
-        self._given, self._api = given, api
+    def __init__(self, future: Future[tuple[Tensor, Any]], api: Any) -> None:
+        self._future, self._api = future, api
 
     def done(self) -> bool:
-        return self._given.done() and (self._given.exception() is not None or bool(self._given.result()[1].query()))
+        return self._future.done() and (self._future.exception() is not None or bool(self._future.result()[1].query()))
 
     def wait(self) -> Tensor:
-        buffer, event = self._given.result()
+        buffer, event = self._future.result()
         # The computing stream waits, the program goes on.
         self._api.current_stream(buffer.device).wait_event(event)
         return buffer
 
     def abandon(self) -> None:
-        if self._given.exception() is None:
+        if self._future.exception() is None:
             self.wait()  # what the computing stream does next with the buffer comes after the copy
 
 
@@ -109,9 +109,9 @@ class StreamTransfer(Transfer):
         computed.record(self._api.current_stream(self._device))
         if unit.waits:
             return _StreamTicket(self._pool.submit(self._copy, unit, buffer, computed, self._threaded), self._api)
-        given: Future[tuple[Tensor, Any]] = Future()
-        given.set_result(self._copy(unit, buffer, computed, self._direct))
-        return _StreamTicket(given, self._api)
+        future: Future[tuple[Tensor, Any]] = Future()
+        future.set_result(self._copy(unit, buffer, computed, self._direct))
+        return _StreamTicket(future, self._api)
 
     def _copy(self, unit: Unit, buffer: Tensor, computed: Any, stream: Any) -> tuple[Tensor, Any]:
         stream.wait_event(computed)

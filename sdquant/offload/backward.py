@@ -76,12 +76,12 @@ def keeping(units: Sequence[Unit]) -> AbstractContextManager[object]:
     return saved_tensors_hooks(pack, _unpack)
 
 
-def _unpack(kept: Any) -> Tensor:
-    if isinstance(kept, _Weight):
-        return kept.read()
-    if isinstance(kept, _Kept):
-        return kept.unpack(kept.value)
-    tensor: Tensor = kept
+def _unpack(saved: Any) -> Tensor:
+    if isinstance(saved, _Weight):
+        return saved.read()
+    if isinstance(saved, _Kept):
+        return saved.unpack(saved.value)
+    tensor: Tensor = saved
     return tensor
 
 

@@ -43,9 +43,11 @@ class Streamer:
         self._nothing = torch.empty(0, dtype=torch.uint8, device=residency.device)
 
     def _make_plan(self) -> None:
-        self.plan = made = plan(self._component, self._budget)
+        self.plan = stream_plan = plan(self._component, self._budget)
         self._sizes = [unit.nbytes for unit in self._component.units]
-        self._next = dict(zip(made.streamed, (*made.streamed[1:], *made.streamed[:1]), strict=True))
+        self._next = dict(
+            zip(stream_plan.streamed, (*stream_plan.streamed[1:], *stream_plan.streamed[:1]), strict=True)
+        )
         self._after: dict[str, dict[Unit, Unit]] = {}  # by method: block -> the block that followed it
         self._start: dict[str, Unit] = {}  # by method: the first block
 

@@ -137,8 +137,8 @@ class Unit:
     @property
     def owners(self) -> list[tuple[str, nn.Module]]:
         """Return the modules with weights of their own that move with the unit, by name."""
-        found = {id(place.owner): place.owner for slot in self._slots for place in slot.places}
-        return [(name, module) for name, module in self._owners if id(module) in found]
+        owning = {id(place.owner): place.owner for slot in self._slots for place in slot.places}
+        return [(name, module) for name, module in self._owners if id(module) in owning]
 
     @property
     def hides(self) -> bool:
@@ -225,12 +225,12 @@ def cut(
     """
     shared = _shared({name: list(module.named_modules()) for name, module in parts.items()})
     shared |= {key for module in parts.values() for key in _trained(module)}
-    made = []
+    components = []
     for name, module in parts.items():
-        found = dict(find_blocks(module)) if blocks else {}
+        block_modules = dict(find_blocks(module)) if blocks else {}
         owners = {
             block: [(f"{block}.{n}" if n else block, m) for n, m in child.named_modules()]
-            for block, child in found.items()
+            for block, child in block_modules.items()
         }
         inside = {id(m) for rows in owners.values() for _, m in rows}
         outside = [(n, m) for n, m in module.named_modules() if id(m) not in inside]
@@ -248,10 +248,10 @@ def cut(
             return _touches(slot, shared) or not_rest(slot) or leave(slot)
 
         rest = Unit("", None, outside + extra, skip=skip_rest, counters=counters)
-        cuts = [Unit(b, found[b], owners[b], skip=skip_block, counters=counters) for b in found]
-        made.append(Component(name, module, rest, [unit for unit in cuts if unit.nbytes]))
+        cuts = [Unit(b, block_modules[b], owners[b], skip=skip_block, counters=counters) for b in block_modules]
+        components.append(Component(name, module, rest, [unit for unit in cuts if unit.nbytes]))
     everyone = [(f"{name}.{n}" if n else name, m) for name, module in parts.items() for n, m in module.named_modules()]
-    return made, [slot for slot in own_slots(everyone) if _touches(slot, shared)]
+    return components, [slot for slot in own_slots(everyone) if _touches(slot, shared)]
 
 
 def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -279,12 +279,12 @@ def _shared(groups: dict[str, list[tuple[str, nn.Module]]]) -> set[tuple[int, st
         for _, module in rows:
             if group_of.setdefault(id(module), group) != group:
                 modules_in_two.add(id(module))
-    found: set[tuple[int, str]] = set()
+    keys: set[tuple[int, str]] = set()
     for slot in own_slots(row for rows in groups.values() for row in rows):
         homes = {group_of[id(place.owner)] for place in slot.places}
         if len(homes) > 1 or any(id(place.owner) in modules_in_two for place in slot.places):
-            found.update(place.key for place in slot.places)
-    return found
+            keys.update(place.key for place in slot.places)
+    return keys
 
 
 def _touches(slot: Slot, keys: set[tuple[int, str]]) -> bool:

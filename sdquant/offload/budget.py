@@ -28,18 +28,18 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
 
 
-def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:
+def default_budget(device: torch.device, resident: int, activations: int | None = None) -> int:
     """Return the bytes of weights that fit on `device`: its free memory less activations and a margin.
 
     Args:
-        held: bytes of weights that are on the device already.
+        resident: bytes of weights that are on the device already.
         activations: peak bytes of activations; None if unknown, for which a share of the memory is reserved.
 
     Raises:
         SettingsError: the device does not report how much of its memory is free.
     """
     free, total = _free(device)
-    return room(free + held, total, activations)
+    return room(free + resident, total, activations)
 
 
 def _free(device: torch.device) -> tuple[int, int]:

@@ -74,8 +74,8 @@ class Owners:
             pipelines.release(pipe, self._handle)
 
     def _pipes(self) -> list[Any]:
-        found = (one() for one in self._models)
-        return [model for model in found if model is not None and not isinstance(model, nn.Module)]
+        models = (one() for one in self._models)
+        return [model for model in models if model is not None and not isinstance(model, nn.Module)]
 
     def _used(self) -> frozenset[str]:
         return frozenset().union(*(used_by(type(pipe), ("__call__",)) for pipe in self._pipes()))

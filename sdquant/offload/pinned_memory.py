@@ -110,17 +110,17 @@ def pinning(device: torch.device) -> Pinning:
     if device.type != "cuda" or sys.platform == "win32":
         return by_torch
     try:
-        found = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]
-        works = proves(found, device)
+        candidate = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]
+        works = proves(candidate, device)
     except (RuntimeError, AttributeError, TypeError) as error:
         log.info("torch pins the memory instead, which takes more of it: %s", error)
         works = False
-    return found if works else by_torch
+    return candidate if works else by_torch
 
 
-def proves(found: Pinning, device: torch.device) -> bool:
+def proves(candidate: Pinning, device: torch.device) -> bool:
     """Return whether torch recognises such memory as pinned, and a copy to the device and back is unchanged."""
-    piece, back = found.make(_TRIED), found.make(_TRIED)
+    piece, back = candidate.make(_TRIED), candidate.make(_TRIED)
     piece.copy_(torch.arange(_TRIED, dtype=torch.int64).remainder(251))
     there = torch.empty(_TRIED, dtype=torch.uint8, device=device)
     there.copy_(piece, non_blocking=True)

@@ -125,11 +125,11 @@ def _exchanging(pipe: Any, does: bool) -> Iterator[None]:
 def _copy(self: Any) -> Any:
     """Return a shallow copy, which shares the components and belongs to the same modes."""
     cls = type(self)._sdquant_class
-    made = cls.__new__(cls)
-    made.__dict__.update({name: value for name, value in self.__dict__.items() if name != _HANDLES})
+    duplicate = cls.__new__(cls)
+    duplicate.__dict__.update({name: value for name, value in self.__dict__.items() if name != _HANDLES})
     for handle in _handles(self):
-        handle.owners.adopt(made)
-    return made
+        handle.owners.adopt(duplicate)
+    return duplicate
 
 
 def _refuse_copy(self: Any, memo: Any) -> Any:

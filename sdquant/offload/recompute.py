@@ -68,9 +68,9 @@ class Recompute:
                 return
             self._running += 1
             if not self._hooks:
-                found = list(_modules(self._component))
-                self._units = {id(module): unit for unit, module in found}
-                self._hooks = [module.register_forward_pre_hook(self._called) for _, module in found]
+                modules = list(_modules(self._component))
+                self._units = {id(module): unit for unit, module in modules}
+                self._hooks = [module.register_forward_pre_hook(self._called) for _, module in modules]
         engine.queue_callback(self._over)
 
     def _called(self, module: nn.Module, args: Any) -> None:

@@ -175,9 +175,9 @@ def _cast(module: nn.Module, handle: OffloadHandle) -> Callable[..., Any]:
             if handle.computing:  # a layer that is cast while it computes
                 return method(function, recurse)  # type: ignore[no-untyped-call]
             device = function(torch.empty(0)).device
-            chosen = function if device.type == "cpu" or is_move(handle, device) else _staying(function)
+            cast = function if device.type == "cpu" or is_move(handle, device) else _staying(function)
             with handle.suspended("cast or move weights"):
-                return lasting(module._apply)(chosen, recurse)
+                return lasting(module._apply)(cast, recurse)
 
     return call
 

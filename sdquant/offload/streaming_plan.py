@@ -64,14 +64,16 @@ def plan(component: Component, budget: int) -> StreamPlan:
     if component.nbytes <= budget:
         return StreamPlan(resident=tuple(component.units), streamed=(), buffers=0, buffer_bytes=0)
     first, *others = _candidates(component, budget)
-    found = [first, *(made for made in others if made.read <= first.read)]
-    if len(found) == 1:
+    candidates = [first, *(candidate for candidate in others if candidate.read <= first.read)]
+    if len(candidates) == 1:
         return first
-    waits = [max(foreseen(component, made, balance) for balance in _BALANCES) for made in found]
-    good = [(made.read, wait) for made, wait in zip(found, waits, strict=True) if wait <= GOOD]
+    waits = [max(foreseen(component, candidate, balance) for balance in _BALANCES) for candidate in candidates]
+    good = [(candidate.read, wait) for candidate, wait in zip(candidates, waits, strict=True) if wait <= GOOD]
     if good:
-        return next(made for made, wait in zip(found, waits, strict=True) if (made.read, wait) == min(good))
-    return found[waits.index(min(waits))]
+        return next(
+            candidate for candidate, wait in zip(candidates, waits, strict=True) if (candidate.read, wait) == min(good)
+        )
+    return candidates[waits.index(min(waits))]
 
 
 def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
@@ -129,20 +131,20 @@ def _spread(component: Component, size: int, slots: int, room: int, last: bool =
     ones, or spread evenly, so that there is time to fetch the next one between two streamed ones."""
     blocks = [unit for unit in component.blocks if unit.nbytes <= size][:: -1 if last else 1]
     share = room / max(sum(unit.nbytes for unit in blocks), 1)
-    kept = {unit.name for unit in component.blocks if unit.nbytes > size}
+    resident = {unit.name for unit in component.blocks if unit.nbytes > size}
     taken = passed = 0
     for unit in blocks:
         passed += unit.nbytes
         if not last and taken + unit.nbytes <= min(room, share * passed):
-            kept.add(unit.name)
+            resident.add(unit.name)
             taken += unit.nbytes
     for unit in blocks:  # what is left over by rounding
-        if unit.name not in kept and taken + unit.nbytes <= room:
-            kept.add(unit.name)
+        if unit.name not in resident and taken + unit.nbytes <= room:
+            resident.add(unit.name)
             taken += unit.nbytes
-    streamed = tuple(unit for unit in component.blocks if unit.name not in kept)
+    streamed = tuple(unit for unit in component.blocks if unit.name not in resident)
     return StreamPlan(
-        resident=(component.rest, *(unit for unit in component.blocks if unit.name in kept)),
+        resident=(component.rest, *(unit for unit in component.blocks if unit.name in resident)),
         streamed=streamed,
         buffers=min(slots, len(streamed)),
         buffer_bytes=max((unit.nbytes for unit in streamed), default=0),

@@ -111,23 +111,23 @@ def with_number(device: torch.device) -> torch.device:
 
 
 def _merge(owners: Iterable[tuple[str, nn.Module]]) -> Iterator[Slot]:
-    found: dict[object, Slot] = {}
-    seen: set[int] = set()
+    by_identity: dict[object, Slot] = {}
+    visited: set[int] = set()
     for prefix, owner in owners:
-        if id(owner) in seen:
+        if id(owner) in visited:
             continue
-        seen.add(id(owner))
+        visited.add(id(owner))
         for place in _places(owner):
             tensor = place.get()
             if tensor is None:
                 continue
             key = _identity(owner, place, tensor)
-            if key in found:
-                found[key].places.append(place)
+            if key in by_identity:
+                by_identity[key].places.append(place)
             else:
                 name = f"{prefix}.{place.name}" if prefix else place.name
-                found[key] = Slot(name, [place], is_opaque(tensor))
-    yield from found.values()
+                by_identity[key] = Slot(name, [place], is_opaque(tensor))
+    yield from by_identity.values()
 
 
 def _identity(owner: nn.Module, place: Place, tensor: Tensor) -> object:
@@ -161,11 +161,11 @@ def _parameter(owner: nn.Module, name: str) -> Place:
         return None if parameter is None else parameter.data
 
     def put(tensor: Tensor) -> None:
-        held = _held(owner, name)
-        if torch._has_compatible_shallow_copy_type(held, tensor):
-            held.data = tensor
+        parameter = _held(owner, name)
+        if torch._has_compatible_shallow_copy_type(parameter, tensor):
+            parameter.data = tensor
         else:  # as nn.Module does: parameters of the CPU cannot be given memory of devices that torch has no name for
-            owner._parameters[name] = nn.Parameter(tensor, requires_grad=held.requires_grad)
+            owner._parameters[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
     return Place(owner, name, get, put)
 
@@ -215,23 +215,23 @@ def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
         return [owner._parameters.get(name), getattr(owner, "state", None)]
 
     def put_codes(tensor: Tensor) -> None:
-        held = _held(owner, name)
-        held.data = tensor
+        weight = _held(owner, name)
+        weight.data = tensor
         for holder in holders():
             if getattr(holder, "CB", None) is not None:
-                holder.CB = held.data
+                holder.CB = weight.data
 
     def get_scales() -> Tensor | None:
-        found = (getattr(holder, "SCB", None) for holder in holders())
-        return next((value for value in found if value is not None), None)
+        scales = (getattr(holder, "SCB", None) for holder in holders())
+        return next((value for value in scales if value is not None), None)
 
     def put_scales(tensor: Tensor) -> None:
         having = [holder for holder in holders() if getattr(holder, "SCB", None) is not None]
         for holder in having:
             holder.SCB = tensor
         if not having:  # accelerate's hooks throw them away; as for a fresh weight, the next forward distributes them
-            held: Any = _held(owner, name)
-            held.CB, held.SCB = held.data, tensor
+            weight: Any = _held(owner, name)
+            weight.CB, weight.SCB = weight.data, tensor
 
     yield Place(owner, name, _parameter(owner, name).get, put_codes)
     yield Place(owner, f"{name}.SCB", get_scales, put_scales)
