@@ -206,7 +206,7 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
         if weight is not None and weight.is_floating_point() and weight.itemsize == 1:
             raise IncompatibleError(
                 f"Cannot quantize the {name}",
-                f"its layer {path!r} is in {str(weight.dtype).removeprefix('torch.')}, as layerwise casting keeps it",
+                f"layerwise casting stores its layer {path!r} in {str(weight.dtype).removeprefix('torch.')}",
                 "Load the model again and quantize it without enable_layerwise_casting()",
             )
 
@@ -217,7 +217,7 @@ def _refuse_empty(name: str, model: nn.Module, selected: set[str]) -> None:
     if empty:
         raise IncompatibleError(
             f"Cannot quantize the {name}",
-            f"{len(empty)} of its weights ({empty[0]!r} first) are on the meta device, where they have no values",
+            f"{len(empty)} of its weights (such as {empty[0]!r}) are on the meta device, where they have no values",
             "Load its weights first, or load it quantized: load_model(path, quant=...)",
         )
 

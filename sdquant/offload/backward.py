@@ -167,7 +167,7 @@ def moved(handle: OffloadHandle, name: str) -> SdquantError:
     """Return the error for gradients of a library's layers whose weights have been evicted since they ran."""
     return IncompatibleError(
         f"Cannot compute gradients through the {name} with offload={handle.mode!r}",
-        "its layers are a library's own and keep their weights for backward, which have been offloaded since they ran",
+        "its layers belong to a library and save their weights for backward, but these have been offloaded since",
         "Load the pipeline with runtime='plain', give a larger budget, or use offload='none'",
     )
 

@@ -135,7 +135,7 @@ def guarded(
         if what is Kind.MOVES and handle.works:
             device, left, named = destination(name, args, kwargs)
             if device is not None and not is_move(handle, device):
-                log.info("%s.%s(%s) moves no weights: offload=%r does", type(owner).__name__, name, device, handle.mode)
+                log.info("%s.%s: the move to %s is left to offload=%r", type(owner).__name__, name, device, handle.mode)
                 if not left and not named.get("dtype"):
                     return owner
                 args, kwargs = left, named

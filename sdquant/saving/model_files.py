@@ -112,7 +112,7 @@ def _refuse_empty(name: str, model: nn.Module) -> None:
     if empty:
         raise SettingsError(
             f"Cannot save the {name}",
-            f"{len(empty)} of its weights ({empty[0]!r} first) are on the meta device, where they have no values",
+            f"{len(empty)} of its weights (such as {empty[0]!r}) are on the meta device, where they have no values",
             "Load its weights first, or remove the hooks of the tool that keeps them elsewhere",
         )
 

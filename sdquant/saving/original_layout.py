@@ -54,12 +54,14 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
         names = [name for name in MAIN if name in detected.sources][:1]
     if single and len(names) != 1:
         raise SettingsError(
-            f"Cannot write {' and '.join(names) or 'no component'} to one file",
+            f"Cannot write {' and '.join(names)} to one file" if names else f"Cannot write {detected.path} to one file",
             "one file holds exactly one component",
-            "Name one component",
+            "Name the component to write",
         )
     if not names:
-        raise MissingComponentError(f"Cannot quantize {detected.path}", "it has no component to quantize", "Name one")
+        raise MissingComponentError(
+            f"Cannot quantize {detected.path}", "none of its components is quantized by default", "Name a component"
+        )
     return {name: detected.sources[name] for name in names}
 
 
