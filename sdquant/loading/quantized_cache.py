@@ -126,7 +126,7 @@ class Cache:
     def _digest(self, file: Path, *, progress: bool) -> str:
         """Return the sha256 of a file's bytes, from the memo or by reading the file."""
         status = file.stat()
-        # The time of the last change cannot be set, as that of the last writing is by whoever copies files with theirs.
+        # ctime cannot be set, unlike mtime, which tools that preserve times copy along with a file.
         mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         memo = self._memo()
         name = str(file.resolve())

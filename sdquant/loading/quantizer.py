@@ -57,7 +57,7 @@ def quantize(
         The same object.
 
     Raises:
-        ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
+        ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
     from ..models.pipelines import is_pipeline, weight_parts
     from ..nn.quantized_layers import set_compute

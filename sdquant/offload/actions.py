@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class Kind(Enum):
     """Treatment of a call."""
 
-    SAFE = "it is called as it is"
-    MOVES = "suspended; a move to the device that the mode computes on changes nothing"
-    SUSPENDED = "the mode is taken off for the call, and put on again"
-    UNKNOWN = "suspended too, except where the pipeline itself is being called"
+    SAFE = "called unchanged"
+    MOVES = "suspended; a move to the mode's compute device does nothing"
+    SUSPENDED = "the mode is removed for the call, and applied again"
+    UNKNOWN = "suspended, unless the pipeline itself is being called"
     REFUSED = "refused by name"
 
 

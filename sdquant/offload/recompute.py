@@ -4,7 +4,7 @@ Backward calls such a block by itself, long after the call of its component has 
 the moment that backward reaches a component's outputs until it ends, calling a module of the component fetches the
 module's unit to the device.
 
-A unit that is fetched so has memory of its own: autograd saves the weights for the block's gradients, and may need them
+A unit fetched this way has memory of its own: autograd saves the weights for the block's gradients, and may need them
 after the next block has been fetched.
 """
 

@@ -55,7 +55,7 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
 
     before = _Registered(part)
     weights: dict[str, Tensor] = dict(part.state_dict())
-    # Tied weights are stored once. What cannot be stored goes to accelerate as it is.
+    # Tied weights are stored once. Tensors that cannot be stored are passed to accelerate directly.
     memory = {key: _memory(t) for key, t in weights.items() if not is_opaque(t) and t.numel()}
     owner = {where: key for key, where in reversed(memory.items())}
 
@@ -146,7 +146,7 @@ class _Registered:
                 weights[key] = parameter.data
             shown = module._parameters.get(name)
             if parameter is not None and shown is not None and shown.is_floating_point():
-                parameter.requires_grad_(shown.requires_grad)  # which somebody may have set meanwhile
+                parameter.requires_grad_(shown.requires_grad)  # may have been changed meanwhile
             module._parameters[name] = parameter
         for key, module, name, buffer in self._buffers:
             module._buffers[name] = weights[key].to("cpu", copy=True) if key in weights else buffer

@@ -69,7 +69,7 @@ def quantize_file(
         The target.
 
     Raises:
-        ConflictError: the weights are quantized already.
+        ConflictError: the weights are already quantized.
     """
     from ..utils.atomic_write import whole_folder
     from .model_files import refuse_existing, refuse_nested

@@ -66,7 +66,7 @@ def quantize_file(
         The target.
 
     Raises:
-        ConflictError: the weights are quantized already. DiskSpaceError: there is no room. SdquantError: see `detect`.
+        ConflictError: the weights are already quantized. DiskSpaceError: the disk is full. SdquantError: see `detect`.
     """
     from .model_files import refuse_existing
 

@@ -141,7 +141,7 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
 def refuse_nested(source: Path, target: Path) -> None:
     """Raise SettingsError if one of the source and target folders is inside the other: the output would be read as
     input, or the source deleted. They may be the same folder, which is then replaced."""
-    if "\0" in f"{source}{target}":  # no path: who opens it says so
+    if "\0" in f"{source}{target}":  # not a valid path: opening it fails with an error
         return
     one, other = (Path(os.path.realpath(path)) for path in (source, target))  # which does not mind circles
     if other in one.parents:
@@ -282,7 +282,7 @@ def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def guard_of(model: nn.Module) -> list[str]:
-    """Return the name of the norm that `guarded` writes in another shape, as a list; [] if there is no norm."""
+    """Return the name of the norm that `guarded` writes in another shape as a list, empty if there is none."""
     norms = [name for name, tensor in plain(model).items() if tensor.ndim == 1 and name.endswith(".weight")]
     return sorted(norms)[:1]
 

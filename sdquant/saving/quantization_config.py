@@ -115,7 +115,7 @@ def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str
     kind = auto.AutoHfQuantizer if theirs else auto.DiffusersAutoQuantizer
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of classes that will go, which nobody here has chosen
+            warnings.simplefilter("ignore")  # deprecation warnings of classes that the user did not choose
             kind.from_config(dict(config), pre_quantized=True).validate_environment(device_map=None)
     except (ImportError, RuntimeError, ValueError) as error:
         return str(error)
