@@ -89,7 +89,7 @@ def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
     if not changed:
         raise IncompatibleError(
             f"Cannot quantize {src.path} to {spec}",
-            "none of its weights would be quantized",
+            "it has no weight that would be quantized",
             "Check that it is a model with float weights",
         )
 
