@@ -87,7 +87,7 @@ class Registered(Pinning):
         error = int(self._runtime.cudaHostRegister(flat.data_ptr(), nbytes, 0))
         if error:
             self._forget_error()
-            raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with error {error}")
+            raise RuntimeError(f"cudaHostRegister of {nbytes} bytes: error {error}")
         area.let_go = partial(self._let_go, flat.data_ptr())
         return flat
 
