@@ -211,7 +211,7 @@ def test_models_without_a_map_are_written_with_diffusers_names(
     model.save_pretrained(tmp_path / "model")
     with caplog.at_level(logging.WARNING):
         file = quantize_file(tmp_path / "model", "q8_0", tmp_path / "model.gguf", progress=False)
-    assert "names that other tools have" in caplog.text and "PixArtTransformer2DModel" in caplog.text
+    assert "tensor names that other tools use" in caplog.text and "PixArtTransformer2DModel" in caplog.text
     assert read_header(file).tensors.keys() == model.state_dict().keys()
     with pytest.raises(comfy_gguf.Refused, match="PixArt"):
         comfy_gguf.read(file)

@@ -50,7 +50,7 @@ class TestFolder:
         link.symlink_to(pipe / part)
         for out in (pipe / part, link):
             assert main(["quantize", str(pipe / part), str(out), "--quant", quant, "--no-progress"]) == 2
-            assert "it exists" in capsys.readouterr().err
+            assert "it already exists" in capsys.readouterr().err
         link.unlink()
         assert _digest(pipe.parent) == before
 
@@ -85,7 +85,7 @@ class TestSave:
         before = _digest(pipe.parent)
         model = sdquant.load_model(pipe / "unet", "int8", progress=False)
         for target in (pipe / "unet", pipe / "unet" / WEIGHTS):
-            with pytest.raises(SettingsError, match="it exists"):
+            with pytest.raises(SettingsError, match="it already exists"):
                 sdquant.save(model, target)
         assert _digest(pipe.parent) == before
 
@@ -136,8 +136,8 @@ class TestNested:
         for source, out, why in (
             (pipe, pipe / "quantized", "inside the model's own folder"),
             (pipe, pipe / "unet" / "quantized", "inside the model's own folder"),
-            (pipe / "unet", pipe, "would be gone"),
-            (pipe / "unet" / WEIGHTS, pipe, "would be gone"),
+            (pipe / "unet", pipe, "would be deleted"),
+            (pipe / "unet" / WEIGHTS, pipe, "would be deleted"),
         ):
             words = ["quantize", str(source), str(out), "--quant", quant, "--overwrite", "--no-progress"]
             assert main(words) == 2

@@ -102,7 +102,7 @@ def test_the_default_budget_is_what_is_free_less_activations_and_a_margin() -> N
 
 
 def test_a_device_that_does_not_say_what_is_free_needs_a_budget() -> None:
-    with pytest.raises(SettingsError, match=r"privateuseone.* torch does not say .*budget='6GB'"):
+    with pytest.raises(SettingsError, match=r"privateuseone.* torch does not report .*budget='6GB'"):
         default_budget(torch.device("privateuseone"), 0)
 
 

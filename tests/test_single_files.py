@@ -95,7 +95,7 @@ def test_skip_and_components(flux: Path, tmp_path: Path) -> None:
     )
     _, packed = comfy_safetensors.read(file)
     assert packed == set()
-    with pytest.raises(SettingsError, match="one file holds one component"):
+    with pytest.raises(SettingsError, match="one file holds exactly one component"):
         export_single_file.quantize_file(
             flux, "fp8", tmp_path / "g.safetensors", components=("transformer", "text_encoder")
         )

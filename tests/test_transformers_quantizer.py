@@ -99,7 +99,7 @@ class TestRefused:
         sdquant.save(sdquant.load_model(CLIP, "int8", progress=False), tmp_path / "out")
         path = tmp_path / "out" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 64}))
-        with pytest.raises(sdquant.BadFileError, match="the model wants"):
+        with pytest.raises(sdquant.BadFileError, match="the model expects"):
             CLIPTextModel.from_pretrained(tmp_path / "out")
 
     def test_a_weight_of_another_shape(self, tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ class TestRefused:
         sdquant.save(sdquant.load_model(CLIP, "int8", progress=False), tmp_path / "out")
         file = tmp_path / "out" / "model.safetensors"
         save_file(load_file(file), file)
-        with pytest.raises(sdquant.BadFileError, match="none of sdquant's metadata"):
+        with pytest.raises(sdquant.BadFileError, match="the file has no sdquant metadata"):
             CLIPTextModel.from_pretrained(tmp_path / "out")

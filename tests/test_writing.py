@@ -182,7 +182,7 @@ class TestTargets:
         (tmp_path / "models").mkdir()
         refuse_existing(tmp_path / "models", overwrite=True)
         (tmp_path / "models" / "a.safetensors").write_text("a model")
-        with pytest.raises(SettingsError, match="other things in it"):
+        with pytest.raises(SettingsError, match="its contents would be deleted"):
             refuse_existing(tmp_path / "models", overwrite=True)
         (tmp_path / "models" / "config.json").write_text("{}")
         refuse_existing(tmp_path / "models", overwrite=True)

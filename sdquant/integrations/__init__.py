@@ -1,7 +1,8 @@
-"""Where sdquant plugs into other libraries. Standard library only: it is imported with sdquant.
+"""Register sdquant with other libraries. Standard library only, since it is imported with sdquant.
 
-diffusers and transformers find quantizers in tables, each in a module of its own. sdquant's go in as soon as that is
-imported, before or after sdquant is, so that `import sdquant` neither imports these libraries nor misses them.
+diffusers and transformers look quantizers up in tables, each in a module of its own. sdquant's are added as soon as
+that module is imported, before or after sdquant, so that `import sdquant` neither imports these libraries nor misses
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# The module with a library's tables -> the one here that puts sdquant into them when it is imported.
+# The module with a library's tables -> the module here that registers sdquant in them when it is imported.
 TABLES = {
     "diffusers.quantizers.auto": "diffusers_quantizer",
     "transformers.quantizers.auto": "transformers_quantizer",
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def _attach(model: nn.Module) -> None:
-    """See `loaded.attach`."""
+    """Call `attach.attach`, importing it only now."""
     from .attach import attach
 
     attach(model)
@@ -50,7 +51,7 @@ def plug_in() -> None:
 
 
 class _WhenImported(MetaPathFinder):
-    """Lets the usual finders find the module, and has something done after it has run."""
+    """Finder that lets the usual finders find the module, and registers sdquant after the module has run."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -77,5 +78,5 @@ class _WhenImported(MetaPathFinder):
 def _register(table: str) -> None:
     try:
         importlib.import_module(f"{__name__}.{TABLES[table]}")  # puts itself into the tables
-    except ImportError as error:  # a version from before it had what is used there; sdquant itself does without
+    except ImportError as error:  # a version too old for it; sdquant itself works without
         log.info("sdquant's quantizer is not registered in %s: %s", table, error)

@@ -1,4 +1,4 @@
-"""What sdquant's quantizers for diffusers and for transformers share: which weights, from which tensors, and back."""
+"""Shared parts of the quantizers for diffusers and transformers: select, load and dequantize weights."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 
 class Weights:
-    """The weights of one model that a library is loading, in sdquant's plain layers.
+    """The weights of one model that diffusers or transformers is loading, in sdquant's plain layers.
 
     Attributes:
-        planned: parameters that are quantized while they are loaded.
-        found: weights that the files hold quantized, by parameter.
+        planned: names of parameters that are quantized while they are loaded.
+        found: weights that are quantized in the files, by parameter.
         ties: see `components.tied`.
-        rules: by which the files say that they were quantized. ranges: keys of products' static ranges in them.
+        rules: recorded in the files, if they were quantized by rules. ranges: keys of products' static ranges in them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -65,42 +65,42 @@ class Weights:
         self.ranges: tuple[str, ...] = ()
 
     def check(self, *, quantized: bool, device_map: Any = None) -> None:
-        """Ask the matrix, and refuse a map of devices with the disk in it.
+        """Check the compatibility matrix, and refuse a device map with the disk in it.
 
-        accelerate writes what goes there itself: float weights as they are, and scales cast to the model's dtype.
+        accelerate itself writes what goes there: float weights unquantized, and scales cast to the model's dtype.
         """
         if isinstance(device_map, Mapping) and "disk" in device_map.values():
             raise IncompatibleError(
-                f"{self.config.quant} was asked for with device_map= putting parts of the model on disk",
-                "they would stay unquantized there, or lose bits of their scales",
+                f"Cannot load {self.config.quant} with a device_map that puts parts of the model on disk",
+                "weights on disk would stay unquantized, or their scales would lose precision",
                 "Leave device_map out, and use sdquant.load_model(..., offload='balanced')",
             )
         mode = "found" if quantized else "pre"
         compat.check(self.config.quant, mode=mode, runtime="plain", compute=self.config.compute)
 
     def read(self, files: Iterable[str]) -> None:
-        """Learn from the headers of a model's files what they hold.
+        """Read the headers of a model's files.
 
         Raises:
-            BadFileError: nothing that sdquant has quantized. UnsupportedFileError: they are of another format.
+            BadFileError: sdquant did not quantize them. UnsupportedFileError: they are of another format.
         """
         paths = [Path(file) for file in files]
         if any(path.suffix != ".safetensors" for path in paths) or not paths:
             raise UnsupportedFileError(
-                f"{paths[0] if paths else 'A quantized model'} was to be loaded by sdquant",
+                f"Cannot load {paths[0] if paths else 'a quantized model'} with sdquant",
                 "it is not a safetensors file",
                 "Save the model again",
             )
-        said: dict[Path, Mapping[str, str]] = {}
+        metadata: dict[Path, Mapping[str, str]] = {}
         for path in paths:
-            infos, said[path] = safetensors.read_header(path)
+            infos, metadata[path] = safetensors.read_header(path)
             self.headers |= infos
             self.home |= dict.fromkeys(infos, path)
-        own = merged_own(said)
+        own = merged_own(metadata)
         if not own.get("weights") and "rules" not in own:
             raise BadFileError(
-                f"{paths[0]} was to be loaded by sdquant",
-                "config.json says that it is quantized, and the file has none of sdquant's metadata",
+                f"Cannot load {paths[0]} with sdquant",
+                "config.json says that it is quantized, but the file has no sdquant metadata",
                 "Save the model again, or import the package that wrote it",
             )
         self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
@@ -109,45 +109,45 @@ class Weights:
         self.ranges = tuple(key for key in self.headers if is_range(key))
 
     def hold_against(self, model: nn.Module) -> None:
-        """Raise BadFileError if what was found does not belong to this (empty) model; else use the model's names."""
+        """Rename the weights as in this (empty) model. Raise BadFileError if they do not belong to it."""
         self.ties = tied(model)
         here = {key: name for name, key in to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
         self.specs = {here.get(key, key): spec for key, spec in self.specs.items()}
-        self.found = {here.get(key, key): found for key, found in self.found.items()}
+        self.found = {here.get(key, key): weight for key, weight in self.found.items()}
         for name, spec in self.specs.items():
             why = None
             if name not in self.ties:
                 why = "the model has no such weight"
             elif tuple(model.get_parameter(name).shape) != spec.shape:
-                why = f"the model wants {list(model.get_parameter(name).shape)}"
+                why = f"the model expects {list(model.get_parameter(name).shape)}"
             elif common_kind(model, self.ties[name]) is None:
-                why = "the model has it in a layer that cannot run it quantized"
+                why = "the model has it in a layer that cannot run quantized"
             if why is not None:
                 raise BadFileError(
-                    f"Weight {name!r} of {list(spec.shape)} was to be loaded",
+                    f"Cannot load weight {name!r} of shape {list(spec.shape)}",
                     why,
                     "Check that the weights and the config belong together",
                 )
 
     def packed(self, name: str, parts: Mapping[str, Tensor]) -> Packed:
-        """The weight of a model's name that the files hold, from the parts that the library has read of it.
+        """Return a quantized weight by its name in the model, from the parts that the library has read.
 
         Raises:
-            BadFileError: they are damaged, or do not belong together; as when sdquant loads it.
+            BadFileError: they are damaged or inconsistent, as when sdquant loads the file.
         """
-        found, spec = self.found[name], self.specs[name]
-        read = {key: parts[part] for part, key in found.keys.items()}
+        entry, spec = self.found[name], self.specs[name]
+        read = {key: parts[part] for part, key in entry.keys.items()}
 
         def get(key: str) -> Tensor:
             if key in read:
                 return read[key]
-            return self._read(key)  # a table or description, which is no part of the weight
+            return self._read(key)  # a table or description, which is not a part of the weight
 
-        return read_weight(found, spec, spec.shape, get)
+        return read_weight(entry, spec, spec.shape, get)
 
     def compute_device(self, packed: Packed) -> str:
-        """What a weight will compute on: where it is, or, from the CPU, where `model.to(...)` will most likely bring
-        it."""
+        """Return the device that a weight will compute on: its own, or for one on the CPU the default device, to which
+        `model.to(...)` will most likely move it."""
         return self._default_device if packed.device.type == "cpu" else str(packed.device)
 
     @cached_property
@@ -160,7 +160,7 @@ class Weights:
         return self._files[path].get(key)
 
     def mark(self, model: nn.Module) -> None:
-        """Where it was quantized by rules: have the model, whose weights are in place, remember and follow them."""
+        """Attach rules, their static ranges and `compute` to the model, after its weights are loaded."""
         rules = self.rules or self.spec
         if isinstance(rules, RulesSpec):
             place(model, {key: self._read(key) for key in self.ranges})  # the libraries have cast them, if at all
@@ -169,7 +169,7 @@ class Weights:
             set_compute(model, self.config.compute)
 
     def close(self) -> None:
-        """Give the files back that were read from."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -178,14 +178,14 @@ class Weights:
         """Choose the weights of an empty model that will be quantized.
 
         Args:
-            keep: modules that the library says are to stay as they are.
+            keep: modules that the library wants to stay unquantized.
 
         Raises:
-            IncompatibleError: there are none.
+            IncompatibleError: there are no such weights.
         """
         self.ties = tied(model)
-        self.planned, kept = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
-        extent = extent_of(model, self.spec, self.planned, kept)
+        self.planned, skipped = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
+        extent = extent_of(model, self.spec, self.planned, skipped)
         if isinstance(self.spec, RulesSpec):
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             require_ranges(self.spec, ((name, shapes[name]) for name in sorted(self.planned)))
@@ -197,35 +197,35 @@ class Weights:
         """Put a float weight into the model, quantized.
 
         Raises:
-            BadFileError: it is not that of this model, by its shape: nobody would ask again, once it is packed.
+            BadFileError: its shape is not the model's. Nothing checks that later, once the weight is packed.
         """
-        wanted = model.get_parameter(name)
-        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
+        parameter = model.get_parameter(name)
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), parameter)
         if why is not None:
             fix = "Check that the weights and the config belong together"
-            raise BadFileError(f"Tensor {name!r} was to be loaded", why, fix)
-        packed = encode(name, tensor.reshape(wanted.shape), self.spec)
+            raise BadFileError(f"Cannot load tensor {name!r}", why, fix)
+        packed = encode(name, tensor.reshape(parameter.shape), self.spec)
         install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
 
 
 def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Put ordinary layers in the place of the quantized ones, tied ones still tied.
+    """Replace the quantized layers by float ones; tied ones stay tied.
 
     Args:
-        dtype: of the weights; None is the one that each layer computes in.
+        dtype: of the weights; None for the compute dtype of each layer.
     """
-    made: dict[int, nn.Module] = {}
+    layers: dict[int, nn.Module] = {}
     for path, module in [*model.named_modules(remove_duplicate=False)]:
         packed = packed_of(module) if path else None
         if packed is not None:
-            made[id(module)] = made.get(id(module)) or _float(module, packed, dtype)
-            set_module(model, path, made[id(module)])
+            layers[id(module)] = layers.get(id(module)) or _float(module, packed, dtype)
+            set_module(model, path, layers[id(module)])
     forget(model)
     remember(model, conversions(model), quantized=False)
 
 
 def _float(module: nn.Module, packed: Packed, dtype: torch.dtype | None) -> nn.Module:
-    """A layer's float form: of one of sdquant's, or of a library's, without what that has beside torch's settings."""
+    """Return the float layer for one of sdquant's or a library's, without the library's additional attributes."""
     if isinstance(module, QuantizedLayer):
         return float_layer(module, dtype)
     floats = float_layer(quantized_layer(module, packed), dtype)
@@ -238,7 +238,7 @@ def _float(module: nn.Module, packed: Packed, dtype: torch.dtype | None) -> nn.M
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:
-    """The torch dtype of a tensor in a file."""
+    """Return the torch dtype of a tensor in a file."""
     dtype: Any = getattr(torch, info.dtype)  # one of the names that `read_header` lets through
     assert isinstance(dtype, torch.dtype)
     return dtype

@@ -1,7 +1,7 @@
-"""Models that sdquant loaded or quantized itself, and the calls of diffusers and transformers that ask a quantizer.
+"""Attach a quantizer to models that sdquant loaded or quantized, for calls of diffusers and transformers.
 
-Without one, `save_pretrained` would write the parts of packed weights as tensors of a model that is not quantized:
-files that nobody could load.
+Without one, `save_pretrained` would write the parts of packed weights as tensors of an unquantized model, which nothing
+could load.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 
 class _Said(dict[str, Any]):
-    """A `quantization_config` as it stands in a config.json, which PEFT asks as it would a library's own."""
+    """A `quantization_config` as in a config.json, with the `to_dict` that PEFT expects of a library's own."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same."""
+        """Return a plain dict of it."""
         return dict(self)
 
 
 def attach(model: nn.Module) -> None:
-    """Give a model, whose weights are in place, its quantizer, and its config what that of a saved model says. One that
-    is not quantized, or of no library's class, is left as it is."""
-    said = library_config(model).get("quantization_config")
-    if said is None or not hasattr(model, "save_pretrained"):
+    """Set a loaded model's quantizer, and the `quantization_config` in its config as a saved model has it. A model that
+    is not quantized, or not of one of the libraries' classes, is left unchanged."""
+    config = library_config(model).get("quantization_config")
+    if config is None or not hasattr(model, "save_pretrained"):
         return
     if not hasattr(model, "config"):  # several models as one, such as ControlNets, whose own methods save them
         for part in model.modules():
@@ -43,26 +43,26 @@ def attach(model: nn.Module) -> None:
                 attach(part)
         return
     peft_hooks.prepare(model)  # also of products alone, which no layer was put in for
-    made: Any = model
+    library_model: Any = model
     library = "transformers" if is_of_transformers(model) else "diffusers"
     try:
         quantizer = import_module(f"{__package__}.{library}_quantizer").Quantizer
-    except ImportError as error:  # a version from before it had what is used there
-        log.info("save_pretrained of a %s is refused: %s", type(model).__name__, error)
-        made.save_pretrained = _refuse
+    except ImportError as error:  # a version too old for it
+        log.info("save_pretrained is disabled for this %s: %s", type(model).__name__, error)
+        library_model.save_pretrained = _refuse
         return
-    made.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
+    library_model.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
     remember(model, conversions(model), quantized=True)
     if library == "transformers":
-        made.config.quantization_config = _Said(said)
+        library_model.config.quantization_config = _Said(config)
     else:
-        made.register_to_config(quantization_config=_Said(said))
+        library_model.register_to_config(quantization_config=_Said(config))
 
 
 def _refuse(save_directory: Any, *args: Any, **kwargs: Any) -> None:
-    """`save_pretrained` where the library is too old to be told how."""
+    """Refuse `save_pretrained` if the library is too old for a quantizer."""
     raise SettingsError(
-        f"A quantized model was to be saved to {save_directory} by its save_pretrained",
-        "this version of the library cannot save it",
+        f"Cannot save a quantized model to {save_directory} with save_pretrained",
+        "the installed version of its library does not support that",
         "Use sdquant.save(model, folder), or install the newest diffusers and transformers",
     )

@@ -1,4 +1,4 @@
-"""`sdquant.Config`: what a model is to be quantized to while diffusers or transformers loads it. No torch."""
+"""`sdquant.Config`, the quantization config for `from_pretrained` of diffusers and transformers. No torch."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _ALWAYS = ("quant_method", "quant", "skip")
 
 
 class Method(str, Enum):
-    """diffusers wants an enum with a value, and both libraries look it up as the string that it is."""
+    """The `quant_method`. diffusers expects an enum with a value; both libraries look it up as a string."""
 
     SDQUANT = METHOD
 
 
 class Config:
-    """What to quantize a model of diffusers or transformers to while it is loaded.
+    """Quantization settings for a model that diffusers or transformers loads.
 
-    It has what both libraries use of their own configs, and derives from neither: one class serves both, and making
-    one imports none of them.
+    It has the attributes that both libraries use of their own configs, but derives from neither, so that one class
+    serves both and creating one imports neither.
 
     Args:
         quant: a scheme with its options: "int8", "nf4,double_quant".
-            The default is "int8", and "rules" where there are some.
-        skip: modules to leave as they are, by a part of their path or a pattern with `*`.
+            The default is "int8", or "rules" if rules are given.
+        skip: modules to leave unquantized, by a part of their path or a pattern with `*`.
         rules: what is done with which layers, as for `load_model`.
-        quant_stats: file of `sdquant calibrate`, for rules with act_static_scale. A model that is saved has the ranges
-            in it, and names no file.
-        component: name of the model in the pipeline that was calibrated, whose ranges are meant ("text_encoder"). "" is
-            the UNet or transformer.
-        compute: "int8" or "fp8" for products of 8-bit numbers, as for `load_model`. A saved model does not keep it.
+        quant_stats: file of `sdquant calibrate`, for rules with act_static_scale. A saved model contains the ranges and
+            names no file.
+        component: name of the model in the calibrated pipeline, to select its ranges ("text_encoder"). "" is the UNet
+            or transformer.
+        compute: "int8" or "fp8" for 8-bit matrix products, as for `load_model`. Not stored in a saved model.
 
     Raises:
-        UnknownQuantError, SettingsError: no such scheme or option, or rules that are none.
+        UnknownQuantError, SettingsError: no such scheme or option, or invalid rules.
     """
 
     @answered
@@ -69,14 +69,16 @@ class Config:
         self.compute = compute
         if compute not in (None, *COMPUTES):
             raise SettingsError(
-                f"compute={compute!r} was given", f"compute is one of {', '.join(COMPUTES)}", "Leave it out, or use one"
+                f"Unknown compute mode {compute!r}",
+                f"compute is one of {', '.join(COMPUTES)}",
+                "Choose one of them, or leave it out",
             )
         if self.rules is None:
             if self.quant_stats is not None or component:
                 raise SettingsError(
-                    f"quant_stats={quant_stats!r} and component={component!r} were given",
-                    "only rules use ranges found beforehand",
-                    "Give rules=",
+                    f"Cannot use quant_stats={quant_stats!r} and component={component!r} without rules",
+                    "only rules use calibrated ranges",
+                    "Pass rules=, or leave both out",
                 )
             self.spec = parsed
         else:
@@ -84,7 +86,7 @@ class Config:
         refuse_computing(self.spec, compute)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a config.json."""
+        """Return it as in a config.json."""
         values: dict[str, Any] = {"quant_method": METHOD, "quant": self.quant, "skip": self.skip}
         if self.rules is not None:
             values["rules"] = [to_dict(row) for row in self.rules]
@@ -93,23 +95,23 @@ class Config:
         }
 
     def saved(self) -> Config:
-        """What a model that was quantized by it says of itself: ranges are in the model."""
+        """Return the config for a model quantized with this one, without quant_stats: the ranges are in the model."""
         return Config(self.quant, self.skip, self.rules)
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The same; both libraries print it."""
+        """Return the same as `to_dict`; both libraries print it."""
         return self.to_dict()
 
     def to_json_string(self, use_diff: bool = True) -> str:
-        """The same as JSON."""
+        """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """The inverse of `to_dict`."""
+        """Return the config for a result of `to_dict`."""
         known = {name: config_dict.get(name) for name in ("quant", "rules", "quant_stats", "compute")}
-        made = cls(**known, skip=config_dict.get("skip") or [], component=config_dict.get("component") or "")
-        return (made, kwargs) if return_unused_kwargs else made
+        config = cls(**known, skip=config_dict.get("skip") or [], component=config_dict.get("component") or "")
+        return (config, kwargs) if return_unused_kwargs else config
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.to_dict() == other.to_dict()

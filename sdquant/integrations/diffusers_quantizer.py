@@ -1,7 +1,7 @@
 """sdquant as a quantizer of diffusers: `from_pretrained(..., quantization_config=sdquant.Config("int8"))`.
 
-Weights are held in sdquant's plain layers. What `save_pretrained` writes is what `sdquant.save` writes, and the other
-way round: either folder loads with `from_pretrained` and with `sdquant.load_model`.
+The model gets sdquant's plain layers. `save_pretrained` and `sdquant.save` write the same: either folder loads with
+`from_pretrained` and with `sdquant.load_model`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAID = ("quantization_config", "_pre_quantization_dtype")  # in the config of a
 
 
 class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no types
-    """Called by diffusers, in the order of the methods here, while it loads one model."""
+    """Quantizer that diffusers calls while it loads one model, in the order of the methods here."""
 
     use_keep_in_fp32_modules = True
     requires_calibration = False
@@ -47,22 +47,22 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         self._extra: set[str] = set()  # keys that belong to weights and are not loaded
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Ask the matrix. Called again when `device_map="auto"` has become a table."""
+        """Check the compatibility matrix. Called again when `device_map="auto"` has become a table."""
         self.weights.check(quantized=self.pre_quantized, device_map=device_map)
 
     def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype:
-        """None would have diffusers cast weights to the dtype of what stands in their place."""
+        """Return float32 for None, with which diffusers would cast weights to the dtype of their placeholders."""
         return torch_dtype or torch.float32
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """The parameters that the files' tensors become."""
+        """Return the names of the parameters that the files' tensors become."""
         if not self.pre_quantized:
             return loaded_keys
         self.weights.read(checkpoint_files)
-        for name, found in self.weights.found.items():
+        for name, weight in self.weights.found.items():
             path = name.rpartition(".")[0]
-            self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in found.keys.items()}
-            self._extra |= set(found.extra)
+            self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in weight.keys.items()}
+            self._extra |= set(weight.extra)
         self._extra |= set(self.weights.ranges)  # which `Weights.mark` reads
         return [self._names.get(key, key) for key in loaded_keys if key not in self._extra]
 
@@ -74,7 +74,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
     ) -> None:
         keep = keep_in_fp32_modules or ()
         if self.pre_quantized and not self.weights.found:
-            # `from_single_file` does not say that the file is to be quantized, and not what file it is.
+            # `from_single_file` tells neither that the file has to be quantized nor which file it is.
             self.pre_quantized = False
             self.weights.check(quantized=False)
             self.weights.plan(model, keep)
@@ -86,7 +86,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             self.weights.plan(model, keep)
 
     def _stand_in(self, model: nn.Module, name: str) -> None:
-        """An empty quantized layer, so that diffusers finds a place for the parts."""
+        """Install an empty quantized layer, so that diffusers finds parameters for the parts."""
         headers = self.weights.headers
         parts = {
             part: torch.empty(headers[key].shape, dtype=torch_dtype(headers[key]), device="meta")
@@ -96,15 +96,15 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         install_packed(model, self.weights.ties.get(name, (name,)), packed, "plain")
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> list[str]:
-        """Without the markers, which hold nothing."""
+        """Return the missing keys without the marker parameters, which hold nothing."""
         return [key for key in missing_keys if key.rpartition(".")[2] != LIKE]
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A file's tensors under the names of the parameters.
+        """Return a file's tensors under the names of the parameters.
 
         Raises:
-            UnsupportedFileError: `from_single_file` has read a file that is quantized already; of its own, diffusers
-                fails somewhere in its converters, or casts codes to floats.
+            UnsupportedFileError: `from_single_file` has read a file that is already quantized. Without this check
+                diffusers fails somewhere in its converters, or casts codes to floats.
         """
         if self.pre_quantized and not self.weights.found:
             for name, tensor in state_dict.items():
@@ -115,8 +115,8 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                     torch.bfloat16,
                 ):
                     raise UnsupportedFileError(
-                        f"A single file was to be quantized to {self.weights.spec} by diffusers",
-                        f"it is quantized already: {name!r} is {str(tensor.dtype).removeprefix('torch.')}",
+                        f"Cannot quantize a single file to {self.weights.spec} with diffusers",
+                        f"it is already quantized: {name!r} is {str(tensor.dtype).removeprefix('torch.')}",
                         "Load it with sdquant.load_model(file, base=...)",
                     )
         return {self._names.get(key, key): value for key, value in state_dict.items() if key not in self._extra}
@@ -124,11 +124,11 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
     def check_if_quantized_param(
         self, model: nn.Module, param_value: Tensor, param_name: str, state_dict: Mapping[str, Any], **kwargs: Any
     ) -> bool:
-        """Whether `create_quantized_param` is to place this one."""
+        """Return whether `create_quantized_param` places this parameter."""
         return param_name in self.weights.planned or (self.pre_quantized and f".{PREFIX}" in param_name)
 
     def check_quantized_param_shape(self, *args: Any, **kwargs: Any) -> bool:
-        """The stand-ins were made in the shapes of the files."""
+        """Return True: the placeholders have the shapes of the files."""
         return True
 
     def create_quantized_param(
@@ -141,7 +141,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         unexpected_keys: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Place a part of a quantized weight, or quantize a weight."""
+        """Install a part of a quantized weight, or quantize a float weight."""
         if self.pre_quantized:  # as it is in the file: diffusers has cast float parts to the model's dtype
             set_tensor(model, (param_name,), state_dict[param_name].to(target_device))
         else:
@@ -163,19 +163,19 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                     layer.lay_out(self.weights.compute_device(packed))
         self.weights.mark(model)
         self.weights.close()
-        made: Any = model
+        library_model: Any = model
         # from_single_file leaves it out, and with it what was saved.
-        made.register_to_config(quantization_config=self.quantization_config.saved())
+        library_model.register_to_config(quantization_config=self.quantization_config.saved())
         peft_hooks.prepare(model)  # for `adapters.owner_of`; of products alone no layer has done it
         return model
 
     def get_state_dict_and_metadata(
         self, state_dict: Mapping[str, Any], safe_serialization: bool = True
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The tensors and the metadata of the file that `save_pretrained` writes.
+        """Return the tensors and the metadata of the file that `save_pretrained` writes.
 
         Raises:
-            ConflictError: a LoRA is on the model. SettingsError: it is not to be a safetensors file.
+            ConflictError: a LoRA is on the model. SettingsError: the file would not be a safetensors file.
         """
         from ..saving.model_files import contents
         from ..saving.quantization_config import library_config
@@ -184,16 +184,18 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         peft_hooks.refuse_adapted("model", model, "saved")
         if not safe_serialization:
             raise SettingsError(
-                "A quantized model was to be saved as a pickle (safe_serialization=False)",
-                "what tells how it is quantized stands in the metadata of a safetensors file",
+                "Cannot save a quantized model as a pickle (safe_serialization=False)",
+                "how it is quantized is recorded in the metadata of a safetensors file",
                 "Leave safe_serialization out",
             )
         return contents(model) if library_config(model) else (dict(state_dict), {})
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
-        made: Any = model
+        library_model: Any = model
         dequantize(model)
-        made._internal_dict = type(made._internal_dict)({k: v for k, v in made.config.items() if k not in _SAID})
+        library_model._internal_dict = type(library_model._internal_dict)(
+            {k: v for k, v in library_model.config.items() if k not in _SAID}
+        )
         return model
 
     @property
@@ -208,7 +210,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
 
     @property
     def is_trainable(self) -> bool:
-        """No: the weights are codes."""
+        """Return False: the weights are codes."""
         return False
 
 

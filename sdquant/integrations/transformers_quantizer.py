@@ -1,7 +1,7 @@
 """sdquant as a quantizer of transformers, for the text encoders: `from_pretrained(..., quantization_config=...)`.
 
-transformers loads through converters: a weight's tensors, which in a file have keys that end differently ("weight",
-"weight.absmax"), are collected and given to an operation, which puts a quantized layer into the model.
+transformers loads through converters: the tensors of a weight, whose keys in a file have different endings ("weight",
+"weight.absmax"), are collected and passed to an operation, which puts a quantized layer into the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ with quiet():  # what it imports besides has remarks to make
 
 
 class Quantizer(HfQuantizer):
-    """Called by transformers, in the order of the methods here, while it loads one model."""
+    """Quantizer that transformers calls while it loads one model, in the order of the methods here."""
 
     requires_calibration = False
     pre_quantized: bool
@@ -43,21 +43,21 @@ class Quantizer(HfQuantizer):
         self.dtype = torch.float32
 
     def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
-        """Ask the matrix."""
+        """Check the compatibility matrix."""
         self.weights.check(quantized=self.pre_quantized, device_map=device_map)
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Remembers it: the operations below cast what is not quantized."""
+        """Store the dtype, to which the operations below cast unquantized tensors, and return it."""
         self.dtype = dtype
         return dtype
 
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: Iterable[str] | None = None, **kwargs: Any
     ) -> None:
-        made: Any = model
-        for name, source in made.all_tied_weights_keys.items():  # tied by transformers only when all is loaded
+        library_model: Any = model
+        for name, source in library_model.all_tied_weights_keys.items():  # tied by transformers only when all is loaded
             path, _, leaf = name.rpartition(".")
-            made.get_submodule(path)._parameters[leaf] = made.get_parameter(source)
+            library_model.get_submodule(path)._parameters[leaf] = library_model.get_parameter(source)
         if self.pre_quantized:
             self.weights.read(checkpoint_files or ())
             self.weights.hold_against(model)
@@ -66,30 +66,30 @@ class Quantizer(HfQuantizer):
             self.weights.plan(model, ())
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Whether `_Encode` is to place this one. Asked once more for what is missing in the end."""
+        """Return whether `_Encode` installs this parameter. Called again in the end for missing ones."""
         return not self.pre_quantized and param_name in self.weights.planned
 
     def get_quantize_ops(self) -> ConversionOps:
-        """For one weight."""
+        """Return the operation that quantizes one weight."""
         return _Encode(self)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
-        """The endings of the keys that a quantized weight has in the files, and what is done with their tensors."""
+        """Return the converter for the key endings of quantized weights in the files."""
         if not self.pre_quantized:
             return []
         endings = {_pattern("weight")}
-        for found in self.weights.found.values():
-            endings |= {_ending(found, key) for key in (*found.keys.values(), *found.extra)}
+        for weight in self.weights.found.values():
+            endings |= {_ending(weight, key) for key in (*weight.keys.values(), *weight.extra)}
         return [WeightConverter(sorted(endings), "weight", [_Read(self)])]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         self.weights.mark(model)
         self.weights.close()
-        made: Any = model
+        library_model: Any = model
         if isinstance(self.quantization_config, Config):
-            made.config.quantization_config = self.quantization_config.saved()
-        ours = [one for one in made._weight_conversions if any(isinstance(op, _Op) for op in _operations(one))]
-        remember(model, tuple(one for one in made._weight_conversions if one not in ours), quantized=True)
+            library_model.config.quantization_config = self.quantization_config.saved()
+        ours = [one for one in library_model._weight_conversions if any(isinstance(op, _Op) for op in _operations(one))]
+        remember(model, tuple(one for one in library_model._weight_conversions if one not in ours), quantized=True)
         self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
         return model
 
@@ -99,20 +99,20 @@ class Quantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """No: the weights are codes."""
+        """Return False: the weights are codes."""
         return False
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The tensors and the metadata of the file that `save_pretrained` writes."""
+        """Return the tensors and the metadata of the file that `save_pretrained` writes."""
         from ..saving.model_files import contents, guarded
         from ..saving.quantization_config import library_config
 
         if not library_config(model):  # it is a float model again
             return dict(model.state_dict()), {}
         tensors, metadata = contents(model)
-        made: Any = model
-        said: Any = made.config.quantization_config
-        method = said["quant_method"] if isinstance(said, dict) else said.quant_method
+        library_model: Any = model
+        config: Any = library_model.config.quantization_config
+        method = config["quant_method"] if isinstance(config, dict) else config.quant_method
         return guarded(model, tensors) if method == METHOD else tensors, metadata
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -121,11 +121,11 @@ class Quantizer(HfQuantizer):
 
 
 class SdnqConfig(Config):
-    """What a config.json of SDNQ says: what sdquant wrote in SDNQ's format loads without the sdnq package too."""
+    """Config of a config.json in SDNQ's format, so that such files from sdquant load without the sdnq package too."""
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """See `Config.from_dict`."""
+        """Return the config for SDNQ's `weights_dtype`; see `Config.from_dict`."""
         word = str(config_dict.get("weights_dtype", "")).replace("float8_e4m3fn", "fp8")
         return super().from_dict({"quant": f"sdnq-{word}"}, return_unused_kwargs, **kwargs)
 
@@ -134,9 +134,9 @@ def _operations(conversion: Any) -> list[Any]:
     return getattr(conversion, "operations", [])
 
 
-def _ending(found: Found, key: str) -> str:
-    """The pattern for a key of a quantized weight: what follows the path of its module."""
-    return _pattern(key.removeprefix(found.name.rpartition(".")[0] + "."))
+def _ending(weight: Found, key: str) -> str:
+    """Return the pattern for a key of a quantized weight: what follows the path of its module."""
+    return _pattern(key.removeprefix(weight.name.rpartition(".")[0] + "."))
 
 
 def _pattern(ending: str) -> str:
@@ -152,7 +152,7 @@ class _Op(ConversionOps):
 
 
 class _Encode(_Op):
-    """A float weight, quantized into the model."""
+    """Operation that quantizes a float weight and installs it in the model."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **known: Any
@@ -165,7 +165,7 @@ class _Encode(_Op):
 
 
 class _Read(_Op):
-    """The tensors of a weight: quantized into the model, or a float one handed on."""
+    """Operation that installs a quantized weight from its tensors, or passes a float one on."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **known: Any
@@ -173,14 +173,14 @@ class _Read(_Op):
         model, name, missing = known["model"], known["full_layer_name"], known["missing_keys"]
         weights = self.hf_quantizer.weights
         tensors = {pattern: value[0] if isinstance(value, list) else value for pattern, value in input_dict.items()}
-        found = weights.found.get(name)
-        if found is None:
+        weight = weights.found.get(name)
+        if weight is None:
             (tensor,) = tensors.values()
-            wanted = model.get_parameter(name)
+            parameter = model.get_parameter(name)
             dtype = str(self.hf_quantizer.dtype).removeprefix("torch.")
-            kept: torch.dtype = getattr(torch, float32_of_model(model).dtype(name, dtype))
-            return {"weight": [tensor.to(kept).reshape(wanted.shape)]}
-        parts = {part: tensors[_ending(found, key)].contiguous() for part, key in found.keys.items()}
+            target_dtype: torch.dtype = getattr(torch, float32_of_model(model).dtype(name, dtype))
+            return {"weight": [tensor.to(target_dtype).reshape(parameter.shape)]}
+        parts = {part: tensors[_ending(weight, key)].contiguous() for part, key in weight.keys.items()}
         packed = weights.packed(name, parts)
         install_packed(model, weights.ties[name], packed, "plain", device=weights.compute_device(packed))
         _arrived(weights, model, name, missing)
@@ -189,11 +189,11 @@ class _Read(_Op):
 
 def _arrived(weights: Weights, model: nn.Module, name: str, missing_keys: set[str]) -> None:
     """Tell transformers that a weight and those tied to it are there, and need neither values nor a tie."""
-    made: Any = model
+    library_model: Any = model
     for each in weights.ties[name]:
         missing_keys.discard(each)
-        made.all_tied_weights_keys.pop(each, None)
-        made.get_submodule(each.rpartition(".")[0])._is_hf_initialized = True
+        library_model.all_tied_weights_keys.pop(each, None)
+        library_model.get_submodule(each.rpartition(".")[0])._is_hf_initialized = True
 
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Quantizer

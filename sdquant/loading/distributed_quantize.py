@@ -1,9 +1,9 @@
-"""Quantize a checkpoint by several processes: `torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4`.
+"""Quantize a checkpoint with several processes: `torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4`.
 
-Each process reads, quantizes and writes its share of every component's weights, in files of its own; none needs more
-memory than a file and a weight. The first writes everything else: configs, tokenizers, and the index of the files. All
-of it goes into one folder beside the target, which takes the target's place when every process has reported its files.
-What is loaded from there has the same bits as what one process writes.
+Each process reads, quantizes and writes its share of every component's weights to files of its own; none needs more
+memory than one file and one weight. The first process also writes configs, tokenizers, and the index of the files.
+Everything goes into one temporary folder beside the target, which replaces the target when every process has reported
+its files. The saved model is bit-identical to one written by a single process.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ if TYPE_CHECKING:
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 
 
-def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
+def quantize(
+    request: Request, model_plan: plan.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD
+) -> Path:
     """Quantize and write a model as a folder; every process calls this with the same values.
 
     Args:
-        max_shard: bytes of a file, unless one weight has more.
+        max_shard: maximum bytes of a file, unless a single weight has more.
 
     Returns:
         The target.
@@ -51,28 +53,28 @@ def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *,
         DistributedError: another process has ended. SettingsError: the processes do not see the same folder, or
             mode="post". Else as `load_model` and `save`.
     """
-    if any(part.action == "encode" and part.mode == "post" for part in made.components):
+    if any(part.action == "encode" and part.mode == "post" for part in model_plan.components):
         raise SettingsError(
-            "A model was to be quantized by several processes with mode='post'",
+            "Cannot quantize with several processes and mode='post'",
             "no process loads the whole model",
             "Leave the mode out: the result is the same",
         )
-    for warning in made.warnings if ranks.first else ():
+    for warning in model_plan.warnings if ranks.first else ():
         loader.log.warning("%s", warning)
-    if made.detected.container == "pipeline":
-        pipeline_folders.check_pipeline(plan.folder_of(made))
-    total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())
-    spec = next(part.spec for part in made.components if part.spec is not None)
+    if model_plan.detected.container == "pipeline":
+        pipeline_folders.check_pipeline(plan.folder_of(model_plan))
+    total = sum(info.nbytes for src in model_plan.detected.sources.values() for info in src.tensors.values())
+    spec = next(part.spec for part in model_plan.components if part.spec is not None)
     with (
-        _one_folder(target, made.bytes, ranks) as folder,
-        bar(total // ranks.count, spec, asked.progress and ranks.first) as tick,
+        _one_folder(target, model_plan.bytes, ranks) as folder,
+        bar(total // ranks.count, spec, request.progress and ranks.first) as tick,
     ):
         models = {}
-        for part in made.components:
+        for part in model_plan.components:
             home = folder if part.name == "model" else folder / part.name
-            models[part.name] = _component(asked, made, part, home, ranks, tick, max_shard)
+            models[part.name] = _component(request, model_plan, part, home, ranks, tick, max_shard)
         if ranks.first:
-            whole = loader.assemble(made, models)
+            whole = loader.assemble(model_plan, models)
             if pipelines.is_pipeline(whole):
                 write_rest(whole, folder)
     return target
@@ -80,7 +82,7 @@ def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *,
 
 @contextmanager
 def _one_folder(target: Path, nbytes: int, ranks: Processes) -> Iterator[Path]:
-    """A new folder for all processes, which the first makes. It becomes `target` when all have left the block.
+    """Yield a new folder, created by the first process, for all. It becomes `target` when all have left the block.
 
     Raises:
         DistributedError: another process has ended. SettingsError: a process does not see the folder.
@@ -101,9 +103,9 @@ def _one_folder(target: Path, nbytes: int, ranks: Processes) -> Iterator[Path]:
         if folder.is_dir():
             raise
         raise DistributedError(
-            f"{target} was to be written by several processes",
-            "the first of them has ended, and has removed what was written",
-            "Look at its message: it says why",
+            f"Cannot write {target} with several processes",
+            "the first process has ended and has removed what was written",
+            "See the error message of the first process",
         ) from error
     ranks.barrier()
     ranks.barrier()
@@ -113,23 +115,23 @@ def _require_seen(folder: Path, ranks: Processes) -> None:
     blind = [rank for rank, sees in enumerate(ranks.gathered(folder.is_dir())) if not sees]
     if blind:
         raise SettingsError(
-            f"{folder} was to be written by {ranks.count} processes",
+            f"Cannot write {folder} with {ranks.count} processes",
             f"process {blind[0]} does not see it: it is on another machine's disk",
             "Choose a folder that all nodes share",
         )
 
 
 def _component(
-    asked: Request,
-    made: plan.Plan,
+    request: Request,
+    model_plan: plan.Plan,
     part: plan.ComponentPlan,
     home: Path,
     ranks: Processes,
     tick: Callable[[int], Any],
     max_shard: int,
 ) -> nn.Module:
-    """Write one component into a folder; returns its empty model."""
-    src = plan.source_of(made, part)
+    """Write one component into a folder, and return its empty model (weights on the meta device)."""
+    src = plan.source_of(model_plan, part)
     model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
     remember(model, src.conversions, quantized=True)
@@ -138,18 +140,18 @@ def _component(
         keep(model, part.spec.rules)
         place(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
     out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
-    collector = Collector(model, part, made, src, out)
+    collector = Collector(model, part, model_plan, src, out)
     if ranks.first:
         collector.finish(src)
         collector.buffers()
     mine = shares(collector.sizes, ranks.count)[ranks.rank]
-    loader.fill(collector, part, src, made, tick, asked.skip, only={collector.keys[name] for name in mine})
+    loader.fill(collector, part, src, model_plan, tick, request.skip, only={collector.keys[name] for name in mine})
     for forms in ranks.gathered(collector.forms):
         collector.stand_in(forms)
-    said = write_config(model, home) if ranks.first else None
-    told = ranks.gathered(said)[0]
-    assert told is not None
-    stem, guard = told
+    own_naming = write_config(model, home) if ranks.first else None
+    naming = ranks.gathered(own_naming)[0]
+    assert naming is not None
+    stem, guard = naming
     out.finish(guard=guard)
     files = [file for each in ranks.gathered(out.files) for file in each]
     if ranks.first:
@@ -161,16 +163,16 @@ def _name(home: Path, stem: str, files: list[Any]) -> None:
     """Give the files of all processes their names, and write the index, if there are several.
 
     Raises:
-        BadFileError: one is not as it was reported.
+        BadFileError: a file is missing or not of the reported size.
     """
     for file in files:
         path = home / file.name
         size = path.stat().st_size if path.is_file() else None
         if size != file.nbytes:
             raise BadFileError(
-                f"{path} was written by another process",
-                f"it reports {file.nbytes} bytes, and "
-                + (f"{size} are here" if size is not None else "it is not here"),
+                f"Cannot use {path}, which another process wrote",
+                f"that process reports {file.nbytes} bytes, but "
+                + (f"{size} are here" if size is not None else "the file is not here"),
                 "Choose a folder that all processes share",
             )
     if len(files) == 1:

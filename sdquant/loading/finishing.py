@@ -1,6 +1,6 @@
-"""What other rooms do to a model whose weights are in place, loaded or quantized: the entries of a table.
+"""Registry of the steps that other packages apply to a model after its weights are loaded or quantized.
 
-`integrations` gives models their quantizer for diffusers and transformers here, without being imported from below.
+`integrations` registers one that attaches the quantizer for diffusers and transformers; nothing here imports it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _STEPS: dict[str, Callable[[nn.Module], None]] = {}
 
 
 def register(name: str, step: Callable[[nn.Module], None]) -> None:
-    """Call `step` with every component that `load_model` or `quantize` is done with; a name counts once."""
+    """Call `step` on every component that `load_model` or `quantize` finishes; a name is registered once."""
     _STEPS[name] = step
 
 
 def finish(model: nn.Module) -> None:
-    """Do all registered steps to a component."""
+    """Apply all registered steps to a component."""
     for step in _STEPS.values():
         step(model)

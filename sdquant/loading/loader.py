@@ -1,4 +1,4 @@
-"""From a path to a pipeline: the flow of the design, read top to bottom."""
+"""Load a pipeline or component from a path, quantized and offloaded. Reads top to bottom."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What was done, kept as `.sdquant` on the pipeline or component that `load_model` returns.
+    """Record of a load, stored as `.sdquant` on the pipeline or component that `load_model` returns.
 
     Attributes:
-        cached: the components whose quantized weights came out of the cache.
+        seconds: duration of the load. cached: components whose quantized weights came from the cache.
     """
 
     plan: planner_plan.Plan
@@ -48,7 +48,7 @@ class Loaded:
     cached: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: object) -> Loaded:
-        """A copy of a model was made in the same way; there is nothing in here to copy."""
+        """Return itself: a copy of a model was loaded in the same way, and nothing in here needs copying."""
         return self
 
 
@@ -80,144 +80,143 @@ def load_model(
     subfolder: str | None = None,
     token: str | bool | None = None,
 ) -> Any:
-    """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
+    """Load a model, quantized and offloaded as requested, or raise a clear error before any weight is read.
 
     Args:
         path: pipeline folder, component folder, `.safetensors` or `.gguf` file, folder that `save` wrote, or something
-            on the hub: "owner/name", "owner/name/file.gguf", "owner/name/folder", or its address. So may base and
-            parts be.
-        quant: None for as found on disk; a scheme ("nf4", "bnb:nf4", "nf4,double_quant"); component -> scheme;
-            "none" for not quantized; "auto" for the fastest that fits (`automatic`).
+            on the hub: "owner/name", "owner/name/file.gguf", "owner/name/folder", or its URL. The same holds for base
+            and parts.
+        quant: None to load the model as stored; a scheme ("nf4", "bnb:nf4", "nf4,double_quant"); component -> scheme;
+            "none" for unquantized; "auto" for the fastest that fits (`planning.auto`).
         offload: "none", "model", "sequential", "balanced", "group", or "auto" for the fastest that fits.
-        mode: "pre" quantizes tensor by tensor while loading, "post" after it; "auto" is "pre".
-        components: which to quantize; default the UNet or transformer and the text encoders, never the VAE.
-        skip: modules to leave as they are, by a part of their path or a pattern with `*`.
-        rules: instead of quant: what is done with which layers, the first rule that matches one decides. A list of
+        mode: "pre" quantizes tensor by tensor while loading, "post" after loading; "auto" is "pre".
+        components: which to quantize; default: the UNet or transformer and the text encoders, never the VAE.
+        skip: modules to leave unquantized, by a part of their path or a pattern with `*`.
+        rules: instead of quant: rules per layer, of which the first that matches a layer applies. A list of
             `rules.QuantizationRule` or of mappings of its fields, or a YAML or JSON file. quant_stats: file of
             `sdquant calibrate`, for rules with act_static_scale.
-        base: pipeline folder that has the rest, when `path` is one component alone, or a checkpoint of several models,
-            which lacks configs and tokenizers. Of what the file holds, base needs no weights.
-        runtime: "library", "plain" or "openvino"; default plain on CPUs, elsewhere the library's if it has any.
-        device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
+        base: pipeline folder with the rest, if `path` is a single component or a checkpoint of several models without
+            configs and tokenizers. It needs no weights for components that the file contains.
+        runtime: "library", "plain" or "openvino"; default: plain on CPUs, elsewhere the library's layers if it has any.
+        device: compute device; default: the best available. dtype: of unquantized weights; default: as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
-        allow_incompatible: turn a refusal of the matrix into a warning.
-        allow_pickle: open .ckpt, .pt and .bin files too. They are pickles, which can run programs; they are opened with
-            torch's weights_only alone.
-        cache: keep quantized weights and take them from there the next time: True, or a folder; None is what the
-            environment variable SDQUANT_CACHE says, else no. cache_limit: bytes (or "50GB") that it may hold.
+        allow_incompatible: load combinations that the compatibility matrix refuses, with a warning.
+        allow_pickle: open .ckpt, .pt and .bin files too. They are pickles, which can execute code; they are opened only
+            with torch's weights_only.
+        cache: store quantized weights and reuse them in later loads: True, or a folder; None takes the environment
+            variable SDQUANT_CACHE, else no cache. cache_limit: maximum bytes (or "50GB") of the cache.
         progress: show a progress bar.
-        parts: files (or folders) of single components, each for its place in the pipeline by what it is: text encoders,
-            a VAE, a transformer. They replace those of a pipeline folder or checkpoint, or of the base of a lone
-            component; what they bring may be missing there. A mapping of component to file says the places, as
-            "component=file" in a list does: of two components of one size (Wan 2.2's transformer and transformer_2)
-            only that, or a word such as HighNoise in the file's name, tells which it is. With `path` itself in it,
-            the place of `path`.
-        variant: which of the variants (fp16, ema, ...) of a folder or hub repository, for each component that has it;
-            default those without a name. Of a hub repository only what is loaded is downloaded.
-        compute: "int8" for products with quantized weights in 8-bit integers, from tens of rows of activations, which
-            are quantized as they come: faster, and less exact (docs/compute.md). It is for plain layers, and chooses
-            them. None or "float" is as the scheme stores them.
-        revision: branch, tag or commit of the hub repository that `path` names; of others "owner/name@revision".
-        subfolder: the folder in it, or in the folder on disk, that is meant.
-        token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is kept nowhere.
+        parts: files (or folders) of single components (text encoders, a VAE, a transformer), each assigned to its
+            component by its contents. They replace components of the pipeline folder or checkpoint, or of the base of
+            a single component, which may lack them. A mapping of component to file, or "component=file" in a list,
+            assigns them explicitly. Two components of the same shapes (Wan 2.2's transformer and transformer_2) need
+            that, or a word such as HighNoise in the file's name. `path` itself may be assigned too.
+        variant: variant (fp16, ema, ...) of a folder or hub repository, for each component that has it; default: the
+            one without a name. Only the files that are loaded are downloaded from the hub.
+        compute: "int8" for matrix products with quantized weights in 8-bit integers, from tens of rows of activations,
+            which are quantized dynamically: faster, and less exact (docs/compute.md). It needs plain layers, and
+            selects them. None or "float" computes as the scheme does by itself.
+        revision: branch, tag or commit of the hub repository that `path` names; for others "owner/name@revision".
+        subfolder: folder to load within the repository, or within the folder on disk.
+        token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is not stored.
 
     Returns:
-        A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
-        what was done (`Loaded`).
+        A diffusers pipeline, or a component if `path` is one and `base` is not set. Its `.sdquant` is a record of the
+        load (`Loaded`).
 
     Raises:
         SdquantError: one of its kinds; see `sdquant.errors`.
     """
-    asked = request(
+    parsed = request(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
         variant=variant, quant_stats=quant_stats, compute=compute, revision=revision, subfolder=subfolder, token=token,
     )  # fmt: skip
-    return load(asked)
+    return load(parsed)
 
 
-def load(asked: Request) -> Any:
-    """`load_model` for a Request."""
-    return load_planned(asked, prepare(asked))
+def load(request: Request) -> Any:
+    """Load a model as `load_model` does, for a Request."""
+    return load_planned(request, prepare(request))
 
 
 @ordinary
-def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
-    """`load` for a Request whose plan is made already.
+def load_planned(request: Request, plan: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
+    """Load a model for a Request whose plan exists already.
 
     Args:
-        on_bytes: called with the bytes read so far and those in all. What it raises ends the load and passes through.
+        on_bytes: called with the bytes read so far and the total. An exception from it ends the load and propagates.
     """
     begin = time.perf_counter()
-    lone = made.detected.sources.get(".")
+    lone = plan.detected.sources.get(".")
     if lone is not None:
         class_of(lone)
-    if made.detected.container == "pipeline":
+    if plan.detected.container == "pipeline":
         from ..models.pipeline_folders import check_pipeline
 
-        check_pipeline(folder_of(made))
-    for warning in made.warnings:
+        check_pipeline(folder_of(plan))
+    for warning in plan.warnings:
         log.warning("%s", warning)
-    with _one_bar(made, asked.progress, on_bytes) as tick:
-        parts, kept = _parts(asked, made, tick)
-    whole = assemble(made, parts)
+    with _one_bar(plan, request.progress, on_bytes) as tick:
+        parts, cached = _parts(request, plan, tick)
+    whole = assemble(plan, parts)
     from .. import offload
     from ..models import peft_hooks
     from ..utils.malloc_trim import trim
 
     trim()
     peft_hooks.prepare_pipeline(whole)
-    handle = offload.apply(whole, made.offload, device=made.device, budget=made.budget)
-    whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
+    handle = offload.apply(whole, plan.offload, device=plan.device, budget=plan.budget)
+    whole.sdquant = Loaded(plan=plan, offload=handle, seconds=time.perf_counter() - begin, cached=cached)
     return whole
 
 
-def import_classes(made: planner_plan.Plan) -> None:
-    """Import what loading this plan imports of diffusers and transformers, so that it is not on somebody's clock."""
+def import_classes(plan: planner_plan.Plan) -> None:
+    """Import the classes of diffusers and transformers that the plan needs, so that import is not timed as loading."""
     from ..models.components import model_class, quiet
     from ..models.pipeline_folders import pipeline_class
 
-    for part in made.components:
-        model_class(*class_of(source_of(made, part)))
-    if [part.name for part in made.components] != ["model"]:
+    for part in plan.components:
+        model_class(*class_of(source_of(plan, part)))
+    if [part.name for part in plan.components] != ["model"]:
         with quiet():
-            pipeline_class(folder_of(made))
+            pipeline_class(folder_of(plan))
 
 
-def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
-    """All components, and the names of those that came out of the cache."""
-    cache, parts, used = cache_of(asked), {}, {}
-    for part in made.components:
-        src = source_of(made, part)
+def _parts(request: Request, plan: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+    """Return all components by name, and the names of those that came from the cache."""
+    cache, parts, used = cache_of(request), {}, {}
+    for part in plan.components:
+        src = source_of(plan, part)
         if cache is None or part.action != "encode":
-            parts[part.name] = build(part, src, made, tick, asked.skip)
+            parts[part.name] = build(part, src, plan, tick, request.skip)
             continue
-        place = cache.place(part, src, made.dtype, made.device, progress=asked.progress)
-        kept = cache.found(place, src)
-        if kept is not None:
+        place = cache.place(part, src, plan.dtype, plan.device, progress=request.progress)
+        cached = cache.found(place, src)
+        if cached is not None:
             try:
-                parts[part.name] = build(replace(part, action="found", mode="found"), kept, made, tick)
+                parts[part.name] = build(replace(part, action="found", mode="found"), cached, plan, tick)
                 used[part.name] = place
                 continue
             except BadFileError as error:
                 cache.drop(place, str(error))
-        parts[part.name] = build(part, src, made, tick, asked.skip)
-        if cache.place(part, src, made.dtype, made.device, progress=asked.progress) == place:
+        parts[part.name] = build(part, src, plan, tick, request.skip)
+        if cache.place(part, src, plan.dtype, plan.device, progress=request.progress) == place:
             cache.keep(place, parts[part.name], used.values())
         else:
-            log.warning("%s changed while it was loaded: what was made of it is not kept", src.path)
+            log.warning("%s changed while it was being loaded: its quantized weights are not cached", src.path)
     return parts, tuple(used)
 
 
 def build(
-    part: planner_plan.ComponentPlan, src: Source, made: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
+    part: planner_plan.ComponentPlan, src: Source, plan: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
 ) -> nn.Module:
-    """One component, its weights read one at a time, quantized ones packed as they come.
+    """Return one component; its weights are read, and if need be quantized, one at a time.
 
     Args:
-        skip: what was asked to be taken as it is.
+        skip: patterns of modules that are not quantized, as in the request.
     """
     from ..models import components
     from ..models.names import remember
@@ -231,8 +230,8 @@ def build(
 
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
-    dtype = components.dtype_named(made.dtype) if made.dtype else None
-    install = Installer(model, part.runtime, dtype, made.device)
+    dtype = components.dtype_named(plan.dtype) if plan.dtype else None
+    install = Installer(model, part.runtime, dtype, plan.device)
     ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:
@@ -240,14 +239,14 @@ def build(
         tick(nbytes)
 
     try:
-        fill(install, part, src, made, done, skip)
+        fill(install, part, src, plan, done, skip)
     finally:
         ahead.close()
     install.finish(src)
     if part.action == "encode" and part.mode == "post" and part.spec is not None:
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
-        quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
+        quantize_module(model, part.spec, runtime=part.runtime, only=only, device=plan.device)
     rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
     if rules is not None:
         from ..rules.model_rules import attach_rules
@@ -266,23 +265,23 @@ def fill(
     install: Installer,
     part: planner_plan.ComponentPlan,
     src: Source,
-    made: planner_plan.Plan,
+    plan: planner_plan.Plan,
     tick: Callable[[int], None],
     skip: tuple[str, ...] = (),
     only: Container[str] | None = None,
 ) -> None:
-    """Hand a component's weights to `install`, one at a time.
+    """Read a component's weights and hand them to `install`, one at a time.
 
     Args:
-        tick: called with the bytes of each. skip: as for `build`.
+        tick: called with the bytes of each tensor. skip: as for `build`.
         only: keys of plain tensors and names of quantized weights; None for all.
     """
     from ..core.name_patterns import skipped
     from ..core.range_keys import is_range
     from ..models.quantize_weight import refuse_not_finite
 
-    chosen = {weight.name for weight in part.weights}
-    encode = chosen if part.action == "encode" and part.mode == "pre" else set()
+    selected = {weight.name for weight in part.weights}
+    encode = selected if part.action == "encode" and part.mode == "pre" else set()
     files = src.open()
     try:
         for key, info in src.plain.items():
@@ -291,9 +290,9 @@ def fill(
             read = src.read(files, key)
             tensor = read if is_range(key) else install.cast(key, read)
             if key in encode and part.spec is not None:
-                install.encode(key, tensor, part.spec, made.device, src.home[key])
+                install.encode(key, tensor, part.spec, plan.device, src.home[key])
             else:
-                if part.spec is not None and part.action == "encode" and key not in chosen:
+                if part.spec is not None and part.action == "encode" and key not in selected:
                     refuse_not_finite(key, tensor, part.spec, skip, src.keys)
                 install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip, src.keys))
             tick(info.nbytes)
@@ -306,17 +305,17 @@ def fill(
             file.close()
 
 
-def assemble(made: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
-    """The pipeline of these components; a lone one is its own."""
+def assemble(plan: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
+    """Return the pipeline of these components, or the component itself if it is loaded alone."""
     if set(parts) == {"model"}:
         return parts["model"]
     from ..models.pipeline_folders import pipeline
 
-    return pipeline(folder_of(made), parts)
+    return pipeline(folder_of(plan), parts)
 
 
 class Tick:
-    """Counts bytes read; `tick(n)` adds n."""
+    """Counter of the bytes read, with a progress bar; `tick(n)` adds n."""
 
     def __init__(self, bar: Any, on_bytes: Callable[[int, int], None] | None = None) -> None:
         self._bar, self._on_bytes, self._done = bar, on_bytes, 0
@@ -331,13 +330,13 @@ class Tick:
 
 @contextlib.contextmanager
 def _one_bar(
-    made: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
+    plan: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
 ) -> Iterator[Tick]:
-    """A progress bar over the bytes of all components, shown after two seconds."""
+    """Yield a counter with a progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 
-    total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())
-    name = Path(made.path).name
+    total = sum(info.nbytes for src in plan.detected.sources.values() for info in src.tensors.values())
+    name = Path(plan.path).name
     with tqdm(
         total=total, desc=f"Loading {name}", unit="B", unit_scale=True, disable=not progress, delay=2, leave=False
     ) as bar:

@@ -1,9 +1,9 @@
-"""Quantized weights kept for the next load: a model is not quantized again at every start.
+"""Cache of quantized weights, so that a model is not quantized again at every start.
 
-One file for each component, as `save` writes them, named by a digest of all that its bits depend on: the bytes of the
+One file per component, as `save` writes it, named by a digest of all that its bits depend on: the bytes of the
 source files, the scheme with its options, which weights, the dtype, the class and config, and the versions of the
-packages that encode. The source files' own digests are remembered by size and time, so that they are read through
-once. The files used least recently go when the limit is reached. Nothing that goes wrong here fails a load.
+packages that encode. The digests of the source files are stored with their size and times, so that a file is hashed
+only once. The least recently used files are removed when the limit is reached. No failure of the cache fails a load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "SDQUANT_CACHE"  # what holds where a call does not say: on, off, or a folder
+VARIABLE = "SDQUANT_CACHE"  # the default for calls without cache=: on, off, or a folder
 _FORMAT = 2  # of the files and their names; another number begins an empty cache
 _MEMO = "digests.json"
 _CHUNK = 1 << 22
@@ -47,19 +47,19 @@ class Cache:
     """A folder of quantized components.
 
     Attributes:
-        folder: where; it is made when it is needed.
-        limit: bytes of all files in it.
+        folder: the location; it is created when it is needed.
+        limit: maximum bytes of all files in it.
     """
 
     folder: Path
     limit: int
 
     def place(self, part: ComponentPlan, src: Source, dtype: str | None, device: str, *, progress: bool) -> Path:
-        """The file of a component that is to be encoded. Reads the source files if their digests are not known."""
+        """Return the path of a component's cached weights. Hashes the source files if their digests are not known."""
         assert part.spec is not None
         package = registry.get(part.spec.scheme.backend).requires
         named = {} if package is None else {package.package: hardware.versions().get(package.package)}
-        said = {
+        inputs = {
             "format": _FORMAT,
             "versions": {"sdquant": __version__, **named},
             "files": [self._digest(file, progress=progress) for file in src.files],
@@ -70,63 +70,63 @@ class Cache:
             "class": [src.library, src.class_name],
             "config": src.config,
         }
-        digest = sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        digest = sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
         return self.folder / f"{digest}.safetensors"
 
     def found(self, place: Path, src: Source) -> Source | None:
-        """What was kept at `place`, as the source of the same component; None if nothing whole is there."""
+        """Return the cached file `place` as the source of the component, or None if there is no intact file."""
         if not place.exists():
             return None
         try:
-            kept = single_file(place)
+            cached = single_file(place)
             os.utime(place)  # used now
         except (SdquantError, OSError) as error:
             self.drop(place, str(error))
             return None
         return replace(
-            kept, config=src.config, library=src.library, class_name=src.class_name, conversions=src.conversions
+            cached, config=src.config, library=src.library, class_name=src.class_name, conversions=src.conversions
         )  # it has the model's names
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
-        """Write a component to `place`, after room is made for it; those `used` in this load stay."""
+        """Write a component to `place`, evicting older files to make room; those `used` in this load stay."""
         from ..saving.model_files import contents
 
         try:
             tensors, metadata = contents(model, own_names=True)
             size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             if size > self.limit:
-                log.warning("%d quantized bytes are more than the cache's limit of %d", size, self.limit)
+                log.warning("Not cached: %d quantized bytes are more than the limit of %d", size, self.limit)
                 return
             self._make_room(size, {place, *used})
             self.folder.mkdir(parents=True, exist_ok=True)
             safetensors_writer.write(place, tensors, {"format": "pt", **metadata})
             self._make_room(0, {place, *used})  # the header counts, too
         except ConflictError as error:  # another process keeps the same just now
-            log.info("The quantized weights were not kept: %s", error)
+            log.info("The quantized weights were not cached: %s", error)
         except (SdquantError, OSError) as error:
-            log.warning("The quantized weights were not kept: %s", error)
+            log.warning("The quantized weights were not cached: %s", error)
 
     def drop(self, place: Path, why: str) -> None:
-        """Remove a file that is of no use."""
-        log.warning("%s is dropped from the cache: %s", place.name, why)
+        """Remove a file that cannot be used, and log the reason."""
+        log.warning("Removing %s from the cache: %s", place.name, why)
         try:
             place.unlink(missing_ok=True)
         except OSError as error:  # open elsewhere, where the system minds that
-            log.warning("%s could not be removed: %s", place, error)
+            log.warning("Could not remove %s: %s", place, error)
 
     def _make_room(self, size: int, stay: set[Path]) -> None:
-        """Remove the files used least recently until `size` bytes more are within the limit."""
+        """Evict the least recently used files until `size` more bytes are within the limit."""
         rows = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*.safetensors"))
         total = size + sum(path.stat().st_size for _, path in rows)
         for _, path in rows:
             if total > self.limit and path not in stay:
                 total -= path.stat().st_size
-                self.drop(path, f"the cache's limit is {self.limit} bytes")
+                self.drop(path, f"the cache is limited to {self.limit} bytes")
 
     def _digest(self, file: Path, *, progress: bool) -> str:
-        """sha256 of a file's bytes, by what is remembered of it or by reading it."""
+        """Return the sha256 of a file's bytes, from the memo or by reading the file."""
         status = file.stat()
-        # The time of the last change cannot be set, as that of the last writing is by whoever copies files with theirs.
+        # ctime cannot be set, unlike mtime, which tools that preserve times copy along with a file.
         mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         memo = self._memo()
         name = str(file.resolve())
@@ -142,9 +142,9 @@ class Cache:
             with whole_file(self.folder / _MEMO) as out:
                 out.write(json.dumps(memo, indent=1).encode())
         except ConflictError as error:
-            log.info("The digest of %s was not kept: %s", file, error)
+            log.info("The digest of %s was not cached: %s", file, error)
         except (SdquantError, OSError) as error:
-            log.warning("The digest of %s was not kept: %s", file, error)
+            log.warning("The digest of %s was not cached: %s", file, error)
         return digest
 
     def _memo(self) -> Mapping[str, Any]:
@@ -155,18 +155,18 @@ class Cache:
         return memo if isinstance(memo, dict) else {}
 
 
-def cache_of(asked: Request) -> Cache | None:
-    """The cache that a request is to use; None for none."""
-    said = asked.cache if asked.cache is not None else os.environ.get(VARIABLE, "")
-    word = said.strip().lower()
+def cache_of(request: Request) -> Cache | None:
+    """Return the cache of a request, or None if it uses none."""
+    setting = request.cache if request.cache is not None else os.environ.get(VARIABLE, "")
+    word = setting.strip().lower()
     if word in ("", "off", "0", "false", "no"):
         return None
-    folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(said))
-    return Cache(folder=folder, limit=parse_size(asked.cache_limit, "A cache_limit"))
+    folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(setting))
+    return Cache(folder=folder, limit=parse_size(request.cache_limit, "A cache_limit"))
 
 
 def default_folder() -> Path:
-    """Where the cache is unless a folder is named: `sdquant` in $XDG_CACHE_HOME, or in `.cache` of the home folder."""
+    """Return the default cache folder: `sdquant` in $XDG_CACHE_HOME, or in `.cache` of the home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sdquant"
 
 

@@ -1,4 +1,4 @@
-"""Quantize a model that is already loaded: `sdquant.quantize(pipe, "nf4")`."""
+"""Quantize a loaded model: `sdquant.quantize(pipe, "nf4")`."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def quantize(
     progress: bool = True,
     compute: str | None = None,
 ) -> Any:
-    """Quantize a diffusers pipeline or one of its components in place, one weight at a time, each freed as it goes.
+    """Quantize a diffusers pipeline or component in place, one weight at a time; each float weight is freed at once.
 
     Args:
         model: pipeline or module.
         quant, rules, quant_stats, components, skip, runtime, allow_incompatible, compute: as for `load_model`.
-        device: where the arithmetic happens (default: where the weights are).
+        device: where weights are quantized (default: where they are).
 
     Returns:
         The same object.
 
     Raises:
-        ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
+        ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
     from ..models.pipelines import is_pipeline, weight_parts
     from ..nn.quantized_layers import set_compute
@@ -65,48 +65,51 @@ def quantize(
     from . import finishing
 
     if quant is None and rules is None:
-        raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
+        raise SettingsError("Cannot quantize the model", "no scheme is named", 'Name one, such as "nf4", or rules=')
     if isinstance(quant, str) and quant.strip().lower() == AUTO:
         raise SettingsError(
-            "quant='auto' was given for a model that is loaded",
-            "what fits is chosen before a model is loaded",
+            "Cannot use quant='auto' with a loaded model",
+            "auto chooses what fits before a model is loaded",
             "Use load_model(path, quant='auto'), or name a scheme",
         )
-    asked = request(
+    options = request(
         "the loaded model",
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
         mode="post", compute=compute,
     )  # fmt: skip
     here = hardware.probe()
     target = device or hardware.default_device(here)
-    for spec in asked.specs().values():
+    for spec in options.specs().values():
         if spec is not None:
-            planner.refuse_computing(spec, asked.compute)
+            planner.refuse_computing(spec, options.compute)
             compat.check(
-                str(spec), "none", mode="post", runtime=asked.plain_runtime, compute=asked.compute,
+                str(spec), "none", mode="post", runtime=options.plain_runtime, compute=options.compute,
                 device=target, machine=here, allow_incompatible=allow_incompatible,
             )  # fmt: skip
     parts = weight_parts(model) if is_pipeline(model) else {"model": model}
     specs = {
-        name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
+        name: spec
+        for name in parts
+        for requested, spec in [planner.asked_for(name, options)]
+        if requested and spec is not None
     }
     for name in specs:
         peft_hooks.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
         _refuse_float8(name, parts[name])
-    runtimes = {name: asked.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
-    chosen = {
-        name: weights_to_quantize(parts[name], spec, asked.plain_runtime or spec.scheme.runtimes[0], asked.skip)
+    runtimes = {name: options.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
+    selected = {
+        name: weights_to_quantize(parts[name], spec, options.plain_runtime or spec.scheme.runtimes[0], options.skip)
         for name, spec in specs.items()
     }
-    plans = {name: weights for name, (weights, _) in chosen.items()}
-    extents = {name: extent_of(parts[name], spec, *chosen[name]) for name, spec in specs.items()}
+    plans = {name: weights for name, (weights, _) in selected.items()}
+    extents = {name: extent_of(parts[name], spec, *selected[name]) for name, spec in specs.items()}
     for name, spec in specs.items():
         if isinstance(spec, RulesSpec):
             require_ranges(spec, ((one, tuple(parts[name].get_parameter(one).shape)) for one in sorted(plans[name])))
     for name, weights in plans.items():
         _refuse_empty(name, parts[name], weights)
-    named = {*(asked.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
+    named = {*(options.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
     for line in require_something(type(model).__name__, extents, named):
         log.warning("%s", line)
     from tqdm import tqdm
@@ -124,9 +127,9 @@ def quantize(
             )
             if isinstance(spec, RulesSpec):
                 attach_rules(parts[name], spec)
-            if asked.compute is not None:
-                set_compute(parts[name], asked.compute)
-            if asked.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
+            if options.compute is not None:
+                set_compute(parts[name], options.compute)
+            if options.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
                 openvino.attach(parts[name])
             finishing.finish(parts[name])
     peft_hooks.prepare_pipeline(model)
@@ -142,7 +145,7 @@ def quantize_module(
     device: str | None = None,
     tick: Any = None,
 ) -> None:
-    """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
+    """Quantize the weights named in `only`, each on `device` (default: where it is), then return freed memory."""
     from ..models.components import tied
     from ..models.quantize_weight import encode
     from ..models.weight_loader import install_packed
@@ -161,24 +164,24 @@ def quantize_module(
     trim()
 
 
-def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], kept: Mapping[str, str]) -> Extent:
-    """How much of a model would be quantized; `weights` and `kept` are as of `weights_to_quantize`.
+def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], skipped: Mapping[str, str]) -> Extent:
+    """Return how much of a model would be quantized; `weights` and `skipped` come from `weights_to_quantize`.
 
     Raises:
         SettingsError: a rule that products of activations cannot follow.
     """
     if not isinstance(spec, RulesSpec):
-        return Extent(spec=spec, weights=len(weights), kept=kept)
+        return Extent(spec=spec, weights=len(weights), kept=skipped)
     layers = tuple((name, tuple(row.shape)) for name, row in model.named_parameters() if row.dim() > 1)
     products = marked_in(model, spec)
-    return Extent(spec=spec, weights=len(weights), products=len(products or ()), kept=kept, layers=layers)
+    return Extent(spec=spec, weights=len(weights), products=len(products or ()), kept=skipped, layers=layers)
 
 
 def weights_to_quantize(
     model: nn.Module, spec: QuantSpec, runtime: str, skip: tuple[str, ...]
 ) -> tuple[set[str], dict[str, str]]:
-    """The names of the weights that `spec` is for, and of those that it is not for, with the reason; nothing is read of
-    them but shapes and dtypes."""
+    """Return the names of the weights that `spec` quantizes, and the others with the reason why not. Only shapes and
+    dtypes are read."""
     from ..models.components import tied
     from ..models.weight_loader import kind_to_quantize
 
@@ -189,13 +192,13 @@ def weights_to_quantize(
         for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
         if names[0].endswith(".weight") and kind_to_quantize(model, names) in kinds
     }
-    weights, kept = planner.select(shapes, spec, runtime, skip, type(model).__name__)
-    return {weight.name for weight in weights}, kept
+    weights, skipped = planner.select(shapes, spec, runtime, skip, type(model).__name__)
+    return {weight.name for weight in weights}, skipped
 
 
 def _refuse_float8(name: str, model: nn.Module) -> None:
-    """Raise IncompatibleError if diffusers' layerwise casting keeps the model's weights in float8: they are rounded
-    already, and no scheme would take them."""
+    """Raise IncompatibleError if diffusers' layerwise casting stores the model's weights in float8: they are already
+    rounded, and no scheme quantizes float8."""
     from ..nn import kind_of
 
     for path, module in model.named_modules():
@@ -203,18 +206,18 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
         if weight is not None and weight.is_floating_point() and weight.itemsize == 1:
             raise IncompatibleError(
                 f"Cannot quantize the {name}",
-                f"its layer {path!r} is in {str(weight.dtype).removeprefix('torch.')}: layerwise casting keeps it so",
-                "Load the model again, and quantize it without enable_layerwise_casting()",
+                f"layerwise casting stores its layer {path!r} in {str(weight.dtype).removeprefix('torch.')}",
+                "Load the model again and quantize it without enable_layerwise_casting()",
             )
 
 
-def _refuse_empty(name: str, model: nn.Module, chosen: set[str]) -> None:
+def _refuse_empty(name: str, model: nn.Module, selected: set[str]) -> None:
     """Raise IncompatibleError if a weight that would be quantized has no values."""
-    empty = [weight for weight in sorted(chosen) if model.get_parameter(weight).device.type == "meta"]
+    empty = [weight for weight in sorted(selected) if model.get_parameter(weight).device.type == "meta"]
     if empty:
         raise IncompatibleError(
             f"Cannot quantize the {name}",
-            f"{len(empty)} of its weights are on the meta device, where they have no values, the first is {empty[0]!r}",
+            f"{len(empty)} of its weights (such as {empty[0]!r}) are on the meta device, where they have no values",
             "Load its weights first, or load it quantized: load_model(path, quant=...)",
         )
 
@@ -226,7 +229,7 @@ def _refuse_quantized(name: str, model: nn.Module) -> None:
         packed = packed_of(module)
         if packed is not None:
             raise ConflictError(
-                f"The {name} was to be quantized",
-                f"its layer {path!r} is quantized to {packed.spec.scheme} already",
+                f"Cannot quantize the {name}",
+                f"its layer {path!r} is already quantized to {packed.spec.scheme}",
                 "Start from the unquantized model",
             )

@@ -1,4 +1,4 @@
-"""A share of a component's weights on its way into files, instead of into a model; see `together`."""
+"""Write a share of a component's weights to files instead of into a model; see `distributed_quantize`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class File:
-    """A file that a process has written, before it has its name.
+    """A file that a process has written, under a temporary name.
 
     Attributes:
         nbytes: of the whole file. keys: bytes of each tensor in it.
@@ -41,7 +41,7 @@ class File:
 
 @dataclass(frozen=True)
 class Form:
-    """A quantized weight without its numbers."""
+    """Metadata of a quantized weight: spec, and shapes and dtypes of its parts."""
 
     spec: PackedSpec
     parts: Mapping[str, Part]
@@ -49,13 +49,13 @@ class Form:
 
 @dataclass
 class Written:
-    """The files of a process' share, and what is not written yet.
+    """The files of one process, and the tensors that are not written yet.
 
     Attributes:
-        folder: that they are in. prefix: of their names. config: of the component. limit: bytes of a file, unless one
-            weight has more. rules: those that it is quantized by, see `saving.written`.
-        names: what the files call the model's tensors, where that is something else.
-        late: tensors that are written last, because how is known last.
+        folder: of the files. prefix: of their names. config: of the component. limit: maximum bytes of a file, unless
+            one weight has more. rules: quantization rules of the component, see `saving.written`.
+        names: keys in the files of the model's tensors, where the two differ.
+        late: tensors that are written last, because their shape in the file is known last.
     """
 
     folder: Path
@@ -71,13 +71,13 @@ class Written:
     files: list[File] = field(default_factory=list)
 
     def make_room(self, nbytes: int) -> None:
-        """So many bytes come: write what is there if it would be too much with them."""
+        """Account for `nbytes` more; write the pending tensors first if the file would exceed the limit."""
         if self.nbytes and self.nbytes + nbytes > self.limit:
             self.write()
         self.nbytes += nbytes
 
     def write(self) -> None:
-        """Write what is there to a file, if there is anything."""
+        """Write the pending tensors to a file, if there are any."""
         rows = [(self.names.get(name, name), packed) for name, packed in self.rows.items()]
         floats = {self.names.get(name, name): tensor for name, tensor in self.floats.items()}
         tensors, metadata = written(rows, floats, self.config, self.rules)
@@ -91,7 +91,7 @@ class Written:
         trim()
 
     def finish(self, *, guard: bool) -> None:
-        """Write the rest; `guard`: see `saving.guarded`."""
+        """Write the rest. `guard`: write the late tensors as `saving.guarded` does."""
         for name, tensor in self.late.items():
             self.floats[name] = tensor[None] if guard else tensor
         self.late = {}
@@ -99,16 +99,18 @@ class Written:
 
 
 class Collector(Installer):
-    """Hands on to files what an Installer puts into the model. The model stays empty, with quantized layers in it.
+    """Installer that writes tensors to files instead. The model stays on the meta device, with quantized layers.
 
     Attributes:
-        keys: of each tensor that the model has, its key in the file or the name of the quantized weight there; of
-            several that are tied, under the first name. sizes: its bytes in the file.
-        forms: the quantized weights that came.
+        keys: for each tensor of the model, its key in the file or the name of the quantized weight there; tied ones
+            under the first name. sizes: its bytes in the file.
+        forms: the quantized weights so far.
     """
 
-    def __init__(self, model: nn.Module, part: plan.ComponentPlan, made: plan.Plan, src: Source, out: Written) -> None:
-        super().__init__(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
+    def __init__(
+        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Source, out: Written
+    ) -> None:
+        super().__init__(model, part.runtime, components.dtype_named(model_plan.dtype) if model_plan.dtype else None)
         self.out = out
         self.keys: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
@@ -126,7 +128,7 @@ class Collector(Installer):
         self.out.names = {name: key for key, name in to_file(model, list(self.keys), self.keys.keys()).names.items()}
 
     def first(self, name: str) -> str:
-        """The name that a tensor is written under: of several that are tied, the first."""
+        """Return the name that a tensor is written under: the first of several tied ones."""
         return self._names(name)[0]
 
     def put(self, name: str, tensor: Tensor) -> None:
@@ -143,7 +145,7 @@ class Collector(Installer):
         self.out.rows[first] = packed
 
     def stand_in(self, forms: Mapping[str, Form]) -> None:
-        """Put empty quantized layers into the model for weights that are quantized, here or by another process."""
+        """Put empty quantized layers into the model for weights that this or another process has quantized."""
         for name, form in forms.items():
             if name not in self.forms:
                 parts = {
@@ -153,7 +155,7 @@ class Collector(Installer):
                 install_packed(self.model, self._names(name), Packed(spec=form.spec, parts=parts), "plain")
 
     def buffers(self) -> None:
-        """The tensors of the model's state that no file has to hold: those that it has made itself."""
+        """Write the buffers that the model has created itself and that no source file holds."""
         for name, tensor in plain(self.model).items():
             if tensor.device.type != "meta" and name not in self.keys:
                 self.put(name, tensor)
@@ -162,4 +164,4 @@ class Collector(Installer):
         return [name for name in components.missing(self.model) if self.first(name) not in self.keys]
 
     def leave_out(self, names: list[str]) -> None:
-        """Leave them out of the new files too."""
+        """Do nothing: these tensors are left out of the new files too."""

@@ -1,4 +1,4 @@
-"""Look into a file's contents, not only its header: `sdquant.verify(path)`."""
+"""Check the contents of a file, not only its header: `sdquant.verify(path)`."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 @answered
 def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = False) -> Detected:
-    """`detect`, and then read every weight: packed sizes, scales, and values that are not finite.
+    """Run `detect`, then read every weight and check packed sizes, scales, and that all values are finite.
 
     Returns:
-        What `detect` does; its warnings also say what could not be checked.
+        The result of `detect`; its warnings also list what could not be checked.
 
     Raises:
-        BadFileError: the first fault, with the names of tensor and file.
+        BadFileError: the first fault, naming the tensor and the file.
     """
     from tqdm import tqdm
 
-    seen = detect(path, allow_pickle=allow_pickle)
-    total = sum(len(src.tensors) for src in seen.sources.values())
+    detected = detect(path, allow_pickle=allow_pickle)
+    total = sum(len(src.tensors) for src in detected.sources.values())
     notes: dict[str, list[str]] = {}
     with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:
-        for name, src in seen.sources.items():
+        for name, src in detected.sources.items():
             notes[name] = _Contents(src).check(bar)
-    parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in seen.parts.items()}
+    parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in detected.parts.items()}
     lines = [line if name == "." else f"{name}: {line}" for name, some in notes.items() for line in some]
-    return replace(seen, warnings=[*seen.warnings, *lines], parts=parts)
+    return replace(detected, warnings=[*detected.warnings, *lines], parts=parts)
 
 
 class _Contents:
@@ -58,8 +58,8 @@ class _Contents:
 
     @cached_property
     def model(self) -> tuple[Source, Shell] | None:
-        """The component under its model's names, and the model; None where nothing tells which, or it is of a later
-        diffusers or transformers. Not before it is asked for: it imports diffusers."""
+        """Return the source under the model's names, and the model; None if its class is unknown or needs a newer
+        diffusers or transformers. Computed on first use, since it imports diffusers."""
         from ..models.fitting import named, shell
 
         try:
@@ -70,27 +70,27 @@ class _Contents:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What the model calls the file's tensors and quantized weights, by the file's names."""
+        """Return the model's names of the file's tensors and quantized weights, by the names in the file."""
         here = self.model[0] if self.model is not None else None
         return {} if here is None else {here.keys.get(name, name): name for name in here.names}
 
     def check(self, bar: Any) -> list[str]:
-        """Read everything; what could not be checked, in sentences."""
+        """Read everything, and return a sentence for each thing that could not be checked."""
         unknown: Counter[str] = Counter()
         self.files = self.src.open()
         try:
             for key in self.src.plain:
                 self._plain(key, self._get(key))
                 bar.update()
-            for found in self.src.found.values():
-                unknown.update(self._weight(found))
-                bar.update(len(found.keys) + len(found.extra))
+            for entry in self.src.found.values():
+                unknown.update(self._weight(entry))
+                bar.update(len(entry.keys) + len(entry.extra))
             self._complete()
         finally:
             for file in self.files.values():
                 file.close()
         return [
-            f"{count} weights could be checked only in part, without a config.json: {why}"
+            f"{count} weights could be checked only in part without a config.json: {why}"
             for why, count in unknown.items()
         ]
 
@@ -100,23 +100,23 @@ class _Contents:
     def _plain(self, key: str, tensor: Tensor) -> None:
         from ..models.weight_loader import misfit
 
-        wanted = self._parameter(key)
-        if wanted is not None or key not in self.names:
+        parameter = self._parameter(key)
+        if parameter is not None or key not in self.names:
             self._finite(key, tensor)
         elif bool(tensor.isnan().any()):  # a buffer may be infinite on purpose, as Gemma 4's clipping limits are
             raise self._bad(key, NOT_FINITE)
-        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted) if wanted is not None else None
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), parameter) if parameter is not None else None
         if why is not None:
             raise self._bad(key, why)
 
     def _parameter(self, key: str) -> nn.Parameter | None:
-        """The model's parameter for a tensor of the file; None if it has none, or no model is known."""
+        """Return the model's parameter for a tensor of the file, or None if there is none or the model is unknown."""
         name = self.names.get(key)
         return self.model[1].parameter(name) if self.model is not None and name is not None else None
 
     def _complete(self) -> None:
-        """Raise BadFileError if a tensor of the model that is made of several of the file has another shape, or if one
-        is not in its folder. A lone file may be some of it."""
+        """Raise BadFileError if a tensor that the model merges from several has another shape, or if a folder lacks one
+        of the model's tensors. A single file may be one shard of several."""
         from ..models.fitting import refuse_misfits, refuse_missing
 
         if self.model is None:
@@ -125,27 +125,28 @@ class _Contents:
         if self.src.path.is_dir():
             refuse_missing(*self.model)
 
-    def _weight(self, found: Found) -> list[str]:
-        """Read and decode one quantized weight; why that was not possible, if it is nobody's fault."""
+    def _weight(self, entry: Found) -> list[str]:
+        """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
         import torch
 
         try:
-            wanted = self._parameter(found.name)
-            shape = tuple(wanted.shape) if wanted is not None else None
-            packed = read_weight(found, self.src.specs.get(found.name), shape, self._get)
-            require_sound(found, packed)
+            parameter = self._parameter(entry.name)
+            shape = tuple(parameter.shape) if parameter is not None else None
+            packed = read_weight(entry, self.src.specs.get(entry.name), shape, self._get)
+            require_sound(entry, packed)
             for part, tensor in packed.parts.items():
-                self._finite(found.keys[part], tensor)
-            weight = registry.of_scheme(found.scheme).decode(packed, torch.float32)
+                self._finite(entry.keys[part], tensor)
+            weight = registry.of_scheme(entry.scheme).decode(packed, torch.float32)
         except BadFileError as error:
-            raise BadFileError(f"{self._file(found.name)} was verified: {error.what}", error.why, error.fix) from error
+            why = f"{error.what}: {error.why}"
+            raise BadFileError(f"{self._file(entry.name)} failed verification", why, error.fix) from error
         except Unfit as reason:
-            for key in found.keys.values():
+            for key in entry.keys.values():
                 self._finite(key, self._get(key))
             return [str(reason)]
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise self._bad(found.name, f"its parts do not belong together: {error}") from error
-        self._finite(found.name, weight)
+            raise self._bad(entry.name, f"its tensors do not fit together: {error}") from error
+        self._finite(entry.name, weight)
         return []
 
     def _finite(self, name: str, tensor: Tensor) -> None:
@@ -153,10 +154,10 @@ class _Contents:
             raise self._bad(name, NOT_FINITE)
 
     def _file(self, name: str) -> Path:
-        found = self.src.found.get(name)
-        return self.src.home[next(iter(found.keys.values())) if found is not None else name]
+        entry = self.src.found.get(name)
+        return self.src.home[next(iter(entry.keys.values())) if entry is not None else name]
 
     def _bad(self, name: str, why: str) -> BadFileError:
         return BadFileError(
-            f"Tensor {name!r} of {self._file(name)} was verified", why, "Quantize or download the model again"
+            f"Tensor {name!r} of {self._file(name)} failed verification", why, "Quantize or download the model again"
         )

@@ -1,11 +1,11 @@
-"""Where weights are while they are not needed: one file per mode.
+"""Offloading: keep weights elsewhere while they are not needed. One file per mode.
 
     handle = offload.apply(pipeline, "balanced", device="cpu", budget="2GB")
     pipeline("a handwritten seven")
     handle.report()
     handle.remove()
 
-Two tiers lie below the compute device: pinned RAM where it is a GPU, a file on disk where it is the CPU.
+Offloaded weights are in pinned RAM if the compute device is a GPU, and in a file on disk if it is the CPU.
 Importing this package imports no torch.
 """
 
@@ -36,7 +36,7 @@ __all__ = ["MODES", "Mode", "OffloadHandle", "apply", "components_of", "parse_bu
 
 @dataclass(frozen=True)
 class Mode:
-    """An offload mode: the file of that name in this folder, and one line about it."""
+    """An offload mode: the name of its file in this folder, and a one-line summary."""
 
     name: str
     summary: str
@@ -60,39 +60,39 @@ def apply(
     budget: str | int | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> OffloadHandle:
-    """Offload a diffusers pipeline, or one component of it, and return how to undo that.
+    """Offload a diffusers pipeline, or one component of it, and return a handle that can undo it.
 
-    Whatever changes the model, or reads or writes all its weights, suspends the mode while it does that, or is refused
+    Calls that change the model, or read or write all its weights, suspend the mode for their duration, or are refused
     by name (see `actions`). Pipelines made of the model's components (`from_pipe`) are offloaded with it, and so is a
-    component that is set on one. To read or write weights yourself: `with handle.suspended():`.
+    component that is set on one of them. To read or write weights yourself, use `with handle.suspended():`.
 
     Args:
         model: a pipeline or an `nn.Module`, its weights in ordinary memory.
         mode: one of `MODES`.
         device: the compute device.
-        budget: for "balanced": how much of the device weights may take. None: what is free, less what computing takes
-            by a trace of the model's shapes (`activations`), and a margin.
-        folder: where weights wait on disk if the device is the CPU; default the system's temporary folder.
+        budget: for "balanced": bytes (or "6GB") that weights may take on the device. None: the free memory less the
+            activations, estimated by a trace of the model's shapes, and a margin.
+        folder: folder for offloaded weights if the device is the CPU; default: the system's temporary folder.
 
     Raises:
         UnknownOffloadError: no such mode.
-        SettingsError: a budget or folder that cannot be used, or a model that is offloaded already.
-        IncompatibleError: OpenVINO runs a part of the model, or another tool casts or moves its weights.
+        SettingsError: a budget or folder that cannot be used, or a model that is already offloaded.
+        IncompatibleError: OpenVINO runs a component of the model, or another tool casts or moves its weights.
         BudgetError: the model cannot run within the budget.
     """
     names = [row.name for row in MODES]
     if mode not in names:
         near = difflib.get_close_matches(str(mode).lower(), names, n=1, cutoff=0.5)
         raise UnknownOffloadError(
-            f"Offload mode {mode!r} was asked for",
+            f"Unknown offload mode {mode!r}",
             f"the modes are {', '.join(names)}",
             f"Did you mean {near[0]!r}?" if near else "Choose one of them",
         )
     size = parse_budget(budget)
     if size is not None and mode != "balanced":
         raise SettingsError(
-            f"A budget was given with offload={mode!r}",
-            "only balanced offload keeps to one",
+            f"Cannot use a budget with offload={mode!r}",
+            "only balanced offload has a budget",
             "Leave the budget out, or use offload='balanced'",
         )
     parts = components_of(model)
@@ -100,8 +100,8 @@ def apply(
         _refuse_openvino(mode, parts)
     if any(HANDLE in part.__dict__ for part in parts.values()):
         raise SettingsError(
-            f"Offload mode {mode!r} was to be applied",
-            "the model is offloaded already",
+            f"Cannot apply offload mode {mode!r}",
+            "the model is already offloaded",
             "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
         )
     import torch
@@ -113,7 +113,7 @@ def apply(
         from .budget import activations_of
 
         options["activations"] = handle.facts["activations"] = activations_of(model)
-    if mode == "none":  # which has nothing to suspend, and whose model is to be free with its last reference
+    if mode == "none":  # nothing to suspend, and the model has to be freed with its last reference
         try:
             _engage(handle, parts, target, options)
         except BaseException:
@@ -126,10 +126,10 @@ def apply(
 
     @ordinary
     def engage() -> None:
-        found = owners.parts()
-        _refuse_openvino(mode, found)
-        _engage(handle, found, target, options)
-        owners.follow(found)
+        components = owners.parts()
+        _refuse_openvino(mode, components)
+        _engage(handle, components, target, options)
+        owners.follow(components)
 
     handle.owners, handle.engage = owners, engage
     try:
@@ -146,7 +146,7 @@ def apply(
 def _engage(
     handle: OffloadHandle, parts: dict[str, nn.Module], target: torch.device, options: Mapping[str, Any]
 ) -> None:
-    """Put the handle's mode on these components."""
+    """Apply the handle's mode to these components."""
     handle.total = weight_bytes(*parts.values())
     handle.counters.resident = 0
     handle.components.clear()
@@ -173,7 +173,7 @@ def _engage(
 
 @contextmanager
 def suspended(*parts: nn.Module) -> Iterator[None]:
-    """These components' weights in ordinary memory, whatever their offload modes; see `OffloadHandle.suspended`."""
+    """Suspend the offload modes of these components, if any; see `OffloadHandle.suspended`."""
     with ExitStack() as stack:
         handles = {id(one): one for part in parts if (one := part.__dict__.get(HANDLE)) is not None}
         for _, handle in sorted(handles.items()):  # in one order, so that no two threads wait for each other
@@ -182,7 +182,7 @@ def suspended(*parts: nn.Module) -> Iterator[None]:
 
 
 def refuse_training(*parts: nn.Module) -> None:
-    """Raise IncompatibleError if one of these components is offloaded in a mode that gives no gradients."""
+    """Raise IncompatibleError if one of these components is offloaded in a mode that cannot compute gradients."""
     from . import backward
 
     for part in parts:
@@ -192,32 +192,33 @@ def refuse_training(*parts: nn.Module) -> None:
 
 
 def _refuse_without_values(mode: str, parts: Mapping[str, nn.Module]) -> None:
-    """Raise IncompatibleError if a parameter is on the meta device: nothing is left of it that could wait anywhere."""
+    """Raise IncompatibleError if a parameter is on the meta device and has no values to offload."""
     for name, part in parts.items():
         lost = next((key for key, parameter in part.named_parameters() if parameter.is_meta), None)
         if lost is not None:
             raise IncompatibleError(
-                f"Cannot run the {name} with offload={mode!r}: its {lost!r} is on the meta device, without values",
-                "a tool moved it to where its layer is, and the layer's weights were waiting elsewhere",
-                "Load the model again, and do that within `with model.sdquant.offload.suspended():`, or by the model's "
-                "own methods (load_lora_weights, add_adapter), which do so by themselves",
+                f"Cannot run the {name} with offload={mode!r}",
+                f"its {lost!r} is on the meta device and has no values: a tool moved it to the device of its layer "
+                "while that layer's weights were offloaded",
+                "Load the model again and make the change within `with model.sdquant.offload.suspended():`, or use the "
+                "model's own methods (load_lora_weights, add_adapter), which suspend the mode themselves",
             )
 
 
 def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
-    """Raise IncompatibleError if OpenVINO runs one of these, whose copy of the weights no offload mode could move."""
+    """Raise IncompatibleError if OpenVINO runs one of these: no offload mode can move its copy of the weights."""
     for name, part in parts.items():
         if openvino.is_served(part):
             raise IncompatibleError(
-                f"Offload mode {mode!r} was to be applied",
-                f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",
+                f"Cannot apply offload mode {mode!r}",
+                f"OpenVINO runs the {name} with its own copy of the weights, which cannot be moved",
                 'Load the model with runtime="plain", or leave the offload mode at "none"',
             )
 
 
 def weight_bytes(*modules: nn.Module) -> int:
-    """Bytes of all weights of the modules: every parameter and buffer (persistent or not) and what libraries hide in
-    attributes, such as bitsandbytes' scales; what is tied is counted once. See `slots`.
+    """Return the bytes of all weights of the modules: every parameter and buffer (persistent or not) and tensors that
+    libraries hide in attributes, such as bitsandbytes' scales. Tied ones count once. See `tensor_refs.slots`.
     """
     from . import tensor_refs
 

@@ -1,10 +1,10 @@
-"""What calls do to a model whose weights are away: rows by name, and what holds for a name that has none.
+"""Classify the methods of an offloaded model: tables of names, and the default for other names.
 
-A mode cuts a model into what it moves when it is put on. So whatever changes what a model is made of, and whatever
-writes, reads or gives away weights outside of the model's own computing, is done with the mode suspended: all weights
-are in ordinary memory meanwhile, and the mode is put on again, on what the model is then. That is also what becomes of
-a public method that nobody has classified, such as one of a newer diffusers. `SAFE` names those that touch no weight.
-What a pipeline's call, or a component's, uses by itself is a part of that call, and is found in its code.
+A mode divides a model into units when it is applied. So calls that change the model's structure, or that read, write
+or return weights outside of the model's own computation, run with the mode suspended: all weights are in ordinary
+memory meanwhile, and the mode is applied again to the changed model afterwards. The same holds for public methods that
+are not classified, such as those of a newer diffusers. `SAFE` lists the methods that touch no weight. Methods that the
+call of a pipeline or component uses itself belong to that call, and are found in its code.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What is done about a call."""
+    """Treatment of a call."""
 
-    SAFE = "it is called as it is"
-    MOVES = "suspended; a move to the device that the mode computes on changes nothing"
-    SUSPENDED = "the mode is taken off for the call, and put on again"
-    UNKNOWN = "suspended too, except where the pipeline itself is being called"
+    SAFE = "called unchanged"
+    MOVES = "suspended; a move to the mode's compute device does nothing"
+    SUSPENDED = "the mode is removed for the call, and applied again"
+    UNKNOWN = "suspended, unless the pipeline itself is being called"
     REFUSED = "refused by name"
 
 
-# Reading what is no weight, settings, and registering: `changes` sees new modules, parameters and buffers itself.
-# A parameter that is read through one of these may be away; see `OffloadHandle.suspended`.
+# Reading other things than weights, settings, and registering: `state_guards` detects new modules, parameters and
+# buffers itself. A parameter that is read through one of these may be offloaded; see `OffloadHandle.suspended`.
 _READ = """
     active_adapters buffers children config_class extra_repr get_active_adapters get_buffer get_compiled_call
     get_correct_attn_implementation get_correct_experts_implementation get_decoder get_encoder
@@ -86,40 +86,40 @@ _SUSPENDED = """
 """
 SUSPENDED = frozenset(_SUSPENDED.split())
 
-_TWO_MODES = "its weights are moved by that mode already, and two that move them would lose them"
-# What a sentence says: "Cannot ... a model with offload='...': why".
+_TWO_MODES = "that mode already moves its weights, and two mechanisms that move them would lose them"
+# By method: the parts of the error "Cannot ... a model with offload='...': why".
 REFUSED: dict[str, tuple[str, str]] = {
-    "enable_model_cpu_offload": ("call enable_model_cpu_offload of", _TWO_MODES),
-    "enable_sequential_cpu_offload": ("call enable_sequential_cpu_offload of", _TWO_MODES),
-    "enable_group_offload": ("call enable_group_offload of", _TWO_MODES),
-    "remove_all_hooks": ("call remove_all_hooks of", "the weights that are away would not come back"),
+    "enable_model_cpu_offload": ("call enable_model_cpu_offload on", _TWO_MODES),
+    "enable_sequential_cpu_offload": ("call enable_sequential_cpu_offload on", _TWO_MODES),
+    "enable_group_offload": ("call enable_group_offload on", _TWO_MODES),
+    "remove_all_hooks": ("call remove_all_hooks on", "the weights that are offloaded would not come back"),
     "enable_layerwise_casting": (
-        "call enable_layerwise_casting of",
-        "casting makes other weights of those that the mode moves, at every call",
+        "call enable_layerwise_casting on",
+        "casting replaces the weights that the mode moves, at every call",
     ),
-    "enable_parallelism": ("call enable_parallelism of", "weights that are spread over processes cannot be moved"),
-    "init_parallel_plans": ("call init_parallel_plans of", "weights that are spread over processes cannot be moved"),
+    "enable_parallelism": ("call enable_parallelism on", "weights distributed over processes cannot be moved"),
+    "init_parallel_plans": ("call init_parallel_plans on", "weights distributed over processes cannot be moved"),
     "barrier_after_gathered_checkpoint_save": (
-        "call barrier_after_gathered_checkpoint_save of",
-        "weights that are spread over processes cannot be moved",
+        "call barrier_after_gathered_checkpoint_save on",
+        "weights distributed over processes cannot be moved",
     ),
     "save_distributed_checkpoint": (
-        "call save_distributed_checkpoint of",
-        "weights that are spread over processes cannot be moved",
+        "call save_distributed_checkpoint on",
+        "weights distributed over processes cannot be moved",
     ),
-    "share_memory": ("share the memory of", "its weights are put elsewhere as soon as they are not needed"),
-    "to_empty": ("call to_empty of", "its weights would be lost, and what the mode has stored would come back"),
+    "share_memory": ("share the memory of", "its weights are moved elsewhere as soon as they are not needed"),
+    "to_empty": ("call to_empty on", "its weights would be lost, and the mode would bring back the ones it has stored"),
 }
 
-# Of each module inside a component: what would go wrong, besides casts and moves, which all go through `_apply`.
+# Methods to guard on each module inside a component, besides casts and moves, which all go through `_apply`.
 INSIDE = ("state_dict", "load_state_dict", "apply", "share_memory", "to_empty")
 
 
 def kind(name: str, used: frozenset[str]) -> Kind:
-    """What is done about a public method of a pipeline or component.
+    """Return the treatment of a public method of a pipeline or component.
 
     Args:
-        used: what its calls use, see `used_by`.
+        used: names that its calls use, see `used_by`.
     """
     if name in REFUSED:
         return Kind.REFUSED
@@ -131,30 +131,30 @@ def kind(name: str, used: frozenset[str]) -> Kind:
 
 
 def methods(owner: type) -> Iterator[str]:
-    """The public methods that an instance has of its class. Those of the class itself have no model to change."""
+    """Yield the public instance methods of a class. Class and static methods have no model to change."""
     for name in dir(owner):
         if not name.startswith("_") and isinstance(inspect.getattr_static(owner, name), FunctionType):
             yield name
 
 
 def used_by(owner: Any, entries: tuple[str, ...] = ENTRIES) -> frozenset[str]:
-    """The names that calls of a class look up on anything, in these methods and in those of the class that they use."""
+    """Return the names that the entry methods of a class, and the methods that they use, look up on any object."""
     return _used_by(owner, entries)
 
 
 @functools.cache
 def _used_by(owner: Any, entries: tuple[str, ...]) -> frozenset[str]:
-    found: set[str] = set()
+    used: set[str] = set()
     waiting = [name for name in entries if hasattr(owner, name)]
     done = set(waiting)
     while waiting:
         function = inspect.unwrap(inspect.getattr_static(owner, waiting.pop()))
         names = set(_names(getattr(function, "__code__", None)))
-        found |= names
+        used |= names
         fresh = {name for name in names - done if isinstance(inspect.getattr_static(owner, name, None), FunctionType)}
         done |= fresh
         waiting += fresh
-    return frozenset(found)
+    return frozenset(used)
 
 
 def _names(code: CodeType | None) -> Iterable[str]:
@@ -169,7 +169,7 @@ def _names(code: CodeType | None) -> Iterable[str]:
 def destination(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Where a call of one of `MOVES` moves to (a device, or None), and its arguments without that."""
+    """Return the target device of a call of one of `MOVES` (or None), and the call's other arguments."""
     import torch
 
     if name != "to":

@@ -1,4 +1,4 @@
-"""Copying a unit to the device while the device computes: a side stream where it has streams, a thread elsewhere."""
+"""Copy units to the device while it computes: on a side stream if it has streams, else in a thread."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 
 class Ticket(ABC):
-    """A copy on its way."""
+    """A copy in progress."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has arrived."""
+        """Return whether the copy is complete."""
 
     @abstractmethod
     def wait(self) -> Tensor:
-        """The bytes, once they may be computed with. Raises what the copy raised."""
+        """Return the bytes, once they can be used. Raises the error of the copy."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Come back when the copy is over, however it went: nobody wants it."""
+        """Wait for the end of a copy that is not needed, whether it succeeded or failed."""
 
 
 class Transfer(ABC):
-    """Starts copies, one after another."""
+    """A queue of copies, one after another."""
 
     @abstractmethod
     def start(self, unit: Unit, buffer: Tensor) -> Ticket:
-        """Start copying a unit into `buffer`, after what has been computed from it so far."""
+        """Start copying a unit into `buffer`, after the computations from its present contents."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for the last copy and end."""
+        """Wait for the last copy and stop."""
 
 
 class _ThreadTicket(Ticket):
@@ -57,7 +57,7 @@ class _ThreadTicket(Ticket):
 
 
 class ThreadTransfer(Transfer):
-    """A background thread. Reading files and copying memory let the computing thread run meanwhile."""
+    """Copies in a background thread. Reading files and copying memory release the GIL, so that computing goes on."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,30 +71,30 @@ class ThreadTransfer(Transfer):
 
 
 class _StreamTicket(Ticket):
-    """A copy that is in a stream, or that a thread is putting there: the event after it, and where it goes."""
+    """A copy that is queued on a stream, or that a thread is queueing there: its buffer, and the event after it."""
 
-    def __init__(self, given: Future[tuple[Tensor, Any]], api: Any) -> None:
-        self._given, self._api = given, api
+    def __init__(self, future: Future[tuple[Tensor, Any]], api: Any) -> None:
+        self._future, self._api = future, api
 
     def done(self) -> bool:
-        return self._given.done() and (self._given.exception() is not None or bool(self._given.result()[1].query()))
+        return self._future.done() and (self._future.exception() is not None or bool(self._future.result()[1].query()))
 
     def wait(self) -> Tensor:
-        buffer, event = self._given.result()
+        buffer, event = self._future.result()
         # The computing stream waits, the program goes on.
         self._api.current_stream(buffer.device).wait_event(event)
         return buffer
 
     def abandon(self) -> None:
-        if self._given.exception() is None:
+        if self._future.exception() is None:
             self.wait()  # what the computing stream does next with the buffer comes after the copy
 
 
 class StreamTransfer(Transfer):
-    """Streams beside the computing one, whose copies run while kernels do.
+    """Copies on streams beside the computing one, concurrent with kernels.
 
-    What a device reads by itself is given to one at once. What takes the program's time to read, to another one by a
-    thread.
+    Copies that the device does by itself (from pinned memory) are queued on one stream at once. Others, which occupy
+    the CPU, are queued on a second stream by a thread.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -109,9 +109,9 @@ class StreamTransfer(Transfer):
         computed.record(self._api.current_stream(self._device))
         if unit.waits:
             return _StreamTicket(self._pool.submit(self._copy, unit, buffer, computed, self._threaded), self._api)
-        given: Future[tuple[Tensor, Any]] = Future()
-        given.set_result(self._copy(unit, buffer, computed, self._direct))
-        return _StreamTicket(given, self._api)
+        future: Future[tuple[Tensor, Any]] = Future()
+        future.set_result(self._copy(unit, buffer, computed, self._direct))
+        return _StreamTicket(future, self._api)
 
     def _copy(self, unit: Unit, buffer: Tensor, computed: Any, stream: Any) -> tuple[Tensor, Any]:
         stream.wait_event(computed)
@@ -119,7 +119,7 @@ class StreamTransfer(Transfer):
             try:
                 got = unit.read(buffer, self._device)
             except BaseException:
-                stream.synchronize()  # whoever is told may use the buffer for something else
+                stream.synchronize()  # the caller may reuse the buffer after the error
                 raise
             copied = self._api.Event()
             copied.record(stream)
@@ -134,12 +134,12 @@ class StreamTransfer(Transfer):
 
 
 def streams(device: torch.device) -> Any:
-    """torch's module with the streams and events of such devices (torch.cuda, torch.xpu); None where there are none,
-    and so no copies beside the computing: on the CPU, whose are empty shells, on Apple's and DirectML's devices."""
+    """Return torch's module with the streams and events of such devices (torch.cuda, torch.xpu), or None if copies
+    cannot overlap computing: on the CPU, whose streams do nothing, and on Apple's and DirectML's devices."""
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if hasattr(module, "Stream") else None
 
 
 def transfer(device: torch.device) -> Transfer:
-    """The way to copy in the background to this device."""
+    """Return the way to copy in the background to this device."""
     return ThreadTransfer(device) if streams(device) is None else StreamTransfer(device)

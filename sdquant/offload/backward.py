@@ -1,11 +1,11 @@
 """Gradients through weights that a mode moves.
 
-Autograd keeps the weights that backward will read, as the tensors that they were during the forward: in memory which
-the next block has taken by then. So what it keeps of a component's weights is where they wait (`keeping`), and backward
-reads them there; what it runs once more has its weights brought (`recompute`). Where a mode has no such place, or a
-library keeps its weights where autograd does not look, backward is refused before it starts (`refuse_backward`), and so
-is training weights that are read from a store, into which no optimizer writes (`refuse_training`). A LoRA that is
-trained belongs to no mode: see `units.cut`.
+Autograd saves the weights that backward reads as the tensors of the forward pass, in memory that the next block has
+overwritten by then. So it saves references to the stored weights instead (`keeping`), from which backward reads them;
+modules that backward runs again (gradient checkpointing) get their weights fetched (`recompute`). If a mode has no such
+store, or a library keeps its weights where autograd does not see them, backward is refused before it starts
+(`refuse_backward`). So is training weights that are read from a store, to which no optimizer writes
+(`refuse_training`). A LoRA that is trained belongs to no mode: see `blocks.cut`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRAINS = ("none", "model", "balanced")  # modes in which a LoRA can be trained
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight, or a view of one: the tensor that waits in the store, and how to see it."""
+    """A saved weight, or a view of one: the tensor in the store, and the view of it."""
 
     waiting: Tensor
     device: torch.device
@@ -52,14 +52,14 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What other hooks around the call made of a tensor that is no weight, and how they undo it."""
+    """A tensor that is no weight, as packed by outer saved-tensor hooks, with their unpack function."""
 
     value: Any
     unpack: Callable[[Any], Tensor]
 
 
 def keeping(units: Sequence[Unit]) -> AbstractContextManager[object]:
-    """While this is entered autograd keeps of these units' weights where they wait; of all else, what it would have."""
+    """Within this context autograd saves references to the stored weights of these units; other tensors as usual."""
     if not torch.is_grad_enabled():
         return nullcontext()
     top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -69,19 +69,19 @@ def keeping(units: Sequence[Unit]) -> AbstractContextManager[object]:
         weight = _found(tensor, units)
         if weight is not None:
             return weight
-        if below is not None:  # of torch.utils.checkpoint, which counts what is kept, or of save_on_cpu
+        if below is not None:  # of torch.utils.checkpoint, which counts saved tensors, or of save_on_cpu
             return _Kept(below[0](tensor), below[1])
-        return tensor.detach()  # an operation's own result would hold the graph that holds it
+        return tensor.detach()  # saving an operation's own result would create a reference cycle with its graph
 
     return saved_tensors_hooks(pack, _unpack)
 
 
-def _unpack(kept: Any) -> Tensor:
-    if isinstance(kept, _Weight):
-        return kept.read()
-    if isinstance(kept, _Kept):
-        return kept.unpack(kept.value)
-    tensor: Tensor = kept
+def _unpack(saved: Any) -> Tensor:
+    if isinstance(saved, _Weight):
+        return saved.read()
+    if isinstance(saved, _Kept):
+        return saved.unpack(saved.value)
+    tensor: Tensor = saved
     return tensor
 
 
@@ -98,7 +98,7 @@ def _found(tensor: Tensor, units: Sequence[Unit]) -> _Weight | None:
 
 
 def gradient_hooks(component: Component, handle: OffloadHandle, recompute: Recompute) -> dict[str, Any]:
-    """Arguments of `wrap` for a component's methods."""
+    """Return the arguments of `wrap` for a component's methods."""
     units = component.units
     hiding = [unit for unit in units if unit.hides]
     drops = [0]
@@ -120,7 +120,7 @@ def gradient_hooks(component: Component, handle: OffloadHandle, recompute: Recom
 
 
 def refuse_backward(output: Any, reason: Callable[[], SdquantError | None]) -> None:
-    """Have backward through these outputs (tensors in any containers) raise what `reason` gives then, if anything."""
+    """Make backward through these outputs (tensors in any containers) raise the error of `reason()`, if not None."""
     if not torch.is_grad_enabled():
         return
 
@@ -135,45 +135,45 @@ def refuse_backward(output: Any, reason: Callable[[], SdquantError | None]) -> N
 
 
 def refusing(handle: OffloadHandle, name: str) -> Callable[[Any], None]:
-    """For `wrap`: what is to be done with a result in a mode that cannot give gradients."""
+    """Return a result hook for `wrap` that refuses backward in a mode without gradients."""
     return lambda result: refuse_backward(result, lambda: unable(handle, name) if handle.active else None)
 
 
 def unable(handle: OffloadHandle, name: str) -> SdquantError:
-    """The error for gradients in a mode that cannot give them."""
+    """Return the error for gradients in a mode that cannot compute them."""
     return IncompatibleError(
         f"Cannot compute gradients through the {name} with offload={handle.mode!r}",
-        "backward reads the weights after the mode has put them away",
+        "backward reads the weights after the mode has offloaded them",
         "Load the pipeline with offload='model' or 'balanced' (and runtime='plain'), or with offload='none'",
     )
 
 
 def refuse_derivatives(handle: OffloadHandle, part: nn.Module) -> None:
-    """Raise IncompatibleError within torch.func's transforms that take derivatives: they wrap the weights, which a mode
-    would no longer know when it puts them away."""
+    """Raise IncompatibleError within torch.func's transforms that take derivatives: they wrap the weights, and a mode
+    does not recognise the wrapped ones when it evicts them."""
     functorch: Any = torch._C._functorch
     if functorch.peek_interpreter_stack() is None:
         return
     kinds = {level.key() for level in functorch.get_interpreter_stack()}
     if kinds & {functorch.TransformType.Grad, functorch.TransformType.Jvp}:
         raise IncompatibleError(
-            f"Cannot take derivatives of the {type(part).__name__} by torch.func with offload={handle.mode!r}",
-            "torch keeps the weights for them, and the mode puts the weights away",
+            f"Cannot take derivatives of the {type(part).__name__} with torch.func and offload={handle.mode!r}",
+            "torch.func keeps references to the weights, which the mode offloads",
             "Use torch.autograd.grad with offload='model' or 'balanced', or load the pipeline with offload='none'",
         )
 
 
 def moved(handle: OffloadHandle, name: str) -> SdquantError:
-    """The error for gradients of a library's layers, whose weights were put away since they ran."""
+    """Return the error for gradients of a library's layers whose weights have been evicted since they ran."""
     return IncompatibleError(
         f"Cannot compute gradients through the {name} with offload={handle.mode!r}",
-        "its layers are a library's own, which keep their weights for backward, and they were put away since they ran",
+        "its layers belong to a library and save their weights for backward, but these have been offloaded since",
         "Load the pipeline with runtime='plain', give a larger budget, or use offload='none'",
     )
 
 
 def refuse_training(name: str, owners: Iterable[tuple[str, nn.Module]], handle: OffloadHandle) -> None:
-    """Have backward refuse to give gradients to weights that the mode moves."""
+    """Make backward refuse gradients of weights that the mode moves."""
     if not torch.is_grad_enabled():
         return
     for path, owner in owners:
@@ -189,7 +189,7 @@ def _refuse(path: str, parameter: Any, name: str, handle: OffloadHandle) -> None
     def check(grad: Tensor) -> None:
         raise IncompatibleError(
             f"Cannot train {path} of the {name} with offload={handle.mode!r}",
-            "its values are read from where they wait, and what an optimizer writes into them would be lost",
+            "its values are read back from where they are stored, and what an optimizer writes would be lost",
             "Freeze it (requires_grad_(False)), or load the pipeline with offload='none'; a LoRA can be trained after "
             "sdquant.lora.add_lora, or after sdquant.lora.trainable(model, name) where it is on the model already",
         )

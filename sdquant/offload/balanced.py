@@ -1,10 +1,10 @@
-"""Need-based residency under a budget.
+"""Balanced offload: weights stay on the device as far as a budget allows.
 
-If all weights fit into the budget, they are on the device and nothing moves. If not:
-* a component that is called makes those that were used longest ago give up weights, only as many as it needs;
-* a component that is larger than the budget keeps as many of its blocks as fit, and streams the rest: the next block is
-  on its way while one runs.
-Weights are constant, so giving them up copies nothing back.
+If all weights fit into the budget, they are on the device and nothing moves. Otherwise:
+* a component that is called evicts weights of the least recently used components, only as many as it needs;
+* a component larger than the budget keeps as many of its blocks as fit, and streams the rest: while one block runs, the
+  next one is prefetched.
+Weights are constant, so evicting them copies nothing back.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def apply(
     """Keep the weights on `device` within `budget` bytes.
 
     Args:
-        budget: None for what the device has free, less `activations` and a margin.
-        activations: bytes that computing takes at the most; None where nobody knows, for which more is left free.
+        budget: None for the free memory of the device less `activations` and a margin.
+        activations: peak bytes of activations; None if unknown, for which a larger share is left free.
 
     Raises:
         BudgetError: a component cannot run within the budget, even streamed.
@@ -116,11 +116,11 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
             if streamer is not None:
                 streamer.end()
 
-    again: list[Unit] = []  # streamed blocks that backward has brought
+    again: list[Unit] = []  # streamed blocks that backward has fetched
 
     def bring(unit: Unit) -> None:
         if streamer is not None:
-            streamer.release()  # nothing is streamed now, and its room is needed
+            streamer.release()  # nothing is streamed now, and its memory is needed
             residency.evict(again)
             again[:] = [unit] if unit in streamer.plan.streamed else []
         residency.make_room(unit.nbytes, component)
@@ -141,12 +141,13 @@ def _held(parts: dict[str, nn.Module], device: torch.device) -> int:
 
 
 def refuse_too_small(components: list[Component], shared: int, limit: int) -> None:
+    """Raise BudgetError if a component cannot run within `limit` bytes even when its blocks are streamed."""
     worst = max(components, key=least)
     needed = least(worst) + shared
     if needed <= limit:
         return
     raise BudgetError(
-        f"Balanced offload was asked for with a budget of {limit} bytes",
-        f"{worst.name} needs {needed}: its largest block and what is outside its blocks are on the device together",
+        f"Cannot use balanced offload with a budget of {limit} bytes",
+        f"{worst.name} needs {needed} bytes: its largest block and all that is outside blocks must be on the device",
         f"Give a budget of at least {needed} bytes, quantize {worst.name} to fewer bits, or use offload='sequential'",
     )

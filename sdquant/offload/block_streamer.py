@@ -1,4 +1,4 @@
-"""Running a component that is larger than its budget: some blocks stay, the others take turns in what is left of it."""
+"""Stream the blocks of a component larger than its budget: some stay, the others take turns in the remaining memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class Streamer:
-    """The memory for the streamed blocks of one component, and where in it they are.
+    """Prefetcher and buffers for the streamed blocks of one component.
 
-    The order of blocks is learned while they run: each one is expected to be followed by what followed it last time.
-    As many are on their way as there is room for: from the moment the component is called, while a block runs, and
-    after the last one, when the first of the next step is fetched. So the reader rests only when there is no room.
+    The order of blocks is learned while they run: each is expected to be followed by the block that followed it last
+    time. As many blocks are prefetched as there is memory for: as soon as the component is called, while a block runs,
+    and after the last one, when the first of the next step is fetched. So reading pauses only when memory is full.
     """
 
     def __init__(self, component: Component, budget: int, residency: Residency) -> None:
-        """`budget`: as for `plan`."""
+        """Set up the plan. `budget`: bytes, as for `plan`."""
         self._component, self._budget, self._residency = component, budget, residency
         self._make_plan()
         self._counters = residency.counters
         self._transfer = transfer(residency.device)
         self._arena: Arena | None = None
-        self._in: dict[str, tuple[Tensor, int]] = {}  # of each block on the device: its part, and bytes beyond it
+        self._in: dict[str, tuple[Tensor, int]] = {}  # by block on the device: its part, and bytes outside the arena
         self._coming: deque[tuple[Unit, Ticket, Tensor]] = deque()  # in the order in which they are expected
         self._method = ""
         self._first: Unit | None = None
@@ -43,16 +43,18 @@ class Streamer:
         self._nothing = torch.empty(0, dtype=torch.uint8, device=residency.device)
 
     def _make_plan(self) -> None:
-        self.plan = made = plan(self._component, self._budget)
+        self.plan = stream_plan = plan(self._component, self._budget)
         self._sizes = [unit.nbytes for unit in self._component.units]
-        self._next = dict(zip(made.streamed, (*made.streamed[1:], *made.streamed[:1]), strict=True))
-        self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
-        self._start: dict[str, Unit] = {}  # by method, the first one seen
+        self._next = dict(
+            zip(stream_plan.streamed, (*stream_plan.streamed[1:], *stream_plan.streamed[:1]), strict=True)
+        )
+        self._after: dict[str, dict[Unit, Unit]] = {}  # by method: block -> the block that followed it
+        self._start: dict[str, Unit] = {}  # by method: the first block
 
     def renew(self) -> None:
-        """Before a call: plan again if units have another size than before, since their library has repacked them at
-        a first forward. Where they no longer fit the budget the plan stays, and what outgrew its room is read into
-        memory of its own."""
+        """Before a call, plan again if the sizes of units have changed, as when a library repacks weights at the first
+        forward. If they no longer fit the budget the plan stays, and blocks that outgrew the arena are read into memory
+        of their own."""
         if self._sizes == [unit.nbytes for unit in self._component.units] or least(self._component) > self._budget:
             return
         self.release()
@@ -61,27 +63,27 @@ class Streamer:
 
     @property
     def missing(self) -> int:
-        """Bytes that `begin` will take."""
+        """Return the bytes that `begin` will allocate."""
         return 0 if self._held else self.plan.buffers * self.plan.buffer_bytes
 
     def begin(self, method: str) -> None:
-        """A method of the component starts."""
+        """Start a method of the component: allocate the arena and prefetch."""
         self._method, self._first, self._last = method, None, None
         if self._arena is None:
             self._held = self.missing
             self._counters.hold(self._held)
             self._arena = Arena(flat_buffer(self._held, self._residency.device), self.plan.buffer_bytes)
-        self._fetch_ahead()  # what is outside blocks may compute before the first one
+        self._fetch_ahead()  # the layers outside blocks may run before the first one
 
     def end(self) -> None:
-        """It is over; the next call is expected to start as this one did."""
+        """End a method; the next call is expected to start with the same block."""
         if self._last is not None and self._first is not None:
             self._after.setdefault(self._method, {})[self._last] = self._first
             self._start[self._method] = self._first
 
     def enter(self, unit: Unit) -> None:
-        """A streamed block is about to run: within a call of the component, or by itself (whoever calls it; in backward
-        `recompute` has brought it), which says nothing about the order of the next call."""
+        """Have a streamed block on the device before it runs. A block that runs outside a call of the component (other
+        than in backward, where `recompute` has fetched it) does not affect the learned order."""
         if unit.resident:
             return
         if not self._component.depth:
@@ -104,7 +106,7 @@ class Streamer:
         self._fetch_ahead()
 
     def leave(self, unit: Unit) -> None:
-        """It has run."""
+        """Evict a streamed block after it has run."""
         if unit.name in self._in:
             unit.drop(self._residency.store)
             part, beyond = self._in.pop(unit.name)
@@ -114,20 +116,20 @@ class Streamer:
                 self._fetch_ahead()
 
     def release(self) -> None:
-        """Give the memory up."""
+        """Free the arena."""
         self._discard(expected=True)
         self._arena = None
         self._counters.hold(-self._held)
         self._held = 0
 
     def close(self) -> None:
-        """Give everything up, the thread too."""
+        """Free the arena and stop the prefetching thread."""
         self.release()
         self._transfer.close()
 
     def _take(self, unit: Unit) -> Tensor:
-        """Room for a block that is wanted now: none of the arena if it outgrew that (its library repacked it), or if
-        the arena is given up."""
+        """Take memory of the arena for a block needed now; an empty tensor if the block outgrew it (its library
+        repacked it), or if the arena is freed."""
         part = None if self._arena is None else self._arena.take(unit.nbytes)
         return self._nothing if part is None else part
 
@@ -147,7 +149,7 @@ class Streamer:
         self._counters.hold(beyond)
 
     def _fetch_ahead(self) -> None:
-        """Start reading what is expected next while there is room for it; on a mere guess, one block alone."""
+        """Prefetch the expected blocks while there is memory; only one block before the order is known."""
         if not self.plan.streamed:  # blocks have shrunk, and all fit now
             return
         while self._arena is not None and (not self._coming or self._method in self._start):
@@ -160,17 +162,17 @@ class Streamer:
             self._coming.append((unit, self._transfer.start(unit, part), part))
 
     def _expected(self) -> Unit:
-        """The block that will be called after those that are on their way."""
+        """Return the block that is expected after those being prefetched."""
         last = self._coming[-1][0] if self._coming else self._last
         if last is None:
             return self._start.get(self._method, self.plan.streamed[0])
         return self._after.get(self._method, {}).get(last, self._next[last])
 
     def _discard(self, expected: bool = False) -> None:
-        """Take the room of blocks back that were fetched ahead in vain, when nothing writes to it any more.
+        """Free the memory of blocks that were prefetched in vain, once nothing writes to it any more.
 
         Args:
-            expected: whether they are not wrong, only no longer wanted.
+            expected: whether they are merely no longer needed, and not mispredicted.
         """
         while self._coming:
             _, ticket, part = self._coming.popleft()

@@ -1,4 +1,4 @@
-"""Units: the weights that are fetched and given up together, and how a component is cut into them."""
+"""Units: weights that are fetched and evicted together, and how a component is cut into them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from .host_store import Region, Store
 
 
-TRAINED = "_sdquant_trained"  # an attribute of parameters that an optimizer writes to: no mode moves them
+TRAINED = "_sdquant_trained"  # attribute of parameters that an optimizer updates: no mode moves them
 
 
 class Unit:
-    """Some modules whose own tensors move together.
+    """Modules whose own tensors move together.
 
     Attributes:
         name: dotted, within the component.
-        module: the block that the unit is; None for what is outside blocks.
+        module: the block; None for the unit of all layers outside blocks.
         resident: whether the weights are on the compute device.
-        storages: where the memory begins that they are in there; nothing of what waits.
-        drops: how often they were given up.
+        storages: start addresses of the weights' memory on the compute device; empty while they are offloaded.
+        drops: how often they were evicted.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the unit takes on the device when it is fetched."""
+        """Return the bytes that the unit takes on the device when it is fetched."""
         return sum(aligned(tensor_bytes(tensor)) for slot in self._slots if (tensor := slot.get()) is not None)
 
     @ordinary
     def stow(self, store: Store) -> None:
-        """Put the weights into the store and let the module refer to them there."""
+        """Put the weights into the store, and point the module at the stored tensors."""
         self._slots = self._collect()
         tensors = [tensor for slot in self._slots if (tensor := slot.get()) is not None]
         self._region = store.add(tensors)
@@ -72,12 +72,12 @@ class Unit:
 
     @property
     def waits(self) -> bool:
-        """Whether `read` takes its time; see `Region`."""
+        """Return whether `read` blocks until the copy is done; see `Region`."""
         return self._region is not None and self._region.waits
 
     @ordinary
     def read(self, buffer: Tensor | None, device: torch.device) -> Tensor:
-        """Start bringing the bytes to the device, into `buffer` or memory of their own; does not touch the module."""
+        """Start copying the bytes to the device, into `buffer` or new memory; does not touch the module."""
         assert self._region is not None
         if buffer is None or buffer.numel() < self._region.nbytes:
             buffer = flat_buffer(self._region.nbytes, device)
@@ -86,7 +86,7 @@ class Unit:
 
     @ordinary
     def place(self, flat: Tensor, *, held: bool) -> None:
-        """Let the module compute with the bytes that `read` brought. `held`: count them (not so for shared buffers)."""
+        """Point the module at the bytes from `read`. `held`: count them as resident (not for shared buffers)."""
         assert self._region is not None
         self._place(self._region.views(flat))
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._placed if not is_opaque(t))
@@ -98,10 +98,10 @@ class Unit:
 
     @ordinary
     def drop(self, store: Store) -> None:
-        """Give the weights up on the device: point the module at the stored ones again.
+        """Evict the weights from the device: point the module at the stored ones again.
 
         A library may have changed its weights meanwhile (bitsandbytes repacks 4-bit weights at their first forward on
-        some CPUs): then the stored ones are of no use any more, and the new ones are stored.
+        some CPUs): then the stored ones are outdated, and the new ones are stored.
         """
         assert self._region is not None
         self._counters.evicted += self.nbytes
@@ -118,7 +118,7 @@ class Unit:
 
     @ordinary
     def free(self, store: Store) -> None:
-        """Bring stored weights into ordinary CPU memory, each tensor in its own, and forget the store."""
+        """Copy stored weights to ordinary CPU memory, each tensor in its own, and drop the store's region."""
         if self._region is None:
             return
         if self.changed():
@@ -136,17 +136,17 @@ class Unit:
 
     @property
     def owners(self) -> list[tuple[str, nn.Module]]:
-        """The modules with weights of their own that move with the unit, by name."""
-        found = {id(place.owner): place.owner for slot in self._slots for place in slot.places}
-        return [(name, module) for name, module in self._owners if id(module) in found]
+        """Return the modules with weights of their own that move with the unit, by name."""
+        owning = {id(place.owner): place.owner for slot in self._slots for place in slot.places}
+        return [(name, module) for name, module in self._owners if id(module) in owning]
 
     @property
     def hides(self) -> bool:
-        """Whether some of the weights are where only their library looks."""
+        """Return whether some of the weights are in attributes that only their library knows."""
         return any("." in slot.places[0].name for slot in self._slots)
 
     def stored(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The weight on the device that `tensor` is a view of, and the same one in the store; None if there is none."""
+        """Return the weight on the device that `tensor` is a view of, and its stored copy; None if there is none."""
         assert self._region is not None
         where = tensor.data_ptr()
         for placed, waiting in zip(self._placed, self._region.waiting, strict=True):
@@ -162,7 +162,7 @@ class Unit:
         self._placed = tensors
 
     def changed(self) -> bool:
-        """Whether a slot no longer holds what was last put into it."""
+        """Return whether a slot no longer holds the tensor that was last put into it."""
         for slot, placed in zip(self._slots, self._placed, strict=True):
             tensor = slot.get()
             if tensor is None:
@@ -179,14 +179,14 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @dataclass
 class Component:
-    """A part of a pipeline, cut into units.
+    """A component of a pipeline, cut into units.
 
     Attributes:
-        rest: what is outside blocks.
-        blocks: in the order of registration, which is a first guess at the order in which they run.
+        rest: the layers outside blocks.
+        blocks: in order of registration, the first guess at the order in which they run.
         depth: how many of the component's methods are running.
         used: when it was last called, counted in calls.
-        release: gives up what the component holds besides its units (buffers for streaming); None if nothing.
+        release: frees memory that the component holds besides its units (buffers for streaming); None if nothing.
     """
 
     name: str
@@ -199,12 +199,12 @@ class Component:
 
     @property
     def units(self) -> list[Unit]:
-        """All of them, the rest first."""
+        """Return all units, the rest first."""
         return [self.rest, *self.blocks]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all units."""
+        """Return the bytes of all units."""
         return sum(unit.nbytes for unit in self.units)
 
 
@@ -215,22 +215,22 @@ def cut(
     blocks: bool,
     leave: Callable[[Slot], bool] = lambda slot: False,
 ) -> tuple[list[Component], list[Slot]]:
-    """The components cut into units, and the slots that belong to none: those that more than one component uses, and
-    what is trained of a LoRA, which an optimizer writes to.
+    """Return the components cut into units, and the slots that belong to no unit: those that several components share,
+    and the trained parameters of a LoRA, which an optimizer updates.
 
     Args:
         parts: components by name.
         blocks: whether to cut out blocks; otherwise a component is one unit.
-        leave: slots that no unit shall move.
+        leave: selects slots that no unit moves.
     """
     shared = _shared({name: list(module.named_modules()) for name, module in parts.items()})
     shared |= {key for module in parts.values() for key in _trained(module)}
-    made = []
+    components = []
     for name, module in parts.items():
-        found = dict(find_blocks(module)) if blocks else {}
+        block_modules = dict(find_blocks(module)) if blocks else {}
         owners = {
             block: [(f"{block}.{n}" if n else block, m) for n, m in child.named_modules()]
-            for block, child in found.items()
+            for block, child in block_modules.items()
         }
         inside = {id(m) for rows in owners.values() for _, m in rows}
         outside = [(n, m) for n, m in module.named_modules() if id(m) not in inside]
@@ -248,14 +248,14 @@ def cut(
             return _touches(slot, shared) or not_rest(slot) or leave(slot)
 
         rest = Unit("", None, outside + extra, skip=skip_rest, counters=counters)
-        cuts = [Unit(b, found[b], owners[b], skip=skip_block, counters=counters) for b in found]
-        made.append(Component(name, module, rest, [unit for unit in cuts if unit.nbytes]))
+        cuts = [Unit(b, block_modules[b], owners[b], skip=skip_block, counters=counters) for b in block_modules]
+        components.append(Component(name, module, rest, [unit for unit in cuts if unit.nbytes]))
     everyone = [(f"{name}.{n}" if n else name, m) for name, module in parts.items() for n, m in module.named_modules()]
-    return made, [slot for slot in own_slots(everyone) if _touches(slot, shared)]
+    return components, [slot for slot in own_slots(everyone) if _touches(slot, shared)]
 
 
 def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The blocks of a network, by dotted name: members of the outermost module lists, and a `mid_block`."""
+    """Yield the blocks of a network by dotted name: members of the outermost module lists, and a `mid_block`."""
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
             yield from ((f"{prefix}{name}.{i}", block) for i, block in child._modules.items() if block is not None)
@@ -266,25 +266,25 @@ def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
 
 
 def _trained(module: nn.Module) -> Iterator[tuple[int, str]]:
-    """The places of parameters that are marked as trained."""
+    """Yield the places of parameters that are marked as trained."""
     for owner in module.modules():
         yield from ((id(owner), name) for name, p in owner._parameters.items() if hasattr(p, TRAINED))
 
 
 def _shared(groups: dict[str, list[tuple[str, nn.Module]]]) -> set[tuple[int, str]]:
-    """The places of slots that are referred to from more than one group."""
+    """Return the places of slots that more than one group refers to."""
     group_of: dict[int, str] = {}
     modules_in_two: set[int] = set()
     for group, rows in groups.items():
         for _, module in rows:
             if group_of.setdefault(id(module), group) != group:
                 modules_in_two.add(id(module))
-    found: set[tuple[int, str]] = set()
+    keys: set[tuple[int, str]] = set()
     for slot in own_slots(row for rows in groups.values() for row in rows):
         homes = {group_of[id(place.owner)] for place in slot.places}
         if len(homes) > 1 or any(id(place.owner) in modules_in_two for place in slot.places):
-            found.update(place.key for place in slot.places)
-    return found
+            keys.update(place.key for place in slot.places)
+    return keys
 
 
 def _touches(slot: Slot, keys: set[tuple[int, str]]) -> bool:

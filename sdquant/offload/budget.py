@@ -1,4 +1,4 @@
-"""The memory that weights may take on the compute device where the user does not say."""
+"""Default budget: the memory that weights may take on the compute device if the user sets none."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ from ..nn.weights import quantized
 
 log = logging.getLogger(__name__)
 
-# What is left free beside weights and activations: pieces that an allocator cannot use, workspaces of libraries, and
-# what other programs take meanwhile. A share of the device's memory, and bytes at the least.
+# Memory left free besides weights and activations: fragmentation, workspaces of libraries, and other programs. A share
+# of the device's memory, and the minimum in bytes.
 MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 
 
-# Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
+# If the activations are unknown: the share of the device's memory left free, and the minimum in bytes.
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
 
 
-def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:
-    """Bytes of weights that `device` can take beside activations: what is free, less those and a margin.
+def default_budget(device: torch.device, resident: int, activations: int | None = None) -> int:
+    """Return the bytes of weights that fit on `device`: its free memory less activations and a margin.
 
     Args:
-        held: bytes of the weights that are there already.
-        activations: the most that computing takes, in bytes; None where that is not known, which takes a guess.
+        resident: bytes of weights that are on the device already.
+        activations: peak bytes of activations; None if unknown, for which a share of the memory is reserved.
 
     Raises:
-        SettingsError: a device that does not say how much of its memory is free.
+        SettingsError: the device does not report how much of its memory is free.
     """
     free, total = _free(device)
-    return room(free + held, total, activations)
+    return room(free + resident, total, activations)
 
 
 def _free(device: torch.device) -> tuple[int, int]:
-    """Bytes that this process can have of the device's memory, and those it has."""
+    """Return the free bytes of the device's memory, and its total bytes."""
     if device.type == "cpu":
         total, free = hardware.ram()
         return free, total
     if device.type == "mps":
         return hardware.mps_memory()
     api: Any = getattr(torch, device.type, None)
-    why = "torch does not say how much of its memory is free"
+    why = "torch does not report how much of its memory is free"
     if hasattr(api, "mem_get_info"):
         try:
             return hardware.card_memory(api, device)
         except RuntimeError as error:  # some of Intel's drivers
-            why = f"its driver does not say how much of its memory is free: {error}"
+            why = f"its driver does not report how much of its memory is free: {error}"
     raise SettingsError(
-        f"Weights were to be kept within what {device} has free", why, "Say how much they may take, as budget='6GB'"
+        f"Cannot choose a memory budget for {device}", why, "Set how much weights may take, such as budget='6GB'"
     )
 
 
 def room(free: int, total: int, activations: int | None) -> int:
-    """What of `free` bytes, on a device of `total`, weights may take."""
+    """Return the bytes that weights may take on a device with `free` of `total` bytes."""
     if activations is None:
         return max(0, free - max(LEAST_RESERVE, int(RESERVE * total)))
     return max(0, free - activations - max(LEAST_MARGIN, int(MARGIN * total)))
 
 
 def activations_of(model: Any) -> int | None:
-    """Bytes that computing takes at the most in a loaded pipeline, besides its weights.
+    """Return the peak bytes of activations in a loaded pipeline.
 
-    None if nobody can tell, as of a component alone: the rest of its pipeline will want room, too.
+    None if unknown, as for a component alone: the rest of its pipeline will need memory, too.
     """
     if not pipelines.is_pipeline(model):
         return None
@@ -81,7 +81,7 @@ def activations_of(model: Any) -> int | None:
         for name, part in parts.items():
             object.__setattr__(twin, name, _without_weights(part))  # past diffusers, which would write its config
     except SdquantError as error:
-        log.debug("activations cannot be told: %s", error)
+        log.debug("Cannot estimate the memory of activations: %s", error)
         return None
     known = [trace.peak for trace in activations.of_pipeline(twin).values() if trace is not None]
     return max(known) + max(_scratch(part) for part in parts.values()) if known else None

@@ -1,4 +1,4 @@
-"""Hooks of other tools that move or cast weights at every call: no mode can work beside them."""
+"""Detect hooks of other tools that move or cast weights at every call, with which no mode can work."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# diffusers' hooks, by the names that it registers them under -> what they do, and how to do without.
+# diffusers' hooks, by the names that it registers them under -> the reason and fix of the error.
 _DIFFUSERS = {
     "layerwise_casting": (
-        "layerwise casting makes other weights of it at every call, and the mode would lose or collect them",
-        'Load it without layerwise casting; quant="fp8" takes as little memory',
+        "layerwise casting replaces its weights at every call, and the mode would lose or accumulate them",
+        'Load it without layerwise casting; quant="fp8" uses as little memory',
     ),
     "group_offloading": (
-        "diffusers' group offloading moves its weights already",
-        "Load the pipeline again, and choose one kind of offload",
+        "diffusers' group offloading already moves its weights",
+        "Load the pipeline again and use one kind of offload",
     ),
 }
 _ACCELERATE = (
-    "accelerate moves its weights already (enable_model_cpu_offload, enable_sequential_cpu_offload or cpu_offload)",
-    "Call remove_all_hooks() of the pipeline first, or keep to that offload",
+    "accelerate already moves its weights (enable_model_cpu_offload, enable_sequential_cpu_offload or cpu_offload)",
+    "Call remove_all_hooks() on the pipeline first, or keep using that offload",
 )
 
 
 def refuse_hooked(mode: str, parts: Mapping[str, nn.Module]) -> None:
-    """Refuse components that another tool casts or moves. To be asked while no hooks of the mode's own are there.
+    """Refuse components that another tool casts or moves. Call this before the mode has hooks of its own.
 
     Raises:
         IncompatibleError: there is such a hook.
@@ -42,26 +42,26 @@ def refuse_hooked(mode: str, parts: Mapping[str, nn.Module]) -> None:
 
 
 def hook_of(part: nn.Module) -> Any:
-    """Return accelerate's hook of a whole component, None if there is none."""
+    """Return accelerate's hook of a whole component, or None."""
     return part.__dict__.get("_hf_hook")
 
 
 def refuse_taken(mode: str, part: nn.Module, hook: Any) -> None:
-    """Refuse to compute with a component whose weights accelerate has taken to meta while a mode was on that moves
-    them itself (`cpu_offload`, `dispatch_model`); group and sequential fetch them by hooks that go on working.
+    """Refuse to run a component whose weights accelerate has moved to the meta device (`cpu_offload`, `dispatch_model`)
+    while a mode was active that moves them itself. In group and sequential the hooks that fetch them keep working.
 
     Args:
-        hook: `hook_of` the component when the mode was put on.
+        hook: `hook_of` the component when the mode was applied.
 
     Raises:
-        IncompatibleError: it has, and they are not where the mode looks for them.
+        IncompatibleError: the weights are not where the mode expects them.
     """
     if mode in ("model", "balanced") and hook_of(part) is not hook and any(one.is_meta for one in part.parameters()):
         raise IncompatibleError(f"Cannot run the {type(part).__name__} with offload={mode!r}", *_ACCELERATE)
 
 
 def _reason(module: nn.Module, mode: str) -> tuple[str, str] | None:
-    """Why no mode can move a module's weights, and the way out; None if one can."""
+    """Return why no mode can move a module's weights, and the fix; None if modes can."""
     registry: Any = module.__dict__.get("_diffusers_hook")
     for name, reason in _DIFFUSERS.items():
         if registry is not None and registry.get_hook(name) is not None:
@@ -71,8 +71,8 @@ def _reason(module: nn.Module, mode: str) -> tuple[str, str] | None:
 
 
 def _moves(hook: Any, *, placed: bool) -> bool:
-    """Whether a hook of accelerate's is one that moves weights. One that only says where to compute is not, but for
-    diffusers' group offloading, which takes no such hook either (`placed`)."""
+    """Return whether a hook of accelerate moves weights. One that only sets the execution device does not, but
+    diffusers' group offloading accepts no such hook either (`placed`)."""
     from accelerate.hooks import AlignDevicesHook, CpuOffload, SequentialHook
 
     if isinstance(hook, SequentialHook):

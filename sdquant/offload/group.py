@@ -1,7 +1,7 @@
-"""Groups of layers on the compute device while they run, by diffusers' group offloading.
+"""Group offload: groups of layers are on the compute device while they run, by diffusers' group offloading.
 
-Blocks where a component has them, single layers otherwise. While a group is away it is in RAM if the device is a GPU.
-If the device is the CPU it is on disk, except where diffusers' files would lose something: see `why_not_disk`.
+Groups are blocks if a component has them, else single layers. Offloaded groups are in RAM if the device is a GPU, and
+on disk if it is the CPU, unless diffusers' files cannot hold the weights: see `why_not_disk`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def apply(
     folder: str | os.PathLike[str] | None = None,
     **unused: Any,
 ) -> None:
-    """Hook every component; with a GPU the next group is fetched on a stream of its own."""
+    """Hook every component; on a GPU the next group is prefetched on a stream of its own."""
     on_disk = device.type == "cpu"
     store = DiskStore(folder) if on_disk else None  # for its folder; diffusers writes the files
     if store is not None:
         handle.undo.callback(store.close)
     for index, (name, part) in enumerate(parts.items()):
         reason = why_not_disk(part) if on_disk else None
-        # A folder for each component: diffusers names files by layer, and takes a file that is there for its own.
+        # A folder per component: diffusers names files by layer, and treats an existing file as its own.
         path = store.folder / str(index) if store is not None and reason is None else None
         by = level(part)
         handle.components[name] = {
@@ -74,13 +74,13 @@ def apply(
 
 
 def _refuse_hidden(name: str, part: nn.Module) -> None:
-    """Raise IncompatibleError for weights that a library keeps in part where diffusers does not look: a card's kernels
-    would read the CPU's memory, which ends in "an illegal memory access" and a process that is of no use any more."""
+    """Raise IncompatibleError for weights of which a library hides tensors from diffusers: GPU kernels would read CPU
+    memory, which ends in "an illegal memory access" and makes the process unusable."""
     for slot in slots(part):
         if "." in slot.places[0].name or slot.opaque:
             raise IncompatibleError(
-                f"Cannot put offload='group' on the {name}",
-                f"{slot.name} belongs to a library's own layer, of which diffusers' group offload moves a part only",
+                f"Cannot use offload='group' for the {name}",
+                f"{slot.name} belongs to a library's own layer, which diffusers' group offload moves only in part",
                 "Use offload='balanced' or 'model', or load the pipeline with runtime='plain'",
             )
 
@@ -103,15 +103,15 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
         )
     except (OSError, SafetensorError) as error:
         raise SettingsError(
-            f"Offloaded weights were to wait in {path}",
-            f"they could not be written: {error}",
-            f"Make room there, or choose a folder on another disk: {ANOTHER_FOLDER}",
+            f"Cannot store offloaded weights in {path}",
+            f"they cannot be written: {error}",
+            f"Free space there, or choose a folder on another disk: {ANOTHER_FOLDER}",
         ) from error
 
 
 def _register_outermost(part: nn.Module) -> None:
-    """A hook of diffusers' that does nothing, as the component's last: diffusers takes its prefetching hook off after
-    the first call, and the one whose hook is the last puts back what the component's `forward` was before it."""
+    """Register an empty diffusers hook as the component's last one. diffusers removes its prefetching hook after the
+    first call, and removing the last hook would restore the component's earlier `forward`."""
     from diffusers.hooks import ModelHook
 
     registry = part.__dict__.get("_diffusers_hook")
@@ -120,32 +120,32 @@ def _register_outermost(part: nn.Module) -> None:
 
 
 def level(part: nn.Module) -> str:
-    """Blocks if the component's own children are lists of them. A VAE's lie deeper, and it is not called as a whole."""
+    """Return "block_level" if the component's children include lists of blocks. A VAE's blocks are nested deeper."""
     return "block_level" if any(isinstance(child, nn.ModuleList) for child in part.children()) else "leaf_level"
 
 
 def can_pin(part: nn.Module) -> bool:
-    """Whether diffusers may pin all of the component at once, each tensor by itself and as torch does, which takes up
-    to twice their bytes. If not, it pins the tensors of a group when they are wanted, which takes longer."""
+    """Return whether diffusers may pin the whole component at once, each tensor by torch's allocator, which takes up to
+    twice their bytes. If not, it pins the tensors of a group when they are fetched, which is slower."""
     taken = sum(ByTorch(rounds=True).takes(tensor_bytes(t)) for slot in slots(part) if (t := slot.get()) is not None)
     return taken <= pinned_limit(*ram())
 
 
 def why_not_disk(part: nn.Module) -> str | None:
-    """Why diffusers' files cannot hold the component's weights; None if they can."""
+    """Return why diffusers' files cannot hold the component's weights, or None if they can."""
     for slot in slots(part):
         if slot.opaque or "." in slot.places[0].name:
-            return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file in part only"
+            return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file only in part"
         if len(slot.places) > 1:
-            return f"{slot.name} is tied to another one: the second of two groups would be written empty"
+            return f"{slot.name} is tied to another tensor: the second of two groups would be written empty"
         tensor = slot.get()
         if tensor is not None and not tensor.is_contiguous():
-            return f"{slot.name} is not contiguous, and safetensors writes no such tensor"
+            return f"{slot.name} is not contiguous, and safetensors cannot write such tensors"
     return None
 
 
 def _groups(part: nn.Module) -> Iterator[Any]:
-    """diffusers' groups of the component, each once."""
+    """Yield diffusers' groups of the component, each once."""
     for module in part.modules():
         registry = module.__dict__.get("_diffusers_hook")
         hook = registry.get_hook("group_offloading") if registry is not None else None
@@ -154,7 +154,7 @@ def _groups(part: nn.Module) -> Iterator[Any]:
 
 
 def _own(group: Any) -> None:
-    """Copy what the group just read into memory of its own.
+    """Copy the tensors that the group has just read to memory of their own.
 
     safetensors maps the file, and its tensors start at any multiple of 8 bytes; matrix products of the same numbers
     round differently from there than from torch's own memory, which would change images.
@@ -174,7 +174,7 @@ def _own_after_onload(group: Any) -> None:
 
 
 def _count(group: Any, counters: Counters) -> None:
-    """Keep the book of a group's bytes: diffusers keeps none."""
+    """Count a group's transfers, since diffusers does not."""
     tensors = [*group.parameters, *group.buffers]
     for module in group.modules:
         tensors += [*module.parameters(), *module.buffers()]
@@ -201,11 +201,11 @@ def _count(group: Any, counters: Counters) -> None:
 
 
 def _remove(part: nn.Module) -> None:
-    """Have all weights in ordinary memory and take the hooks off, and what diffusers leaves behind when it does that.
+    """Bring all weights to ordinary memory and remove the hooks, with what diffusers leaves behind.
 
-    Groups that wait in RAM are put there, and not fetched: all of them together need not fit on the device, and the
-    last of them would be on its way on diffusers' own stream when it is read. What it has pinned is copied, since
-    pinned memory stays taken from everybody else.
+    Groups in RAM are offloaded, not fetched: all together need not fit on the device, and the last would still be in
+    transfer on diffusers' stream when it is read. Pinned tensors are copied, since pinned memory is not available to
+    other programs.
     """
     for group in _groups(part):
         if group.offload_to_disk_path is None:

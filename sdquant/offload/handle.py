@@ -1,4 +1,4 @@
-"""What `apply` gives back: the way to undo an offload mode, and to see what it does."""
+"""`OffloadHandle`, the result of `apply`: undo or suspend an offload mode, and report on it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HANDLE = "_sdquant_offload"  # on each component: the handle that is active
 
 @dataclass
 class Counters:
-    """What was moved, in bytes and times.
+    """Transfer statistics, in bytes and counts.
 
     Attributes:
-        fetched, fetches: brought to the compute device.
-        evicted, evictions: given up there; nothing is copied back.
-        prefetched: fetches of a block that were started before the block was called.
-        waited: of those, how many were not finished when the block was called.
-        mispredicted: prefetched blocks that were not the next one called.
+        fetched, fetches: bytes and number of copies to the compute device.
+        evicted, evictions: bytes and number of evictions there; nothing is copied back.
+        prefetched: number of fetches of a block that were started before the block was called.
+        waited: number of those that were not complete when the block was called.
+        mispredicted: number of prefetched blocks that were not the next one called.
         stored: bytes written to the store.
-        resident, peak: weights on the compute device now, and the most there ever were, buffers included.
+        resident, peak: bytes of weights on the compute device, now and at most, buffers included.
     """
 
     fetched: int = 0
@@ -42,30 +42,30 @@ class Counters:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def hold(self, nbytes: int) -> None:
-        """`nbytes` more are on the device (fewer, if negative)."""
+        """Count `nbytes` more on the device (fewer, if negative)."""
         with self._lock:
             self.resident += nbytes
             self.peak = max(self.peak, self.resident)
 
     def to_dict(self) -> dict[str, int]:
-        """All of them by name."""
+        """Return all counters by name."""
         return {row.name: getattr(self, row.name) for row in fields(self) if row.repr}
 
 
 class OffloadHandle:
-    """An offload mode at work on a model.
+    """An offload mode of a model.
 
-    The mode is at work, or it rests: after something that nobody announced was set on the model, all weights are in
-    ordinary memory until the model is used again. `suspended` is the way to read and write weights.
+    The mode is either active or resting: after something was set on the model directly, all weights are in ordinary
+    memory until the model is used again. Use `suspended` to read and write weights.
 
     Attributes:
         mode: its name.
         device: the compute device, as text.
-        undo: what `remove` calls, the last first. A mode pushes here whatever takes back what it did.
-        lock: re-entrant. Whoever moves weights, or computes with them, holds it: a method of a component from the time
-            that its weights are fetched, a mode while it is put on, suspended or taken off. Other threads wait.
-        computing: how many methods of components are being called, one inside the other; under the lock.
-        calls: how many calls of pipelines there are; under the lock.
+        undo: callbacks of `remove`, the last first. A mode pushes a callback here for everything that it changes.
+        lock: re-entrant. Held while weights are moved or used: by a method of a component from the time that its
+            weights are fetched, and while a mode is applied, suspended or removed. Other threads wait.
+        computing: number of nested calls of components' methods; guarded by the lock.
+        calls: number of running calls of pipelines; guarded by the lock.
         grown: whether a pipeline may have components that the mode does not know.
     """
 
@@ -82,25 +82,25 @@ class OffloadHandle:
         self.grown = False
         self._suspended = False
         self._rests = False
-        # What `apply` sets where there is a mode: does what it does, on the components of the owners.
+        # Set by `apply` unless the mode is "none": applies the mode to the components of the owners.
         self.engage: Callable[[], None] = lambda: None
         self.owners: Any = None
 
     @property
     def works(self) -> bool:
-        """Whether the model has a mode that moves its weights, at work or resting."""
+        """Return whether the model has a mode that moves its weights, active or resting."""
         return self.active and self.mode != "none"
 
     @contextmanager
     def suspended(self, what: str = "suspend the offload mode") -> Iterator[None]:
-        """The weights in ordinary memory and no hooks; afterwards the mode is at work again, on what is there then.
+        """Suspend the mode: weights in ordinary memory, no hooks. Afterwards it is applied to the model as it is then.
 
         Args:
-            what: for the error, what was to be done meanwhile: an imperative.
+            what: an imperative for the error: the action that needs the suspension.
 
         Raises:
-            SettingsError: the model is computing in this thread. BudgetError: what it is now does not fit the budget
-                any more; the mode rests then, and is put on when the model is used after it has been made smaller.
+            SettingsError: the model is running in this thread. BudgetError: the changed model does not fit the budget;
+                the mode then rests, and is applied when the model is used after it has been made smaller.
         """
         with self.lock:
             if not self.works or self._suspended:
@@ -108,8 +108,8 @@ class OffloadHandle:
                 return
             if self.computing:
                 raise SettingsError(
-                    f"Cannot {what} with offload={self.mode!r} while the model computes",
-                    "the weights that it computes with would be taken away",
+                    f"Cannot {what} with offload={self.mode!r} while the model is running",
+                    "the weights that it is using would be taken away",
                     "Do it before or after the call, or between the steps of a pipeline",
                 )
             self._undo()
@@ -121,24 +121,24 @@ class OffloadHandle:
                 self.put_on()
 
     def put_on(self) -> None:
-        """Have the mode at work on what the model is now. Where that fails it rests."""
+        """Apply the mode to the model as it is now. If that fails, it rests."""
         if not self.works:
             return
         self._rests = self.grown = False
         try:
             self.engage()
         except BaseException:
-            self._rest()  # which takes off what came to be on
+            self._rest()  # undoes what was applied so far
             raise
 
     def rest(self) -> None:
-        """Bring all weights into ordinary memory until the model is used next, since it is about to be changed."""
+        """Bring all weights to ordinary memory until the model is used next, since it is about to be changed."""
         with self.lock:
             if self.works and not (self._suspended or self._rests or self.computing):
                 self._rest()
 
     def look_again(self) -> None:
-        """Take note of the components that there are now, if the mode rests: one that has gone is let go."""
+        """Look up the present components, if the mode rests, so that removed ones are released."""
         with self.lock:
             self.grown = True
             if self.works and self._rests:
@@ -150,7 +150,7 @@ class OffloadHandle:
         self.owners.watch()
 
     def ready(self) -> None:
-        """Put the mode on if it rests, or does not know all components; the model is about to be used."""
+        """Apply the mode if it rests or does not know all components; called before the model is used."""
         with self.lock:
             if not self.works or self._suspended or self.computing:
                 return
@@ -161,7 +161,7 @@ class OffloadHandle:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """A pipeline is being called."""
+        """Have the mode applied during a call of a pipeline, and count the call."""
         with self.lock:
             self.ready()
             self.calls += 1
@@ -175,9 +175,9 @@ class OffloadHandle:
         self.undo.close()
 
     def remove(self) -> None:
-        """Take every hook off again, bring weights back into ordinary memory, delete files. Twice is as good as once.
+        """Remove all hooks, bring the weights back to ordinary memory, and delete files. May be called again.
 
-        Weights that waited elsewhere are in CPU memory afterwards; those that never moved stay where they are.
+        Offloaded weights are in CPU memory afterwards; those that never moved stay where they are.
         """
         with self.lock:
             if not self.active:
@@ -192,17 +192,17 @@ class OffloadHandle:
             give_back()
 
     def __deepcopy__(self, memo: object) -> OffloadHandle:
-        """Copies of a model that is not offloaded share the handle: it has nothing to undo."""
+        """Return itself: copies of a model that is not offloaded share the handle, which has nothing to undo."""
         self.refuse("copy")
         return self
 
     def __reduce__(self) -> Any:
-        """Pickled with a model that is not offloaded, it is the handle of a mode with nothing to undo."""
+        """Pickle the handle of a model that is not offloaded as one of mode "none", with nothing to undo."""
         self.refuse("pickle")
         return OffloadHandle, ("none", self.device, self.total)
 
-    def refuse(self, what: str, why: str = "its weights are held by hooks that belong to the one model") -> None:
-        """Raise SettingsError if the model's weights are held by hooks.
+    def refuse(self, what: str, why: str = "its weights are managed by hooks that belong to this one model") -> None:
+        """Raise SettingsError if hooks of a mode manage the model's weights.
 
         Args:
             what: an imperative: "copy".
@@ -216,7 +216,7 @@ class OffloadHandle:
         )
 
     def report(self) -> dict[str, Any]:
-        """The mode, the bytes of all weights, the counters, and how each component is kept."""
+        """Return the mode, the bytes of all weights, the counters, and how each component is kept."""
         return {
             "mode": self.mode,
             "device": self.device,

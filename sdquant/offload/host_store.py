@@ -1,7 +1,7 @@
-"""Where weights wait while they are not on the compute device: pinned RAM for a GPU, a file for the CPU.
+"""Stores for weights that are not on the compute device: pinned RAM for a GPU, a file for the CPU.
 
-Tensors that move together form a region: one run of bytes, so that fetching is one copy. Weights are constant: what is
-put into a store is never written back, a slot that gives up its tensor is pointed at the stored one again.
+Tensors that move together form a region: one run of bytes, so that fetching is one copy. Weights are constant, so
+nothing is ever written back: a slot whose tensor is evicted is pointed at the stored one again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .pinned_staging import Staging
 
 log = logging.getLogger(__name__)
-# What errors advise: `load_model` has no argument for it.
+# Advice in errors: `load_model` has no argument for it.
 ANOTHER_FOLDER = "set TMPDIR in the environment, or give folder= to sdquant.offload.apply"
 
 CHUNK = 1 << 24  # bytes read or written at a time
@@ -43,7 +43,7 @@ FREE_SHARE = 0.75  # and of what is free just then
 
 @dataclass(frozen=True)
 class Span:
-    """Where in its region a tensor lies: offset in bytes, and how to see the bytes as the tensor."""
+    """Position of a tensor in its region: offset in bytes, and how to view the bytes as the tensor."""
 
     offset: int
     nbytes: int
@@ -52,18 +52,18 @@ class Span:
     order: tuple[int, ...]  # how to permute that back, so that channels_last stays channels_last
 
     def view(self, flat: Tensor) -> Tensor:
-        """The tensor in `flat`, the region's bytes as uint8 [region bytes]."""
+        """Return the tensor as a view of `flat`, the region's bytes as uint8 [region bytes]."""
         run = flat[self.offset : self.offset + self.nbytes]
         return run.view(self.dtype).view(self.shape).permute(self.order)
 
 
 class Region(ABC):
-    """Tensors that wait together.
+    """Tensors that are stored and fetched together.
 
     Attributes:
-        nbytes: bytes of one copy of the region, alignment included; opaque tensors, which are copied apart, excluded.
-        waiting: the stored tensors, one per tensor given, in order; opaque ones whole.
-        waits: whether `read` comes back only when the bytes are read.
+        nbytes: bytes of the region, with alignment, without opaque tensors, which are copied separately.
+        waiting: the stored tensors, in the order of `Store.add`; opaque ones whole.
+        waits: whether `read` blocks until the bytes are read.
     """
 
     waits = True
@@ -78,7 +78,7 @@ class Region(ABC):
         """Copy the region's bytes to the start of `into`, uint8 [at least nbytes] on the compute device."""
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors in a copy of the region's bytes; opaque ones are copied to the device of `flat`."""
+        """Return the tensors as views of `flat`, a copy of the region's bytes; opaque ones are copied to its device."""
         return [
             tensor.to(flat.device) if span is None else span.view(flat)
             for span, tensor in zip(self._spans, self.waiting, strict=True)
@@ -86,7 +86,7 @@ class Region(ABC):
 
 
 class Store(ABC):
-    """Keeps regions until it is closed."""
+    """A container of regions until it is closed."""
 
     @abstractmethod
     def add(self, tensors: Sequence[Tensor]) -> Region:
@@ -94,11 +94,11 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. No slot may refer to a stored tensor any more."""
+        """Free everything. No slot may refer to a stored tensor any more."""
 
 
 class _RamRegion(Region):
-    """`staging`: for memory that is not pinned; None for the driver's ways."""
+    """A region in RAM. `staging`: copies memory that is not pinned; None to leave that to the driver."""
 
     def __init__(
         self,
@@ -121,18 +121,18 @@ class _RamRegion(Region):
 
 
 class PinnedStore(Store):
-    """RAM that a GPU can read by itself while it computes, within a limit.
+    """Pinned RAM, which a GPU can read by itself while it computes, up to a limit.
 
-    The system cannot swap pinned pages, so that too many of them stop everything else. Regions beyond the limit, and
-    those for which the system pins no memory, are in ordinary RAM.
+    The system cannot swap pinned pages, so too many of them starve other programs. Regions beyond the limit, and those
+    for which the system pins no memory, are in ordinary (pageable) RAM.
 
     Args:
-        pinning: how to pin; None for not at all.
-        limit: bytes that may be pinned; None for `pinned_limit` of this machine's RAM.
-        staging: what copies the rest; None for the driver.
+        pinning: how to pin; None to pin nothing.
+        limit: maximum pinned bytes; None for `pinned_limit` of this machine's RAM.
+        staging: copies the rest; None to leave that to the driver.
 
     Attributes:
-        pinned, pageable: bytes that are in each.
+        pinned, pageable: bytes in each kind of memory.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class PinnedStore(Store):
         return _RamRegion(spans, flat, waiting, pinned=pinned, staging=self._staging)
 
     def _pinned(self, nbytes: int) -> Tensor | None:
-        """So many bytes that are pinned; None where they may not be, or cannot."""
+        """Return `nbytes` of pinned memory, uint8; None beyond the limit, or if the system cannot pin it."""
         if not nbytes or self._pinning is None:
             return None
         takes = self._pinning.takes(nbytes)
@@ -169,7 +169,7 @@ class PinnedStore(Store):
             flat = self._pinning.make(nbytes)
         except RuntimeError as error:  # a system that pins less than half its RAM, as Windows' for Linux programs
             log.warning(
-                "Of the RAM for offloaded weights %d bytes are pinned, and no more can be: %s", self.pinned, error
+                "Only %d bytes of the RAM for offloaded weights are pinned, no more can be: %s", self.pinned, error
             )
             self._limit = self.pinned
             return None
@@ -178,11 +178,11 @@ class PinnedStore(Store):
         return flat
 
     def _unpinned(self, nbytes: int) -> None:
-        """A region is gone, as one whose weights were repacked."""
+        """Count the memory of a region that is freed, as after its weights were repacked."""
         self.pinned -= nbytes
 
     def close(self) -> None:
-        """Nothing to do: pinned memory goes with its last tensor."""
+        """Do nothing: pinned memory is freed with its last tensor."""
 
 
 class _DiskRegion(Region):
@@ -191,8 +191,8 @@ class _DiskRegion(Region):
         self._path = path
 
     def read(self, into: Tensor) -> None:
-        # Reading, not copying from the mapping: a fault is an exception here and would be a signal there, and what is
-        # read this way does not count as memory of this process.
+        # Read instead of copying from the mapping: an I/O error is an exception here and would be a signal there, and
+        # pages that are read this way do not count as memory of this process.
         try:
             with open(self._path, "rb", buffering=0) as file, memoryview(cast("Any", into.numpy())) as room:
                 at = 0
@@ -206,16 +206,16 @@ class _DiskRegion(Region):
 
     def _gone(self, why: str) -> BadFileError:
         return BadFileError(
-            f"Offloaded weights were being read back from {self._path}",
-            f"{why}; something touched the file while it was in use",
+            f"Cannot read offloaded weights back from {self._path}",
+            f"{why}; something changed the file while it was in use",
             "Load the model again, and keep other programs away from that folder",
         )
 
 
 class DiskStore(Store):
-    """One file per region in a folder of its own, mapped, so that the system can take its pages back at any time.
+    """One memory-mapped file per region in a folder of its own, so that the system can reclaim its pages at any time.
 
-    The files go at `close()`, or when the interpreter ends.
+    The files are deleted by `close()`, or when the interpreter ends.
 
     Raises:
         SettingsError: the folder cannot be written.
@@ -227,9 +227,9 @@ class DiskStore(Store):
             self._folder = OwnFolder(".sdquant-", place)
         except OSError as error:
             raise SettingsError(
-                f"Offloaded weights were to wait in {place}",
-                f"no folder can be made there: {error.strerror or error}",
-                f"Choose a folder on a disk that exists and can be written: {ANOTHER_FOLDER}",
+                f"Cannot store offloaded weights in {place}",
+                f"no folder can be created there: {error.strerror or error}",
+                f"Choose a folder on a disk that exists and is writable: {ANOTHER_FOLDER}",
             ) from error
         self._files = 0
 
@@ -251,9 +251,9 @@ class DiskStore(Store):
         except OSError as error:
             path.unlink(missing_ok=True)
             raise SettingsError(
-                f"Offloaded weights were to wait in {self.folder.parent}",
-                f"{nbytes} bytes could not be written: {error.strerror or error}",
-                f"Make room there, or choose a folder on another disk: {ANOTHER_FOLDER}",
+                f"Cannot store offloaded weights in {self.folder.parent}",
+                f"{nbytes} bytes cannot be written: {error.strerror or error}",
+                f"Free space there, or choose a folder on another disk: {ANOTHER_FOLDER}",
             ) from error
         flat = _mapped(path, nbytes)
         return _DiskRegion(spans, [span.view(flat) for span in spans if span is not None], path, nbytes)
@@ -278,17 +278,17 @@ class DiskStore(Store):
 
 
 def pinned_limit(total: int, free: int) -> int:
-    """Bytes of RAM that may be pinned on a machine with `total` bytes, of which `free` can be had without swapping."""
+    """Return the bytes of RAM that may be pinned on a machine with `total` bytes, `free` of them without swapping."""
     return int(min(PINNED_SHARE * total, FREE_SHARE * free))
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` and what follows up to the next tensor."""
+    """Return `nbytes` rounded up to the alignment of the next tensor."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 def _mapped(path: Path, nbytes: int) -> Tensor:
-    """The file as uint8 [nbytes]. Private: a write would stay in this process, and torch does not warn of reading."""
+    """Map the file as uint8 [nbytes]. Copy-on-write, since torch warns about read-only memory."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
     with open(path, "r+b") as file:
@@ -296,9 +296,9 @@ def _mapped(path: Path, nbytes: int) -> Tensor:
 
 
 def _lay_out(tensors: Sequence[Tensor], opaque: bool = True) -> tuple[list[Span | None], int]:
-    """Spans of the tensors one after another, and the bytes of all. None for opaque tensors, if they are allowed.
+    """Return the spans of the tensors one after another, and their total bytes. None for opaque tensors, if allowed.
 
-    Where they are not, they are laid out like the rest, and fail with torch's own error when their memory is asked for.
+    Otherwise opaque tensors fail with torch's own error, since they have no memory of their own.
     """
     spans: list[Span | None] = []
     offset = 0
@@ -319,6 +319,6 @@ def _lay_out(tensors: Sequence[Tensor], opaque: bool = True) -> tuple[list[Span 
 
 
 def _dense(tensor: Tensor, span: Span) -> Tensor:
-    """The tensor's values in the order in which the span keeps them, contiguous."""
+    """Return the tensor permuted to the order of the span, contiguous."""
     forward = tuple(span.order.index(d) for d in range(tensor.dim()))
     return tensor.permute(forward).contiguous()

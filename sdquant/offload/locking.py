@@ -1,8 +1,8 @@
-"""The lock of an offloaded model, which lets in the threads that compute gradients for the one that holds it.
+"""The lock of an offloaded model, which also admits threads that compute gradients for the lock's holder.
 
-On a card backward runs in threads of autograd's own, while the thread that called it waits. If that one holds the lock
-(a callback of a pipeline that asks for a gradient), it would wait for a thread that waits for it. Importing this module
-imports no torch.
+On a GPU backward runs in autograd's own threads, while the thread that called it waits. If that thread holds the lock
+(in a pipeline callback that computes a gradient), an ordinary lock would deadlock. Importing this module imports no
+torch.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 
-_POLL = 0.01  # seconds between two looks at what the holder is doing
+_POLL = 0.01  # seconds between two checks of what the holder is doing
 # The function of torch.autograd in which a thread waits for its gradients.
 _WAITING = "_engine_run_backward"
 
 
 class ComputingLock:
-    """A re-entrant lock; enter it with `with`."""
+    """A re-entrant lock for use with `with`."""
 
     def __init__(self) -> None:
         self._lock, self._guests = threading.RLock(), threading.RLock()
@@ -45,7 +45,7 @@ class ComputingLock:
         self._lock.release()
 
     def _computes_for_the_holder(self) -> bool:
-        """Whether this is a thread of autograd's, and the holder waits for gradients."""
+        """Return whether this is a thread of autograd, and the holder waits for gradients."""
         import torch
 
         holder = self._holder

@@ -1,4 +1,4 @@
-"""One component at a time on the compute device: fetched when it is called, given up when another one is."""
+"""Model offload: one component at a time is on the compute device, from its call until another one is called."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def apply(
 ) -> None:
     """Store all components and fetch each when one of its methods is called. The last one called stays.
 
-    Wrapper tensors (optimum-quanto's) cannot be in a file: if the device is the CPU they stay in memory.
+    Wrapper tensors (optimum-quanto's) cannot be stored in a file: if the device is the CPU they stay in memory.
     """
     on_cpu = device.type == "cpu"
-    # In RAM they move there and back block by block, so that no more than one is there twice; files are no memory.
+    # In RAM they are moved block by block, so that at most one block is in memory twice; files take no memory.
     components, shared = cut(parts, handle.counters, blocks=not on_cpu, leave=lambda slot: on_cpu and slot.opaque)
     store = tier(device, folder)
     handle.undo.callback(store.close)

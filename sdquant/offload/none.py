@@ -1,4 +1,4 @@
-"""Everything stays on the compute device."""
+"""No offload: everything stays on the compute device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def apply(parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, **unused: Any) -> None:
-    """Move what is elsewhere to the device. `remove` leaves it there."""
+    """Move all weights to the device. `remove` leaves them there."""
     for name, part in parts.items():
         handle.components[name] = {"bytes": weight_bytes(part), "kept": "on the device"}
     handle.counters.fetches += bring(slots(*parts.values()), device)

@@ -1,4 +1,4 @@
-"""Who has the components of an offload mode: the pipeline that was offloaded, and those that share some with it."""
+"""The owners of an offload mode's components: the offloaded pipeline, and those that share components with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Owners:
-    """The pipelines of a mode, or its one component; none is kept alive by it."""
+    """Weak references to the pipelines of a mode, or to its single component."""
 
     def __init__(self, model: Any, handle: OffloadHandle) -> None:
         self._handle = handle
@@ -27,11 +27,11 @@ class Owners:
         self._known: dict[str, nn.Module] = {}
 
     def parts(self) -> dict[str, nn.Module]:
-        """All components by name, but for those that have a mode of their own."""
+        """Return all components by name, except those with a mode of their own."""
         if self._alone is not None:
             return self._alone
         pipes = self._pipes()
-        if not pipes:  # somebody has a component, and nobody the pipeline any more
+        if not pipes:  # a component outlives its pipeline
             return self._known
         parts: dict[str, nn.Module] = {}
         for pipe in pipes:
@@ -43,17 +43,17 @@ class Owners:
         return parts
 
     def follow(self, parts: dict[str, nn.Module]) -> None:
-        """Guard the components that the mode was just put on."""
+        """Guard the components to which the mode was just applied."""
         self._known = parts
         state_guards.follow(parts, self._handle, self._used())
 
     def watch(self) -> None:
-        """See to it that the mode, which rests, is put on when it is needed."""
+        """Have the resting mode applied when a component is used."""
         self._known = self.parts()
         state_guards.watch(self._known, self._handle, self._used())
 
     def have_grown(self) -> bool:
-        """Whether the components are others than those that the mode was put on."""
+        """Return whether the components differ from those to which the mode was applied."""
         return {id(part) for part in self.parts().values()} != {id(part) for part in self._known.values()}
 
     def take(self) -> None:
@@ -62,27 +62,27 @@ class Owners:
             pipelines.take(pipe, self._handle)
 
     def adopt(self, pipe: Any) -> None:
-        """Take a pipeline in that shares components."""
+        """Add and guard a pipeline that shares components."""
         if all(one() is not pipe for one in self._models):
             self._models = [one for one in self._models if one() is not None] + [weakref.ref(pipe)]
             self._handle.grown = True
             pipelines.take(pipe, self._handle)
 
     def release(self) -> None:
-        """Let the pipelines be as they were."""
+        """Remove the guards of the pipelines."""
         for pipe in self._pipes():
             pipelines.release(pipe, self._handle)
 
     def _pipes(self) -> list[Any]:
-        found = (one() for one in self._models)
-        return [model for model in found if model is not None and not isinstance(model, nn.Module)]
+        models = (one() for one in self._models)
+        return [model for model in models if model is not None and not isinstance(model, nn.Module)]
 
     def _used(self) -> frozenset[str]:
         return frozenset().union(*(used_by(type(pipe), ("__call__",)) for pipe in self._pipes()))
 
 
 def _networks(pipe: Any) -> dict[str, nn.Module]:
-    """A pipeline's components; those that there are already, where it is still being made."""
+    """Return a pipeline's components, or those set so far while it is being constructed."""
     try:
         return components_of(pipe)
     except ValueError:  # diffusers': not all that the class has are set
@@ -90,7 +90,7 @@ def _networks(pipe: Any) -> dict[str, nn.Module]:
 
 
 def _free(name: str, taken: dict[str, nn.Module]) -> str:
-    """The name, numbered if another pipeline has another component of that name."""
+    """Return the name, numbered if another pipeline has another component of that name."""
     count = 1
     while name in taken:
         count += 1

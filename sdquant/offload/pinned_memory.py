@@ -1,8 +1,9 @@
-"""RAM that a device reads by itself, of the size that was asked for.
+"""Pin RAM, which a device can read by itself, without rounding its size up.
 
-torch rounds what it pins up to a power of two (ATen/core/CachingHostAllocator.h), so that a model takes up to twice its
-size of RAM that nothing else can have, and keeps what was freed. CUDA, and ROCm under the same names, can pin memory
-that is there already: which is done where it proves to work. Elsewhere torch pins, and what it rounds up is counted.
+torch rounds pinned sizes up to a power of two (ATen/core/CachingHostAllocator.h), so that a model can take up to twice
+its size of RAM that nothing else can use, and keeps freed memory. CUDA, and ROCm under the same names, can pin memory
+that is already allocated, which is used if a test shows that it works. Otherwise torch pins, and the rounded size is
+counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROUNDING = ("cuda", "xpu")  # devices whose pinned memory comes from torch's allocator that rounds
+ROUNDING = ("cuda", "xpu")  # devices whose pinned memory comes from torch's allocator, which rounds
 _TRIED = 1 << 20  # bytes
 
 
@@ -34,15 +35,15 @@ class Pinning(ABC):
 
     @abstractmethod
     def takes(self, nbytes: int) -> int:
-        """How many bytes of RAM are pinned for so many."""
+        """Return the bytes of RAM that pinning `nbytes` takes."""
 
     @abstractmethod
     def make(self, nbytes: int) -> Tensor:
-        """Uninitialised pinned bytes, uint8 [nbytes > 0]. Raises RuntimeError where the system pins no more."""
+        """Return uninitialised pinned memory, uint8 [nbytes > 0]. Raises RuntimeError if the system pins no more."""
 
 
 class ByTorch(Pinning):
-    """By torch's allocator. `rounds`: to a power of two."""
+    """Pinning by torch's allocator. `rounds`: whether it rounds sizes up to a power of two."""
 
     def __init__(self, rounds: bool) -> None:
         self._rounds = rounds
@@ -55,22 +56,22 @@ class ByTorch(Pinning):
 
 
 class _Area(mmap.mmap):
-    """Pages of their own, and what is to be done before they go: a weak reference to them tells it afterwards."""
+    """Anonymous pages with a callback before they are freed, which a weak reference would call only afterwards."""
 
     let_go: Callable[[], None] | None = None
 
     def __del__(self) -> None:
-        if self.let_go is not None and not sys.is_finalizing():  # the system takes all of it back then
+        if self.let_go is not None and not sys.is_finalizing():  # the system frees everything then
             self.let_go()
 
 
 class Registered(Pinning):
-    """Ordinary memory that is pinned where it is, and is not any more before it goes. Not for Windows.
+    """Pinning of ordinary memory by registration; it is unregistered before it is freed. Not for Windows.
 
     Args:
-        runtime: what has `cudaHostRegister(address, nbytes, flags)` and `cudaHostUnregister(address)`, both of which
-            return 0 where they succeed: `torch.cuda.cudart()`.
-        device: the one that reads it.
+        runtime: object with `cudaHostRegister(address, nbytes, flags)` and `cudaHostUnregister(address)`, both of which
+            return 0 on success: `torch.cuda.cudart()`.
+        device: the device that reads the memory.
     """
 
     def __init__(self, runtime: Any, device: torch.device) -> None:
@@ -91,35 +92,35 @@ class Registered(Pinning):
         return flat
 
     def _let_go(self, address: int) -> None:
-        torch.get_device_module(self._device).synchronize(self._device)  # what still reads it
+        torch.get_device_module(self._device).synchronize(self._device)  # wait for copies that still read it
         self._runtime.cudaHostUnregister(address)
 
     def _forget_error(self) -> None:
-        """CUDA keeps its last error, and torch would raise it for the next kernel that is launched."""
+        """Clear CUDA's last error, which torch would raise for the next kernel that is launched."""
         try:
             torch.zeros(1, device=self._device).add_(1)
         except RuntimeError as error:
-            log.debug("The error of a call that failed, once more: %s", error)
+            log.debug("Cleared the error of the failed call: %s", error)
 
 
 @cache
 def pinning(device: torch.device) -> Pinning:
-    """The way for this device."""
+    """Return the way to pin memory for this device."""
     by_torch = ByTorch(rounds=device.type in ROUNDING)
     if device.type != "cuda" or sys.platform == "win32":
         return by_torch
     try:
-        found = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]
-        works = proves(found, device)
+        candidate = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]
+        works = proves(candidate, device)
     except (RuntimeError, AttributeError, TypeError) as error:
-        log.info("Memory is pinned by torch, which takes more of it: %s", error)
+        log.info("torch pins the memory instead, which takes more of it: %s", error)
         works = False
-    return found if works else by_torch
+    return candidate if works else by_torch
 
 
-def proves(found: Pinning, device: torch.device) -> bool:
-    """Whether memory of this kind is what torch takes for pinned, and comes to the device and back as it was."""
-    piece, back = found.make(_TRIED), found.make(_TRIED)
+def proves(candidate: Pinning, device: torch.device) -> bool:
+    """Return whether torch recognises such memory as pinned, and a copy to the device and back is unchanged."""
+    piece, back = candidate.make(_TRIED), candidate.make(_TRIED)
     piece.copy_(torch.arange(_TRIED, dtype=torch.int64).remainder(251))
     there = torch.empty(_TRIED, dtype=torch.uint8, device=device)
     there.copy_(piece, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Copying to a device from memory that is not pinned, through pieces that are, so that the device goes on computing.
+"""Copy pageable memory to a device through pinned buffers, so that the device goes on computing.
 
-The driver copies such memory as well, but lets nothing else of the stream go on, and the program wait for all that was
-computed before. Here one pinned piece is filled while the device copies the other.
+The driver can copy such memory as well, but blocks the stream, and the program until all earlier work is done. Here one
+pinned buffer is filled while the device copies the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECE = 1 << 24  # bytes
 
 
 class Staging:
-    """Two pinned pieces of memory. Raises RuntimeError where the system pins none.
+    """Two pinned buffers. Raises RuntimeError if the system pins no memory.
 
     Args:
         api: torch's module for the device's streams and events.
@@ -31,8 +31,8 @@ class Staging:
         self._lock = threading.Lock()
 
     def copy(self, source: Tensor, into: Tensor) -> None:
-        """`source`, uint8 [n] in ordinary memory, into uint8 [n] on the device; comes back when the last of it is on
-        its way in the thread's current stream."""
+        """Copy `source`, uint8 [n] in pageable memory, to `into`, uint8 [n] on the device. Returns when the last piece
+        is queued on the thread's current stream."""
         with self._lock:
             for number, begin in enumerate(range(0, len(source), PIECE)):
                 part = source[begin : begin + PIECE]

@@ -1,8 +1,8 @@
-"""Pipelines of offloaded components: their class while they are offloaded, and noticing new ones.
+"""Guard pipelines with offloaded components: a subclass while they are offloaded, and detection of new ones.
 
-A pipeline's own call, and what is set on it, are seen by its class alone; so an offloaded one is of a class of its own,
-which is its class with guards. Pipelines share components (`from_pipe`, `Other(**pipe.components)`): one that gets an
-offloaded component belongs to the component's mode from then on.
+Only a class can intercept a pipeline's call and its attribute assignments, so an offloaded pipeline gets a subclass of
+its class with guards. Pipelines can share components (`from_pipe`, `Other(**pipe.components)`): one that gets an
+offloaded component belongs to that component's mode from then on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def take(pipe: Any, handle: OffloadHandle) -> None:
 
 
 def release(pipe: Any, handle: OffloadHandle) -> None:
-    """A pipeline's mode is removed."""
+    """Remove the guards of a pipeline's mode."""
     handles = pipe.__dict__.get(_HANDLES, [])
     if handle in handles:
         handles.remove(handle)
@@ -51,13 +51,13 @@ def release(pipe: Any, handle: OffloadHandle) -> None:
 
 
 def _handles(pipe: Any) -> list[OffloadHandle]:
-    """Those at work, in one order, so that no two threads wait for each other."""
+    """Return the handles that move weights, in a fixed order, so that threads cannot deadlock."""
     return sorted((handle for handle in pipe.__dict__.get(_HANDLES, ()) if handle.works), key=id)
 
 
 @functools.cache
 def _class_of(cls: Any) -> Any:
-    """The class with guards: the same name, so that diffusers finds it in its tables and writes it into files."""
+    """Return the subclass with guards. It has the same name, which diffusers looks up and writes to files."""
     names = used_by(cls, ("__call__",))
     body: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -113,7 +113,7 @@ def _delete(self: Any, name: str) -> None:
 
 @contextmanager
 def _exchanging(pipe: Any, does: bool) -> Iterator[None]:
-    """A component comes or goes. The modes rest until the pipeline is used, and are put on what is there then."""
+    """Let the modes rest while a component is set or removed; they are applied again when the pipeline is used."""
     handles = _handles(pipe) if does else []
     for handle in handles:
         handle.rest()
@@ -123,13 +123,13 @@ def _exchanging(pipe: Any, does: bool) -> Iterator[None]:
 
 
 def _copy(self: Any) -> Any:
-    """A shallow copy, which shares all."""
+    """Return a shallow copy, which shares the components and belongs to the same modes."""
     cls = type(self)._sdquant_class
-    made = cls.__new__(cls)
-    made.__dict__.update({name: value for name, value in self.__dict__.items() if name != _HANDLES})
+    duplicate = cls.__new__(cls)
+    duplicate.__dict__.update({name: value for name, value in self.__dict__.items() if name != _HANDLES})
     for handle in _handles(self):
-        handle.owners.adopt(made)
-    return made
+        handle.owners.adopt(duplicate)
+    return duplicate
 
 
 def _refuse_copy(self: Any, memo: Any) -> Any:
@@ -147,7 +147,7 @@ def _refuse_pickle(self: Any, protocol: Any) -> Any:
 
 @functools.cache
 def _notice_new_ones() -> None:
-    """Have diffusers' pipelines look at the components that are set on them; once for all."""
+    """Have diffusers' pipelines check for offloaded components that are set on them; done once per process."""
     pipelines = libraries.diffusers().DiffusionPipeline
     set_attribute = pipelines.__setattr__
 

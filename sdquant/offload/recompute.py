@@ -1,11 +1,11 @@
-"""Weights for what backward runs once more: the blocks of a model with gradient checkpointing.
+"""Fetch weights of modules that backward runs again: the blocks of a model with gradient checkpointing.
 
-Backward calls such a block by itself, when the component that it belongs to is long over and its weights wait in the
-store: on a card torch would find them on the CPU. From the moment that backward reaches a component's outputs until it
-is over, every module of the component that is called has its unit brought to the device.
+Backward calls such a block by itself, long after the call of its component has ended and its weights were evicted. From
+the moment that backward reaches a component's outputs until it ends, calling a module of the component fetches the
+module's unit to the device.
 
-A unit that is brought has memory of its own: autograd keeps the weights that the block's gradients need, and may need
-them when the next block has been brought.
+A unit fetched this way has memory of its own: autograd saves the weights for the block's gradients, and may need them
+after the next block has been fetched.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def tensors_of(output: Any) -> Iterator[Tensor]:
 
 
 class Recompute:
-    """One component's share in backward.
+    """Hooks of one component that fetch its units during backward.
 
     Args:
-        bring: gets a unit that is not on the device and has it there afterwards, under the handle's lock.
+        bring: fetches a unit that is not on the device; called under the handle's lock.
         end: called when backward is over, under the handle's lock.
     """
 
@@ -49,14 +49,14 @@ class Recompute:
         handle.undo.callback(self._stop)
 
     def watch(self, output: Any) -> None:
-        """Be ready when backward reaches these outputs."""
+        """Register hooks that start when backward reaches these outputs."""
         if torch.is_grad_enabled():
             for tensor in tensors_of(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._start)  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
-        """Before a call of the component: forget a backward that ended with an error, of which nobody is told."""
+        """Reset after a backward that ended with an error, which is not reported; called before each call."""
         if self._hooks and torch._C._current_graph_task_id() == -1:
             self._stop()
             self._end()
@@ -68,18 +68,18 @@ class Recompute:
                 return
             self._running += 1
             if not self._hooks:
-                found = list(_modules(self._component))
-                self._units = {id(module): unit for unit, module in found}
-                self._hooks = [module.register_forward_pre_hook(self._called) for _, module in found]
+                modules = list(_modules(self._component))
+                self._units = {id(module): unit for unit, module in modules}
+                self._hooks = [module.register_forward_pre_hook(self._called) for _, module in modules]
         engine.queue_callback(self._over)
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Before the forward of one of its modules, in any thread, while backward runs."""
+        """Fetch the unit of a module before its forward, in any thread, while backward runs."""
         unit = self._units.get(id(module))
         if unit is None or unit.resident:
             return
         with self._handle.lock:
-            # Within a call of the component the mode itself sees to its weights.
+            # Within a call of the component the mode itself fetches its weights.
             if self._hooks and not unit.resident and not self._component.depth:
                 self._bring(unit)
 

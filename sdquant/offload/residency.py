@@ -1,4 +1,4 @@
-"""Which units are on the compute device: the book that the modes share."""
+"""Track which units are on the compute device; shared by the modes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def tier(device: torch.device, folder: str | os.PathLike[str] | None) -> Store:
-    """Where weights wait for this device: a file for the CPU, RAM for a GPU, pinned where it copies while computing."""
+    """Return the store for this device: files for the CPU, RAM for a GPU, pinned if copies can overlap computing."""
     if device.type == "cpu":
         return DiskStore(folder)
     api = streams(device)
@@ -36,16 +36,16 @@ def tier(device: torch.device, folder: str | os.PathLike[str] | None) -> Store:
     try:
         return PinnedStore(pinning(device), staging=Staging(api, device))
     except RuntimeError as error:
-        log.warning("No RAM can be pinned, and offloaded weights move slower for it: %s", error)
+        log.warning("No RAM can be pinned, so offloaded weights move more slowly: %s", error)
         return PinnedStore()
 
 
 class Residency:
-    """Fetches units and gives them up, keeping to a limit.
+    """Fetches and evicts units, within a limit.
 
     Args:
-        components: all there are.
-        shared: slots that several components use; they are on the device all the time.
+        components: all components of the mode.
+        shared: slots that several components use; they always stay on the device.
         limit: bytes that may be resident; None for no limit.
     """
 
@@ -68,11 +68,11 @@ class Residency:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes that are always resident."""
+        """Return the bytes that are always resident."""
         return sum(tensor_bytes(tensor) for slot in self._shared if (tensor := slot.get()) is not None)
 
     def stow(self) -> None:
-        """Put everything into the store, unit by unit, so that no more than one unit is in memory twice."""
+        """Put everything into the store, unit by unit, so that at most one unit is in memory twice."""
         bring(self._shared, self.device)
         self.counters.hold(self.shared_bytes)
         for component in self.components:
@@ -83,33 +83,33 @@ class Residency:
             self._facts |= {"pinned": self.store.pinned, "pageable": self.store.pageable}
 
     def touch(self, component: Component) -> None:
-        """The component is in use now."""
+        """Mark the component as the most recently used."""
         self._clock += 1
         component.used = self._clock
 
     def fetch(self, units: Iterable[Unit]) -> None:
-        """Bring those of the units to the device that are not there."""
+        """Fetch those of the units that are not on the device."""
         for unit in units:
             if not unit.resident:
                 unit.place(unit.read(None, self.device), held=True)
 
     def evict(self, units: Iterable[Unit]) -> None:
-        """Give up those of the units that are on the device."""
+        """Evict those of the units that are on the device."""
         for unit in units:
             if unit.resident:
                 unit.drop(self.store)
 
     def renew(self, units: Iterable[Unit]) -> None:
-        """Take over weights that a library has replaced with others (its own repacking, at a first forward)."""
+        """Store and fetch again weights that a library has replaced (repacking at the first forward)."""
         for unit in units:
             if unit.resident and unit.changed():
                 unit.drop(self.store)
                 self.fetch([unit])
 
     def make_room(self, nbytes: int, component: Component) -> None:
-        """Give up units until `nbytes` more fit: of the component used longest ago first, and only as many as needed.
+        """Evict units until `nbytes` more fit, only as many as needed, least recently used component first.
 
-        Within a component its last blocks go first. Components that are running are left alone.
+        Within a component the last blocks are evicted first. Running components are left alone.
         """
         if self.limit is None:
             return
@@ -124,8 +124,8 @@ class Residency:
         if self.counters.resident + nbytes > self.limit:
             running = [other.name for other in self.components if other.depth and other is not component]
             raise BudgetError(
-                f"{component.name} was called with a budget of {self.limit} bytes",
-                f"it needs {nbytes} bytes, and {self.counters.resident} are taken"
+                f"Cannot run {component.name} with a budget of {self.limit} bytes",
+                f"it needs {nbytes} bytes, and {self.counters.resident} are in use"
                 + (f" by {', '.join(running)}, which called it" if running else ""),
                 f"Give a budget of at least {self.counters.resident + nbytes} bytes",
             )

@@ -1,7 +1,7 @@
-"""One leaf module at a time on the compute device, by accelerate's hooks.
+"""Sequential offload: one leaf module at a time is on the compute device, by accelerate's hooks.
 
-accelerate takes every parameter and persistent buffer off a module (to the meta device) and makes a new one for each
-call. It knows nothing of what libraries hide, so their modules break here; sdquant's own layers hide nothing.
+accelerate moves every parameter and persistent buffer of a module to the meta device and creates a new one for each
+call. It does not see tensors that libraries hide, so their layers break here; sdquant's own layers hide none.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
 
     before = _Registered(part)
     weights: dict[str, Tensor] = dict(part.state_dict())
-    # Tied weights are stored once. What cannot be stored goes to accelerate as it is.
+    # Tied weights are stored once. Tensors that cannot be stored are passed to accelerate directly.
     memory = {key: _memory(t) for key, t in weights.items() if not is_opaque(t) and t.numel()}
     owner = {where: key for key, where in reversed(memory.items())}
 
@@ -81,7 +81,7 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
 
 
 def _pieces(weights: Mapping[str, Tensor], keys: Iterable[str], device: torch.device) -> Iterator[list[str]]:
-    """What is stored at once: in RAM not much, since so much is there twice meanwhile; in a file all."""
+    """Yield the keys to store at a time: few bytes in RAM, since these are there twice meanwhile; all for a file."""
     piece: list[str] = []
     size = 0
     for key in keys:
@@ -95,7 +95,7 @@ def _pieces(weights: Mapping[str, Tensor], keys: Iterable[str], device: torch.de
 
 
 def _disarm(part: nn.Module) -> None:
-    """Let hooks go without bringing weights back by themselves: `restore` does that, also where they cannot."""
+    """Stop hooks from bringing weights back when they are removed: `restore` does that, also where they cannot."""
     for module in part.modules():
         hook: Any = module.__dict__.get("_hf_hook")
         for one in getattr(hook, "hooks", (hook,)):
@@ -108,9 +108,9 @@ def _memory(tensor: Tensor) -> tuple[object, ...]:
 
 
 class _Registered:
-    """The parameters and buffers of a module as they are registered, to be put back as the same objects.
+    """The registered parameters and buffers of a module, to be restored as the same objects.
 
-    Hidden tensors as well: accelerate does not see them, but moves some to the meta device by accident.
+    Hidden tensors as well: accelerate does not see them, but accidentally moves some to the meta device.
     """
 
     def __init__(self, part: nn.Module) -> None:
@@ -120,20 +120,20 @@ class _Registered:
         self._hidden = [(slot, slot.get()) for slot in slots(part) if "." in slot.places[0].name]
 
     def point(self, weights: Mapping[str, Tensor]) -> None:
-        """Let parameters refer to these tensors."""
+        """Point the parameters at these tensors."""
         for key, _, _, parameter in self._parameters:
             if parameter is not None and key in weights and not is_opaque(parameter):
                 parameter.data = weights[key]
 
     def let_go(self, weights: Mapping[str, Tensor]) -> None:
-        """Keep the objects, but none of the memory that is stored elsewhere now."""
+        """Keep the objects, but release memory that is stored elsewhere now."""
         self.point(weights)
         self._buffers = [(key, m, k, None if key in weights else b) for key, m, k, b in self._buffers]
 
     def restore(self, weights: dict[str, Tensor]) -> None:
-        """Put everything back, with memory of its own; what `weights` has of it goes meanwhile."""
+        """Restore everything with memory of its own; entries of `weights` are released on the way."""
         tied = {number for number, count in Counter(map(id, weights.values())).items() if count > 1}
-        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # of tied ones, with what it was made of, whose number it keeps
+        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # of tied ones, with the stored tensor, to keep its id in use
         for key, module, name, parameter in self._parameters:
             if parameter is not None and key in weights and not is_opaque(parameter):
                 stored = weights[key]
@@ -146,7 +146,7 @@ class _Registered:
                 weights[key] = parameter.data
             shown = module._parameters.get(name)
             if parameter is not None and shown is not None and shown.is_floating_point():
-                parameter.requires_grad_(shown.requires_grad)  # which somebody may have set meanwhile
+                parameter.requires_grad_(shown.requires_grad)  # may have been changed meanwhile
             module._parameters[name] = parameter
         for key, module, name, buffer in self._buffers:
             module._buffers[name] = weights[key].to("cpu", copy=True) if key in weights else buffer

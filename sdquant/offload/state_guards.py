@@ -1,8 +1,8 @@
-"""Seeing every change of an offloaded component: by its methods, its modules' ways to cast, and what is set on them.
+"""Intercept every change of an offloaded component: its methods, casts of its modules, and attributes set on them.
 
-`actions` says what is done about which call. Three nets lie below each other:
+`actions` defines how each call is treated. There are three layers of guards:
 * all public methods of a component, as attributes of the instance;
-* what casts, moves, state dicts, copies and pickles of any module inside go through, in the same way;
+* the methods behind casts, moves, state dicts, copies and pickles of every module inside, in the same way;
 * torch's hooks for new modules, parameters and buffers, whoever sets them (PEFT, attention processors, a user).
 """
 
@@ -36,7 +36,7 @@ PART_OF = "_sdquant_part_of"  # on each module inside: the handle
 
 
 def follow(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
-    """Guard components until the mode is undone.
+    """Guard components until the mode is removed.
 
     Args:
         used: the names that calls of their pipelines use.
@@ -49,7 +49,7 @@ def follow(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozense
 
 
 def watch(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
-    """Have a mode that rests put on when one of the components is used."""
+    """Have a resting mode applied when one of the components is used."""
     for part in parts.values():
         _set(part, HANDLE, handle, handle)
         for name in ENTRIES:
@@ -121,7 +121,7 @@ def guarded(
     """Call a method of a pipeline or module as its kind demands.
 
     Args:
-        handles: of the modes that the pipeline's components have.
+        handles: of the modes of the pipeline's components.
         call: the method, looked up when the modes are suspended.
     """
     if not handles:
@@ -135,7 +135,7 @@ def guarded(
         if what is Kind.MOVES and handle.works:
             device, left, named = destination(name, args, kwargs)
             if device is not None and not is_move(handle, device):
-                log.info("%s.%s(%s) leaves the weights to offload=%r", type(owner).__name__, name, device, handle.mode)
+                log.info("%s.%s: the move to %s is left to offload=%r", type(owner).__name__, name, device, handle.mode)
                 if not left and not named.get("dtype"):
                     return owner
                 args, kwargs = left, named
@@ -144,15 +144,15 @@ def guarded(
 
 
 def lasting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call, with ordinary tensors: what it puts onto the model is there for longer than an inference mode."""
+    """Return the call outside inference mode: tensors that it sets on the model outlive an inference mode."""
     return ordinary(call) if torch.is_inference_mode_enabled() else call
 
 
 def is_move(handle: OffloadHandle, device: torch.device) -> bool:
-    """Whether a move there brings weights away from the device that the mode computes on: to the CPU, which frees it.
+    """Return whether a move to `device` takes weights off the mode's compute device, as one to the CPU does.
 
     Raises:
-        SettingsError: to any other device.
+        SettingsError: `device` is another one.
     """
     own = torch.device(handle.device)
     if device.type == own.type and (device.index is None or own.index is None or device.index == own.index):
@@ -161,13 +161,13 @@ def is_move(handle: OffloadHandle, device: torch.device) -> bool:
         return True
     raise SettingsError(
         f"Cannot move a model with offload={handle.mode!r} to {device}",
-        f"the mode computes on {own}, and fetches weights when they are needed",
+        f"the mode computes on {own}, and fetches the weights when they are needed",
         "Call `.sdquant.offload.remove()` first, or load the model for that device (device=)",
     )
 
 
 def _cast(module: nn.Module, handle: OffloadHandle) -> Callable[..., Any]:
-    """`nn.Module._apply`, which all casts and moves go through."""
+    """Return a guarded `nn.Module._apply`, which all casts and moves go through."""
     method = module._apply
 
     def call(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
@@ -175,9 +175,9 @@ def _cast(module: nn.Module, handle: OffloadHandle) -> Callable[..., Any]:
             if handle.computing:  # a layer that is cast while it computes
                 return method(function, recurse)  # type: ignore[no-untyped-call]
             device = function(torch.empty(0)).device
-            chosen = function if device.type == "cpu" or is_move(handle, device) else _staying(function)
+            cast = function if device.type == "cpu" or is_move(handle, device) else _staying(function)
             with handle.suspended("cast or move weights"):
-                return lasting(module._apply)(chosen, recurse)
+                return lasting(module._apply)(cast, recurse)
 
     return call
 
@@ -187,7 +187,7 @@ def _staying(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torc
 
 
 class _Refusal:
-    """What a copy or a pickle calls."""
+    """Callable for copying and pickling that refuses both."""
 
     def __init__(self, handle: OffloadHandle, what: str) -> None:
         self._handle, self._what = handle, what
@@ -198,8 +198,8 @@ class _Refusal:
 
 
 class _Reduce:
-    """`__reduce_ex__` of a module. What hooks are made of is pickled before the handle would refuse it. `copy.copy`
-    may: a shallow copy shares weights and hooks, and a deep one is refused before."""
+    """`__reduce_ex__` of a module, which refuses pickling before the contents of hooks are pickled. It allows
+    `copy.copy`: a shallow copy shares weights and hooks, and a deep one is refused earlier."""
 
     def __init__(self, module: nn.Module, handle: OffloadHandle) -> None:
         self._module, self._handle = module, handle
@@ -211,7 +211,7 @@ class _Reduce:
 
 
 def _set(owner: Any, name: str, value: Any, handle: OffloadHandle) -> None:
-    """An attribute of the instance, until the mode is undone."""
+    """Set an attribute of the instance until the mode is removed."""
     earlier = owner.__dict__.get(name)
 
     def undo() -> None:
@@ -226,7 +226,7 @@ def _set(owner: Any, name: str, value: Any, handle: OffloadHandle) -> None:
 
 @functools.cache
 def _hook_registrations() -> None:
-    """Have torch say when something is set on a module. The hooks stay: they cost a look into the module."""
+    """Register torch's global hooks for anything set on a module. They stay: each costs one dictionary lookup."""
     from torch.nn.modules import module as torch_module
 
     torch_module.register_module_module_registration_hook(_registers)

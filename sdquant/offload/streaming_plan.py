@@ -1,4 +1,4 @@
-"""Which blocks of a component stay within a budget, and how much room the others take turns in."""
+"""Plan which blocks of a component stay on the device within a budget, and the buffers for the others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .suballocator import Places
 if TYPE_CHECKING:
     from .blocks import Component, Unit
 
-# What a plan's step may take by `foreseen`, over the larger of computing and reading. Measured steps took up to 0.07
-# more (bench/offload.py), and 1.15 is the goal.
+# Maximum predicted step time of a plan (`foreseen`), relative to the larger of computing and reading. Measured steps
+# took up to 0.07 more (bench/offload.py), and 1.15 is the goal.
 GOOD = 1.08
-# Times of reading over those of computing that plans are tried with. Either hides the other where they differ more.
+# Ratios of reading to computing time for which plans are simulated. At other ratios one hides the other.
 _BALANCES = (0.7, 0.85, 1.0, 1.2, 1.4)
 _SLOTS = (2, 3, 4, 5, 6)
 _STEPS = 5
@@ -23,14 +23,14 @@ _STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """How a component is kept within a budget.
+    """A division of a component into resident and streamed blocks.
 
     Attributes:
         resident: units that stay.
-        streamed: blocks that come and go.
-        buffers: how many of the largest of these can be on the device at the same time: two or more, where there is
-            room to fetch one ahead. Smaller ones share the room of one.
-        buffer_bytes: size of each.
+        streamed: blocks that are fetched for each run and evicted after it.
+        buffers: number of the largest of these that fit on the device at the same time: two or more if there is memory
+            to prefetch one. Smaller blocks share a buffer.
+        buffer_bytes: bytes of each buffer.
     """
 
     resident: tuple[Unit, ...]
@@ -40,44 +40,47 @@ class StreamPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device at the most."""
+        """Return the maximum bytes on the device."""
         return sum(unit.nbytes for unit in self.resident) + self.buffers * self.buffer_bytes
 
     @property
     def read(self) -> int:
-        """Bytes that each step reads."""
+        """Return the bytes that each step reads."""
         return sum(unit.nbytes for unit in self.streamed)
 
 
 def least(component: Component) -> int:
-    """The smallest budget the component runs with: what is outside blocks, and the largest block."""
+    """Return the smallest budget that the component runs with: the layers outside blocks and the largest block."""
     return component.rest.nbytes + max((unit.nbytes for unit in component.blocks), default=0)
 
 
 def plan(component: Component, budget: int) -> StreamPlan:
-    """Room for two of the largest block, and what is left keeps blocks; or, where blocks differ in size, a plan that
-    reads no more and waits less: the one that reads least of those that wait for little, else the one that waits least.
+    """Return a plan with buffers for two of the largest block, and resident blocks in the remaining memory; or, if
+    blocks differ in size, one that reads no more and waits less: the one that reads least of those within `GOOD`, else
+    the one that waits least.
 
-    `budget` must be at least `least(component)`. Computing a block is taken to last as long as it is large.
+    `budget` must be at least `least(component)`. The computing time of a block is assumed proportional to its bytes.
     """
     if component.nbytes <= budget:
         return StreamPlan(resident=tuple(component.units), streamed=(), buffers=0, buffer_bytes=0)
     first, *others = _candidates(component, budget)
-    found = [first, *(made for made in others if made.read <= first.read)]
-    if len(found) == 1:
+    candidates = [first, *(candidate for candidate in others if candidate.read <= first.read)]
+    if len(candidates) == 1:
         return first
-    waits = [max(foreseen(component, made, balance) for balance in _BALANCES) for made in found]
-    good = [(made.read, wait) for made, wait in zip(found, waits, strict=True) if wait <= GOOD]
+    waits = [max(foreseen(component, candidate, balance) for balance in _BALANCES) for candidate in candidates]
+    good = [(candidate.read, wait) for candidate, wait in zip(candidates, waits, strict=True) if wait <= GOOD]
     if good:
-        return next(made for made, wait in zip(found, waits, strict=True) if (made.read, wait) == min(good))
-    return found[waits.index(min(waits))]
+        return next(
+            candidate for candidate, wait in zip(candidates, waits, strict=True) if (candidate.read, wait) == min(good)
+        )
+    return candidates[waits.index(min(waits))]
 
 
 def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
-    """Time of a step over the larger of computing and reading.
+    """Return the predicted time of a step, relative to the larger of computing and reading.
 
     Args:
-        balance: time of reading over that of computing.
+        balance: ratio of reading time to computing time.
     """
     streamed = {unit.name for unit in plan.streamed}
     blocks = [(unit.nbytes, unit.name in streamed) for unit in component.blocks]
@@ -107,9 +110,9 @@ def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
 
 
 def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
-    """All blocks above some size stay, those below are kept as far as there is room, beside some slots for the rest:
-    spread evenly, or the last ones, during which the first ones of the next step come. The first plan keeps none for
-    its size."""
+    """Yield plans in which all blocks above some size stay, and others as far as memory allows besides some buffers:
+    spread evenly, or the last ones, during which the first ones of the next step are prefetched. The first plan keeps
+    no block for its size."""
     room = budget - component.rest.nbytes
     largest = max(unit.nbytes for unit in component.blocks)
     if 2 * largest > room:
@@ -124,24 +127,24 @@ def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
 
 
 def _spread(component: Component, size: int, slots: int, room: int, last: bool = False) -> StreamPlan:
-    """Blocks above `size` stay, and of the others as many as `room` holds: the last ones, or spread evenly, so that
-    there is time to fetch the next one between two streamed ones."""
+    """Return the plan in which blocks above `size` stay, and of the others as many as fit in `room` bytes: the last
+    ones, or spread evenly, so that there is time to fetch the next one between two streamed ones."""
     blocks = [unit for unit in component.blocks if unit.nbytes <= size][:: -1 if last else 1]
     share = room / max(sum(unit.nbytes for unit in blocks), 1)
-    kept = {unit.name for unit in component.blocks if unit.nbytes > size}
+    resident = {unit.name for unit in component.blocks if unit.nbytes > size}
     taken = passed = 0
     for unit in blocks:
         passed += unit.nbytes
         if not last and taken + unit.nbytes <= min(room, share * passed):
-            kept.add(unit.name)
+            resident.add(unit.name)
             taken += unit.nbytes
     for unit in blocks:  # what is left over by rounding
-        if unit.name not in kept and taken + unit.nbytes <= room:
-            kept.add(unit.name)
+        if unit.name not in resident and taken + unit.nbytes <= room:
+            resident.add(unit.name)
             taken += unit.nbytes
-    streamed = tuple(unit for unit in component.blocks if unit.name not in kept)
+    streamed = tuple(unit for unit in component.blocks if unit.name not in resident)
     return StreamPlan(
-        resident=(component.rest, *(unit for unit in component.blocks if unit.name in kept)),
+        resident=(component.rest, *(unit for unit in component.blocks if unit.name in resident)),
         streamed=streamed,
         buffers=min(slots, len(streamed)),
         buffer_bytes=max((unit.nbytes for unit in streamed), default=0),

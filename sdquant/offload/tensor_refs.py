@@ -1,9 +1,9 @@
-"""Every tensor that belongs to a module, and how to put another one in its place.
+"""Enumerate every tensor of a module, with the means to replace it.
 
-A parameter or buffer is a tensor that `nn.Module` knows. bitsandbytes keeps more of them where it does not look: the
-`quant_state` of a `Params4bit`, the `CB` and `SCB` of an `Int8Params` (which move to the module's `state` at the first
-forward). Weights of optimum-quanto are wrapper tensors, which can only be moved whole: opaque slots. Nothing here
-imports those libraries; their objects are known by their attributes.
+`nn.Module` knows its parameters and buffers. bitsandbytes has more tensors, in attributes: the `quant_state` of a
+`Params4bit`, the `CB` and `SCB` of an `Int8Params` (which move to the module's `state` at the first forward). Weights
+of optimum-quanto are wrapper tensors, which can only be moved whole: opaque slots. Nothing here imports those
+libraries; their objects are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATE_PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code")
 
 @dataclass(frozen=True)
 class Place:
-    """One reference to a tensor: `get` gives it (None when it is no longer there), `put` sets another one."""
+    """One reference to a tensor: `get` returns it (None if it no longer exists), `put` replaces it."""
 
     owner: nn.Module
     name: str
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def key(self) -> tuple[int, str]:
-        """The same for the same place, however often it is looked up."""
+        """Return a key that identifies the place."""
         return id(self.owner), self.name
 
 
@@ -43,8 +43,8 @@ class Slot:
 
     Attributes:
         name: dotted, of the first place: "blocks.0.proj.weight", "proj.weight.quant_state.absmax".
-        places: where the tensor is referred to; more than one for tied weights.
-        opaque: a wrapper tensor without memory of its own, which can only be moved whole by `.to(device)`.
+        places: the references to the tensor; several for tied weights.
+        opaque: whether it is a wrapper tensor without memory of its own, which only `.to(device)` can move.
     """
 
     name: str
@@ -52,36 +52,36 @@ class Slot:
     opaque: bool = False
 
     def get(self) -> Tensor | None:
-        """The tensor that is there now; None if the module no longer has it."""
+        """Return the present tensor; None if the module no longer has it."""
         return self.places[0].get()
 
     def put(self, tensor: Tensor) -> None:
-        """Let all places refer to `tensor` (same shape and dtype, any device)."""
+        """Point all places at `tensor` (same shape and dtype, any device)."""
         for place in self.places:
             place.put(tensor)
 
 
 def slots(*modules: nn.Module) -> Iterator[Slot]:
-    """The slots of the modules and all their children: parameters, buffers (persistent or not), hidden tensors.
+    """Yield the slots of the modules and all their children: parameters, buffers (persistent or not), hidden tensors.
 
-    A tensor that is found in several places is one slot. Tensors that merely overlap are slots of their own.
+    A tensor in several places is one slot. Tensors that merely overlap are separate slots.
     """
     named = ((prefix, owner) for module in modules for prefix, owner in module.named_modules())
     yield from _merge(named)
 
 
 def own_slots(owners: Iterable[tuple[str, nn.Module]]) -> list[Slot]:
-    """The slots of exactly these modules, without their children; (dotted name, module) pairs."""
+    """Return the slots of exactly these modules, without their children. `owners`: (dotted name, module) pairs."""
     return list(_merge(owners))
 
 
 def is_opaque(tensor: Tensor) -> bool:
-    """Whether a tensor wraps others instead of having memory of its own."""
+    """Return whether a tensor wraps others instead of having memory of its own."""
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's values; of a wrapper tensor, those of what it wraps."""
+    """Return the bytes of a tensor's values; for a wrapper tensor, those of the wrapped ones."""
     if not is_opaque(tensor):
         return tensor.numel() * tensor.element_size()
     wrapper: Any = tensor
@@ -90,12 +90,12 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def weight_bytes(*modules: nn.Module) -> int:
-    """Bytes of all slots of the modules: every parameter and buffer and what libraries hide, tied ones counted once."""
+    """Return the bytes of all slots of the modules: parameters, buffers and hidden tensors; tied ones count once."""
     return sum(tensor_bytes(tensor) for slot in slots(*modules) if (tensor := slot.get()) is not None)
 
 
 def bring(these: Iterable[Slot], device: torch.device) -> int:
-    """Move to the device what is elsewhere, on another one of the same kind too; how many tensors that were."""
+    """Move tensors that are elsewhere, including on another GPU, to the device. Return their number."""
     there, count = with_number(device), 0
     for slot in these:
         tensor = slot.get()
@@ -106,32 +106,32 @@ def bring(these: Iterable[Slot], device: torch.device) -> int:
 
 
 def with_number(device: torch.device) -> torch.device:
-    """A device as tensors on it name theirs: "cuda" is the one in use, with its number."""
+    """Return a device with its index, as tensors have it: "cuda" is the current GPU."""
     return torch.empty(0, device=device).device
 
 
 def _merge(owners: Iterable[tuple[str, nn.Module]]) -> Iterator[Slot]:
-    found: dict[object, Slot] = {}
-    seen: set[int] = set()
+    by_identity: dict[object, Slot] = {}
+    visited: set[int] = set()
     for prefix, owner in owners:
-        if id(owner) in seen:
+        if id(owner) in visited:
             continue
-        seen.add(id(owner))
+        visited.add(id(owner))
         for place in _places(owner):
             tensor = place.get()
             if tensor is None:
                 continue
             key = _identity(owner, place, tensor)
-            if key in found:
-                found[key].places.append(place)
+            if key in by_identity:
+                by_identity[key].places.append(place)
             else:
                 name = f"{prefix}.{place.name}" if prefix else place.name
-                found[key] = Slot(name, [place], is_opaque(tensor))
-    yield from found.values()
+                by_identity[key] = Slot(name, [place], is_opaque(tensor))
+    yield from by_identity.values()
 
 
 def _identity(owner: nn.Module, place: Place, tensor: Tensor) -> object:
-    """Equal for places that show the same values in the same memory."""
+    """Return a key that is equal for places with the same values in the same memory."""
     if is_opaque(tensor) or tensor.device.type == "meta" or tensor.numel() == 0:
         parameter = owner._parameters.get(place.name)
         return id(parameter) if parameter is not None else place.key
@@ -161,11 +161,11 @@ def _parameter(owner: nn.Module, name: str) -> Place:
         return None if parameter is None else parameter.data
 
     def put(tensor: Tensor) -> None:
-        held = _held(owner, name)
-        if torch._has_compatible_shallow_copy_type(held, tensor):
-            held.data = tensor
+        parameter = _held(owner, name)
+        if torch._has_compatible_shallow_copy_type(parameter, tensor):
+            parameter.data = tensor
         else:  # as nn.Module does: parameters of the CPU cannot be given memory of devices that torch has no name for
-            owner._parameters[name] = nn.Parameter(tensor, requires_grad=held.requires_grad)
+            owner._parameters[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
     return Place(owner, name, get, put)
 
@@ -189,7 +189,7 @@ def _buffer(owner: nn.Module, name: str) -> Place:
 
 
 def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
-    """Of a `Params4bit`. Parts come and go: the first forward on some CPUs repacks the weight and drops `state2`."""
+    """Yield the hidden tensors of a `Params4bit`. On some CPUs its first forward repacks it and drops `state2`."""
     for path in _STATE_PARTS:
 
         def holder(path: str = path) -> Any:
@@ -209,29 +209,29 @@ def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
 
 
 def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
-    """Of an `Int8Params`: the codes, which `CB` aliases, and the scales, each on the weight or on the state."""
+    """Yield the codes of an `Int8Params`, which `CB` aliases, and the scales, each on the weight or on the state."""
 
     def holders() -> list[Any]:
         return [owner._parameters.get(name), getattr(owner, "state", None)]
 
     def put_codes(tensor: Tensor) -> None:
-        held = _held(owner, name)
-        held.data = tensor
+        weight = _held(owner, name)
+        weight.data = tensor
         for holder in holders():
             if getattr(holder, "CB", None) is not None:
-                holder.CB = held.data
+                holder.CB = weight.data
 
     def get_scales() -> Tensor | None:
-        found = (getattr(holder, "SCB", None) for holder in holders())
-        return next((value for value in found if value is not None), None)
+        scales = (getattr(holder, "SCB", None) for holder in holders())
+        return next((value for value in scales if value is not None), None)
 
     def put_scales(tensor: Tensor) -> None:
         having = [holder for holder in holders() if getattr(holder, "SCB", None) is not None]
         for holder in having:
             holder.SCB = tensor
         if not having:  # accelerate's hooks throw them away; as for a fresh weight, the next forward distributes them
-            held: Any = _held(owner, name)
-            held.CB, held.SCB = held.data, tensor
+            weight: Any = _held(owner, name)
+            weight.CB, weight.SCB = weight.data, tensor
 
     yield Place(owner, name, _parameter(owner, name).get, put_codes)
     yield Place(owner, f"{name}.SCB", get_scales, put_scales)

@@ -1,9 +1,9 @@
 """Write a model's float weights as GGUF: `sdquant quantize MODEL model.gguf -q q4_k`.
 
-A GGUF scheme is not for quantizing while loading; its file is written once, and loaded as found after that.
-A file on its own is what other tools read: the authors' names without a prefix, layers fused as they are there. A file
-inside a diffusers folder has diffusers' names. Both keep the conventions of `formats.gguf_conventions`. The component's
-config, where there is one, goes into the file under "sdquant", so that it loads without `base`.
+GGUF schemes are not available while loading: a file is written once, and loaded as it is after that. A standalone file
+is for other tools: it uses the original authors' tensor names without a prefix, with layers fused as in their
+checkpoints. A file inside a diffusers folder uses diffusers' names. Both follow `formats.gguf.conventions`. The
+component's config, if any, is stored in the file under "sdquant", so that it loads without `base`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FLOAT_TYPES = {row.dtype: name for name, row in TYPES.items() if row.dtype}
-FALLBACK = "q8_0"  # for weights that are no whole number of the wanted type's blocks
+FALLBACK = "q8_0"  # for weights that are not a whole number of blocks of the requested type
 
 
 def quantize_file(
@@ -57,7 +57,7 @@ def quantize_file(
     allow_pickle: bool = False,
     progress: bool = True,
 ) -> Path:
-    """Quantize to GGUF, one weight at a time.
+    """Quantize a model to GGUF, one weight at a time.
 
     Args:
         path: pipeline folder, component folder or file with float weights.
@@ -69,7 +69,7 @@ def quantize_file(
         The target.
 
     Raises:
-        ConflictError: the weights are quantized already.
+        ConflictError: the weights are already quantized.
     """
     from ..utils.atomic_write import whole_folder
     from .model_files import refuse_existing, refuse_nested
@@ -78,59 +78,63 @@ def quantize_file(
     spec = registry.parse(quant)
     if goal.suffix == ".safetensors":
         raise SettingsError(
-            f"{goal} was to be written", f"{spec.scheme.name} is a GGUF type", f"Call it {goal.with_suffix('.gguf')}"
+            f"Cannot write {goal}",
+            f"{spec.scheme.name} is a GGUF type, which safetensors files cannot hold",
+            f"Name the file {goal.with_suffix('.gguf')}",
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
-    asked = request(place, quant=quant, components=components, skip=skip)
-    seen = detect(place, allow_pickle=allow_pickle)
-    chosen = original_layout.chosen(seen, asked.components, single=goal.suffix == ".gguf")
-    for src in chosen.values():
+    options = request(place, quant=quant, components=components, skip=skip)
+    detected = detect(place, allow_pickle=allow_pickle)
+    sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
+    for src in sources.values():
         original_layout.refuse_quantized(src, spec)
-    total = sum(info.nbytes for src in chosen.values() for info in src.tensors.values())
+    total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
     with original_layout.bar(total, spec, progress) as tick:
         if goal.suffix == ".gguf":
-            write_component(next(iter(chosen.values())), spec, skip, goal, tick, alone=True)
+            write_component(next(iter(sources.values())), spec, skip, goal, tick, alone=True)
             return goal
-        old = {file for src in chosen.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
+        old = {file for src in sources.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
         rest = files_in(place, old)
-        rows = [row for src in chosen.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})]
+        rows = [
+            row for src in sources.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})
+        ]
         needed = sum(TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
             for path in rest:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(place / path, folder / path)
-            for name, src in chosen.items():
+            for name, src in sources.items():
                 home = folder if name == "." else folder / name
                 write_component(src, spec, skip, home / "model.gguf", tick, alone=False)
     return goal
 
 
 def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
-    """The files of a folder and its subfolders, relative to it.
+    """Return the files of a folder and its subfolders, relative to it.
 
     Raises:
-        BadFileError: one is a link that leads out of the folder, or no file at all.
+        BadFileError: a link leads out of the folder, or an entry is not a regular file.
     """
-    found = []
+    paths = []
     for home, folders, names in os.walk(place):
         for name in (*(name for name in folders if Path(home, name).is_symlink()), *names):
             path = Path(home, name)
             if path in without:
                 continue
             if not inside(path, place).is_file():
-                raise BadFileError(f"{path} was to be copied", "it is not a regular file", "Put the file itself there")
-            found.append(path.relative_to(place))
-    return sorted(found)
+                raise BadFileError(f"Cannot copy {path}", "it is not a regular file", "Replace it with the file itself")
+            paths.append(path.relative_to(place))
+    return sorted(paths)
 
 
 def write_component(
     src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
 ) -> None:
-    """Write one component's weights; those that fit no block type stay in their float type.
+    """Write one component's weights; those that fit no block type keep their float type.
 
     Args:
-        alone: the file is for other tools too, and not a part of a diffusers folder.
+        alone: write a standalone file for other tools, not one inside a diffusers folder.
     """
     from ..formats.gguf.writer import write_gguf
 
@@ -164,7 +168,7 @@ def write_component(
 
 
 def _main_dtype(src: Source) -> str:
-    """The float dtype with the most bytes: what the model computes in, though its small tensors are written in F32."""
+    """Return the float dtype with the most bytes: the compute dtype, though small tensors are written as F32."""
     sizes: Counter[str] = Counter()
     for info in src.tensors.values():
         sizes[info.dtype] += info.nbytes if info.dtype in FLOATS else 0
@@ -178,7 +182,7 @@ def _rows(
     skip: tuple[str, ...],
     files: Any,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
-    """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
+    """Yield name, shape, GGUF type and a function that returns the data of each tensor; one is in memory at a time."""
     parts, kind = named[0], conventions.architecture(named[1])
     shapes = {key: info.shape for key, info in src.tensors.items()}
     fallback = QuantSpec(registry.scheme(FALLBACK), embeddings=spec.embeddings)
@@ -188,15 +192,15 @@ def _rows(
         shape, dtype = original_names.shape_of(part, shapes), src.tensors[part.sources[0]].dtype
         if dtype not in _FLOAT_TYPES:
             raise UnsupportedFileError(
-                f"{src.path} was to be written as GGUF",
-                f"its tensor {part.sources[0]!r} is {dtype}, which GGUF has no type for",
+                f"Cannot write {src.path} as GGUF",
+                f"its tensor {part.sources[0]!r} is {dtype}, for which GGUF has no type",
                 "Start from float weights",
             )
         if 0 in shape or len(shape) > MAX_DIMS or len(part.name.encode()) > MAX_NAME:  # before all others are encoded
             raise UnsupportedFileError(
-                f"{src.path} was to be written as GGUF",
-                f"its tensor {part.sources[0]!r} is {list(shape)}, and GGUF has sizes from 1, {MAX_DIMS} dimensions "
-                f"and names of {MAX_NAME} bytes",
+                f"Cannot write {src.path} as GGUF",
+                f"its tensor {part.sources[0]!r} has shape {list(shape)}, and GGUF allows only sizes of at least 1, "
+                f"at most {MAX_DIMS} dimensions and names of at most {MAX_NAME} bytes",
                 "Write safetensors instead",
             )
         type_ = _float_type(part.name, shape, dtype)
@@ -210,10 +214,10 @@ def _rows(
 
 
 def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, skip: tuple[str, ...]) -> Tensor:
-    """The numbers or blocks of a tensor as the file holds them.
+    """Return the values or quantized blocks of a tensor as the file holds them.
 
     Raises:
-        BadFileError: it has values that are not finite, or are not in its type.
+        BadFileError: it has values that are not finite, or that the type cannot represent.
     """
     import torch
 
@@ -228,9 +232,9 @@ def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, s
         return registry.get("gguf").encode(tensor, registry.parse(type_)).parts["blocks"]
     except Unfit as error:
         raise BadFileError(
-            f"Weight {name!r} was to be quantized to {type_}",
+            f"Cannot quantize weight {name!r} to {type_}",
             str(error),
-            f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+            f"Get the model from its source again, or do not quantize the layer: skip={name.rpartition('.')[0]!r}",
         ) from error
 
 
@@ -243,16 +247,16 @@ def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
 def _type_of(
     name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: conventions.Architecture | None
 ) -> str:
-    """The type of a weight that may be quantized."""
+    """Return the GGUF type of a weight that may be quantized."""
     from ..backends.gguf import mix_type
 
-    wanted = mix_type(spec.scheme.name, name)
+    preferred = mix_type(spec.scheme.name, name)
     plain = _float_type(name, shape, dtype)
-    if TYPES[wanted].dtype:
-        return plain if plain == "f32" else wanted
+    if TYPES[preferred].dtype:
+        return plain if plain == "f32" else preferred
     if conventions.stays_float(name, shape, kind):
         return plain
-    for candidate in (wanted, FALLBACK):
+    for candidate in (preferred, FALLBACK):
         if shape[-1] % TYPES[candidate].block == 0:
             return candidate
         folds = kind is None or (kind.folds and candidate in conventions.FOLDED)

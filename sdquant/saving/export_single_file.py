@@ -1,16 +1,16 @@
-"""Write a model as one safetensors file that Forge and ComfyUI read: `sdquant quantize MODEL model.safetensors -q nf4`.
+"""Write a model as one safetensors file for Forge and ComfyUI: `sdquant quantize MODEL model.safetensors -q nf4`.
 
-Names are the authors', as in GGUF files. What stands for a weight X.weight, by scheme:
+Tensor names are the original authors', as in GGUF files. The tensors for a weight X.weight, by scheme:
 
 * nf4, fp4: bitsandbytes' own tensors (X.weight.absmax, ...) in blocks of 64, which Forge reads, and ComfyUI's loader
   for NF4.
 * fp8: float8_e4m3fn with one scale for the weight, X.scale_weight, and one tensor `scaled_fp8` for the file. Forge
-  knows no other spelling, and ComfyUI takes this one too; that the tensor has two numbers tells it to multiply in full
-  precision, since only weights were quantized.
-* qint8: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale for each row, and the line of JSON X.comfy_quant.
+  reads only this spelling, and ComfyUI accepts it too; that the tensor has two elements tells it to multiply in full
+  precision, since only weights are quantized.
+* qint8: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale with one scale per row, and the JSON X.comfy_quant.
 
-Only linear layers are quantized, and not those at the ends of a model; other tools look at their shapes to tell which
-model it is. `save` writes every scheme and every layer, under diffusers' names, for sdquant itself and diffusers.
+Only linear layers are quantized, except the first and last ones of a model, by whose shapes other tools recognise it.
+`save` writes every scheme and every layer, under diffusers' names, for sdquant itself and diffusers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _BLOCK = 64
-# Of these ComfyUI reads the model's sizes, which packed weights do not show.
+# ComfyUI reads the model's sizes from the shapes of these, which packed weights do not show.
 _MEASURED = (".transformer_blocks.0.attn2.to_k.weight",)
 
 
@@ -66,18 +66,18 @@ def quantize_file(
         The target.
 
     Raises:
-        ConflictError: the weights are quantized already. DiskSpaceError: there is no room. SdquantError: see `detect`.
+        ConflictError: the weights are already quantized. DiskSpaceError: the disk is full. SdquantError: see `detect`.
     """
     from .model_files import refuse_existing
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
     spec = registry.parse(quant)
-    asked = request(path, quant=quant, components=components, skip=skip)
-    (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
+    options = request(path, quant=quant, components=components, skip=skip)
+    (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True).values()
     original_layout.refuse_quantized(src, spec)
-    rows = list(_rows(src, spec, asked.skip))
-    if not asked.skip:
+    rows = list(_rows(src, spec, options.skip))
+    if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
@@ -86,7 +86,7 @@ def quantize_file(
     try:
         with original_layout.bar(total, spec, progress) as tick:
             metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
-            safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, asked.skip, tick), metadata)
+            safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
     finally:
         for file in files.values():
             file.close()
@@ -94,7 +94,7 @@ def quantize_file(
 
 
 def suits(quant: str) -> bool:
-    """Whether such a file can be written: the scheme is one of SCHEMES, as it is without options."""
+    """Return whether such a file can be written: the scheme is one of SCHEMES, without options."""
     if quant.strip().lower() == NOT_QUANTIZED:
         return False
     spec = registry.parse(quant)
@@ -102,10 +102,10 @@ def suits(quant: str) -> bool:
 
 
 def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
-    """The file's tensors for packed weights by name; None if one is not packed as such a file has it."""
+    """Return the file's tensors for packed weights by name, or None if one is packed differently."""
     from ..core.packed_validation import forms
 
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, packed in rows.items():
         scheme = SCHEMES.get(packed.spec.scheme)
         spec = QuantSpec(registry.scheme(packed.spec.scheme))
@@ -114,18 +114,18 @@ def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
         layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
         if forms(packed) != {part: (row.dtype, row.shape) for part, row in layout.items()}:
             return None
-        made |= scheme.write(name, packed)
-    return made
+        tensors |= scheme.write(name, packed)
+    return tensors
 
 
 def hidden(name: str, spec: QuantSpec) -> bool:
-    """Whether a packed weight of that name would hide the model's sizes from ComfyUI."""
+    """Return whether a packed weight of that name would hide the model's sizes from ComfyUI."""
     return spec.scheme.name in ("nf4", "fp4") and name.endswith(_MEASURED)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A tensor of the model: whether it is to be quantized, and the file's tensors that it becomes."""
+    """A tensor of the model, whether it is quantized, and the tensors that it becomes in the file."""
 
     part: Written
     quantized: bool
@@ -151,17 +151,17 @@ def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]
 
 
 def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dict[str, Part]:
-    """What the file will have for a weight, from its shape and dtype alone."""
+    """Return the file's tensors for a quantized weight, from its shape and dtype alone."""
     import torch
 
     row = SCHEMES[spec.scheme.name]
     parts = {
-        part: torch.empty(made.shape, dtype=getattr(torch, made.dtype), device="meta")
-        for part, made in row.layout(spec, shape, dtype).items()
+        part: torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
+        for part, form in row.layout(spec, shape, dtype).items()
     }
     described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
-    written = row.write(name, Packed(spec=described, parts=parts))
-    return {key: safetensors_writer.part_of(tensor) for key, tensor in written.items()}
+    tensors = row.write(name, Packed(spec=described, parts=parts))
+    return {key: safetensors_writer.part_of(tensor) for key, tensor in tensors.items()}
 
 
 def _tensors(
@@ -172,7 +172,7 @@ def _tensors(
     skip: tuple[str, ...],
     tick: Callable[[int], Any],
 ) -> Iterator[Mapping[str, Tensor]]:
-    """The file's tensors; those of one of the model's at a time."""
+    """Yield the file's tensors, those of one model tensor at a time."""
     import torch
 
     from ..models.quantize_weight import refuse_not_finite
@@ -249,17 +249,17 @@ def _line(kind: str) -> Tensor:
 
 
 def _whole_file(spec: QuantSpec) -> dict[str, Part]:
-    """What the file has beside the model's tensors."""
+    """Return the tensors that the file has besides the model's."""
     return {"scaled_fp8": Part(dtype="float8_e4m3fn", shape=(2,))} if spec.scheme.name == "fp8" else {}
 
 
 @dataclass(frozen=True)
 class _Scheme:
-    """How weights are written.
+    """Functions that write the weights of one scheme.
 
     Attributes:
-        layout: the parts of a packed weight before there are any, as `Backend.layout`.
-        encode: the packed weight of a name (for errors), tensor and spec.
+        layout: shapes and dtypes of a packed weight's parts, as `Backend.layout`.
+        encode: quantizes a name (for errors), tensor and spec to a packed weight.
         write: the file's tensors for a name and a packed weight, which may be on the meta device.
     """
 

@@ -1,4 +1,4 @@
-"""Quantized weights in the order of their files, whatever order of bytes kernels have them in (`kernels.layout`)."""
+"""Convert quantized weights from the byte order that kernels use (`kernels.prepack`) to that of files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def as_filed(packed: Packed) -> Packed:
-    """The weight as files have it; itself where that is its order. Another order is undone on the CPU, so that no card
-    needs memory for a model to be saved."""
+    """Return the weight in file order, unchanged if it is in that order. The conversion runs on the CPU, so that saving
+    takes no GPU memory."""
     import torch
 
     from ..kernels.prepack import is_apart
@@ -30,7 +30,7 @@ def as_filed(packed: Packed) -> Packed:
 
 
 def shape_of(packed: Packed) -> Packed:
-    """A weight that is not in the order of its file, as files have it, but on the meta device; any other as it is."""
+    """Return a weight that is not in file order in that order on the meta device; any other unchanged."""
     import torch
 
     from ..kernels.prepack import is_apart
@@ -41,21 +41,20 @@ def shape_of(packed: Packed) -> Packed:
 def reordered(
     model: nn.Module, without: Container[str] = (), keys: Mapping[str, str] | None = None
 ) -> dict[str, Later]:
-    """The tensors of weights that are not in the order of their files, by their keys, each made when it is written; of
-    weights not those named.
+    """Return the tensors of weights that are not in file order, by key, each converted only when it is written.
 
     Args:
-        keys: what the file calls weights that the model calls otherwise.
+        without: weights to leave out. keys: names in the file of weights that the model names differently.
     """
-    made: dict[str, Later] = {}
+    later: dict[str, Later] = {}
     for name, packed in quantized(model):
         shape = shape_of(packed)
         if name in without or shape is packed:
             continue
         there = (keys or {}).get(name, name)
         forms = registry.of_scheme(packed.spec.scheme).write(there, shape)
-        made |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
-    return made
+        later |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
+    return later
 
 
 def _written(name: str, packed: Packed, key: str) -> Tensor:

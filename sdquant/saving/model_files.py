@@ -1,14 +1,14 @@
 """Write a quantized model so that it reloads bit for bit: `sdquant.save(pipe, "folder")`.
 
-Weights go out under the key names of their ecosystem (bitsandbytes', quanto's, ...). Beside that, the file's metadata
-holds under "sdquant" what is needed to reload exactly, as JSON:
+Weights are written under the key names of their ecosystem (bitsandbytes', quanto's, ...). In addition, the file's
+metadata holds under "sdquant", as JSON, all that is needed to reload exactly:
 
     {"format": 1, "config": {...}, "weights": {name: {scheme, shape, dtype, details, parts: [...], extra: [keys]}},
      "rules": [...]}
 
-"rules" is there if the model was quantized by rules (`rules.rules_of_model`).
+"rules" is present if the model was quantized by rules (`rules.rules_of_model`).
 
-Everything is written beside the target and renamed at the end: a target is whole or not there.
+Everything is written beside the target and renamed at the end, so that a target is complete or absent.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
     """Save a pipeline (folder) or component (folder, or one file if `path` ends in .safetensors).
 
     Args:
-        overwrite: replace what is at `path`; the old is gone only when the new is complete.
-        portable: write a folder that diffusers loads without sdquant: what it cannot read quantized as floats. A
-            warning says what the libraries refuse on this machine alone.
+        overwrite: replace what is at `path`; the old model is deleted only when the new one is complete.
+        portable: write a folder that diffusers loads without sdquant: weights that it cannot read quantized are
+            written as floats. A warning names what the libraries refuse only on this machine.
 
     Returns:
         The path.
 
     Raises:
-        SettingsError: something is there already, or the path does not suit the model.
+        SettingsError: the path already exists, or does not suit the model.
         ConflictError: `portable`, and diffusers has no reader for the scheme; or a LoRA is on the model.
     """
     from ..models import pipelines
@@ -72,7 +72,9 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
     whole = pipelines.is_pipeline(model)
     if whole and target.suffix == ".safetensors":
         raise SettingsError(
-            f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
+            f"Cannot write {target}",
+            "a pipeline is saved as a folder of several files",
+            "Name a folder, or save one component",
         )
     parts = pipelines.weight_parts(model) if whole else {"model": model}
     for name, part in parts.items():
@@ -103,57 +105,57 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
 
 
 def _refuse_empty(name: str, model: nn.Module) -> None:
-    """Raise SettingsError if weights of a model whose offload mode rests are on the meta device."""
+    """Raise SettingsError if weights of a model with suspended offloading are on the meta device."""
     from ..models import components
 
     empty = components.missing(model)
     if empty:
         raise SettingsError(
             f"Cannot save the {name}",
-            f"{len(empty)} of its weights are on the meta device, where they have no values, the first is {empty[0]!r}",
-            "Load its weights first, or take off the hooks of another tool that keeps them elsewhere",
+            f"{len(empty)} of its weights (such as {empty[0]!r}) are on the meta device, where they have no values",
+            "Load its weights first, or remove the hooks of the tool that keeps them elsewhere",
         )
 
 
 def refuse_portable_file(target: Path) -> None:
     """Raise SettingsError: only a folder is portable."""
     raise SettingsError(
-        f"{target} was to be written for diffusers without sdquant (portable)",
-        "it loads quantized weights from folders alone, by their config.json",
+        f"Cannot write {target} for diffusers without sdquant (portable)",
+        "diffusers loads quantized weights only from folders, by their config.json",
         "Name a folder, or leave portable out",
     )
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
-    """Raise SettingsError if something is at `target` that may not be replaced: anything unless it is allowed, and a
-    folder that is no model's in any case, such as one with all of somebody's models in it; see `place_of`, too."""
+    """Raise SettingsError if `target` exists and must not be replaced: anything without `overwrite`, and in any case a
+    folder that is not a model's, such as one that holds all of a user's models. See also `place_of`."""
     if not place_of(target).exists():
         return
     if not overwrite:
-        raise SettingsError(f"{target} was to be written", "it exists", "Choose another path, or allow overwriting")
+        raise SettingsError(f"Cannot write {target}", "it already exists", "Choose another path, or allow overwriting")
     if target.is_dir() and not any((target / name).exists() for name in _MODELS) and any(target.iterdir()):
-        why = f"it is a folder with other things in it than a model, and would be gone: neither {' nor '.join(_MODELS)}"
-        raise SettingsError(f"{target} was to be written", f"{why} is there", "Choose another path")
+        why = f"it is a folder without {' or '.join(_MODELS)}, so not a model's, and its contents would be deleted"
+        raise SettingsError(f"Cannot write {target}", why, "Choose another path")
 
 
 def refuse_nested(source: Path, target: Path) -> None:
-    """Raise SettingsError if a folder that is read and one that is written lie in each other: what is written would be
-    read, or the source be gone. They may be one and the same, where replacing it was asked for."""
-    if "\0" in f"{source}{target}":  # no path: who opens it says so
+    """Raise SettingsError if one of the source and target folders is inside the other: the output would be read as
+    input, or the source deleted. They may be the same folder, which is then replaced."""
+    if "\0" in f"{source}{target}":  # not a valid path: opening it fails with an error
         return
     one, other = (Path(os.path.realpath(path)) for path in (source, target))  # which does not mind circles
     if other in one.parents:
-        why = f"the model is in it, in {source}, and would be gone"
+        why = f"it contains the source model {source}, which would be deleted"
     elif one in other.parents and one.is_dir() and target.suffix not in (".safetensors", ".gguf"):
         why = f"it is inside the model's own folder {source}"
     else:
         return
-    raise SettingsError(f"{target} was to be written", why, "Choose another path")
+    raise SettingsError(f"Cannot write {target}", why, "Choose another path")
 
 
 @contextmanager
 def offload_suspended(model: Any) -> Iterator[None]:
-    """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""
+    """Hold the model's weights in ordinary memory, whatever its offload mode; afterwards the mode is restored."""
     from .. import offload
     from ..models import pipelines
 
@@ -171,7 +173,7 @@ def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]
 
 
 def write_rest(pipe: Any, folder: Path) -> None:
-    """Write what a pipeline has beside its models: model_index.json, schedulers, tokenizers."""
+    """Write what a pipeline has besides its models: model_index.json, schedulers, tokenizers."""
     from ..models import pipelines
 
     pipe.save_config(folder)
@@ -182,7 +184,7 @@ def write_rest(pipe: Any, folder: Path) -> None:
 
 
 def _write_component(model: nn.Module, folder: Path, floats: frozenset[str]) -> None:
-    """`floats`: quantized weights that are written as floats, so that the libraries read the rest."""
+    """Write config and weights. `floats`: quantized weights to write as floats, so that the libraries read the rest."""
     stem, guard = write_config(model, folder, floats)
     _write_weights(model, folder / f"{stem}.safetensors", floats, guard=guard)
 
@@ -191,7 +193,7 @@ def write_config(model: nn.Module, folder: Path, floats: frozenset[str] = frozen
     """Write a component's config.json.
 
     Returns:
-        What the file of its weights is called, without the ending, and whether that is to be `guarded`.
+        The name of the weights file without its suffix, and whether it has to be `guarded`.
     """
     config = config_of(model)
     extra = library_config(model, floats)
@@ -210,19 +212,19 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
     later |= reordered(model, floats, keys)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in later}
     forms = {**tensors, **{key: one.form for key, one in later.items()}}
-    made = ({key: one.make()} for key, one in later.items())
+    created = ({key: one.make()} for key, one in later.items())
     parts = {key: safetensors_writer.part_of(tensor) for key, tensor in forms.items()}
-    safetensors_writer.write_parts(path, parts, chain([tensors], made), {"format": "pt", **metadata})
+    safetensors_writer.write_parts(path, parts, chain([tensors], created), {"format": "pt", **metadata})
 
 
 def contents(
     model: nn.Module, without: Container[str] = (), *, empty: bool = False, own_names: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a component's file holds: tensors by key, and metadata; of quantized weights not those named.
+    """Return the tensors by key and the metadata of a component's file.
 
     Args:
-        empty: those that `filed.reordered` gives are on the meta device.
-        own_names: under the model's names, whatever its library calls them in files.
+        without: quantized weights to leave out. empty: put those of `file_layout.reordered` on the meta device.
+        own_names: use the model's names as keys, not those that its library uses in files.
     """
     packs, floats = dict(quantized(model)), plain(model)
     mapped = Mapped({name: name for name in (*floats, *packs)}) if own_names else _mapped(model, floats, packs)
@@ -236,7 +238,7 @@ def contents(
 
 
 def keys_of(model: nn.Module) -> dict[str, str]:
-    """What a model's file calls its tensors, by the model's names; not those that the file has in another form."""
+    """Return the keys in a model's file by tensor name, except for tensors that the file has in another form."""
     return {name: key for key, name in _mapped(model, plain(model), dict(quantized(model))).names.items()}
 
 
@@ -254,11 +256,11 @@ def written(
     config: Mapping[str, Any],
     rules: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a file holds of a component: quantized weights, other tensors, `config_of` it, its `said_rules`."""
+    """Return the tensors and metadata of a file with these quantized weights, other tensors, config and rules."""
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
-    for name, held in rows:
-        packed = as_filed(held)
+    for name, weight in rows:
+        packed = as_filed(weight)
         backend = registry.of_scheme(packed.spec.scheme)
         mine = backend.write(name, packed)
         tensors |= mine
@@ -269,10 +271,10 @@ def written(
 
 
 def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a text encoder's file such that transformers without sdquant refuses it.
+    """Change the tensors of a text encoder's file so that transformers without sdquant refuses to load it.
 
-    It only warns of a `quant_method` that it does not know, and would take codes for weights. So a norm's vector is
-    written as a matrix of one row, which sdquant reads as the vector, and transformers refuses for its shape.
+    It only warns about an unknown `quant_method`, and would load quantized codes as weights. So the vector of one norm
+    is written as a matrix of one row, which sdquant reads as the vector and transformers refuses for its shape.
     """
     keys = keys_of(model)
     guards = [keys.get(name, name) for name in guard_of(model)]
@@ -280,19 +282,19 @@ def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def guard_of(model: nn.Module) -> list[str]:
-    """The name of the norm that `guarded` writes in another shape; none if there is no norm."""
+    """Return the name of the norm that `guarded` writes in another shape as a list, empty if there is none."""
     norms = [name for name, tensor in plain(model).items() if tensor.ndim == 1 and name.endswith(".weight")]
     return sorted(norms)[:1]
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """The model's config as JSON values, as its library writes it, without a quantization of its own."""
+    """Return the model's config as JSON values, as its library writes it, without `quantization_config`."""
     config: Any = model.config
     if hasattr(config, "to_json_string"):  # transformers
         values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
         values["architectures"] = [type(model).__name__]
     else:
-        made: Any = model
-        values = json.loads(made.to_json_string())
+        diffusers_model: Any = model
+        values = json.loads(diffusers_model.to_json_string())
     values.pop("quantization_config", None)
     return {key: value for key, value in values.items() if key not in ("_name_or_path", "_commit_hash")}

@@ -1,6 +1,6 @@
-"""A component as other tools want it in one file: which one, under its authors' names, layers fused as they are there.
+"""Lay out a component for a single file that other tools read: the original tensor names, layers fused as there.
 
-What GGUF files and single safetensors files have in common; see `gguf_files` and `single_files`.
+Shared by `export_gguf` and `export_single_file`.
 """
 
 from __future__ import annotations
@@ -32,37 +32,41 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
-    """The components to quantize, by name.
+def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
+    """Return the components to quantize, by name.
 
     Args:
-        named: by the caller; None for the usual ones, or the main one where they are to go into a `single` file.
+        named: names from the caller; None for the default ones, or for the main one if a `single` file is written.
     """
-    if seen.component == "lora":
-        lora_files.refuse(seen.path, seen.sources["."].names)
-    if set(seen.sources) == {"."}:
-        return {".": main_only(seen.sources["."])}
-    unknown = [name for name in named or () if name not in seen.sources]
+    if detected.component == "lora":
+        lora_files.refuse(detected.path, detected.sources["."].names)
+    if set(detected.sources) == {"."}:
+        return {".": main_only(detected.sources["."])}
+    unknown = [name for name in named or () if name not in detected.sources]
     if unknown:
         raise SettingsError(
-            f"Component {unknown[0]!r} was named", f"{seen.path} has {', '.join(seen.sources)}", "Name one of them"
+            f"Unknown component {unknown[0]!r}",
+            f"{detected.path} has {', '.join(detected.sources)}",
+            "Name one of them",
         )
-    names = named or [name for name in seen.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
+    names = named or [name for name in detected.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
     if single and named is None:
-        names = [name for name in MAIN if name in seen.sources][:1]
+        names = [name for name in MAIN if name in detected.sources][:1]
     if single and len(names) != 1:
         raise SettingsError(
-            f"{', '.join(names) or 'No component'} was to go into one file",
-            "one file holds one component",
-            "Name one",
+            f"Cannot write {' and '.join(names)} to one file" if names else f"Cannot write {detected.path} to one file",
+            "one file holds exactly one component",
+            "Name the component to write",
         )
     if not names:
-        raise MissingComponentError(f"{seen.path} was to be quantized", "it has no component to quantize", "Name one")
-    return {name: seen.sources[name] for name in names}
+        raise MissingComponentError(
+            f"Cannot quantize {detected.path}", "none of its components is quantized by default", "Name a component"
+        )
+    return {name: detected.sources[name] for name in names}
 
 
 def main_only(src: Source) -> Source:
-    """The UNet or transformer of a checkpoint of several models, which GGUF readers do not take; others as they are."""
+    """Reduce a checkpoint of several models, which GGUF readers reject, to its UNet or transformer; others stay."""
     row = model_families.recognise(src.names)
     if row is None or row.component != "checkpoint":
         return src
@@ -71,11 +75,11 @@ def main_only(src: Source) -> Source:
 
 
 def refuse_quantized(src: Source, spec: QuantSpec) -> None:
-    """Raise ConflictError if weights of the component are quantized already."""
+    """Raise ConflictError if weights of the component are already quantized."""
     if src.found:
         raise ConflictError(
-            f"{src.path} was to be quantized to {spec}",
-            "its weights are quantized already",
+            f"Cannot quantize {src.path} to {spec}",
+            "its weights are already quantized",
             "Start from float weights",
         )
 
@@ -84,14 +88,14 @@ def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
     """Raise IncompatibleError unless weights of the component will be quantized."""
     if not changed:
         raise IncompatibleError(
-            f"{src.path} was to be quantized to {spec}",
+            f"Cannot quantize {src.path} to {spec}",
             "it has no weight that would be quantized",
             "Check that it is a model with float weights",
         )
 
 
 def names(src: Source, alone: bool) -> tuple[list[Written], model_families.Family | None]:
-    """The tensors to write, and the family that their names are of."""
+    """Return the tensors to write, and the model family that uses their names."""
     row = model_families.recognise(src.names)
     model = row is not None and row.draws
     prefix = prefix_of(src.names) if model else ""
@@ -105,14 +109,14 @@ def names(src: Source, alone: bool) -> tuple[list[Written], model_families.Famil
         return parts, model_families.recognise([one.name for one in parts])
     if alone and (model or (row is None and src.library == "diffusers")):
         log.warning(
-            "%s: the names that other tools have for this %s are not known; its file has diffusers' names",
+            "%s: the tensor names that other tools use for this %s are unknown; its file has diffusers' names",
             src.path, kind,
         )  # fmt: skip
     return bare, row
 
 
 def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[Written] | None:
-    """The component under its authors' names; None if diffusers would not find the way back from them.
+    """Return the component under the original names; None if diffusers could not convert them back.
 
     Args:
         keys: the file's key of each tensor, by diffusers' name.
@@ -136,12 +140,12 @@ def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> li
 
 
 def told(part: Written) -> str:
-    """The tensor's name for who has the source, and may have to skip it."""
+    """Return the tensor's name for messages: its name in the source, if it has only one, so that users can skip it."""
     return part.sources[0] if len(part.sources) == 1 else part.name
 
 
 def dtype_of(part: Written, src: Source) -> str:
-    """The dtype of what `read` gives."""
+    """Return the dtype of the tensor that `read` returns."""
     import torch
 
     dtypes = {src.tensors[source].dtype for source in part.sources}
@@ -152,7 +156,7 @@ def dtype_of(part: Written, src: Source) -> str:
 
 
 def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:
-    """A tensor to be written, out of the opened files of `src`."""
+    """Read a tensor to write from the opened files of `src`."""
     import torch
 
     tensors = [files[src.home[source]].get(source) for source in part.sources]
@@ -164,7 +168,7 @@ def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor
 
 @contextmanager
 def bar(total: int, spec: QuantSpec, progress: bool) -> Iterator[Callable[[int], Any]]:
-    """A progress bar over bytes; the function that it gives adds some."""
+    """Show a progress bar over bytes; yields the function that advances it."""
     from tqdm import tqdm
 
     label = f"Writing {spec}"

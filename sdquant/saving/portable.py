@@ -1,7 +1,6 @@
 """Folders that diffusers and transformers load without sdquant: `save(..., portable=True)`.
 
-What they cannot read quantized is written as floats: the values that the quantized weight stands for, in the dtype that
-its layer computes in.
+Weights that they cannot read quantized are written as floats: dequantized to the compute dtype of the layer.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Later:
-    """A tensor that does not exist yet: one at a time is made when it is written.
+    """A tensor that is created only when it is written, one at a time.
 
     Attributes:
-        form: a tensor on the meta device of its shape and dtype. make: what makes it.
+        form: a tensor on the meta device of its shape and dtype. make: creates it.
     """
 
     form: Tensor
@@ -37,12 +36,12 @@ class Later:
 
 @dataclass(frozen=True)
 class Floats:
-    """What of a component has to be written as floats.
+    """The weights of a component that have to be written as floats.
 
     Attributes:
-        component: its name; "model" where it stands alone.
-        schemes: what these weights are quantized to.
-        names: of the weights. nbytes: what they take more as floats.
+        component: its name; "model" if it is saved alone.
+        schemes: of these weights.
+        names: of the weights. nbytes: additional bytes that they take as floats.
     """
 
     component: str
@@ -56,43 +55,43 @@ class Floats:
 
 
 def of_model(model: Any) -> tuple[Floats, ...]:
-    """What of a pipeline or component the libraries cannot read, though they know its scheme; () if they read all."""
+    """Return the weights that the libraries cannot read although they know the scheme; () if they read all."""
     return tuple(one for name, part in parts(model).items() if (one := _of_component(name, part)) is not None)
 
 
 def parts(model: Any) -> Mapping[str, nn.Module]:
-    """The components of a pipeline by name; a component as "model"."""
+    """Return the components of a pipeline by name, or a single component as "model"."""
     from ..models.pipelines import is_pipeline, weight_parts
 
     return weight_parts(model) if is_pipeline(model) else {"model": model}
 
 
 def refuse(model: Any) -> None:
-    """Raise ConflictError if a component is in a scheme that the libraries cannot read at all."""
+    """Raise ConflictError if a component is quantized to a scheme that the libraries cannot read at all."""
     for name, part in parts(model).items():
         schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
         if schemes and not any(readable(scheme) for scheme in schemes):
-            refuse_scheme(schemes.most_common(1)[0][0], f"{name} was")
+            refuse_scheme(schemes.most_common(1)[0][0], f"the {name}")
         if not schemes and said_rules(part):
-            refuse_scheme("rules", f"{name} was")
+            refuse_scheme("rules", f"the {name}")
 
 
-def refuse_scheme(scheme: str, what: str = "A model was") -> None:
-    """Raise ConflictError if nothing in this scheme can be read without sdquant."""
+def refuse_scheme(scheme: str, what: str = "a model") -> None:
+    """Raise ConflictError if weights in this scheme cannot be read without sdquant."""
     if readable(scheme):
         return
     row = registry.scheme(scheme)
     config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
     package = f" without the package {config['quant_method']}" if config else ""
     raise ConflictError(
-        f"{what} to be saved in {row.name} for diffusers without sdquant (portable)",
-        f"diffusers and transformers read no {row.name}{package}",
+        f"Cannot save {what} in {row.name} for diffusers without sdquant (portable)",
+        f"diffusers and transformers cannot read {row.name}{package}",
         "Leave portable out, or quantize to nf4, fp4, bnb-int8, qint8, qfloat8, qint4 or qint2",
     )
 
 
 def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
-    """The named weights as floats, each made when it is written."""
+    """Return the named weights as floats, each dequantized only when it is written."""
     import torch
 
     from ..nn import QuantizedLayer
@@ -108,14 +107,14 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
 
 
 def said(floats: Iterable[Floats], size: str) -> str:
-    """What was done, as a line."""
-    return f"Written as floats, which diffusers reads without sdquant: {', '.join(map(str, floats))}; {size} more"
+    """Return the message after saving: the weights that were written as floats."""
+    return f"Written as floats, so that diffusers reads it without sdquant: {', '.join(map(str, floats))}; {size} more"
 
 
 def advice(floats: Iterable[Floats]) -> str:
-    """What a folder lacks that was saved as it was."""
-    what = f"Saved so that diffusers needs sdquant to load {', '.join(map(str, floats))}"
-    return f"{what}: portable=True (--portable) writes this as floats, and it needs nothing"
+    """Return the message that suggests `portable` for a folder saved without it."""
+    what = f"diffusers needs sdquant to load {', '.join(map(str, floats))} as saved"
+    return f"{what}: portable=True (--portable) writes it as floats, which need no sdquant"
 
 
 def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:

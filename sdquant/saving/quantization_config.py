@@ -1,4 +1,4 @@
-"""What diffusers and transformers, without sdquant, read of a folder that sdquant writes, and their config for it."""
+"""The `quantization_config` for diffusers and transformers, and which weights they read without sdquant."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LINEAR = ("linear",)
 
 @dataclass(frozen=True)
 class Reading:
-    """How these libraries read a component.
+    """The result of reading a component with these libraries.
 
     Attributes:
-        config: their `quantization_config` for it; {} where none of it is quantized, or none that they read.
-        floats: the quantized weights that they do not read. While it holds these, it needs sdquant; once they are
-            written as floats, `config` is right for the rest.
-        package: that has to be imported before, such as sdnq; None for what they read by themselves.
+        config: their `quantization_config` for it; {} if no weight is quantized, or none that they read.
+        floats: the quantized weights that they do not read. With these the component needs sdquant; once they are
+            written as floats, `config` describes the rest.
+        package: package that has to be imported first, such as sdnq; None if they need none.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class Reading:
 
 
 def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> dict[str, Any]:
-    """What a component's config.json says of its quantization; {} for a component that is not quantized.
+    """Return the entries of a component's config.json that describe its quantization; {} if it is not quantized.
 
-    Where the libraries do not read all of it, it names sdquant: they read the folder after `import sdquant`, and refuse
-    it without.
+    If the libraries do not read all of it, the config names sdquant: they load the folder after `import sdquant`, and
+    refuse it otherwise.
 
     Args:
         floats: quantized weights that are written as floats.
@@ -60,14 +60,14 @@ def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> d
 
 
 def own_config(model: nn.Module) -> dict[str, Any]:
-    """The `quantization_config` that names sdquant, of a component that is quantized."""
+    """Return the `quantization_config` of a quantized component that names sdquant as its method."""
     counts = Counter(spec.scheme for spec in _specs(model).values())
     most = counts.most_common(1)[0][0] if counts else "rules"
     return {"quant_method": METHOD, "quant": most, "skip": [], **said_rules(model)}
 
 
 def said_rules(model: nn.Module) -> dict[str, Any]:
-    """{"rules": [...]}, as JSON values, of a model that was quantized by rules; {} of others."""
+    """Return {"rules": [...]} as JSON values for a model that was quantized by rules, else {}."""
     from ..rules.model_rules import rules_of_model
     from ..rules.qconfig import to_dict
 
@@ -76,9 +76,9 @@ def said_rules(model: nn.Module) -> dict[str, Any]:
 
 
 def reading(model: nn.Module) -> Reading:
-    """How diffusers or transformers reads a component.
+    """Return how diffusers or transformers reads a component.
 
-    They read one scheme in it, in linear layers. Of several schemes, it is the one that most weights have.
+    They read a single scheme, in linear layers: if there are several, the one of most weights.
     """
     specs = _specs(model)
     counts = Counter(spec.scheme for spec in specs.values() if readable(spec.scheme))
@@ -100,63 +100,64 @@ def reading(model: nn.Module) -> Reading:
 
 
 def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str:
-    """Return what the library that reads a component says against it on this machine; "" if it says nothing.
+    """Return the error with which a component's library refuses it on this machine; "" if it accepts it.
 
-    The library itself is asked: bitsandbytes runs on CPUs, and diffusers 0.42 takes none of its models there.
+    The library itself validates it: bitsandbytes runs on CPUs, but diffusers 0.42 loads none of its models there.
 
     Args:
         floats: quantized weights that are written as floats.
     """
-    said = library_config(model, floats).get("quantization_config")
-    if not said or said["quant_method"] == METHOD:
+    config = library_config(model, floats).get("quantization_config")
+    if not config or config["quant_method"] == METHOD:
         return ""
     theirs = is_of_transformers(model)
     auto = libraries.module("transformers.quantizers.auto" if theirs else "diffusers.quantizers.auto")
     kind = auto.AutoHfQuantizer if theirs else auto.DiffusersAutoQuantizer
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of classes that will go, which nobody here has chosen
-            kind.from_config(dict(said), pre_quantized=True).validate_environment(device_map=None)
+            warnings.simplefilter("ignore")  # deprecation warnings of classes that the user did not choose
+            kind.from_config(dict(config), pre_quantized=True).validate_environment(device_map=None)
     except (ImportError, RuntimeError, ValueError) as error:
         return str(error)
     return ""
 
 
 def readable(scheme: str) -> bool:
-    """Whether diffusers reads the scheme without another package that knows of quantized models."""
+    """Return whether diffusers reads the scheme without a further package for quantized models."""
     row = registry.scheme(scheme)
     config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
     return config is not None and config["quant_method"] in _READ
 
 
 def _bitsandbytes(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
-    """They take every linear layer for quantized, but for those that the config names, and those that the model's class
-    wants in floats. A name means more layers than its own: the quantized ones among these have to be floats as well."""
+    """Return the reading of bitsandbytes weights. The libraries treat every linear layer as quantized, except those
+    that the config names or the model's class keeps in float32. A name also matches other layers: quantized ones among
+    these have to be floats as well."""
     read = {_path(name) for name, spec in specs.items() if _in_linear(model, name, spec, scheme)}
     read -= {path for path in read if matched(path, getattr(model, "_keep_in_fp32_modules", None) or ())}
     while True:
-        kept = _floats(model, {f"{path}.weight" for path in read}, _LINEAR)
-        caught = {path for path in read if matched(path, kept)}
+        unquantized = _floats(model, {f"{path}.weight" for path in read}, _LINEAR)
+        caught = {path for path in read if matched(path, unquantized)}
         if not caught:
             break
         read -= caught
     floats = frozenset(name for name in specs if _path(name) not in read)
-    return Reading({**config, "llm_int8_skip_modules": kept} if read else {}, floats)
+    return Reading({**config, "llm_int8_skip_modules": unquantized} if read else {}, floats)
 
 
 def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
-    """transformers writes nothing and reads nothing that is quanto's: it would start from random weights. diffusers
-    takes every linear layer for quantized, but for those whose own name, without a path, the config or the model's
-    class names; floats in the others it would quantize at every step."""
+    """Return the reading of quanto weights. transformers cannot load quanto's and would start from random weights.
+    diffusers treats every linear layer as quantized, except those whose own name, without a path, is in the config or
+    kept in float32 by the model's class; float weights in the others would be quantized at every step."""
     if is_of_transformers(model):
         return Reading(floats=frozenset(specs))
     read = {_path(name) for name, spec in specs.items() if _in_linear(model, name, spec, scheme)}
     named = set(getattr(model, "_keep_in_fp32_modules", None) or ())
     named |= {_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)}
     read = {path for path in read if _leaf(path) not in named}
-    kept = sorted({_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)})
+    unquantized = sorted({_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)})
     floats = frozenset(name for name in specs if _path(name) not in read)
-    return Reading({**config, "modules_to_not_convert": kept} if read else {}, floats)
+    return Reading({**config, "modules_to_not_convert": unquantized} if read else {}, floats)
 
 
 # By the `quant_method` of the configs.
@@ -168,17 +169,17 @@ def _specs(model: nn.Module) -> dict[str, PackedSpec]:
 
 
 def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
-    """Whether SDNQ runs a weight: one of this scheme, of a layer that is no table, and that the model's class does not
-    want in floats, by whose weight's dtype the model then casts activations: that of the codes, in SDNQ's layers."""
+    """Return whether SDNQ runs a weight: it has this scheme, is no embedding, and the model's class does not keep it in
+    float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the codes.)"""
     from torch import nn
 
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    keep_in_fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
     table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
-    return spec.scheme == scheme and not table and not matched(_path(name), kept)
+    return spec.scheme == scheme and not table and not matched(_path(name), keep_in_fp32)
 
 
 def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
-    """Whether a weight is of this scheme and of a linear layer."""
+    """Return whether a weight has this scheme and belongs to a linear layer."""
     from torch import nn
 
     table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
@@ -186,7 +187,7 @@ def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bo
 
 
 def _floats(model: nn.Module, packed: Mapping[str, Any] | set[str], kinds: tuple[str, ...]) -> list[str]:
-    """Paths of the layers of these kinds whose weights are not among those `packed`."""
+    """Return the paths of the layers of these kinds whose weights are not in `packed`."""
     from torch import nn
 
     from ..nn import kind_of, packed_of

@@ -370,7 +370,7 @@ def test_a_model_with_a_lora_or_without_packed_weights_is_not_saved(comfy: Simpl
 
 
 def test_what_cannot_be_loaded_is_said(comfy: SimpleNamespace) -> None:
-    with pytest.raises(ConflictError, match="quantized already"):
+    with pytest.raises(ConflictError, match="already quantized"):
         load(comfy, written(comfy, "nf4"), "int8")
     with pytest.raises(IncompatibleError, match="q4_k"):
         load(comfy, written(comfy, "float"), "q4_k")

@@ -302,7 +302,7 @@ def test_where_a_move_goes() -> None:
 def test_not_while_the_model_computes() -> None:
     pipe = pipeline("int8", "plain", "model")
     hook = pipe.unet.conv_in.register_forward_hook(lambda *_: pipe.unet.state_dict() and None)
-    with pytest.raises(SettingsError, match=r"^Cannot call state_dict with offload='model' while the model computes"):
+    with pytest.raises(SettingsError, match=r"^Cannot call state_dict with offload='model' while the model is running"):
         drawn(pipe, {})
     hook.remove()
     assert torch.equal(drawn(pipe, {}), drawn(pipeline("int8", "plain", "none"), {}))

@@ -36,9 +36,9 @@ def _sequential(unet: Any) -> None:
 @pytest.mark.parametrize(
     ("hook", "why"),
     [
-        (_cast, "layerwise casting makes other weights"),
-        (_group, "group offloading moves"),
-        (_sequential, "accelerate moves"),
+        (_cast, "layerwise casting replaces its weights"),
+        (_group, "group offloading already moves"),
+        (_sequential, "accelerate already moves"),
     ],
 )
 def test_a_component_that_another_tool_moves(hook: Callable[[Any], None], why: str, mode: str, sd: Path) -> None:
@@ -84,7 +84,7 @@ def test_accelerate_after_a_mode(how: Callable[..., Any], mode: str, sd: Path) -
     assert torch.equal(drawn(unet), expected)
     how(unet, execution_device="cpu")
     if how is cpu_offload and mode in ("model", "balanced"):
-        with pytest.raises(sdquant.IncompatibleError, match="accelerate moves its weights already"):
+        with pytest.raises(sdquant.IncompatibleError, match="accelerate already moves its weights"):
             drawn(unet)
     else:
         assert torch.equal(drawn(unet), expected)
@@ -116,7 +116,7 @@ def test_a_hook_that_only_says_where_to_compute(mode: str, sd: Path) -> None:
         if early:
             room = {"budget": 1_000_000} if mode == "balanced" else {}
             if mode == "group":  # diffusers' own offload takes none
-                with pytest.raises(sdquant.IncompatibleError, match="accelerate moves its weights already"):
+                with pytest.raises(sdquant.IncompatibleError, match="accelerate already moves its weights"):
                     offload.apply(unet, mode, device="cpu")
                 continue
             offload.apply(unet, mode, device="cpu", **room)
