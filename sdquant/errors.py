@@ -35,6 +35,11 @@ class SdquantError(Exception):
         self.what, self.why, self.fix = what, why, fix
         super().__init__(what, why, fix)
 
+    @property
+    def inner(self) -> str:
+        """`what` as a part of another error's: "Cannot load x.gguf: cannot read weight 'y'"."""
+        return self.what[:1].lower() + self.what[1:] if self.what.startswith("Cannot ") else self.what
+
     def __str__(self) -> str:
         """In one line: "what: why. fix." """
         return " ".join((_ended(self.what, ":"), _ended(self.why, "."), _ended(self.fix, ".")))
@@ -74,7 +79,7 @@ class RefusedFileError(IncompatibleError, UnsupportedFileError):
 
 
 class ConflictError(SdquantError):
-    """What the file holds contradicts what was asked."""
+    """The file contradicts the request."""
 
 
 class MissingComponentError(SdquantError):

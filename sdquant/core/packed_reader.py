@@ -58,7 +58,7 @@ def require_sound(weight: Found, packed: Packed) -> None:
 def _own(backend: Backend, weight: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
     """Read a weight from sdquant's own files and check it like any reader of its format, if the format has readers."""
     if shape is not None and spec.shape != shape:
-        raise _bad(weight.name, f"its shape is {list(spec.shape)}, and the model wants {list(shape)}")
+        raise _bad(weight.name, f"its shape is {list(spec.shape)}, but the model expects {list(shape)}")
     packed = Packed(spec=spec, parts={part: get(key) for part, key in weight.keys.items()})
     try:
         reread = backend.read(replace(weight, details={"dtype": spec.dtype, **weight.details}), spec.shape, get)

@@ -111,7 +111,7 @@ def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
         packed = read_weight(weight, src.specs.get(name), None, lambda key: src.read(files, key))
         require_sound(weight, packed)
     except BadFileError as error:
-        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.inner}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
             f"Cannot load {src.path}",

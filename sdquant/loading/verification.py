@@ -138,7 +138,7 @@ class _Contents:
                 self._finite(entry.keys[part], tensor)
             weight = registry.of_scheme(entry.scheme).decode(packed, torch.float32)
         except BadFileError as error:
-            why = f"{error.what}: {error.why}"
+            why = f"{error.inner}: {error.why}"
             raise BadFileError(f"{self._file(entry.name)} failed verification", why, error.fix) from error
         except Unfit as reason:
             for key in entry.keys.values():

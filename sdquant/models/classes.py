@@ -37,7 +37,7 @@ def check_component(src: Source) -> None:
     try:
         shell(src)
     except BadFileError as error:
-        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.inner}", error.why, error.fix) from error
 
 
 def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str, Source]) -> None:

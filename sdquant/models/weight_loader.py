@@ -119,7 +119,7 @@ class Installer:
             require_sound(match, packed)
         except BadFileError as error:
             file = src.home[next(iter(match.keys.values()))]
-            raise BadFileError(f"Cannot load {file}: {error.what}", error.why, error.fix) from error
+            raise BadFileError(f"Cannot load {file}: {error.inner}", error.why, error.fix) from error
         if common_kind(self.model, self._names(name)) is None:
             # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
             log.info("%s is dequantized: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)

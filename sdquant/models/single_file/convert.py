@@ -264,7 +264,7 @@ def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
     try:
         packed = read_weight(match, None, None, lambda key: src.read(files, key))
     except BadFileError as error:
-        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.inner}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
             f"Cannot load {src.path}",

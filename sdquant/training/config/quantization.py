@@ -180,7 +180,7 @@ def _own(number: int, values: Mapping[str, Any]) -> QuantizationRule:
     try:
         return rule_of(dict(values))
     except SdquantError as error:
-        raise type(error)(f"Rule {number + 1} of `rules`: {error.what}", error.why, error.fix) from error
+        raise type(error)(f"Rule {number + 1} of `rules`: {error.inner}", error.why, error.fix) from error
 
 
 def _for_training(rule: QuantizationRule, shards: Shards | None) -> QtRule:
