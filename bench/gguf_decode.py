@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
-from sdquant.core.packed_layout import Form
+from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels.cpu import extension
 from sdquant.kernels.cpu.cpu_kernels import Native
 from sdquant.kernels.libgguf import Libgguf
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ISAS = ("avx512bf16", "avx2", "portable")
 
 
-def with_isa(name: str, form: Form, blocks: Tensor, out: Tensor) -> None:
+def with_isa(name: str, form: PackedLayout, blocks: Tensor, out: Tensor) -> None:
     extension().choose(name)
     Native().decode_into(form, {"blocks": blocks}, out)
 
@@ -43,7 +43,7 @@ def ways(kind: str, size: int, out: Tensor) -> dict[str, Callable[[], None]]:
     """Codes are random and scales nothing: neither changes the time."""
     row = TYPES[kind]
     blocks = torch.randint(0, 64, (size * size // row.block, row.nbytes), dtype=torch.uint8)
-    form = Form(rows=size, columns=size, codes="blocks", packing=kind, group=row.block)
+    form = PackedLayout(rows=size, columns=size, codes="blocks", packing=kind, group=row.block)
     made: dict[str, Callable[[], None]] = {
         "torch": partial(decode_blocks, kind, blocks, out),
         "libgguf": partial(Libgguf().decode_into, form, {"blocks": blocks}, out),

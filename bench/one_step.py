@@ -33,7 +33,7 @@ from sdquant.planning.request import request
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sdquant.evaluation.benchmark.specs import Job, Target
+    from sdquant.evaluation.benchmark.specs import LoadSpec, ModelUnderTest
     from sdquant.models.dummy_inputs import Inputs
 
 RESULTS = Path(__file__).parent / "results" / "one_step.json"
@@ -48,7 +48,7 @@ def schemes(model: str) -> list[str]:
     return kept if model in SHIPPED else [name for name in SCHEMES if name in kept]
 
 
-def given(name: str, found: Target, seeds: int) -> list[Inputs]:
+def given(name: str, found: ModelUnderTest, seeds: int) -> list[Inputs]:
     """The inputs of each seed: a shipped model's from its pipeline, of all ten digits."""
     from sdquant.evaluation.benchmark.inputs import of_pipeline
     from sdquant.loading.loader import load
@@ -91,7 +91,7 @@ def quantized(model: nn.Module) -> set[str]:
     return {name for name, one in model.named_modules() if hasattr(one, "weight") and not plain(one.weight)}
 
 
-def ours(job: Job, skip: tuple[str, ...] = ()) -> nn.Module:
+def ours(job: LoadSpec, skip: tuple[str, ...] = ()) -> nn.Module:
     """What sdquant loads."""
     from sdquant.loading.loader import load
     from sdquant.models.pipelines import main_part
@@ -101,7 +101,7 @@ def ours(job: Job, skip: tuple[str, ...] = ()) -> nn.Module:
         return main_part(load(dataclasses.replace(job.asked, skip=skip, progress=False))).eval()
 
 
-def theirs(job: Job, inputs: Inputs) -> nn.Module:
+def theirs(job: LoadSpec, inputs: Inputs) -> nn.Module:
     """What the library loads."""
     assert job.peer is not None and job.scheme is not None
     peer = baselines.peer(job.peer)
@@ -133,7 +133,7 @@ def measure(name: str, models: Path, wanted: list[str], work: Path, failed: list
         print(text, file=sys.stderr)
         failed.append(text)
 
-    job: Job | None = None
+    job: LoadSpec | None = None
     for one in made:
         if one.job is None:
             told(f"{name} {one.row.name}: {one.row.error}")

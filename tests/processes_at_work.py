@@ -97,13 +97,13 @@ def killed(ranks: Processes, folder: Path) -> None:
 
     left = [3]
 
-    def write(self: shard_writer.Written) -> None:
+    def write(self: shard_writer.ShardOutput) -> None:
         left[0] -= 1
         if ranks.rank == ranks.count - 1 and not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
         as_it_was(self)
 
-    as_it_was, shard_writer.Written.write = shard_writer.Written.write, write  # type: ignore[method-assign]
+    as_it_was, shard_writer.ShardOutput.write = shard_writer.ShardOutput.write, write  # type: ignore[method-assign]
     raise SystemExit(main(["quantize", str(demo.path("digits-flux")), str(folder / "model"), "-q", "int8"]))
 
 

@@ -26,11 +26,11 @@ from bench import _results, models
 from bench import compare as comparing_results
 from sdquant import cli
 from sdquant.errors import SettingsError, UnknownQuantError
-from sdquant.evaluation.benchmark import Benchmark, Row, baselines, bench, cases, runner
+from sdquant.evaluation.benchmark import Benchmark, BenchmarkRow, baselines, bench, cases, runner
 from sdquant.evaluation.benchmark.figure import sheet
 from sdquant.evaluation.benchmark.inputs import snr
-from sdquant.evaluation.benchmark.specs import Job
-from sdquant.evaluation.benchmark.worker import Held
+from sdquant.evaluation.benchmark.specs import LoadSpec
+from sdquant.evaluation.benchmark.worker import HeldModel
 from sdquant.evaluation.benchmark.worker_pool import Failed, start, working
 from sdquant.models import dummy_inputs
 from sdquant.planning.request import request
@@ -40,15 +40,15 @@ UNET = sdquant.demo.path("digits-sd") / "unet"
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def row(**values: Any) -> Row:
+def row(**values: Any) -> BenchmarkRow:
     """A row with numbers."""
-    return Row(**({
+    return BenchmarkRow(**({
         "name": "nf4", "by": "sdquant", "quant": "nf4", "bytes": 10, "load_seconds": 1.5, "load_cpu_seconds": 1.0,
         "peak": 20, "step_seconds": 0.5, "step_cpu_seconds": 0.5, "ratio": 1.25, "snr": 20.0,
     } | values))  # fmt: skip
 
 
-def benchmark(*rows: Row, **values: Any) -> Benchmark:
+def benchmark(*rows: BenchmarkRow, **values: Any) -> Benchmark:
     """A benchmark of these rows, behind a reference."""
     first = row(name="as found (bfloat16)", quant=None, ratio=1.0, snr=None)
     return Benchmark(**({
@@ -159,7 +159,7 @@ def test_interrupted(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_says_how() -> None:
-    job = Job(
+    job = LoadSpec(
         asked=request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel", dtype="bfloat16"
     )  # fmt: skip
     with working() as (folder, workers):
@@ -174,16 +174,16 @@ def test_a_worker_that_dies_says_how() -> None:
 # The parts, in this process.
 
 
-def held(work: Path, **values: Any) -> Held:
+def held(work: Path, **values: Any) -> HeldModel:
     """A worker's model of the shipped UNet, prepared, on random inputs."""
     config = json.loads((UNET / "config.json").read_text())
     torch.save(dummy_inputs.random("UNet2DConditionModel", config, (32, 32), 1, 0), work / "inputs.pt")
     asked = request(UNET, quant=values.pop("quant", None), progress=False)
-    job = Job(**({
+    job = LoadSpec(**({
         "asked": asked, "work": work, "threads": torch.get_num_threads(), "device": "cpu",
         "class_name": "UNet2DConditionModel", "dtype": "bfloat16",
     } | values))  # fmt: skip
-    made = Held(job)
+    made = HeldModel(job)
     made.prepare()
     return made
 

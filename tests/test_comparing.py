@@ -27,7 +27,7 @@ from sdquant.utils import figure
 from sdquant.utils.images import difference, largest_difference
 
 if TYPE_CHECKING:
-    from sdquant.evaluation.comparison import Comparison, Row
+    from sdquant.evaluation.comparison import Comparison, ComparisonRow
 
 # One worker takes all of these: what they share takes seconds to make.
 pytestmark = pytest.mark.xdist_group("comparing")
@@ -253,7 +253,7 @@ def test_no_image_is_red_and_nothing_else(made: Comparison) -> None:
 
 @pytest.mark.parametrize("size", [(1024, 576), (512, 1024), (300, 300), (1, 1)])
 def test_the_sheet_of_other_sizes(size: tuple[int, int], made: Comparison) -> None:
-    def resized(row: Row) -> Row:
+    def resized(row: ComparisonRow) -> ComparisonRow:
         image, apart = (one and one.resize(size) for one in (row.image, row.difference))
         return replace(row, image=image, difference=apart)
 

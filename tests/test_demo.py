@@ -70,14 +70,14 @@ def test_to_dict_is_json(result: run.Result) -> None:
 
 
 def test_the_same_pixels_are_json_too(result: run.Result) -> None:
-    row = run.Row(**{**vars(result.rows[1]), "psnr": float("inf")})
+    row = run.DemoRow(**{**vars(result.rows[1]), "psnr": float("inf")})
     assert row.to_dict()["psnr"] is None and row.to_dict()["identical"]
     assert command._cells(row)[-1] == "same"
 
 
 def missing(result: run.Result) -> run.Result:
     """The result with a line that could not run."""
-    line = run.Skipped(
+    line = run.SkippedCase(
         label="qint8", backend="optimum-quanto", quant="qint8", why="it is not installed", fix="Run: pip"
     )
     return run.Result(model=result.model, steps=2, judge=result.judge, cases=(*result.cases, line))
@@ -104,7 +104,7 @@ def test_the_picture(result: run.Result, tmp_path: Path) -> None:
 
 def test_a_wrong_digit_is_framed(result: run.Result) -> None:
     def framed(seen: tuple[int, ...]) -> int:
-        row = run.Row(**{**vars(result.rows[0]), "seen": seen})
+        row = run.DemoRow(**{**vars(result.rows[0]), "seen": seen})
         image = grid.sheet([run.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
         body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
         return sum(count for count, colour in body.getcolors(1 << 20) if colour == figure.WRONG)

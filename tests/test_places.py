@@ -16,7 +16,7 @@ import sdquant
 from sdquant.cli import main
 from sdquant.errors import ConflictError, MissingComponentError, SdquantError, SettingsError
 from sdquant.nn.weights import plain
-from sdquant.planning.component_files import Part
+from sdquant.planning.component_files import ComponentFile
 from sdquant.planning.component_places import hinted
 from sdquant.planning.request import request
 from sdquant.saving import export_gguf
@@ -295,16 +295,16 @@ class TestWrong:
 class TestEverywhere:
     """Python, the command line and config files say it alike."""
 
-    PARTS = (Part("a.gguf"), Part("b.gguf", "transformer_2"))
+    PARTS = (ComponentFile("a.gguf"), ComponentFile("b.gguf", "transformer_2"))
 
     def test_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", "/home/me")
         for value, made in (
-            ({"vae": Path("x"), "unet": "~/y"}, (Part("x", "vae"), Part("/home/me/y", "unet"))),
+            ({"vae": Path("x"), "unet": "~/y"}, (ComponentFile("x", "vae"), ComponentFile("/home/me/y", "unet"))),
             (["a.gguf", "transformer_2=b.gguf"], self.PARTS),
-            ("./vae=x.gguf", (Part("./vae=x.gguf"),)),
-            (Path("vae=x.gguf"), (Part("vae=x.gguf"),)),
-            ("https://host/x.gguf?download=true", (Part("https://host/x.gguf?download=true"),)),
+            ("./vae=x.gguf", (ComponentFile("./vae=x.gguf"),)),
+            (Path("vae=x.gguf"), (ComponentFile("vae=x.gguf"),)),
+            ("https://host/x.gguf?download=true", (ComponentFile("https://host/x.gguf?download=true"),)),
             (None, ()),
         ):
             asked = request("model", parts=value)
@@ -329,7 +329,7 @@ class TestEverywhere:
         file.write_text(load_config(file).to_yaml())
         assert request_of(load_config(file, command="train")).parts == self.PARTS[1:]
         over = load_config(file, ['parts={"transformer": "c.gguf"}'])
-        assert request_of(over).parts == (Part("c.gguf", "transformer"),)
+        assert request_of(over).parts == (ComponentFile("c.gguf", "transformer"),)
         file.write_text("parts: {transformer_2: 5}\n")
         with pytest.raises(SettingsError, match="mapping of components"):
             load_config(file)

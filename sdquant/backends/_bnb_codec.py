@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core.backend import Found, Packed, Part, QuantSpec
-    from ..core.packed_layout import Form
+    from ..core.backend import Found, Packed, QuantSpec, TensorSpec
+    from ..core.packed_layout import PackedLayout
 
 _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -25,7 +25,7 @@ class Codec(ABC):
     """The codec of one packing. Methods as in `Backend`; `decode_into` gets a contiguous `out`."""
 
     @abstractmethod
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]: ...
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]: ...
 
     @abstractmethod
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed: ...
@@ -33,7 +33,7 @@ class Codec(ABC):
     @abstractmethod
     def decode_into(self, packed: Packed, out: Tensor) -> None: ...
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         return None
 
     def by_row(self, packed: Packed) -> bool:

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..core.backend import OFFSET, Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from ..core.backend import OFFSET, Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
 from ..core.code_tables import dynamic_code, fourbit_code
-from ..core.packed_layout import Form
+from ..core.packed_layout import PackedLayout
 from ..kernels.dispatch_guard import transformed
 from ..utils.parameters import put
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
@@ -45,17 +45,17 @@ class FourBit(Codec):
     """The codec of nf4 and fp4. Parts: codes uint8 [ceil(n/2), 1]; absmax float32 [blocks], or with double
     quantization absmax uint8 [blocks] and nested_absmax float32 [ceil(blocks/256)], the offset in the details."""
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         if dtype not in FLOATS:
             raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         size = math.prod(shape)
         blocks = math.ceil(size / spec["block_size"])
-        parts = {"codes": Part(dtype="uint8", shape=(math.ceil(size / 2), 1))}
+        parts = {"codes": TensorSpec(dtype="uint8", shape=(math.ceil(size / 2), 1))}
         if not spec["double_quant"]:
-            return parts | {"absmax": Part(dtype="float32", shape=(blocks,))}
+            return parts | {"absmax": TensorSpec(dtype="float32", shape=(blocks,))}
         return parts | {
-            "absmax": Part(dtype="uint8", shape=(blocks,)),
-            "nested_absmax": Part(dtype="float32", shape=(math.ceil(blocks / NESTED_BLOCK),)),
+            "absmax": TensorSpec(dtype="uint8", shape=(blocks,)),
+            "nested_absmax": TensorSpec(dtype="float32", shape=(math.ceil(blocks / NESTED_BLOCK),)),
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -102,9 +102,9 @@ class FourBit(Codec):
         if whole < flat.numel():  # without its kernel all of it, else the last block, if it is not full
             decode_fourbit(codes[whole // 2 :], absmax[whole // block :], kind, block, flat[whole:])
 
-    def form(self, packed: Packed) -> Form:
+    def form(self, packed: Packed) -> PackedLayout:
         spec, nested = packed.spec, "nested_absmax" in packed.parts
-        return Form(
+        return PackedLayout(
             rows=spec.shape[0],
             columns=math.prod(spec.shape[1:]),
             codes="codes",

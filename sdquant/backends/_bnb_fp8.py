@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.backend import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from ..core.backend import Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
 from ..core.code_tables import e4m3_code
-from ..core.packed_layout import Form
+from ..core.packed_layout import PackedLayout
 from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
@@ -29,13 +29,13 @@ BLOCK = 256
 class Blockwise(Codec):
     """The blockwise packing of fp8. Parts: codes uint8 [n]; absmax float32 [ceil(n/256)]."""
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         if dtype not in FLOATS:
             raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         size = math.prod(shape)
         return {
-            "codes": Part(dtype="uint8", shape=(size,)),
-            "absmax": Part(dtype="float32", shape=(math.ceil(size / BLOCK),)),
+            "codes": TensorSpec(dtype="uint8", shape=(size,)),
+            "absmax": TensorSpec(dtype="float32", shape=(math.ceil(size / BLOCK),)),
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -44,7 +44,7 @@ class Blockwise(Codec):
         details = {"packing": "blockwise", "block_size": BLOCK}
         flat = weight.detach().reshape(-1)
         if flat.numel() % BLOCK == 0:
-            blocks = {"codes": Part(dtype="uint8", shape=(len(flat) // BLOCK, BLOCK)), "absmax": layout["absmax"]}
+            blocks = {"codes": TensorSpec(dtype="uint8", shape=(len(flat) // BLOCK, BLOCK)), "absmax": layout["absmax"]}
             parts = by_rows(flat.view(-1, BLOCK), blocks, _encode)
             parts["codes"] = parts["codes"].view(-1)
         else:
@@ -79,9 +79,9 @@ class Blockwise(Codec):
         spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=detected.details["dtype"], details=details)
         return Packed(spec=spec, parts={"codes": codes, "absmax": absmax})
 
-    def form(self, packed: Packed) -> Form:
+    def form(self, packed: Packed) -> PackedLayout:
         shape = packed.spec.shape
-        return Form(
+        return PackedLayout(
             rows=shape[0],
             columns=math.prod(shape[1:]),
             codes="codes",

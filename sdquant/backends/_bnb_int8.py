@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.backend import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
-from ..core.packed_layout import Form
+from ..core.backend import Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
+from ..core.packed_layout import PackedLayout
 from ..utils.parameters import put
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import FLOATS, apply_to_layer, library, tile
@@ -32,11 +32,14 @@ _OUTLIERS = 6.0  # the threshold of the LLM.int8() paper and of diffusers: large
 class Int8(Codec):
     """The codec of bnb-int8. Parts: codes int8 [out, in * k...]; scb float32 [out]."""
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         if dtype not in FLOATS:
             raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         rows, columns = shape[0], math.prod(shape[1:])
-        return {"codes": Part(dtype="int8", shape=(rows, columns)), "scb": Part(dtype="float32", shape=(rows,))}
+        return {
+            "codes": TensorSpec(dtype="int8", shape=(rows, columns)),
+            "scb": TensorSpec(dtype="float32", shape=(rows,)),
+        }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         dtype = str(weight.dtype).removeprefix("torch.")
@@ -54,9 +57,9 @@ class Int8(Codec):
             rows = slice(row, row + step)
             flat[rows].copy_(codes[rows].float().mul_(scb[rows]).mul_(_INVERSE_127))
 
-    def form(self, packed: Packed) -> Form:
+    def form(self, packed: Packed) -> PackedLayout:
         rows, columns = packed.parts["codes"].shape
-        return Form(
+        return PackedLayout(
             rows=rows,
             columns=columns,
             codes="codes",

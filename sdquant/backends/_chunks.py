@@ -16,7 +16,7 @@ from ..utils.buffers import empty
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import Part
+    from ..core.backend import TensorSpec
 
 CHUNK = {"cpu": 1 << 18}  # weights at a time
 CHUNK_ELSEWHERE = 1 << 25  # a GPU wants large pieces, and its memory is given back at once
@@ -24,7 +24,7 @@ ROWS = 8  # chunks begin at multiples of it: codes of two rows that share a byte
 
 
 def by_rows(
-    weight: Tensor, layout: Mapping[str, Part], encode: Callable[[Tensor], Mapping[str, Tensor]]
+    weight: Tensor, layout: Mapping[str, TensorSpec], encode: Callable[[Tensor], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Encode `weight`, [rows, ...], some rows at a time. Return the parts that `encode` would give for all of it.
 

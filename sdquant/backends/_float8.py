@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core.backend import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
-from ..core.packed_layout import BYTES, Form
+from ..core.backend import Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
+from ..core.packed_layout import BYTES, PackedLayout
 from ..kernels.division import divided
 from ..utils import strict_json
 from ._bnb_codec import Codec, bad, require
@@ -45,12 +45,12 @@ class Float8(Codec):
     have a "block" [rows, columns], one for each block of the weight.
     """
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         if dtype not in FLOATS:
             raise Unfit(f"fp8 can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
         return {
-            "codes": Part(dtype="float8_e4m3fn", shape=shape),
-            "scale": Part(dtype="float32", shape=(shape[0], *(1 for _ in shape[1:]))),
+            "codes": TensorSpec(dtype="float8_e4m3fn", shape=shape),
+            "scale": TensorSpec(dtype="float32", shape=(shape[0], *(1 for _ in shape[1:]))),
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -72,13 +72,13 @@ class Float8(Codec):
                 values.mul_(factors(scale if scale.shape[0] == 1 else scale[rows]))
             out[rows].copy_(values)
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         codes, scale = packed.parts["codes"], packed.parts.get("scale")
         packing = str(codes.dtype).removeprefix("torch.")
         if packing not in BYTES or "block" in packed.spec.details or (scale is not None and scale.dtype == torch.uint8):
             return None
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-        return Form(
+        return PackedLayout(
             rows=rows,
             columns=columns,
             codes="codes",

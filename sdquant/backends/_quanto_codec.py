@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.backend import Part
+from ..core.backend import TensorSpec
 from ..kernels.division import divided
 from ..utils.buffers import empty
 from ._chunks import by_rows
@@ -30,7 +30,7 @@ SLAB = {"cpu": 1 << 18}  # weights decoded at a time: what stays in a core's cac
 SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches
 
 
-def encode(weight: Tensor, scheme: str, group: int | None, layout: Mapping[str, Part]) -> dict[str, Tensor]:
+def encode(weight: Tensor, scheme: str, group: int | None, layout: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
     """Quantize a float weight to the parts that `quanto.quantize(model); quanto.freeze(model)` would save."""
     with torch.no_grad():
         weight = weight.detach()
@@ -39,7 +39,7 @@ def encode(weight: Tensor, scheme: str, group: int | None, layout: Mapping[str, 
         if scheme == "qint3":
             return by_rows(weight.reshape(-1, group or 0), layout, _encode3)
         rows = weight if group is None else weight.reshape(-1, group)
-        codes = Part(dtype="uint8", shape=tuple(rows.shape))
+        codes = TensorSpec(dtype="uint8", shape=tuple(rows.shape))
         parts = by_rows(rows, {**layout, "data": codes}, partial(_encode_affine, bits=BITS[scheme]))
         if scheme == "qint4" and group == 128 and weight.ndim == 2 and weight.dtype == torch.bfloat16:
             parts["shift"] = _through_tinygemm(parts["scale"], parts["shift"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import PLAIN_ONLY, Found, Packed, PackedSpec, Part, TensorInfo, Unfit
+from ..core.backend import PLAIN_ONLY, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
 from ..core.tensor_keys import leaf
 from ..errors import BadFileError
 from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
@@ -155,7 +155,7 @@ def read(detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Te
     float8 = dtypes["data"] if dtypes["data"] in FLOAT8 else FLOAT8[0]
     expected = parts_of(detected.scheme, shape, dtypes["scale"], details.get("group_size"), float8)
     for part, want in expected.items():
-        have = Part(dtype=dtypes[part], shape=tuple(parts[part].shape))
+        have = TensorSpec(dtype=dtypes[part], shape=tuple(parts[part].shape))
         zeropoint = part == "shift" and have.dtype in ("uint8", "int8") and have.shape == want.shape
         if have != want and not zeropoint:
             raise _bad(

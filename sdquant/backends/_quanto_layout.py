@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.backend import Part, Unfit
+from ..core.backend import TensorSpec, Unfit
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
 PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `core.packed_layout` names them
@@ -58,13 +58,13 @@ def check(scheme: str, shape: tuple[int, ...], dtype: str) -> None:
 
 def parts_of(
     scheme: str, shape: tuple[int, ...], dtype: str, group: int | None = None, float8: str = FLOAT8[0]
-) -> dict[str, Part]:
+) -> dict[str, TensorSpec]:
     """Return the parts of a weight of this shape whose scales have `dtype`."""
     bits = BITS[scheme]
     if bits == 8:
         scale = () if shape[0] == 1 else _per_row(shape)
-        data = Part(dtype="int8" if scheme == "qint8" else float8, shape=shape)
-        return {"data": data, "scale": Part(dtype=dtype, shape=scale)}
+        data = TensorSpec(dtype="int8" if scheme == "qint8" else float8, shape=shape)
+        return {"data": data, "scale": TensorSpec(dtype=dtype, shape=scale)}
     packed: tuple[int, ...]
     rows = shape if group is None else (math.prod(shape) // group, group)
     if bits == 3:
@@ -73,8 +73,8 @@ def parts_of(
         packed, scale = (-(-rows[0] * bits // 8), *rows[1:]), _per_row(rows)
         if rows[0] == 1:  # quanto then takes the minimum over all dimensions but the last
             scale = (*(1 for _ in rows[1:]), rows[-1])
-    floats = Part(dtype=dtype, shape=scale)
-    return {"data": Part(dtype="uint8", shape=packed), "scale": floats, "shift": floats}
+    floats = TensorSpec(dtype=dtype, shape=scale)
+    return {"data": TensorSpec(dtype="uint8", shape=packed), "scale": floats, "shift": floats}
 
 
 def _per_row(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,18 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
+from ..core.backend import (
+    Backend,
+    Found,
+    Option,
+    Packed,
+    PackedSpec,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+)
 from . import _bnb_find
 
 if TYPE_CHECKING:
@@ -16,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
     from ._bnb_codec import Codec
 
 _log = logging.getLogger(__name__)
@@ -99,7 +110,7 @@ class Bnb(Backend):
         ),
     )
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         return _codec(spec.scheme.name, _packing(spec)).layout(spec, shape, dtype)
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -118,7 +129,7 @@ class Bnb(Backend):
         else:
             out.copy_(self.decode(packed, out.dtype))
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         return _codec_of(packed.spec).form(packed)
 
     def by_row(self, packed: Packed) -> bool:

@@ -9,10 +9,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Found, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
+from ..core.backend import (
+    Backend,
+    Found,
+    Packed,
+    PackedSpec,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+    Unfit,
+)
 from ..core.gguf_mixes import BASES, dominant, mix_type
 from ..core.gguf_types import TYPES, GGMLType
-from ..core.packed_layout import Form
+from ..core.packed_layout import PackedLayout
 from ..errors import BackendUnavailableError, BadFileError
 
 if TYPE_CHECKING:
@@ -91,14 +102,14 @@ class GGUF(Backend):
     requires: ClassVar[Requirement | None] = None  # to read; `encode` needs the extra
     schemes: ClassVar[tuple[Scheme, ...]] = (*_FLOATS, *_BLOCKS, *_MIXES)
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         kind = TYPES[BASES.get(spec.scheme.name, spec.scheme.name)]
         if kind.dtype:
-            return {BLOCKS: Part(dtype=kind.dtype, shape=shape)}
+            return {BLOCKS: TensorSpec(dtype=kind.dtype, shape=shape)}
         numel = math.prod(shape)
         if numel == 0 or numel % kind.block:
             raise Unfit(f"{numel} weights are not a whole number of {kind.name} blocks of {kind.block}")
-        return {BLOCKS: Part(dtype="uint8", shape=(numel // kind.block, kind.nbytes))}
+        return {BLOCKS: TensorSpec(dtype="uint8", shape=(numel // kind.block, kind.nbytes))}
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         """Quantize. A mix is encoded as its base type: the writer gets each weight's type from `mix_type` first."""
@@ -139,14 +150,14 @@ class GGUF(Backend):
         else:
             out.copy_(self.decode(packed, out.dtype))
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         kind = TYPES[packed.spec.details["type"]]
         if kind.dtype:
             return None
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
         apart = FIELDS in packed.parts
         codes = FIELDS if apart else BLOCKS
-        return Form(rows=rows, columns=columns, codes=codes, packing=kind.name, group=kind.block, apart=apart)
+        return PackedLayout(rows=rows, columns=columns, codes=codes, packing=kind.name, group=kind.block, apart=apart)
 
     def by_row(self, packed: Packed) -> bool:
         return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0

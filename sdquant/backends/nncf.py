@@ -26,8 +26,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
-from ..core.packed_layout import Form
+from ..core.backend import Backend, Option, Packed, PackedSpec, QuantSpec, Requirement, Scheme, TensorSpec, Unfit
+from ..core.packed_layout import PackedLayout
 from ..utils.no_telemetry import no_telemetry
 from ..utils.process_state import errors_only
 
@@ -109,19 +109,19 @@ class NNCF(Backend):
         ),
     )
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         if len(shape) < 2:
             raise Unfit(f"a {len(shape)}-dimensional weight has no rows")
         out, row = shape[0], math.prod(shape[1:])
         groups = row // _group(spec, row)
         asymmetric = _asymmetric(spec.scheme.name)
-        scale = Part(dtype="float16", shape=(out, groups))
+        scale = TensorSpec(dtype="float16", shape=(out, groups))
         if spec.scheme.bits == 8:
-            parts = {"codes": Part(dtype="uint8" if asymmetric else "int8", shape=(out, row)), "scale": scale}
-            zero_point = Part(dtype="uint8", shape=(out, groups))
+            parts = {"codes": TensorSpec(dtype="uint8" if asymmetric else "int8", shape=(out, row)), "scale": scale}
+            zero_point = TensorSpec(dtype="uint8", shape=(out, groups))
         else:
-            parts = {"codes": Part(dtype="uint8", shape=(out, row // 2)), "scale": scale}
-            zero_point = Part(dtype="uint8", shape=((out * groups + 1) // 2,))
+            parts = {"codes": TensorSpec(dtype="uint8", shape=(out, row // 2)), "scale": scale}
+            zero_point = TensorSpec(dtype="uint8", shape=((out * groups + 1) // 2,))
         return parts | {"zero_point": zero_point} if asymmetric else parts
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -176,12 +176,12 @@ class NNCF(Backend):
             grouped.mul_(scale[rows].unsqueeze(-1))
             out[rows].copy_(grouped.view(len(part), *shape[1:]))
 
-    def form(self, packed: Packed) -> Form:
+    def form(self, packed: Packed) -> PackedLayout:
         scheme, scale = packed.spec.scheme, packed.parts["scale"]
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
         eight = scheme.startswith("int8")
         symmetric: int = 0 if eight else 8
-        return Form(
+        return PackedLayout(
             rows=rows,
             columns=columns,
             codes="codes",

@@ -13,8 +13,19 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
-from ..core.packed_layout import Form
+from ..core.backend import (
+    Backend,
+    Found,
+    Option,
+    Packed,
+    PackedSpec,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+)
+from ..core.packed_layout import PackedLayout
 from . import _quanto_files as files
 from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
 
@@ -62,7 +73,7 @@ class Quanto(Backend):
         _scheme("qint2", 2, "2-bit integers with scale and shift, in groups of 128", group=128),
     )
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         check(spec.scheme.name, shape, dtype)
         return parts_of(spec.scheme.name, shape, dtype, _group(spec, shape))
 
@@ -89,7 +100,7 @@ class Quanto(Backend):
 
         decode_into(packed, out)
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         from ._quanto_layout import PACKINGS
 
         scale, shift = packed.parts["scale"], packed.parts.get("shift")
@@ -104,7 +115,7 @@ class Quanto(Backend):
         if whole and bits == 8:
             return None
         data = str(packed.parts["data"].dtype).removeprefix("torch.")
-        return Form(
+        return PackedLayout(
             rows=rows,
             columns=columns,
             codes="data",

@@ -31,14 +31,14 @@ from ..core.backend import (
     Option,
     Packed,
     PackedSpec,
-    Part,
     QuantSpec,
     Requirement,
     Scheme,
     TensorInfo,
+    TensorSpec,
     Unfit,
 )
-from ..core.packed_layout import Form
+from ..core.packed_layout import PackedLayout
 from ..errors import BadFileError
 from ..utils.parameters import put
 from ..utils.process_state import errors_only
@@ -103,7 +103,7 @@ class SDNQ(Backend):
         _scheme("sdnq-uint3", 3, 64, "SDNQ uint3, asymmetric, in groups of 64 channels"),
     )
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         code = CODES[spec.scheme.name]
         if len(shape) < 2:
             raise Unfit(f"a {len(shape)}-dimensional weight has no input channels")
@@ -121,11 +121,11 @@ class SDNQ(Backend):
         if code.fields:
             stored = (numel // per_unit, code.unit) if code.unit > 1 else (numel // per_unit,)
         axis = 2 if groups > 1 else 1
-        scale = Part(
+        scale = TensorSpec(
             dtype="float32" if spec["fp32_scales"] else dtype,
             shape=(*split[:axis], 1, *split[axis + 1 :]),
         )
-        parts = {"weight": Part(dtype=code.dtype, shape=stored), "scale": scale}
+        parts = {"weight": TensorSpec(dtype=code.dtype, shape=stored), "scale": scale}
         return parts | {"zero_point": scale} if code.zero_point else parts
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -179,7 +179,7 @@ class SDNQ(Backend):
                     values.add_(torch.mm(up, down).view(shape))
             out[rows].copy_(values)
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         code, parts, shape = CODES[packed.spec.scheme], packed.parts, packed.spec.shape
         packing = _PACKINGS.get(code.sdnq)
         if packing is None or "svd_up" in parts:
@@ -188,7 +188,7 @@ class SDNQ(Backend):
         taps = math.prod(shape[2:]) if scale.numel() > rows else 1  # each position of a kernel has a scale of its own
         if rows * columns * taps % scale.numel():
             return None
-        return Form(
+        return PackedLayout(
             rows=rows,
             columns=columns,
             codes="weight",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingsError
-from ..training.config import Config, Key, keys, load
+from ..training.config import Key, RunConfig, keys, load
 from ..training.config.value_types import shown
 from . import _common
 
@@ -109,7 +109,7 @@ def _add_form(parser: argparse.ArgumentParser, command: str) -> None:
     parser.set_defaults(config_of=command)
 
 
-def read(args: argparse.Namespace) -> Config | None:
+def read(args: argparse.Namespace) -> RunConfig | None:
     """Read the config that the words name; with `--keys`, print the keys and return None.
 
     Raises:

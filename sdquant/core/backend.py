@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from .packed_layout import Activations, Form
+    from .packed_layout import Activations, PackedLayout
 
 # Sizes in bits of the dtypes that occur in files, by torch name.
 DTYPE_BITS: Mapping[str, int] = {
@@ -43,7 +43,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TensorSpec:
     """Layout of one tensor of a packed weight: torch dtype name and shape."""
 
     dtype: str
@@ -286,7 +286,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floats:
+class FloatGemm:
     """`Backend.linear` or `convolve` expressed as a floating-point GEMM.
 
     Attributes:
@@ -325,7 +325,7 @@ class Backend(ABC):
     magnitudes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         """Return the parts that `encode` produces for a weight of this shape and dtype. Pure arithmetic, no torch.
 
         Raises:
@@ -365,7 +365,7 @@ class Backend(ABC):
         """Convolve x [b, in, ...] with the weight: [b, out, ...] in x's dtype, without a bias."""
         raise NotImplementedError(f"{self.name} computes with float weights")
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         """Return the memory layout of the parts for the kernels; None if no layout describes it and only `decode_into`
         can dequantize it."""
         return None
@@ -374,7 +374,7 @@ class Backend(ABC):
         """Return how `linear` quantizes activations to integers, for the kernels; None if it does something else."""
         return None
 
-    def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
+    def as_floats(self, packed: Packed, x: Tensor) -> FloatGemm | None:
         """Express `linear` or `convolve` as a floating-point GEMM, which kernels can run; None if impossible."""
         return None
 

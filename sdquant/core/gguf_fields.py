@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Field:
+class BlockField:
     """Bytes of a block: of its codes, the upper bits of them ("high"), 4- to 8-bit scales of parts of it ("scales"), or
     its half-precision numbers ("scale", "minimum")."""
 
@@ -24,7 +24,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldPosition:
     """Position of a field: for block b at byte `start` + b * `step`, or n * `start` + b * `step` with the fields of n
     blocks apart."""
 
@@ -32,12 +32,12 @@ class Place:
     step: int
 
 
-def _row(*fields: tuple[str, int, int]) -> tuple[Field, ...]:
-    return tuple(Field(*field) for field in fields)
+def _row(*fields: tuple[str, int, int]) -> tuple[BlockField, ...]:
+    return tuple(BlockField(*field) for field in fields)
 
 
 # ggml's `ggml-common.h`: name, first byte, and bytes of each, in the order of fields apart.
-FIELDS: Mapping[str, tuple[Field, ...]] = {
+FIELDS: Mapping[str, tuple[BlockField, ...]] = {
     "q8_0": _row(("codes", 2, 32), ("scale", 0, 2)),
     "q4_0": _row(("codes", 2, 16), ("scale", 0, 2)),
     "q4_1": _row(("codes", 4, 16), ("scale", 0, 2), ("minimum", 2, 2)),
@@ -53,14 +53,14 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
 }
 
 
-def places(kind: str, *, apart: bool) -> dict[str, Place]:
+def places(kind: str, *, apart: bool) -> dict[str, FieldPosition]:
     """Return the position of each field of a type, in blocks or apart."""
     rows = FIELDS[kind]
     if not apart:
         nbytes = sum(field.size for field in rows)
-        return {field.name: Place(field.start, nbytes) for field in rows}
+        return {field.name: FieldPosition(field.start, nbytes) for field in rows}
     result, start = {}, 0
     for field in rows:
-        result[field.name] = Place(start, field.size)
+        result[field.name] = FieldPosition(start, field.size)
         start += field.size
     return result

@@ -1,6 +1,6 @@
 """Memory layout and meaning of the numbers in packed weights: the contract between backends and kernels.
 
-A backend describes its packed weights by a `Form` (`Backend.form`), and kernels read forms. So kernels need no
+A backend describes its packed weights by a `PackedLayout` (`Backend.form`), and kernels read forms. So kernels need no
 knowledge of backends, and a new backend that describes its weights can use all existing kernels. Nothing here imports
 torch.
 
@@ -33,7 +33,7 @@ PACKED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class PackedLayout:
     """Memory layout of a packed weight; see the module's docstring.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 from ..planning.bundled_models import path
 from ..utils import images
 from ..utils.figure import RULE, SOFT, WRONG, Sheet, few_colours
-from .run import Result, Row, Skipped
+from .run import DemoRow, Result, SkippedCase
 
 COLUMNS = 10
 CELL, GAP, LINE = 52, 4, 64  # pixels: a digit's side, between two digits, from line to line
@@ -53,16 +53,16 @@ class _Sheet(Sheet):
         self.text((facts + FACTS, 56), "digits right", "small", SOFT, "rm")
         self.pen.line((left, 74, left + PANEL, 74), fill=RULE)
 
-    def label(self, case: Row | Skipped, top: int) -> None:
+    def label(self, case: DemoRow | SkippedCase, top: int) -> None:
         """Draw a line's label: the scheme and its backend."""
         middle = top + CELL // 2
         self.text((MARGIN, middle - 10), case.label, "text")
         self.text((MARGIN, middle + 11), case.backend, "small", SOFT)
 
-    def line(self, case: Row | Skipped, left: int, top: int) -> None:
+    def line(self, case: DemoRow | SkippedCase, left: int, top: int) -> None:
         """Draw the digits and numbers of a case, or the reason why it was skipped."""
         middle = top + CELL // 2
-        if isinstance(case, Skipped):
+        if isinstance(case, SkippedCase):
             self.text((left, middle), f"skipped: {case.fix.partition('. Or use')[0]}", "small", SOFT)
             return
         for column, picture in enumerate(case.pictures[:COLUMNS]):

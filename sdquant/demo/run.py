@@ -68,7 +68,7 @@ CASES: tuple[Case, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class DemoRow:
     """Result of one case.
 
     Attributes:
@@ -120,7 +120,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
+class SkippedCase:
     """A case that cannot run here: its package is missing, too old or not for this device."""
 
     label: str
@@ -141,17 +141,17 @@ class Result:
     model: str
     steps: int
     judge: float
-    cases: tuple[Row | Skipped, ...]
+    cases: tuple[DemoRow | SkippedCase, ...]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[DemoRow, ...]:
         """The cases that ran."""
-        return tuple(case for case in self.cases if isinstance(case, Row))
+        return tuple(case for case in self.cases if isinstance(case, DemoRow))
 
     @property
-    def skipped(self) -> tuple[Skipped, ...]:
+    def skipped(self) -> tuple[SkippedCase, ...]:
         """The cases that did not."""
-        return tuple(case for case in self.cases if isinstance(case, Skipped))
+        return tuple(case for case in self.cases if isinstance(case, SkippedCase))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -172,8 +172,8 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
     need_extra()
     from tqdm import tqdm
 
-    results: list[Row | Skipped] = []
-    reference: Row | None = None
+    results: list[DemoRow | SkippedCase] = []
+    reference: DemoRow | None = None
     with (
         temporary_folder("sdquant-demo-") as work,
         tqdm(total=len(cases), desc=model, unit="scheme", disable=not progress, leave=False) as bar,
@@ -186,7 +186,7 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
                 if case.quant is None:
                     raise
                 results.append(
-                    Skipped(label=case.label, backend=case.backend, quant=case.quant, why=error.why, fix=error.fix)
+                    SkippedCase(label=case.label, backend=case.backend, quant=case.quant, why=error.why, fix=error.fix)
                 )
             else:
                 reference = reference or row
@@ -206,7 +206,7 @@ def need_extra() -> None:
         )
 
 
-def _case(model: str, case: Case, steps: int, images: int, reference: Row | None, work: Path) -> Row:
+def _case(model: str, case: Case, steps: int, images: int, reference: DemoRow | None, work: Path) -> DemoRow:
     from ..models.generate import draw
     from ..models.pipelines import weight_bytes
 
@@ -218,7 +218,7 @@ def _case(model: str, case: Case, steps: int, images: int, reference: Row | None
     handle = pipe.sdquant
     handle.offload.remove()
     parts = handle.plan.components
-    return Row(
+    return DemoRow(
         label=case.label,
         backend=case.backend,
         quant=case.quant,

@@ -57,7 +57,7 @@ T5_LENGTHS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """Hyperparameters of one training: `steps` and `batch` are counts, `rate` is AdamW's peak learning rate."""
 
     steps: int
@@ -69,11 +69,11 @@ class Recipe:
     warmup: int = 200
 
 
-VAE = Recipe(steps=1100, batch=32, rate=2e-3, decay=1e-4, seed=11)
-SD = Recipe(steps=3000, batch=32, rate=1e-3, decay=1e-3, seed=12)
-FLUX = Recipe(steps=6000, batch=32, rate=1e-3, decay=1e-2, seed=13, betas=(0.9, 0.99))
+VAE = TrainingRecipe(steps=1100, batch=32, rate=2e-3, decay=1e-4, seed=11)
+SD = TrainingRecipe(steps=3000, batch=32, rate=1e-3, decay=1e-3, seed=12)
+FLUX = TrainingRecipe(steps=6000, batch=32, rate=1e-3, decay=1e-2, seed=13, betas=(0.9, 0.99))
 TEXT_NOISE = 0.35  # most noise on the text encoder's weights, relative to their spread
-DISTIL = Recipe(steps=3000, batch=32, rate=3e-4, decay=1e-3, seed=14, betas=(0.9, 0.99))
+DISTIL = TrainingRecipe(steps=3000, batch=32, rate=3e-4, decay=1e-3, seed=14, betas=(0.9, 0.99))
 
 
 class Training:
@@ -82,7 +82,9 @@ class Training:
     The state of the random generator is in the checkpoint, so that an interrupted training ends where a whole one does.
     """
 
-    def __init__(self, name: str, net: nn.Module, recipe: Recipe, workdir: Path, *, average: bool = True) -> None:
+    def __init__(
+        self, name: str, net: nn.Module, recipe: TrainingRecipe, workdir: Path, *, average: bool = True
+    ) -> None:
         import torch
 
         self.name, self.net, self.recipe = name, net, recipe
@@ -317,7 +319,7 @@ class FluxData:
                 ids = tokenizer(_prompts(), padding="max_length", max_length=length, return_tensors="pt").input_ids
                 self.states[length] = encoder(ids)[0]
 
-    def draw(self, recipe: Recipe, generator: torch.Generator) -> FluxBatch:
+    def draw(self, recipe: TrainingRecipe, generator: torch.Generator) -> FluxBatch:
         """Draw a batch, a quarter as large for long prompts, whose cost is dominated by the text tokens."""
         import torch
         from torch.nn.functional import pixel_unshuffle

@@ -24,12 +24,12 @@ from ..planning.preparation import prepare
 from ..planning.request import NOT_QUANTIZED, Quant, Request, request
 from ..utils.images import difference, largest_difference, psnr
 from .compare_figure import sheet
-from .comparison import Comparison, Row
+from .comparison import Comparison, ComparisonRow
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
 
-__all__ = ["AMPLIFY", "DEFAULT", "Comparison", "Row", "allowed", "compare", "sheet"]
+__all__ = ["AMPLIFY", "DEFAULT", "Comparison", "ComparisonRow", "allowed", "compare", "sheet"]
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def compare(
         "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,
     }  # fmt: skip
     tell = _Progress(len(columns), steps, on_progress)
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     for label, column in columns.items():
         rows.append(_row(column, label, drawing, rows[0] if rows else None, amplify, tell))
     here = hardware.probe()
@@ -146,8 +146,13 @@ def _passes(scheme: str, offload: str, *, allow: bool, **axes: Any) -> bool:
 
 
 def _row(
-    request: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
-) -> Row:
+    request: Request,
+    label: str,
+    drawing: Mapping[str, Any],
+    held_to: ComparisonRow | None,
+    amplify: int,
+    tell: _Progress,
+) -> ComparisonRow:
     """Run one scheme and return its row. `held_to`: the reference; None for the reference itself."""
     from ..utils.buffers import give_back
 
@@ -162,7 +167,7 @@ def _row(
         log.info("%s gave no image", label, exc_info=True)
         ours = isinstance(error, SdquantError)
         why = str(error) if ours else f"{type(error).__name__}: {error}"
-        row = Row(quant=request.quant, label=label, error=why, kind=type(error).__name__, **_sizes(plan))
+        row = ComparisonRow(quant=request.quant, label=label, error=why, kind=type(error).__name__, **_sizes(plan))
     tell.column_done()
     give_back()
     if held_to is None or row.image is None:
@@ -181,7 +186,7 @@ def _interrupted(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
-def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
+def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> ComparisonRow:
     from ..loading.loader import import_classes, load_planned
     from ..models.generate import draw
 
@@ -195,7 +200,7 @@ def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any],
         seconds = time.perf_counter() - begin
     finally:
         pipe.sdquant.offload.remove()
-    return Row(
+    return ComparisonRow(
         quant=request.quant, label=_found(label, plan), image=image, load_seconds=loading, draw_seconds=seconds,
         **_sizes(plan),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from ..utils.byte_sizes import size
 from ..utils.figure import INK, RULE, SOFT, WRONG, Sheet
 
 if TYPE_CHECKING:
-    from .comparison import Comparison, Row
+    from .comparison import Comparison, ComparisonRow
 
 COLUMNS = 5  # in a line at the most
 LEAST, MOST = 256, 384  # pixels: a picture's longer side on the sheet
@@ -67,7 +67,9 @@ class _Sheet(Sheet):
         self.text((MARGIN, 64), "   ".join(facts), "small", SOFT, room=room)
         self.pen.line((MARGIN, 82, MARGIN + room, 82), fill=RULE)
 
-    def column(self, comparison: Comparison, row: Row, left: int, top: int, size: tuple[int, int], cell: int) -> None:
+    def column(
+        self, comparison: Comparison, row: ComparisonRow, left: int, top: int, size: tuple[int, int], cell: int
+    ) -> None:
         """Draw the column of one scheme."""
         width, height = size
         below = top + height + BETWEEN
@@ -100,7 +102,7 @@ class _Sheet(Sheet):
         for number, line in enumerate(lines):
             self.text((left + PAD, top + PAD + READ // 2 + READ * number), line, "small", SOFT)
 
-    def caption(self, row: Row, left: int, top: int, room: int) -> None:
+    def caption(self, row: ComparisonRow, left: int, top: int, room: int) -> None:
         """Draw the scheme's name and its numbers."""
         self.text((left, top + 24), "not quantized" if row.label == NOT_QUANTIZED else row.label, "text", room=room)
         if row.error is not None:
@@ -132,7 +134,7 @@ class _Sheet(Sheet):
             self.text((MARGIN + room, below), where, "small", SOFT, "rm")
 
 
-def _told(row: Row) -> str:
+def _told(row: ComparisonRow) -> str:
     """Describe how far the image is from the reference."""
     if row.psnr is None:
         return "the others are compared with this"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """Result of one scheme.
 
     Attributes:
@@ -76,17 +76,17 @@ class Comparison:
     settings: Mapping[str, Any]
     device: str
     amplify: int
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
 
     @property
-    def reference(self) -> Row:
+    def reference(self) -> ComparisonRow:
         """Return the row that the others are compared with."""
         return self.rows[0]
 
     @property
-    def drawn(self) -> tuple[Row, ...]:
+    def drawn(self) -> tuple[ComparisonRow, ...]:
         """Return the rows that have an image, without the reference."""
         return tuple(row for row in self.rows[1:] if row.error is None)
 

@@ -69,7 +69,7 @@ def inside(path: Path, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightFiles:
     """The weight files of a component folder.
 
     Attributes:
@@ -84,7 +84,7 @@ class Weights:
     others: tuple[str, ...] = ()
 
 
-def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = None) -> Weights:
+def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = None) -> WeightFiles:
     """Return the weights of a component folder: those with the usual names, else the only file of a known type.
 
     Of several variants `variant` is taken; if it is None or not there, the variant without a name, as in diffusers,
@@ -94,10 +94,10 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
     if mine:
         names = order(mine, variant)
         files, index = _files(folder, mine[names[0]])
-        return Weights(files, index, names[0], tuple(names[1:]))
+        return WeightFiles(files, index, names[0], tuple(names[1:]))
     others = visible_weights(folder)
     if len(others) == 1:
-        return Weights((inside(others[0], folder),), {})
+        return WeightFiles((inside(others[0], folder),), {})
     if others:
         raise UnsupportedFileError(
             f"Cannot load {folder}",
@@ -114,13 +114,13 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
     )
 
 
-def _pickled(folder: Path, pickles: list[Path]) -> Weights:
+def _pickled(folder: Path, pickles: list[Path]) -> WeightFiles:
     """Return the weights of a folder that has only torch's own files: an index, a usual name, or the only file."""
     for base in PICKLE_BASES:
         index, file = folder / f"{base}.bin.index.json", folder / f"{base}.bin"
         if index.exists():
             rows = _weight_map(folder, index)
-            return Weights(tuple(sorted(set(rows.values()))), rows)
+            return WeightFiles(tuple(sorted(set(rows.values()))), rows)
         if file in pickles:
             pickles = [file]
     if len(pickles) > 1:
@@ -129,7 +129,7 @@ def _pickled(folder: Path, pickles: list[Path]) -> Weights:
             f"it contains several files: {', '.join(path.name for path in pickles)}",
             "Pass the path of one of them",
         )
-    return Weights((inside(pickles[0], folder),), {})
+    return WeightFiles((inside(pickles[0], folder),), {})
 
 
 def usual(names: Iterable[str]) -> Named:

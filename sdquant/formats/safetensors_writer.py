@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..core.backend import Part
+from ..core.backend import TensorSpec
 from ..utils.atomic_write import part_file, whole_file
 from .safetensors import NAMES
 
@@ -38,7 +38,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 def write_parts(
     path: Path,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, TensorSpec],
     tensors: Iterable[Mapping[str, Tensor]],
     metadata: Mapping[str, str],
     *,
@@ -67,12 +67,12 @@ def write_parts(
             raise ValueError(f"tensor {min(places)!r} was announced but not written")
 
 
-def part_of(tensor: Tensor) -> Part:
+def part_of(tensor: Tensor) -> TensorSpec:
     """Return a tensor's header entry (dtype and shape). The tensor may be on the meta device."""
-    return Part(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+    return TensorSpec(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
 
 
-def _header(parts: Mapping[str, Part], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
+def _header(parts: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
     """Return the encoded header, each tensor's offset in the data after it, and the end of the data (bytes)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     places: dict[str, int] = {}
@@ -86,13 +86,13 @@ def _header(parts: Mapping[str, Part], metadata: Mapping[str, str]) -> tuple[byt
     return len(raw).to_bytes(8, "little") + raw, places, end
 
 
-def _order(key: str, part: Part) -> tuple[bool, int, str]:
+def _order(key: str, part: TensorSpec) -> tuple[bool, int, str]:
     """Sort key: sizes that are a multiple of the alignment first; then dtypes by descending item size."""
     return part.nbytes % ALIGN > 0, -_itemsize(part), key
 
 
-def _itemsize(part: Part) -> int:
-    return Part(dtype=part.dtype, shape=(1,)).nbytes
+def _itemsize(part: TensorSpec) -> int:
+    return TensorSpec(dtype=part.dtype, shape=(1,)).nbytes
 
 
 def _data(tensor: Tensor) -> memoryview:

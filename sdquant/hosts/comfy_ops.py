@@ -1,9 +1,9 @@
 """ComfyUI's layers, with weights that may be packed: its `custom_operations`.
 
 ComfyUI builds a model from the classes of an operations class, and then loads a state dict into it. One of our layers
-that loads a `PackedTensor` becomes a `PackedLayer`: its packed tensors are ordinary parameters, which ComfyUI moves,
-pins and offloads. Its forward dequantizes them on the input's device and applies ComfyUI's weight functions, which add
-LoRAs. All other layers, and weights that are not packed, behave as in ComfyUI's `manual_cast`.
+that loads a `ComfyPackedTensor` becomes a `ComfyPackedLayer`: its packed tensors are ordinary parameters, which
+ComfyUI moves, pins and offloads. Its forward dequantizes them on the input's device and applies ComfyUI's weight
+functions, which add LoRAs. All other layers, and weights that are not packed, behave as in ComfyUI's `manual_cast`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..kernels.workspace import scratch
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE
 from ..utils.malloc_trim import look_beside
-from .comfy_tensor import Counted, PackedTensor
+from .comfy_tensor import ComfyPackedTensor, Counted
 
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
 
@@ -35,9 +35,9 @@ class Loading(nn.Module):
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         weight = state_dict.get(f"{prefix}weight")
-        self._allocate(packed=isinstance(weight, PackedTensor))
+        self._allocate(packed=isinstance(weight, ComfyPackedTensor))
         rest = state_dict
-        if isinstance(weight, PackedTensor):
+        if isinstance(weight, ComfyPackedTensor):
             expected = self._weight_shape()
             if tuple(weight.shape) != expected:
                 error_msgs.append(
@@ -47,7 +47,7 @@ class Loading(nn.Module):
             rest = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
             self._parameters["weight"] = None  # so that nobody misses it
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        if isinstance(weight, PackedTensor):
+        if isinstance(weight, ComfyPackedTensor):
             import comfy.model_management  # type: ignore[import-not-found]
 
             self.__class__ = self.packed_class
@@ -96,7 +96,7 @@ class _Convolution(Loading):
         return tuple(weight.shape)
 
 
-class PackedLayer(QuantizedLayer):
+class ComfyPackedLayer(QuantizedLayer):
     """ComfyUI layer whose weight is packed. `weight` is a `PackedTensor`."""
 
     shown_dtype: torch.dtype
@@ -105,7 +105,7 @@ class PackedLayer(QuantizedLayer):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
-            return PackedTensor(self.packed, self.shown_dtype)
+            return ComfyPackedTensor(self.packed, self.shown_dtype)
         return super().__getattr__(name)
 
     @property
@@ -145,12 +145,12 @@ class PackedLayer(QuantizedLayer):
             destination[f"{prefix}bias"] = bias if keep_vars else bias.detach()
 
 
-class _PackedLinear(PackedLayer):
+class _PackedLinear(ComfyPackedLayer):
     def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         return F.linear(x, weight, bias)
 
 
-class _PackedConvolution(PackedLayer):
+class _PackedConvolution(ComfyPackedLayer):
     def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         done: Tensor = self._conv_forward(x, weight, bias, *args, **kwargs)
         return done
@@ -167,7 +167,7 @@ def operations() -> type:
     return type("SdquantOps", (base,), layers)
 
 
-def _made(name: str, theirs: type, loading: type[Loading], packed: type[PackedLayer]) -> type:
+def _made(name: str, theirs: type, loading: type[Loading], packed: type[ComfyPackedLayer]) -> type:
     layer = type(name, (loading, theirs), {})
     layer.packed_class = type(f"Packed{name}", (packed, layer), {})  # type: ignore[attr-defined]
     return layer

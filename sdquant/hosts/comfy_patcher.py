@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ConflictError
-from .comfy_ops import PackedLayer
+from .comfy_ops import ComfyPackedLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Patch:
 class HookPatch(Patch):
     """Function that applies the patches of hooks. `layer`: some patches are differences from its unpatched weight."""
 
-    def __init__(self, key: str, patches: Mapping[str, Any], layer: PackedLayer) -> None:
+    def __init__(self, key: str, patches: Mapping[str, Any], layer: ComfyPackedLayer) -> None:
         super().__init__(key, patches)
         self.layer = layer
 
@@ -50,9 +50,9 @@ def _as_it_is(weight: Tensor, **_: Any) -> Tensor:
     return weight
 
 
-def packed_layers(model: Any) -> dict[str, PackedLayer]:
+def packed_layers(model: Any) -> dict[str, ComfyPackedLayer]:
     """Return the packed layers of a model, by the names of their weights."""
-    return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, PackedLayer)}
+    return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, ComfyPackedLayer)}
 
 
 def refuse_to_save(*_: Any, **__: Any) -> NoReturn:
@@ -121,10 +121,10 @@ def patcher_class() -> type:
         def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
             refuse_to_save()
 
-        def _packed(self, key: str) -> PackedLayer | None:
+        def _packed(self, key: str) -> ComfyPackedLayer | None:
             path, _, leaf = key.rpartition(".")
             layer = self.model.get_submodule(path) if leaf == "weight" else None
-            return layer if isinstance(layer, PackedLayer) else None
+            return layer if isinstance(layer, ComfyPackedLayer) else None
 
         def _attach(self) -> None:
             for key, layer in packed_layers(self.model).items():

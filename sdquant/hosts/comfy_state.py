@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..formats.checkpoint import Source
     from ..formats.model_families import Family
     from ..formats.tensor_file import TensorFile
-    from ..models.single_file.original_names import Written
-    from .comfy_tensor import PackedTensor
+    from ..models.single_file.original_names import OutputTensor
+    from .comfy_tensor import ComfyPackedTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
     Raises:
         ConflictError: the weights are quantized already. BadFileError, UnsupportedFileError: the file, or the weights.
     """
-    from .comfy_tensor import PackedTensor
+    from .comfy_tensor import ComfyPackedTensor
 
     if spec is not None:
         original_layout.refuse_quantized(src, spec)
@@ -89,7 +89,7 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
             if any(source in packs for source in part.sources):
                 tensors[part.name] = _shown(_joined(src, part, packs), src)
             elif part.name in to_quantize and spec is not None:
-                tensors[part.name] = PackedTensor(
+                tensors[part.name] = ComfyPackedTensor(
                     _encoded(part, original_layout.read(part, whole, files), spec, device)
                 )
             else:
@@ -99,7 +99,7 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
         for file in files.values():
             file.close()
     config = src.metadata.get("config")
-    packed = sum(isinstance(tensor, PackedTensor) for tensor in tensors.values())
+    packed = sum(isinstance(tensor, ComfyPackedTensor) for tensor in tensors.values())
     return State(tensors=tensors, packed=packed, metadata={"config": config} if isinstance(config, str) else None)
 
 
@@ -130,14 +130,14 @@ def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
     return replace(src, tensors=infos, home=home, found={}, specs={})
 
 
-def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSpec) -> frozenset[str]:
+def _chosen(src: Source, parts: list[OutputTensor], row: Family | None, spec: QuantSpec) -> frozenset[str]:
     """Return the names of the weights to quantize: not those of the first and last layers, and not embeddings."""
     kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, spec, "plain", ())[0]}
 
-    def suits(part: Written) -> bool:
+    def suits(part: OutputTensor) -> bool:
         shape = original_names.shape_of(part, shapes)
         stays = conventions.stays_float(part.name, shape, kind) or export_single_file.hidden(part.name, spec)
         return not stays and all(key in fit for key in part.sources)
@@ -147,13 +147,13 @@ def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSp
     return names
 
 
-def _encoded(part: Written, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
+def _encoded(part: OutputTensor, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
     from ..models.quantize_weight import encode
 
     return encode(original_layout.told(part), tensor.to(device), spec).to(tensor.device)
 
 
-def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
+def _plain(part: OutputTensor, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
     import torch
 
     from ..models.quantize_weight import refuse_not_finite
@@ -164,7 +164,7 @@ def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
-def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
+def _joined(src: Source, part: OutputTensor, packs: Mapping[str, Packed]) -> Packed:
     """Return the packed weight of ComfyUI's model that corresponds to one or several weights of the file.
 
     Raises:
@@ -186,7 +186,7 @@ def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
     return packed
 
 
-def _shown(packed: Packed, src: Source) -> PackedTensor:
+def _shown(packed: Packed, src: Source) -> ComfyPackedTensor:
     """Wrap a packed weight as a tensor, with the dtype that ComfyUI should compute in.
 
     ComfyUI chooses its compute dtype by the dtypes of the tensors. Some formats do not record that of the float weight
@@ -194,14 +194,14 @@ def _shown(packed: Packed, src: Source) -> PackedTensor:
     """
     import torch
 
-    from .comfy_tensor import PackedTensor
+    from .comfy_tensor import ComfyPackedTensor
 
     dtypes: Counter[str] = Counter({packed.spec.dtype: 0})
     if packed.spec.dtype == "float32":
         for info in src.plain.values():
             if info.dtype in FLOATS:
                 dtypes[info.dtype] += info.nbytes
-    return PackedTensor(packed, getattr(torch, dtypes.most_common(1)[0][0]))
+    return ComfyPackedTensor(packed, getattr(torch, dtypes.most_common(1)[0][0]))
 
 
 def _swapped(packed: Packed) -> Packed | None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ..nn import packed_tensor
 
 
-class PackedTensor(packed_tensor.PackedTensor):
+class ComfyPackedTensor(packed_tensor.PackedTensor):
     """Packed weight in a state dict, with error texts for ComfyUI."""
 
     way_out: ClassVar[str] = (
@@ -21,7 +21,7 @@ class PackedTensor(packed_tensor.PackedTensor):
     way_out_of_fusing: ClassVar[str] = way_out
 
 
-class Counted(PackedTensor):
+class Counted(ComfyPackedTensor):
     """Packed weight in a layer's state dict, which reports its packed size in bytes: ComfyUI plans its offload by that.
 
     (ComfyUI reads `nbytes`; before 2026, `nelement() * element_size()`.)

@@ -23,7 +23,7 @@ _LORA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HostProgram:
     """A program into whose folder sdquant's extension is copied.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host(Place):
+class Host(HostProgram):
     """A web UI with settings, to which sdquant adds a section. `name` is also its module's in this package.
 
     Attributes:
@@ -155,7 +155,7 @@ HOSTS = (
 )
 
 
-COMFYUI = Place(
+COMFYUI = HostProgram(
     name="comfyui",
     title="ComfyUI",
     files=("comfy/sd.py", "folder_paths.py", "custom_nodes", "nodes.py", "main.py"),
@@ -178,7 +178,7 @@ COMFYUI = Place(
     ),
 )
 
-PLACES: tuple[Place, ...] = (*HOSTS, COMFYUI)
+PLACES: tuple[HostProgram, ...] = (*HOSTS, COMFYUI)
 
 
 def running() -> Host:
@@ -197,7 +197,7 @@ def running() -> Host:
     )
 
 
-def in_folder(folder: Path) -> Place:
+def in_folder(folder: Path) -> HostProgram:
     """Return the web UI that is installed in a folder.
 
     Raises:
@@ -212,7 +212,7 @@ def in_folder(folder: Path) -> Place:
     )
 
 
-def _titles(rows: Iterable[Place]) -> str:
+def _titles(rows: Iterable[HostProgram]) -> str:
     *most, last = (row.title for row in rows)
     return f"{', '.join(most)} and {last}"
 

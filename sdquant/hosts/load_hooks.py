@@ -11,7 +11,7 @@ from ..errors import IncompatibleError, SdquantError
 from ..planning.request import NOT_QUANTIZED
 from ..settings import ROLES, Settings
 from . import display
-from .status import Part, Status
+from .status import ComponentStatus, Status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,12 +77,12 @@ def begin(status: Status, path: str | None) -> None:
     status.begin(name, contents)
 
 
-def part_of(component: str, module: nn.Module, how: str) -> Part:
+def part_of(component: str, module: nn.Module, how: str) -> ComponentStatus:
     """Return the status of a component, from its layers."""
     from ..offload import weight_bytes
 
     schemes = sorted(schemes_in(module))
-    return Part(
+    return ComponentStatus(
         component=component,
         scheme=" and ".join(schemes) or None,
         how=how if schemes or how == AS_FOUND else "not quantized",

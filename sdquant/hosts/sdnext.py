@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConflictError, IncompatibleError, SdquantError
 from ..settings import Settings, role_of
 from . import display, load_hooks, options
-from .status import Part, Status
+from .status import ComponentStatus, Status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,7 +172,7 @@ class Adapter:
             self.status.loaded(load_hooks.part_of(name, module, "while loading"))
             return
         if load_hooks.quantized_elsewhere(module):
-            self.status.loaded(Part(component=name, scheme=None, how="quantized already, as found", bytes=0))
+            self.status.loaded(ComponentStatus(component=name, scheme=None, how="quantized already, as found", bytes=0))
             return
         from ..integrations.config import Config
         from ..loading.quantizer import quantize

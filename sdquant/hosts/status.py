@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ComponentStatus:
     """Status of one component: its scheme (None: not quantized), how it was quantized, and its size in bytes."""
 
     component: str
@@ -30,7 +30,7 @@ class Seen:
 
     model: str | None = None
     found: str | None = None
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, ComponentStatus] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -56,7 +56,7 @@ class Status:
         with self._lock:
             self._seen = Seen(model=model, found=contents)
 
-    def loaded(self, part: Part) -> None:
+    def loaded(self, part: ComponentStatus) -> None:
         """Add a loaded component. Ignored after a failure: the host goes on for a while before it unloads the model."""
         with self._lock:
             if self._seen.error is None:

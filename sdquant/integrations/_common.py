@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Weights:
+class LoadingWeights:
     """The weights of one model that diffusers or transformers is loading, in sdquant's plain layers.
 
     Attributes:

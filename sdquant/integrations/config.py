@@ -22,7 +22,7 @@ from ..utils.arguments import answered
 _ALWAYS = ("quant_method", "quant", "skip")
 
 
-class Method(str, Enum):
+class QuantMethod(str, Enum):
     """The `quant_method`. diffusers expects an enum with a value; both libraries look it up as a string."""
 
     SDQUANT = METHOD
@@ -59,7 +59,7 @@ class Config:
         component: str = "",
         compute: str | None = None,
     ) -> None:
-        self.quant_method = Method.SDQUANT
+        self.quant_method = QuantMethod.SDQUANT
         self.rules = rules_of(rules)
         parsed = registry.parse(quant or ("int8" if self.rules is None else "rules"))
         self.quant = str(parsed)

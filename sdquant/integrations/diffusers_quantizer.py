@@ -21,7 +21,7 @@ from ..models.weight_loader import install_packed
 from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
-from ._common import Weights, dequantize, torch_dtype
+from ._common import LoadingWeights, dequantize, torch_dtype
 from .config import Config
 
 with quiet():  # what it imports besides has remarks to make
@@ -42,7 +42,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
 
     def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.weights = Weights(quantization_config)
+        self.weights = LoadingWeights(quantization_config)
         self._names: dict[str, str] = {}  # key in the files -> parameter
         self._extra: set[str] = set()  # keys that belong to weights and are not loaded
 

@@ -19,7 +19,7 @@ from ..models.keep_in_fp32 import float32_of_model
 from ..models.names import remember
 from ..models.weight_loader import install_packed
 from ..rules.product_ranges import stand_in
-from ._common import Weights, dequantize
+from ._common import LoadingWeights, dequantize
 from .config import Config
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Quantizer(HfQuantizer):
 
     def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)  # type: ignore[arg-type]  # it does what is used of one
-        self.weights = Weights(quantization_config)
+        self.weights = LoadingWeights(quantization_config)
         self.dtype = torch.float32
 
     def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
@@ -187,7 +187,7 @@ class _Read(_Op):
         return {}
 
 
-def _arrived(weights: Weights, model: nn.Module, name: str, missing_keys: set[str]) -> None:
+def _arrived(weights: LoadingWeights, model: nn.Module, name: str, missing_keys: set[str]) -> None:
     """Tell transformers that a weight and those tied to it are there, and need neither values nor a tie."""
     library_model: Any = model
     for each in weights.ties[name]:

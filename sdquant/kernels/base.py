@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 
 Parts = Mapping[str, "Tensor"]
@@ -32,35 +32,35 @@ class Reader(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+    def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
         """Return whether it can dequantize a weight to `dtype` (float32, bfloat16, float16) on the parts' device."""
 
-    def wants_apart(self, form: Form) -> bool:
+    def wants_apart(self, form: PackedLayout) -> bool:
         """Return whether it reads such GGUF blocks faster with their fields apart (struct of arrays)."""
         return False
 
     @abstractmethod
-    def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
+    def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         """Dequantize the weight into `out`, contiguous [rows, columns], bit-equal to the backend's own decoding."""
 
-    def rows_into(self, form: Form, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
+    def rows_into(self, form: PackedLayout, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
         """Dequantize rows start to stop as `decode_into` does, into `out`, contiguous [stop - start, columns]. Return
         False, and do nothing, if it cannot."""
         return False
 
-    def rounded(self, form: Form, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> bool:
+    def rounded(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> bool:
         """Do as `rows_into`, with the values that `decode_into` gives for `dtype`, stored as float32."""
         return False
 
-    def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+    def few(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         """Return up to how many rows of activations of `dtype` `product` is the faster way; 0 if it never is."""
         return 0
 
-    def few_patches(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+    def few_patches(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         """Return the same for patches of images, where the alternative is torch's convolution."""
         return self.few(form, parts, dtype)
 
-    def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def product(self, form: PackedLayout, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """Multiply x [m, columns] by the transposed weight and add the bias [rows], into `out` [m, rows]; all of one
         dtype. Sums are in float32 and rounded once.
 
@@ -68,12 +68,18 @@ class Reader(ABC):
         """
         raise NotImplementedError(self.name)
 
-    def unrounded(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+    def unrounded(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
         """Return whether `product` uses the weight in float32, rounded neither to the dtype of x nor before."""
         return False
 
     def prepared(
-        self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        dtype: torch.dtype,
+        few: int,
+        prefix: str,
+        integers: tuple[Coding, int] | None,
     ) -> Prepared | None:
         """Return `product` for the layers that hold such a weight, for up to `few` rows, with every lookup done in
         advance; None if it has no such thing.

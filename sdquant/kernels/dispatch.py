@@ -25,7 +25,7 @@ from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Backend, Geometry, Packed
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
     from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
@@ -68,7 +68,7 @@ def readers(device_type: str) -> tuple[Reader, ...]:
     return tuple(reader for reader in candidates if reader is not None)
 
 
-def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> Way:
+def way(backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> Way:
     """Return the kernels that dequantize `packed`, whose layout is `form`, to `dtype`."""
     if form is None:
         return _TORCH
@@ -83,7 +83,7 @@ def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype)
     return kernels
 
 
-def _chosen(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype, device: str) -> Way:
+def _chosen(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, device: str) -> Way:
     for reader in readers(device):
         if reader.reads(form, packed.parts, dtype) and _passes(reader, backend, packed, form, dtype):
             of = form, packed.parts, dtype
@@ -94,7 +94,7 @@ def _chosen(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype, de
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
-def _passes(reader: Reader, backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
+def _passes(reader: Reader, backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> bool:
     """Return whether the reader gives correct results for weights like this one; checked once for each kind."""
     kind = replace(form, rows=0, columns=form.columns % 64, group=form.group if form.group < form.columns else 0)
     key = (reader.name, kind, dtype, packed.device, *[part.dtype for part in packed.parts.values()])
@@ -131,7 +131,7 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
     return not why
 
 
-def _decodes_rows(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+def _decodes_rows(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) -> bool:
     """Return whether rows of the weight decoded alone, if the reader can do so, are the same."""
     first = len(weight) // 3
     got = torch.full_like(weight[first:], torch.nan)
@@ -140,7 +140,7 @@ def _decodes_rows(reader: Reader, form: Form, packed: Packed, weight: Tensor) ->
     return torch.equal(got.nan_to_num(), weight[first:].nan_to_num())
 
 
-def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+def _rounds(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) -> bool:
     """Return whether rounded rows in float32, if the reader has them, are those of the weight."""
     first = len(weight) // 3
     got = torch.full((len(weight) - first, form.columns), torch.nan, dtype=torch.float32, device=weight.device)
@@ -151,7 +151,7 @@ def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
 
 
-def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+def _multiplies(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) -> bool:
     """Return whether products of one, a few and many rows are as close to the exact ones as float32 sums, rounded once,
     are: readers have different kernels for them."""
     dtype = weight.dtype
@@ -163,7 +163,9 @@ def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> b
     return all(_multiplies_rows(m, reader, form, packed, weight, dtype) for m in numbers)
 
 
-def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor, dtype: torch.dtype) -> bool:
+def _multiplies_rows(
+    m: int, reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor, dtype: torch.dtype
+) -> bool:
     x = torch.linspace(-1, 1, m * form.columns, dtype=torch.float32, device=weight.device).view(m, -1).to(dtype)
     out = torch.empty(m, form.rows, dtype=dtype, device=weight.device)
     bias = torch.linspace(1, -1, form.rows, dtype=torch.float32, device=weight.device).to(dtype)
@@ -174,7 +176,7 @@ def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight:
     return bool(((out.cpu().double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
 
 
-def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor) -> None:
+def decode_into(backend: Backend, packed: Packed, form: PackedLayout | None, out: Tensor) -> None:
     """Dequantize into `out`, [*packed.spec.shape]; bit-equal to `backend.decode_into`."""
     reader = way(backend, packed, form, out.dtype).reader
     if reader is None or not out.is_contiguous():
@@ -184,7 +186,9 @@ def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor
         reader.decode_into(form, packed.parts, out.view(form.rows, form.columns))
 
 
-def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tensor, dtype: torch.dtype) -> Tensor:
+def embedding(
+    backend: Backend, packed: Packed, form: PackedLayout | None, indices: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Look up `indices` in an embedding table: [*indices.shape, width] in `dtype`. Only these rows are dequantized if
     they are fewer than the table has and its packing allows it."""
     rows, width = packed.spec.shape
@@ -197,7 +201,12 @@ def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tens
 
 
 def linear(
-    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, compute: str | None = None
+    backend: Backend,
+    packed: Packed,
+    form: PackedLayout | None,
+    x: Tensor,
+    bias: Tensor | None,
+    compute: str | None = None,
 ) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype. Saves nothing for
     gradients.
@@ -237,7 +246,7 @@ def _beside(packed: Packed, x: Tensor) -> None:
 
 
 def prepared(
-    backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, compute: str | None, prefix: str
+    backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
     kernels = way(backend, packed, form, dtype)
@@ -254,7 +263,7 @@ def prepared(
     )
 
 
-def _decoded(backend: Backend, packed: Packed, form: Form | None, x: Tensor) -> Tensor:
+def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:
     """Return the dequantized weight in the dtype of x, in the workspace."""
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
@@ -262,7 +271,7 @@ def _decoded(backend: Backend, packed: Packed, form: Form | None, x: Tensor) -> 
 
 
 def convolve(
-    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, how: Geometry,
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None, how: Geometry,
     compute: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolve x [b, in, ...] with the weight and add the bias: [b, out, ...] in x's dtype. See `linear`."""
@@ -294,7 +303,7 @@ def convolve(
     return run(x, _decoded(backend, packed, form, x), bias)
 
 
-def _tiled(kernels: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
+def _tiled(kernels: Way, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply x [m, columns] by the transposed weight, part by part; None if the reader cannot decode parts."""
     reader = kernels.reader
     if reader is None or form is None:
@@ -307,7 +316,7 @@ def _tiled(kernels: Way, packed: Packed, form: Form | None, x: Tensor, bias: Ten
     return blocked_gemm.linear(x, bias, packed.spec.shape[0], rows)
 
 
-def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> blocked_gemm.Rows:
+def _rounded(backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> blocked_gemm.Rows:
     """Return a function for rows of the dequantized weight, rounded to `dtype`, as float32, in the workspace."""
     reader = way(backend, packed, form, dtype).reader
     columns = math.prod(packed.spec.shape[1:])
@@ -328,7 +337,7 @@ def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.d
     return rows
 
 
-def _product(kernels: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:
+def _product(kernels: Way, packed: Packed, form: PackedLayout, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [m, columns] by the transposed weight and add the bias, with the reader."""
     assert kernels.reader is not None
     out = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)

@@ -26,7 +26,7 @@ from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Packed
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _CODES = torch.float8_e4m3fn
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def direct(form: Form | None) -> bool:
+def direct(form: PackedLayout | None) -> bool:
     """Return whether the codes of a weight can be multiplied without requantizing it."""
     return (
         form is not None
@@ -52,7 +52,7 @@ def direct(form: Form | None) -> bool:
     )
 
 
-def pays(packed: Packed, form: Form | None, x: Tensor) -> bool:
+def pays(packed: Packed, form: PackedLayout | None, x: Tensor) -> bool:
     """Return whether the product of activations x [..., in] with such a weight is faster in 8-bit floats."""
     if x.device.type != "cuda" or not computes(packed, x):
         return False
@@ -83,7 +83,7 @@ def works_on(device: torch.device) -> bool:
     return False
 
 
-def linear(packed: Packed, form: Form | None, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
+def linear(packed: Packed, form: PackedLayout | None, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
 
     Args:

@@ -42,7 +42,7 @@ from .triton import imports
 
 if TYPE_CHECKING:
     from ..core.backend import Backend, Packed
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ BY_AVX2 = Least(rows=2, again=16, channels=64, columns=1024)
 BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
 
 
-def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
+def _least(packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> Least:
     if form is None or not native.reads(form, packed.parts):
         return BY_TORCH
     by = native.instructions(form.columns)
@@ -87,13 +87,13 @@ def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
     return BY_AVX2 if by == "avx2" else BY_C
 
 
-def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:
+def least(packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> int:
     """Return the number of rows of activations of `dtype` from which integers are faster."""
     limits = _least(packed, form, dtype)
     return limits.again if steps.coding(packed, form) & Coding.AGAIN else limits.rows
 
 
-def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
+def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> bool:
     """Return whether the product of so many rows of activations like `x` is faster in integers."""
     if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
@@ -106,7 +106,7 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     return int_matmul.fast(x.device)
 
 
-def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
+def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry) -> bool:
     """Return the same for a convolution of x [b, in, ...]."""
     shape, of_sizes = packed.spec.shape, _least(packed, form, x.dtype)
     if geometry.groups != 1 or isinstance(geometry.padding, str):
@@ -116,12 +116,12 @@ def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geome
     return pays(packed, form, x, x.shape[0] * math.prod(outputs(x.shape[2:], shape[2:], geometry)))
 
 
-def whole(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> Coding | None:
+def whole(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> Coding | None:
     """Return the codes of a weight that the C kernels multiply; None if they do not support it."""
     return steps.coding(packed, form) if dtype in _FLOATS and _by_c(backend, packed, form, dtype) else None
 
 
-def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
+def linear(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype."""
     flat = x.reshape(-1, x.shape[-1])
     if form is not None and _by_c(backend, packed, form, x.dtype):
@@ -132,7 +132,7 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
 
 
 def convolve(
-    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     """Convolve x [b, in, ...] with the weight and add the bias: [b, out, ...] in x's dtype and memory format."""
     if form is not None and len(packed.spec.shape) == 4 and _by_c(backend, packed, form, x.dtype):
@@ -140,7 +140,7 @@ def convolve(
     return convolve_by_steps(backend, packed, x, bias, geometry)
 
 
-def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def _convolve_by_c(packed: Packed, form: PackedLayout, x: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     _, _, high, wide = packed.spec.shape
     places = outputs(x.shape[2:], (high, wide), geometry)
     return native.convolve(
@@ -184,11 +184,11 @@ _verdicts: dict[tuple[object, ...], bool] = {}
 
 
 @lru_cache(maxsize=4096)
-def _of_any_size(form: Form) -> Form:
+def _of_any_size(form: PackedLayout) -> PackedLayout:
     return replace(form, rows=0)
 
 
-def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
+def _by_c(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> bool:
     """Return whether the C kernels multiply such a weight; they are checked against torch once per kind."""
     if not native.reads(form, packed.parts):
         return False

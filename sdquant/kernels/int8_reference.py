@@ -28,7 +28,7 @@ from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Backend, Packed
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _FINE = ("q8_0",)
 _CHECKED_ROWS = 16
 
 
-def coding(packed: Packed, form: Form | None) -> Coding:
+def coding(packed: Packed, form: PackedLayout | None) -> Coding:
     """Return which codes of a weight are multiplied."""
     taps = math.prod(packed.spec.shape[2:])
     if direct(form):
@@ -57,14 +57,14 @@ def coding(packed: Packed, form: Form | None) -> Coding:
     return Coding.AGAIN | Coding.BY_RUN if fine and several else Coding.AGAIN
 
 
-def scales_in(form: Form, coding: Coding) -> int:
+def scales_in(form: PackedLayout, coding: Coding) -> int:
     """Return the number of scales per row of codes."""
     if not coding & Coding.BY_RUN:
         return 1
     return form.columns // AGAIN_RUN if coding & Coding.AGAIN else form.columns // form.group * form.taps
 
 
-def direct(form: Form | None) -> bool:
+def direct(form: PackedLayout | None) -> bool:
     """Return whether the codes of a weight are multiplied without requantizing, with one scale per row."""
     return (
         form is not None
@@ -75,7 +75,7 @@ def direct(form: Form | None) -> bool:
     )
 
 
-def in_runs(form: Form, taps: int) -> bool:
+def in_runs(form: PackedLayout, taps: int) -> bool:
     """Return whether rows consist of whole runs of columns with one scale each (in convolutions, of one of `taps`)."""
     return (
         form.packing == "int8"
@@ -108,7 +108,7 @@ def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
     return values.mul(factor), divided(largest, most).masked_fill_(zero, 0.0)
 
 
-def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
+def of_rows(packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor]:
     """Return the scale of each row, float32 [rows], and its zero point, int32 [rows]."""
     codes, rows = packed.parts[form.codes], form.rows
     scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
@@ -141,7 +141,7 @@ def spread(each: Tensor, rows: int) -> Tensor:
     return each if len(each) == rows else each.repeat_interleave(rows // len(each))
 
 
-def _taken(packed: Packed, form: Form) -> tuple[Tensor, Tensor, Tensor | int]:
+def _taken(packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor, Tensor | int]:
     """Return `Steps.weight` for codes that are multiplied without requantizing."""
     codes = packed.parts[form.codes].view(form.rows, form.columns)
     scale, zero = of_rows(packed, form)
@@ -165,7 +165,9 @@ class Steps:
         codes, scale = quantized_rows(x)
         return codes, scale, codes.sum(1, keepdim=True, dtype=torch.int32)
 
-    def weight(self, backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
+    def weight(
+        self, backend: Backend, packed: Packed, form: PackedLayout | None
+    ) -> tuple[Tensor, Tensor, Tensor | int]:
         """Return a weight as int8 codes [rows, columns], row scales [rows] in float32, and what is added to each code:
         an int32 number per row, or one for all. The codes may be in the workspace."""
         if form is not None and direct(form):
@@ -173,7 +175,7 @@ class Steps:
         codes = scratch((packed.spec.shape[0], math.prod(packed.spec.shape[1:])), torch.int8, self.device)
         return codes, self.again(backend, packed, form, codes).view(-1), 0
 
-    def weight_by_run(self, backend: Backend, packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
+    def weight_by_run(self, backend: Backend, packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor]:
         """Return the same with several scales per row: codes [rows, columns], float32 scales [rows, groups, taps]."""
         if coding(packed, form) is Coding.BY_RUN:
             scale = packed.parts[form.scale].view(form.rows, -1, form.taps).to(torch.float32) * form.factor
@@ -181,7 +183,7 @@ class Steps:
         codes = scratch((form.rows, form.columns), torch.int8, self.device)
         return codes, self.again(backend, packed, form, codes.view(-1, AGAIN_RUN)).view(form.rows, -1, 1)
 
-    def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
+    def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
         """Requantize a weight into `codes`, whose rows may be parts of the weight's rows. Return their scales."""
         weight = backend.decode(packed, torch.float32).view(codes.shape)
         return quantized_rows(weight, codes)[1]
@@ -224,7 +226,7 @@ class InC(Steps):
         c.quantize_rows(x, codes, scale, sums)
         return codes, scale, sums
 
-    def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
+    def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
         if form is None or not c.recodes(form, packed.parts):
             return super().again(backend, packed, form, codes)
         scale = codes.new_empty(len(codes), dtype=torch.float32)
@@ -260,14 +262,14 @@ class InTriton(Steps):
         quantized: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
         return quantized
 
-    def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
+    def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
         if form is None or not self._quantizes(backend, packed, form):
             return super().again(backend, packed, form, codes)
         scale = torch.empty(len(codes), dtype=torch.float32, device=self.device)
         self.kernels.requantization(_of_width(form, codes.shape[1]), packed.parts, codes, scale)(self.device)
         return scale
 
-    def _quantizes(self, backend: Backend, packed: Packed, form: Form) -> bool:
+    def _quantizes(self, backend: Backend, packed: Packed, form: PackedLayout) -> bool:
         """Return whether the kernel requantizes such weights; it is checked against torch at the first of a kind."""
         key = (replace(form, rows=0), self.device, *[part.dtype for part in packed.parts.values()])
         if key not in _quantize:
@@ -315,7 +317,7 @@ class InTriton(Steps):
         self.kernels.finishing(total.contiguous(), row_scale, scale, bias, out, sums, added)(self.device)
 
 
-def _of_width(form: Form, columns: int) -> Form:
+def _of_width(form: PackedLayout, columns: int) -> PackedLayout:
     """Return the form with its rows split into more rows of `columns`."""
     return form if columns == form.columns else replace(form, rows=form.rows * form.columns // columns, columns=columns)
 

@@ -21,7 +21,7 @@ from .workspace import scratch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 # CPU time as a share of torch's decoding, to bfloat16 and to float32: bench/gguf_decode.py, one core of an AMD EPYC
 # (Zen 5). The other types take 0.8 to 1.6 of it.
@@ -40,7 +40,7 @@ class Libgguf(Reader):
 
     name: ClassVar[str] = "libgguf"
 
-    def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+    def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
         if form.packing not in _SHARES or form.apart or parts[form.codes].device.type != "cpu":
             return False
         assert is_blocks(form)
@@ -48,7 +48,7 @@ class Libgguf(Reader):
         shares = {torch.bfloat16: rounded, torch.float16: rounded, torch.float32: exact}
         return shares.get(dtype, 1.0) < _WORTH_IT
 
-    def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
+    def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         library, kind, blocks = _library(), TYPES[form.packing], parts[form.codes].detach().numpy()
         assert library is not None
         form, flat = by_block(form), out.view(-1)

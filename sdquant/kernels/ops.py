@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..core.backend import Backend
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 
 def described(spec: PackedSpec, names: Sequence[str]) -> str:
@@ -35,7 +35,7 @@ def _read(text: str) -> tuple[Backend, PackedSpec, tuple[str, ...]]:
     return registry.of_scheme(spec["scheme"]), PackedSpec.from_dict(spec), tuple(names)
 
 
-def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form | None]:
+def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, PackedLayout | None]:
     backend, spec, names = _read(text)
     packed = Packed(spec=spec, parts=dict(zip(names, parts, strict=True)))
     return backend, packed, backend.form(packed)

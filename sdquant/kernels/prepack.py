@@ -16,7 +16,7 @@ from ..core.backend import Packed
 from . import dispatch
 
 if TYPE_CHECKING:
-    from ..core.packed_layout import Form
+    from ..core.packed_layout import PackedLayout
 
 
 def laid_out(packed: Packed, device: str) -> Packed:
@@ -29,7 +29,7 @@ def laid_out(packed: Packed, device: str) -> Packed:
     return backend.for_kernels(packed)
 
 
-def wanted(form: Form, device: str) -> bool:
+def wanted(form: PackedLayout, device: str) -> bool:
     """Return whether the kernels of `device` ("cuda:0", "cpu") are faster with the fields of such a weight apart."""
     return any(reader.wants_apart(form) for reader in dispatch.readers(device.partition(":")[0]))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.backend import Backend, Packed
-    from ..core.packed_layout import Activations, Form
+    from ..core.packed_layout import Activations, PackedLayout
     from .base import Prepared
 
 log = logging.getLogger(__name__)
@@ -39,12 +39,12 @@ _verdicts: dict[tuple[object, ...], bool] = {}
 
 
 @lru_cache(maxsize=4096)
-def _of_any_size(form: Form, how: Activations) -> Form:
+def _of_any_size(form: PackedLayout, how: Activations) -> PackedLayout:
     return replace(form, rows=0, group=form.group if how.tile else 0)
 
 
 @lru_cache(maxsize=4096)
-def coding(form: Form | None, how: Activations) -> Coding | None:
+def coding(form: PackedLayout | None, how: Activations) -> Coding | None:
     """Return which codes of a weight are multiplied; None if they are not integers or have other tiles than `how`."""
     if form is None or form.table or form.taps > 1:
         return None
@@ -56,7 +56,7 @@ def coding(form: Form | None, how: Activations) -> Coding | None:
 
 
 def prepared(
-    backend: Backend, packed: Packed, form: Form | None, how: Activations, dtype: torch.dtype, prefix: str
+    backend: Backend, packed: Packed, form: PackedLayout | None, how: Activations, dtype: torch.dtype, prefix: str
 ) -> Prepared | None:
     """Return `backend.linear` with bias, prepared for a layer's activations of `dtype`; None if no kernel supports it.
 
@@ -72,7 +72,7 @@ def prepared(
 
 
 def linear(
-    backend: Backend, packed: Packed, form: Form | None, how: Activations | None, x: Tensor, bias: Tensor | None
+    backend: Backend, packed: Packed, form: PackedLayout | None, how: Activations | None, x: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Compute `backend.linear` and add the bias, with the fastest kernel available."""
     kernel = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
@@ -87,7 +87,7 @@ def linear(
 def convolution(
     backend: Backend,
     packed: Packed,
-    form: Form | None,
+    form: PackedLayout | None,
     how: Activations | None,
     x: Tensor,
     bias: Tensor | None,
@@ -105,7 +105,7 @@ def convolution(
 def convolve(
     backend: Backend,
     packed: Packed,
-    form: Form | None,
+    form: PackedLayout | None,
     how: Activations | None,
     x: Tensor,
     bias: Tensor | None,
@@ -122,7 +122,7 @@ def convolve(
 
 
 def as_floats(
-    backend: Backend, packed: Packed, form: Form | None, x: Tensor, geometry: Geometry | None = None
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry | None = None
 ) -> Tensor | None:
     """Compute `backend.linear` or, with `geometry`, `backend.convolve`, if that is a float product; else None."""
     if form is None or not x.is_cpu or dispatch.way(backend, packed, form, x.dtype).reader is None:
@@ -143,13 +143,13 @@ def as_floats(
 
 
 @lru_cache(maxsize=4096)
-def _bare(form: Form) -> Form:
+def _bare(form: PackedLayout) -> PackedLayout:
     """Return the layout of the codes without their scales."""
     return replace(form, scale="")
 
 
 def _convolved(
-    packed: Packed, form: Form, how: Activations, x: Tensor, bias: Tensor | None, geometry: Geometry
+    packed: Packed, form: PackedLayout, how: Activations, x: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     _, _, high, wide = packed.spec.shape
     places, codes = outputs(x.shape[2:], (high, wide), geometry), coding(form, how)
@@ -160,7 +160,7 @@ def _convolved(
     )
 
 
-def _by_c(backend: Backend, packed: Packed, form: Form, how: Activations, dtype: torch.dtype) -> bool:
+def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations, dtype: torch.dtype) -> bool:
     """Return whether the C kernels multiply such a weight; they are checked against the backend once per kind."""
     if dtype not in _FLOATS or not native.reads(form, packed.parts):
         return False

@@ -27,7 +27,7 @@ from ..saving.original_layout import bar
 from ..utils.atomic_write import whole_folder
 from . import loader
 from .partition import shares
-from .shard_writer import Collector, Written
+from .shard_writer import Collector, ShardOutput
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,7 +139,7 @@ def _component(
     if isinstance(part.spec, RulesSpec):
         keep(model, part.spec.rules)
         place(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
-    out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
+    out = ShardOutput(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
     collector = Collector(model, part, model_plan, src, out)
     if ranks.first:
         collector.finish(src)

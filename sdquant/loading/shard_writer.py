@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.backend import Packed, PackedSpec, Part
+from ..core.backend import Packed, PackedSpec, TensorSpec
 from ..formats import safetensors_writer
 from ..models import components
 from ..models.names import to_file
@@ -40,15 +40,15 @@ class File:
 
 
 @dataclass(frozen=True)
-class Form:
+class WeightMetadata:
     """Metadata of a quantized weight: spec, and shapes and dtypes of its parts."""
 
     spec: PackedSpec
-    parts: Mapping[str, Part]
+    parts: Mapping[str, TensorSpec]
 
 
 @dataclass
-class Written:
+class ShardOutput:
     """The files of one process, and the tensors that are not written yet.
 
     Attributes:
@@ -108,13 +108,13 @@ class Collector(Installer):
     """
 
     def __init__(
-        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Source, out: Written
+        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Source, out: ShardOutput
     ) -> None:
         super().__init__(model, part.runtime, components.dtype_named(model_plan.dtype) if model_plan.dtype else None)
         self.out = out
         self.keys: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, WeightMetadata] = {}
         self._guard = guard_of(model)
         rows = [(key, info.nbytes) for key, info in src.plain.items()]
         rows += [(name, src.found_bytes(name)) for name in src.found]
@@ -138,13 +138,15 @@ class Collector(Installer):
 
     def packed(self, name: str, packed: Packed, spec: QuantSpec | None) -> None:
         first = self.first(name)
-        form = Form(packed.spec, {key: safetensors_writer.part_of(part) for key, part in packed.parts.items()})
+        form = WeightMetadata(
+            packed.spec, {key: safetensors_writer.part_of(part) for key, part in packed.parts.items()}
+        )
         self.stand_in({first: form})
         self.forms[first] = form
         self.out.make_room(packed.nbytes)
         self.out.rows[first] = packed
 
-    def stand_in(self, forms: Mapping[str, Form]) -> None:
+    def stand_in(self, forms: Mapping[str, WeightMetadata]) -> None:
         """Put empty quantized layers into the model for weights that this or another process has quantized."""
         for name, form in forms.items():
             if name not in self.forms:

@@ -28,7 +28,7 @@ from .packed_tensor import LayerWeight
 from .state_dict import LIKE, PREFIX
 
 if TYPE_CHECKING:
-    from ..core.packed_layout import Activations, Form
+    from ..core.packed_layout import Activations, PackedLayout
     from ..kernels.base import Prepared
 
 _KINDS: dict[type[nn.Module], str] = {
@@ -63,7 +63,7 @@ class QuantizedLayer(nn.Module):
 
     spec: PackedSpec
     _backend: Backend
-    _form: Form | None  # how the packed weight lies in memory, for the kernels
+    _form: PackedLayout | None  # how the packed weight lies in memory, for the kernels
     _activations: Activations | None = None  # how they become integers, where the scheme says so itself
     _text: str  # all about it but its tensors, for compiled graphs
     _path: str = ""  # in its model, for errors

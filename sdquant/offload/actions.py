@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-class Kind(Enum):
+class CallTreatment(Enum):
     """Treatment of a call."""
 
     SAFE = "called unchanged"
@@ -115,19 +115,19 @@ REFUSED: dict[str, tuple[str, str]] = {
 INSIDE = ("state_dict", "load_state_dict", "apply", "share_memory", "to_empty")
 
 
-def kind(name: str, used: frozenset[str]) -> Kind:
+def kind(name: str, used: frozenset[str]) -> CallTreatment:
     """Return the treatment of a public method of a pipeline or component.
 
     Args:
         used: names that its calls use, see `used_by`.
     """
     if name in REFUSED:
-        return Kind.REFUSED
+        return CallTreatment.REFUSED
     if name in MOVES:
-        return Kind.MOVES
+        return CallTreatment.MOVES
     if name in SUSPENDED:
-        return Kind.SUSPENDED
-    return Kind.SAFE if name in SAFE or name in used else Kind.UNKNOWN
+        return CallTreatment.SUSPENDED
+    return CallTreatment.SAFE if name in SAFE or name in used else CallTreatment.UNKNOWN
 
 
 def methods(owner: type) -> Iterator[str]:

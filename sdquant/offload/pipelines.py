@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..models import libraries
-from .actions import Kind, kind, methods, used_by
+from .actions import CallTreatment, kind, methods, used_by
 from .handle import HANDLE
 from .state_guards import guarded
 
@@ -72,14 +72,14 @@ def _class_of(cls: Any) -> Any:
     }
     for name in methods(cls):
         what = kind(name, names)
-        if what is not Kind.SAFE:
+        if what is not CallTreatment.SAFE:
             body[name] = _guard(cls, name, what)
     if isinstance(inspect.getattr_static(cls, "__call__", None), FunctionType):
         body["__call__"] = _call(cls)
     return type(cls)(cls.__name__, (cls,), body)
 
 
-def _guard(cls: Any, name: str, what: Kind) -> Callable[..., Any]:
+def _guard(cls: Any, name: str, what: CallTreatment) -> Callable[..., Any]:
     @functools.wraps(getattr(cls, name))
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         method = getattr(super(_class_of(cls), self), name)

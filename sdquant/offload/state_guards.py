@@ -20,7 +20,7 @@ from torch import nn
 from ..errors import SettingsError
 from ..models.call_hooks import ENTRIES, wrap
 from ..utils.inference_mode import ordinary
-from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
+from .actions import INSIDE, REFUSED, CallTreatment, destination, kind, methods, used_by
 from .backward import refuse_derivatives
 from .foreign_hooks import hook_of, refuse_taken
 from .handle import HANDLE
@@ -85,7 +85,7 @@ def _guard(parts: Collection[nn.Module], handle: OffloadHandle, used: frozenset[
         names = used | used_by(type(part))
         for name in methods(type(part)):
             what = kind(name, names)
-            if name not in INSIDE and what is not Kind.SAFE:
+            if name not in INSIDE and what is not CallTreatment.SAFE:
                 _set(part, name, _guarded(part, name, what, handle), handle)
     for module in modules.values():
         _set(module, PART_OF, handle, handle)
@@ -97,7 +97,7 @@ def _guard(parts: Collection[nn.Module], handle: OffloadHandle, used: frozenset[
         _set(module, "_apply", _cast(module, handle), handle)
 
 
-def _guarded(owner: Any, name: str, what: Kind, handle: OffloadHandle) -> Callable[..., Any]:
+def _guarded(owner: Any, name: str, what: CallTreatment, handle: OffloadHandle) -> Callable[..., Any]:
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -113,7 +113,7 @@ def guarded(
     handles: list[OffloadHandle],
     owner: Any,
     name: str,
-    what: Kind,
+    what: CallTreatment,
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -127,12 +127,12 @@ def guarded(
     if not handles:
         return call(*args, **kwargs)
     handle, *others = handles
-    if what is Kind.REFUSED:
+    if what is CallTreatment.REFUSED:
         handle.refuse(*REFUSED[name])
     with handle.lock:
-        if what is Kind.UNKNOWN and (handle.calls or handle.computing):
+        if what is CallTreatment.UNKNOWN and (handle.calls or handle.computing):
             return call(*args, **kwargs)
-        if what is Kind.MOVES and handle.works:
+        if what is CallTreatment.MOVES and handle.works:
             device, left, named = destination(name, args, kwargs)
             if device is not None and not is_move(handle, device):
                 log.info("%s.%s: the move to %s is left to offload=%r", type(owner).__name__, name, device, handle.mode)

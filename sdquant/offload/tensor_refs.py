@@ -23,7 +23,7 @@ _STATE_PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code")
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorReference:
     """One reference to a tensor: `get` returns it (None if it no longer exists), `put` replaces it."""
 
     owner: nn.Module
@@ -48,7 +48,7 @@ class Slot:
     """
 
     name: str
-    places: list[Place] = field(repr=False)
+    places: list[TensorReference] = field(repr=False)
     opaque: bool = False
 
     def get(self) -> Tensor | None:
@@ -130,7 +130,7 @@ def _merge(owners: Iterable[tuple[str, nn.Module]]) -> Iterator[Slot]:
     yield from by_identity.values()
 
 
-def _identity(owner: nn.Module, place: Place, tensor: Tensor) -> object:
+def _identity(owner: nn.Module, place: TensorReference, tensor: Tensor) -> object:
     """Return a key that is equal for places with the same values in the same memory."""
     if is_opaque(tensor) or tensor.device.type == "meta" or tensor.numel() == 0:
         parameter = owner._parameters.get(place.name)
@@ -138,7 +138,7 @@ def _identity(owner: nn.Module, place: Place, tensor: Tensor) -> object:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _places(owner: nn.Module) -> Iterator[Place]:
+def _places(owner: nn.Module) -> Iterator[TensorReference]:
     for name, parameter in owner._parameters.items():
         if parameter is None:
             continue
@@ -155,7 +155,7 @@ def _places(owner: nn.Module) -> Iterator[Place]:
             yield _buffer(owner, name)
 
 
-def _parameter(owner: nn.Module, name: str) -> Place:
+def _parameter(owner: nn.Module, name: str) -> TensorReference:
     def get() -> Tensor | None:
         parameter = owner._parameters.get(name)
         return None if parameter is None else parameter.data
@@ -167,10 +167,10 @@ def _parameter(owner: nn.Module, name: str) -> Place:
         else:  # as nn.Module does: parameters of the CPU cannot be given memory of devices that torch has no name for
             owner._parameters[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
-    return Place(owner, name, get, put)
+    return TensorReference(owner, name, get, put)
 
 
-def _opaque(owner: nn.Module, name: str) -> Place:
+def _opaque(owner: nn.Module, name: str) -> TensorReference:
     def get() -> Tensor | None:
         return owner._parameters.get(name)
 
@@ -178,17 +178,17 @@ def _opaque(owner: nn.Module, name: str) -> Place:
         # Assigning `.data` would change the wrapper and leave the wrapped tensors where they were.
         owner._parameters[name] = nn.Parameter(tensor, requires_grad=False)
 
-    return Place(owner, name, get, put)
+    return TensorReference(owner, name, get, put)
 
 
-def _buffer(owner: nn.Module, name: str) -> Place:
+def _buffer(owner: nn.Module, name: str) -> TensorReference:
     def put(tensor: Tensor) -> None:
         owner._buffers[name] = tensor
 
-    return Place(owner, name, lambda: owner._buffers.get(name), put)
+    return TensorReference(owner, name, lambda: owner._buffers.get(name), put)
 
 
-def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
+def _quant_state(owner: nn.Module, name: str) -> Iterator[TensorReference]:
     """Yield the hidden tensors of a `Params4bit`. On some CPUs its first forward repacks it and drops `state2`."""
     for path in _STATE_PARTS:
 
@@ -205,10 +205,10 @@ def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
         def put(tensor: Tensor, holder: Callable[[], Any] = holder, attribute: str = attribute) -> None:
             setattr(holder(), attribute, tensor)
 
-        yield Place(owner, f"{name}.quant_state.{path}", get, put)
+        yield TensorReference(owner, f"{name}.quant_state.{path}", get, put)
 
 
-def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
+def _int8(owner: nn.Module, name: str) -> Iterator[TensorReference]:
     """Yield the codes of an `Int8Params`, which `CB` aliases, and the scales, each on the weight or on the state."""
 
     def holders() -> list[Any]:
@@ -233,8 +233,8 @@ def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
             weight: Any = _held(owner, name)
             weight.CB, weight.SCB = weight.data, tensor
 
-    yield Place(owner, name, _parameter(owner, name).get, put_codes)
-    yield Place(owner, f"{name}.SCB", get_scales, put_scales)
+    yield TensorReference(owner, name, _parameter(owner, name).get, put_codes)
+    yield TensorReference(owner, f"{name}.SCB", get_scales, put_scales)
 
 
 def _held(owner: nn.Module, name: str) -> Tensor:

@@ -16,7 +16,7 @@ _FIX = 'Use for example parts=["ae.safetensors"] or parts={"transformer_2": "low
 
 
 @dataclass(frozen=True)
-class Part:
+class ComponentFile:
     """A file or folder of one component.
 
     Attributes:
@@ -41,8 +41,8 @@ def parts_of(value: Any) -> Any:
     if value is None:
         return ()
     if isinstance(value, Mapping):
-        return tuple(Part(_path(path), name) for name, path in value.items())
-    if isinstance(value, (str, os.PathLike, Part)):
+        return tuple(ComponentFile(_path(path), name) for name, path in value.items())
+    if isinstance(value, (str, os.PathLike, ComponentFile)):
         value = (value,)
     return tuple(map(_part, value)) if isinstance(value, (list, tuple, set, frozenset)) else value
 
@@ -68,8 +68,8 @@ def require_parts(value: object) -> None:
 def _part(value: Any) -> Any:
     """Convert one list entry to a Part. Path objects are never split at "="."""
     if isinstance(value, str) and (match := _NAMED.fullmatch(value)):
-        return Part(_path(match[2]), match[1])
-    return Part(_path(value)) if isinstance(value, (str, os.PathLike)) else value
+        return ComponentFile(_path(match[2]), match[1])
+    return ComponentFile(_path(value)) if isinstance(value, (str, os.PathLike)) else value
 
 
 def _path(value: Any) -> Any:
@@ -78,6 +78,6 @@ def _path(value: Any) -> Any:
 
 
 def _is_sound(value: object) -> bool:
-    if not isinstance(value, Part) or not isinstance(value.path, str) or not value.path.strip():
+    if not isinstance(value, ComponentFile) or not isinstance(value.path, str) or not value.path.strip():
         return False
     return value.component is None or (isinstance(value.component, str) and bool(value.component.strip()))

@@ -18,7 +18,7 @@ from .component_places import CHECKPOINT
 
 if TYPE_CHECKING:
     from ..formats.checkpoint import Source
-    from .component_files import Part
+    from .component_files import ComponentFile
     from .request import Request
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _gathered(request: Request, *, complete: bool, may_lack: bool = False) -> de
     return dataclasses.replace(merged, warnings=[*merged.warnings, *_chosen_by_name(files, names, base)])
 
 
-def _own_place(request: Request) -> tuple[str | None, tuple[Part, ...]]:
+def _own_place(request: Request) -> tuple[str | None, tuple[ComponentFile, ...]]:
     """Return the component that a part assigns to the path itself (it names the same file), and the other parts."""
     own = [one for one in request.parts if one.component is not None and _same_file(one.path, request.path)]
     return (own[0].component if own else None), tuple(one for one in request.parts if one not in own[:1])

@@ -20,7 +20,7 @@ from ..rules.parse import rules_of
 from ..rules.quant_spec import with_rules
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
-from .component_files import Part, parts_of, require_parts
+from .component_files import ComponentFile, parts_of, require_parts
 
 if TYPE_CHECKING:
     from ..core.backend import QuantSpec
@@ -129,7 +129,7 @@ class Request:
         default="50GB",
         metadata=_about("how much the cache may hold (default: 50GB)", metavar="SIZE"),
     )
-    parts: tuple[Part, ...] = field(
+    parts: tuple[ComponentFile, ...] = field(
         default=(),
         metadata=_about(
             "file of one more component, such as a text encoder or VAE, for its place in the pipeline, or, where it "

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import (
     Backend,
-    Floats,
+    FloatGemm,
     Found,
     Geometry,
     Option,
     Packed,
     PackedSpec,
-    Part,
     QuantSpec,
     Requirement,
     Scheme,
     TensorInfo,
+    TensorSpec,
 )
-from ..core.packed_layout import Activations, Form
+from ..core.packed_layout import Activations, PackedLayout
 from ..errors import SettingsError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RulesBackend(Backend):
         ),
     )
 
-    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         from .packed_layout import layout
 
         one = _one(spec)
@@ -134,7 +134,7 @@ class RulesBackend(Backend):
             rows = slice(start, min(start + step, shape[0]))
             out[rows].copy_(values(weight_of(packed, rule, rows)))
 
-    def form(self, packed: Packed) -> Form | None:
+    def form(self, packed: Packed) -> PackedLayout | None:
         from .core.qtypes import qtype
 
         spec, scale = packed.spec, packed.parts["scale"]
@@ -147,7 +147,7 @@ class RulesBackend(Backend):
         if row.bits < 8 and (columns % _UNIT or asymmetric):  # rows are filled up; zero points are signed, codes not
             return None
         shifted = 2 ** (row.bits - 1) if row.kind == "int" and row.bits < 8 else 0
-        return Form(
+        return PackedLayout(
             rows=rows,
             columns=columns,
             codes="qvalue",
@@ -214,7 +214,7 @@ class RulesBackend(Backend):
         scale_part = "" if static is None else "act_scale"
         return Activations(bound=row.bound, low=int(low), high=int(high), scale=scale_part, tile=tile)
 
-    def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
+    def as_floats(self, packed: Packed, x: Tensor) -> FloatGemm | None:
         """Return the activations for a float GEMM: dequantized if the codes cannot be multiplied, else (a float type on
         either side) as codes with scales. None for integers on both sides, which are multiplied as integers."""
         from .core import fast_activations
@@ -233,18 +233,18 @@ class RulesBackend(Backend):
             return None
         fast = None if space else fast_activations.numbers(x, rule, decoded=not by_codes)
         if fast is not None and not by_codes:
-            return Floats(x=fast[0].to(x.dtype))
+            return FloatGemm(x=fast[0].to(x.dtype))
         if by_codes and "zero_point" in packed.parts:
             return None
         of_outputs = scale.reshape(-1, *[1] * len(space))
         if fast is not None:
-            return Floats(x=fast[0], scales=(fast[1], of_outputs))
+            return FloatGemm(x=fast[0], scales=(fast[1], of_outputs))
         array = activations_of(packed, rule, x, conv=bool(space))
         if not by_codes:
-            return Floats(x=dequantize(array))
+            return FloatGemm(x=dequantize(array))
         if array.zero_point is not None:
             return None
-        return Floats(x=from_codes(array.qvalue, of_x, array.scale.dtype), scales=(array.scale, of_outputs))
+        return FloatGemm(x=from_codes(array.qvalue, of_x, array.scale.dtype), scales=(array.scale, of_outputs))
 
     def by_row(self, packed: Packed) -> bool:
         count = packed.spec.shape[0]

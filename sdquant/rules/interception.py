@@ -35,7 +35,7 @@ from .providers.product import Site, refuse
 from .qt.layers import QtLayer
 from .qt.statistics import SiteStats
 from .quant_spec import first
-from .report import Report, Unused, UnusedRuleWarning
+from .report import RulesReport, Unused, UnusedRuleWarning
 
 if TYPE_CHECKING:
     from .qconfig import QuantizationRule, Rules
@@ -45,7 +45,7 @@ _ATTRIBUTE, _REPORT = product_ranges.MARK, "_sdquant_products"
 
 
 @dataclass
-class Mark:
+class Interceptor:
     """Mark of a module whose products are quantized while it runs: `rules` by operation, and the module's path.
 
     Attributes:
@@ -54,7 +54,7 @@ class Mark:
 
     path: str
     rules: dict[str, QuantizationRule]
-    report: Report
+    report: RulesReport
     statistics: SiteStats | None = None
 
     def site(self, module: nn.Module, rule: QuantizationRule) -> Site:
@@ -100,7 +100,7 @@ class _Interception(TorchFunctionMode):
 def _quantized(operation: Operation, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     if frame.module is None:
         return None
-    mark: Mark = frame.module.__dict__[_ATTRIBUTE]
+    mark: Interceptor = frame.module.__dict__[_ATTRIBUTE]
     rule = mark.rules.get(operation.name)
     if rule is None:
         return None
@@ -216,7 +216,7 @@ def mark(
     _clear(model)
     if not any(rule.products for rule in rules.rules):
         return 0
-    report = Report(rules=rules)
+    report = RulesReport(rules=rules)
     matched, modules = followed(model, rules), dict(model.named_modules())
     for path, by_operation in matched.items():
         report.modules.update(set(by_operation.values()))
@@ -230,7 +230,7 @@ def mark(
             product_ranges.drop(module)
         if path in matched:
             stats = SiteStats(path) if static and collects else None
-            _put(module, Mark(path=path, rules=matched[path], report=report, statistics=stats))
+            _put(module, Interceptor(path=path, rules=matched[path], report=report, statistics=stats))
         elif _can_multiply(module) and any(_under(path, above) for above in matched):
             module.register_forward_pre_hook(_shut)
             module.register_forward_hook(_open, always_call=True)
@@ -258,7 +258,7 @@ def unmark(model: nn.Module) -> None:
         product_ranges.drop(module)
 
 
-def marks(model: nn.Module) -> dict[str, Mark]:
+def marks(model: nn.Module) -> dict[str, Interceptor]:
     """Return the marks in a model, by the path of their module."""
     return {path: module.__dict__[_ATTRIBUTE] for path, module in model.named_modules() if isinstance(module, Marked)}
 
@@ -318,7 +318,7 @@ def _first(rules: Rules, path: str, operation: str) -> QuantizationRule | None:
     return rule if rule is not None and rule.products else None
 
 
-def _put(module: nn.Module, marking: Mark) -> None:
+def _put(module: nn.Module, marking: Interceptor) -> None:
     module.__dict__[_ATTRIBUTE] = marking
     _give(module, marked_class(type(module)))
 
@@ -347,7 +347,7 @@ def _tell(module: nn.Module, args: Any, output: Any) -> None:
     Raises:
         IncompatibleError: nothing at all is quantized in the model, in spite of its rules.
     """
-    report: Report = module.__dict__[_REPORT]
+    report: RulesReport = module.__dict__[_REPORT]
     calibrates = any(mark.statistics is not None for mark in marks(module).values())  # which says itself what it lacks
     if (
         not report.done

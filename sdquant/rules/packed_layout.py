@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..core.backend import Part, Unfit
+from ..core.backend import TensorSpec, Unfit
 from ..errors import SettingsError
-from .core.calibration_method import Method, method
+from .core.calibration_method import CalibrationMethod, method
 from .core.how_to_quantize import HowToQuantize, scale_shape, tile_sizes
 from .core.qtypes import qtype
 from .qconfig import QtRule, QuantizationRule
@@ -56,7 +56,7 @@ def act_how(rule: QuantizationRule, ndim: int, *, conv: bool) -> HowToQuantize:
     )
 
 
-def act_method(rule: QuantizationRule) -> Method:
+def act_method(rule: QuantizationRule) -> CalibrationMethod:
     """Return the calibration method of activations."""
     return method(rule.act_calibration_method or "absmax")
 
@@ -82,7 +82,7 @@ def plain_tiles(rule: QuantizationRule, shape: tuple[int, ...]) -> QuantizationR
 
 def layout(
     rule: QuantizationRule, shape: tuple[int, ...], dtype: str, act_shape: tuple[int, ...] | None = None
-) -> dict[str, Part]:
+) -> dict[str, TensorSpec]:
     """Return shapes and dtypes of the tensors of a packed weight of this shape and dtype.
 
     Args:
@@ -98,23 +98,23 @@ def layout(
     how = weight_how(rule, shape)
     row = how.row
     if row.bits < 8:
-        codes = Part(dtype="uint8", shape=(shape[0], row_bytes(math.prod(shape[1:]), row.bits)))
+        codes = TensorSpec(dtype="uint8", shape=(shape[0], row_bytes(math.prod(shape[1:]), row.bits)))
     else:
-        codes = Part(dtype=row.storage, shape=shape)
+        codes = TensorSpec(dtype=row.storage, shape=shape)
     fixed = how.method.name == "fixed"
     size = (1,) * len(shape) if fixed else scale_shape(shape, how)
-    scale = Part(dtype=SCALES.get(row.scale_type, "float32" if dtype == "float16" else dtype), shape=size)
+    scale = TensorSpec(dtype=SCALES.get(row.scale_type, "float32" if dtype == "float16" else dtype), shape=size)
     parts = {"qvalue": codes, "scale": scale}
     if how.method.asymmetric:
-        parts["zero_point"] = Part(dtype=row.storage, shape=size)
+        parts["zero_point"] = TensorSpec(dtype=row.storage, shape=size)
     if rule.act_static_scale:
         assert rule.act_qtype is not None
         if act_shape is None:
             tiled = rule.tile_size is not None and len(shape) == 2 and not _fixed(rule)
             act_shape = (size[1],) if tiled else (1,)
-        parts["act_scale"] = Part(dtype="float32", shape=act_shape)
+        parts["act_scale"] = TensorSpec(dtype="float32", shape=act_shape)
         if act_method(rule).asymmetric:
-            parts["act_zero_point"] = Part(dtype=qtype(rule.act_qtype).storage, shape=act_shape)
+            parts["act_zero_point"] = TensorSpec(dtype=qtype(rule.act_qtype).storage, shape=act_shape)
     return parts
 
 

@@ -35,7 +35,7 @@ _RANGES = re.compile(r"(dot_general|einsum|conv_general_dilated)\d+_[lr]hs_(scal
 _AGAIN = "Export the model again, or get the file from its source"
 
 
-class Form(Protocol):
+class TensorForm(Protocol):
     """Shape and dtype of a tensor: the tensor itself, or its entry in a header."""
 
     @property
@@ -63,7 +63,7 @@ class Prequantized:
     shape: tuple[int, ...]
 
 
-def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
+def prequantized(tensors: Mapping[str, TensorForm]) -> dict[str, Prequantized]:
     """Return the quantized weights among tensors, by name.
 
     Raises:
@@ -138,7 +138,7 @@ def _found(row: Prequantized, tensors: Mapping[str, TensorInfo]) -> Found:
     )
 
 
-def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> Prequantized:
+def _inferred(name: str, parts: Mapping[str, TensorForm], keys: Mapping[str, str]) -> Prequantized:
     """Infer the rule of one weight from dtypes and shapes."""
     codes, shape = parts["qvalue"], tuple(parts["qvalue"].shape)
     kind = _dtype(codes)
@@ -196,7 +196,7 @@ def _refuse_scale(name: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> 
         )
 
 
-def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point: Form) -> None:
+def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point: TensorForm) -> None:
     if not qtype(kind).asymmetric:
         raise _bad(name, f"it has a zero point, but {kind} has none")
     if _dtype(zero_point) != kind or tuple(zero_point.shape) != sizes:
@@ -204,7 +204,7 @@ def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point:
         raise _bad(name, f"its zero point is {actual}, but its codes and scale require {kind} {list(sizes)}")
 
 
-def _dtype(form: Form) -> str:
+def _dtype(form: TensorForm) -> str:
     return str(form.dtype).removeprefix("torch.")
 
 

@@ -22,7 +22,7 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PresetTypes:
     """Types that a preset uses for some operations.
 
     Attributes:
@@ -39,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class RulePreset:
     """A preset.
 
     Attributes:
@@ -48,43 +48,46 @@ class Preset:
 
     name: str
     help: str
-    parts: tuple[Part, ...]
+    parts: tuple[PresetTypes, ...]
     per_tensor: bool = False
 
 
 PRESETS = (
-    Preset(
+    RulePreset(
         name="int8", help="weights and activations in 8-bit integers",
-        parts=(Part(ops=(*LINEAR, *CONV), weight="int8", act="int8"),),
+        parts=(PresetTypes(ops=(*LINEAR, *CONV), weight="int8", act="int8"),),
     ),
-    Preset(
+    RulePreset(
         name="fp8", help="weights and activations in float8",
-        parts=(Part(ops=(*LINEAR, *CONV), weight=E4M3, act=E4M3),),
+        parts=(PresetTypes(ops=(*LINEAR, *CONV), weight=E4M3, act=E4M3),),
     ),
-    Preset(
+    RulePreset(
         name="fp8_full", help="weights, activations and, in training, gradients in float8, a scale for each tensor",
-        parts=(Part(ops=LINEAR, weight=E4M3, act=E4M3, bwd=E5M2), Part(ops=CONV, weight=E4M3, act=E4M3, bwd=E4M3)),
+        parts=(
+            PresetTypes(ops=LINEAR, weight=E4M3, act=E4M3, bwd=E5M2),
+            PresetTypes(ops=CONV, weight=E4M3, act=E4M3, bwd=E4M3),
+        ),
         per_tensor=True,
     ),
-    Preset(
+    RulePreset(
         name="int8_wo", help="weights in 8-bit integers",
-        parts=(Part(ops=(*LINEAR, *CONV), weight="int8"),),
+        parts=(PresetTypes(ops=(*LINEAR, *CONV), weight="int8"),),
     ),
-    Preset(
+    RulePreset(
         name="fp8_wo", help="weights in float8",
-        parts=(Part(ops=(*LINEAR, *CONV), weight=E4M3),),
+        parts=(PresetTypes(ops=(*LINEAR, *CONV), weight=E4M3),),
     ),
-    Preset(
+    RulePreset(
         name="int4_wo", help="weights of linear layers in 4-bit integers, of convolutions in 8-bit ones",
-        parts=(Part(ops=LINEAR, weight="int4", tile=32), Part(ops=CONV, weight="int8")),
+        parts=(PresetTypes(ops=LINEAR, weight="int4", tile=32), PresetTypes(ops=CONV, weight="int8")),
     ),
-    Preset(
+    RulePreset(
         name="nf4", help="weights of linear layers in NF4, of convolutions in 8-bit integers",
-        parts=(Part(ops=LINEAR, weight="nf4", tile=32), Part(ops=CONV, weight="int8")),
+        parts=(PresetTypes(ops=LINEAR, weight="nf4", tile=32), PresetTypes(ops=CONV, weight="int8")),
     ),
-    Preset(
+    RulePreset(
         name="w4a8", help="as int8, with weights of linear layers in 4-bit integers",
-        parts=(Part(ops=LINEAR, weight="int4", act="int8"), Part(ops=CONV, weight="int8", act="int8")),
+        parts=(PresetTypes(ops=LINEAR, weight="int4", act="int8"), PresetTypes(ops=CONV, weight="int8", act="int8")),
     ),
 )  # fmt: skip
 
@@ -110,7 +113,7 @@ class Choices:
     training: bool = False
 
 
-def preset(name: str) -> Preset:
+def preset(name: str) -> RulePreset:
     """Return the preset of this name, in upper or lower case.
 
     Raises:
@@ -141,14 +144,14 @@ def preset_rules(name: str, choices: Choices | None = None) -> tuple[Quantizatio
     return tuple(_rule(row, part, choices) for part in parts)
 
 
-def _split(part: Part, choices: Choices) -> tuple[Part, ...]:
+def _split(part: PresetTypes, choices: Choices) -> tuple[PresetTypes, ...]:
     """Split a part, if a tile size is set, into operations that have tiles and those that have none."""
     if choices.tile_size is None or not set(CONV) < set(part.ops):
         return (part,)
     return replace(part, ops=tuple(op for op in part.ops if op not in CONV)), replace(part, ops=CONV)
 
 
-def _rule(row: Preset, part: Part, choices: Choices) -> QuantizationRule:
+def _rule(row: RulePreset, part: PresetTypes, choices: Choices) -> QuantizationRule:
     common = QuantizationRule(
         module_path=choices.module_path,
         op_names=part.ops,
@@ -169,7 +172,7 @@ def _rule(row: Preset, part: Part, choices: Choices) -> QuantizationRule:
     )
 
 
-def _check(row: Preset, part: Part, choices: Choices) -> None:
+def _check(row: RulePreset, part: PresetTypes, choices: Choices) -> None:
     bwd = part.bwd if choices.training else None
     asymmetric = []
     for what, type_name, text in (

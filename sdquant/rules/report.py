@@ -29,7 +29,7 @@ class Unused:
 
 
 @dataclass
-class Report:
+class RulesReport:
     """Counts of what the rules have quantized in a model, shared by all of its marks.
 
     Attributes:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..formats.model_families import Family
-    from ..models.single_file.original_names import Written
+    from ..models.single_file.original_names import OutputTensor
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def _main_dtype(src: Source) -> str:
 
 def _rows(
     src: Source,
-    named: tuple[list[Written], Family | None],
+    named: tuple[list[OutputTensor], Family | None],
     spec: QuantSpec,
     skip: tuple[str, ...],
     files: Any,
@@ -207,13 +207,13 @@ def _rows(
         if all(source in fit for source in part.sources):
             type_ = _type_of(part.name, shape, dtype, spec, kind)
 
-        def data(part: Written = part, type_: str = type_) -> Tensor:
+        def data(part: OutputTensor = part, type_: str = type_) -> Tensor:
             return _data(part, type_, src, files, spec, skip)
 
         yield part.name, shape, type_, data
 
 
-def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, skip: tuple[str, ...]) -> Tensor:
+def _data(part: OutputTensor, type_: str, src: Source, files: Any, spec: QuantSpec, skip: tuple[str, ...]) -> Tensor:
     """Return the values or quantized blocks of a tensor as the file holds them.
 
     Raises:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import Packed, PackedSpec, Part, QuantSpec
+from ..core.backend import Packed, PackedSpec, QuantSpec, TensorSpec
 from ..formats import safetensors_writer
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
 from ..formats.gguf import conventions
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..formats.tensor_file import TensorFile
-    from ..models.single_file.original_names import Written
+    from ..models.single_file.original_names import OutputTensor
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _BLOCK = 64
@@ -127,9 +127,9 @@ def hidden(name: str, spec: QuantSpec) -> bool:
 class _Row:
     """A tensor of the model, whether it is quantized, and the tensors that it becomes in the file."""
 
-    part: Written
+    part: OutputTensor
     quantized: bool
-    made: Mapping[str, Part]
+    made: Mapping[str, TensorSpec]
 
 
 def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
@@ -145,12 +145,12 @@ def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]
         loose = packed and len(part.sources) > 1 and shape[-1] % _BLOCK > 0
         stays = len(shape) != 2 or conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
         if stays or any(source not in fit for source in part.sources):
-            yield _Row(part, False, {part.name: Part(dtype=dtype, shape=shape)})
+            yield _Row(part, False, {part.name: TensorSpec(dtype=dtype, shape=shape)})
         else:
             yield _Row(part, True, _made(part.name, shape, dtype, spec))
 
 
-def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dict[str, Part]:
+def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dict[str, TensorSpec]:
     """Return the file's tensors for a quantized weight, from its shape and dtype alone."""
     import torch
 
@@ -193,7 +193,7 @@ def _tensors(
     yield {key: torch.zeros(part.shape, dtype=getattr(torch, part.dtype)) for key, part in _whole_file(spec).items()}
 
 
-def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, Part]:
+def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
     return registry.get(spec.scheme.backend).layout(spec, shape, dtype)
 
 
@@ -207,8 +207,8 @@ def _bitsandbytes(name: str, packed: Packed) -> Mapping[str, Tensor]:
     return registry.get("bnb").write(name, packed)
 
 
-def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, Part]:
-    return {"codes": Part(dtype="float8_e4m3fn", shape=shape), "scale": Part(dtype="float32", shape=())}
+def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
+    return {"codes": TensorSpec(dtype="float8_e4m3fn", shape=shape), "scale": TensorSpec(dtype="float32", shape=())}
 
 
 def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
@@ -248,9 +248,9 @@ def _line(kind: str) -> Tensor:
     return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
 
 
-def _whole_file(spec: QuantSpec) -> dict[str, Part]:
+def _whole_file(spec: QuantSpec) -> dict[str, TensorSpec]:
     """Return the tensors that the file has besides the model's."""
-    return {"scaled_fp8": Part(dtype="float8_e4m3fn", shape=(2,))} if spec.scheme.name == "fp8" else {}
+    return {"scaled_fp8": TensorSpec(dtype="float8_e4m3fn", shape=(2,))} if spec.scheme.name == "fp8" else {}
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class _Scheme:
         write: the file's tensors for a name and a packed weight, which may be on the meta device.
     """
 
-    layout: Callable[[QuantSpec, tuple[int, ...], str], Mapping[str, Part]]
+    layout: Callable[[QuantSpec, tuple[int, ...], str], Mapping[str, TensorSpec]]
     encode: Callable[[str, Tensor, QuantSpec], Packed]
     write: Callable[[str, Packed], Mapping[str, Tensor]]
 

@@ -18,7 +18,7 @@ from ..errors import ConflictError, IncompatibleError, MissingComponentError, Se
 from ..formats import lora_files, model_families
 from ..models.single_file import original_names
 from ..models.single_file.convert import LDM, convert, prefix_of
-from ..models.single_file.original_names import Written
+from ..models.single_file.original_names import OutputTensor
 from ..planning import planner
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
         )
 
 
-def names(src: Source, alone: bool) -> tuple[list[Written], model_families.Family | None]:
+def names(src: Source, alone: bool) -> tuple[list[OutputTensor], model_families.Family | None]:
     """Return the tensors to write, and the model family that uses their names."""
     row = model_families.recognise(src.names)
     model = row is not None and row.draws
     prefix = prefix_of(src.names) if model else ""
     keys = {key.removeprefix(prefix): key for key in src.tensors}
-    bare = [Written(name, (key,)) for name, key in keys.items()]
+    bare = [OutputTensor(name, (key,)) for name, key in keys.items()]
     if row is not None and row.foreign:
         return bare, model_families.recognise(keys) or row
     kind = src.class_name or (row.class_name if row else None)
@@ -115,7 +115,7 @@ def names(src: Source, alone: bool) -> tuple[list[Written], model_families.Famil
     return bare, row
 
 
-def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[Written] | None:
+def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[OutputTensor] | None:
     """Return the component under the original names; None if diffusers could not convert them back.
 
     Args:
@@ -139,12 +139,12 @@ def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> li
     return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
 
 
-def told(part: Written) -> str:
+def told(part: OutputTensor) -> str:
     """Return the tensor's name for messages: its name in the source, if it has only one, so that users can skip it."""
     return part.sources[0] if len(part.sources) == 1 else part.name
 
 
-def dtype_of(part: Written, src: Source) -> str:
+def dtype_of(part: OutputTensor, src: Source) -> str:
     """Return the dtype of the tensor that `read` returns."""
     import torch
 
@@ -155,7 +155,7 @@ def dtype_of(part: Written, src: Source) -> str:
     return str(wide).removeprefix("torch.")
 
 
-def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:
+def read(part: OutputTensor, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:
     """Read a tensor to write from the opened files of `src`."""
     import torch
 

@@ -35,7 +35,7 @@ class Later:
 
 
 @dataclass(frozen=True)
-class Floats:
+class FloatWeights:
     """The weights of a component that have to be written as floats.
 
     Attributes:
@@ -54,7 +54,7 @@ class Floats:
         return f"{self.component} ({len(self.names)} weight{several} in {' and '.join(self.schemes)})"
 
 
-def of_model(model: Any) -> tuple[Floats, ...]:
+def of_model(model: Any) -> tuple[FloatWeights, ...]:
     """Return the weights that the libraries cannot read although they know the scheme; () if they read all."""
     return tuple(one for name, part in parts(model).items() if (one := _of_component(name, part)) is not None)
 
@@ -106,12 +106,12 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
     return {name: later(name.rpartition(".")[0], packed) for name, packed in quantized(model) if name in names}
 
 
-def said(floats: Iterable[Floats], size: str) -> str:
+def said(floats: Iterable[FloatWeights], size: str) -> str:
     """Return the message after saving: the weights that were written as floats."""
     return f"Written as floats, so that diffusers reads it without sdquant: {', '.join(map(str, floats))}; {size} more"
 
 
-def advice(floats: Iterable[Floats]) -> str:
+def advice(floats: Iterable[FloatWeights]) -> str:
     """Return the message that suggests `portable` for a folder saved without it."""
     what = f"diffusers needs sdquant to load {', '.join(map(str, floats))} as saved"
     return f"{what}: portable=True (--portable) writes it as floats, which need no sdquant"
@@ -135,7 +135,7 @@ def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
     return lines
 
 
-def _of_component(name: str, part: nn.Module) -> Floats | None:
+def _of_component(name: str, part: nn.Module) -> FloatWeights | None:
     packed = dict(quantized(part))
     if not any(readable(row.spec.scheme) for row in packed.values()):
         return None
@@ -145,4 +145,4 @@ def _of_component(name: str, part: nn.Module) -> Floats | None:
     schemes = tuple(dict.fromkeys(packed[weight].spec.scheme for weight in sorted(names)))
     forms = decoded(part, names)
     more = sum(row.form.numel() * row.form.itemsize - packed[weight].nbytes for weight, row in forms.items())
-    return Floats(name, schemes, names, more)
+    return FloatWeights(name, schemes, names, more)

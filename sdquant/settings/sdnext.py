@@ -36,7 +36,7 @@ class Migrated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantizer:
+class SDNextQuantizer:
     """One of SD.Next's ways to quantize.
 
     Attributes:
@@ -69,7 +69,7 @@ class Quantizer:
 
 # In the order in which SD.Next asks them: of two that are ticked for a part, the first quantizes it.
 QUANTIZERS = (
-    Quantizer(
+    SDNextQuantizer(
         title="SDNQ",
         targets="sdnq_quantize_weights",
         type="sdnq_quantize_weights_mode",
@@ -83,21 +83,21 @@ QUANTIZERS = (
         options={"sdnq_group_size": "group_size"},
         skip="sdnq_modules_to_not_convert",
     ),
-    Quantizer(
+    SDNextQuantizer(
         title="BitsAndBytes",
         targets="bnb_quantization",
         type="bnb_quantization_type",
         default="nf4",
         schemes={"nf4": "nf4", "fp4": "fp4", "fp8": "bnb-int8"},  # its "fp8" is bitsandbytes' LLM.int8
     ),
-    Quantizer(
+    SDNextQuantizer(
         title="Quanto",
         targets="quanto_quantization",
         type="quanto_quantization_type",
         default="int8",
         schemes={"int8": "qint8", "int4": "qint4", "int2": "qint2", "float8": "qfloat8"},
     ),
-    Quantizer(
+    SDNextQuantizer(
         title="Optimum Quanto after loading",
         targets="optimum_quanto_weights",
         type="optimum_quanto_weights_type",
@@ -105,7 +105,7 @@ QUANTIZERS = (
         schemes={"qint8": "qint8", "qint4": "qint4", "qint2": "qint2", "qfloat8_e4m3fn": "qfloat8"},
         mode=POST,
     ),
-    Quantizer(
+    SDNextQuantizer(
         title="NNCF",
         targets="nncf_compress_weights",
         type="nncf_compress_weights_mode",
@@ -234,7 +234,7 @@ class _Book:
 
 
 def _schemes(book: _Book) -> None:
-    owners: dict[str, Quantizer] = {}
+    owners: dict[str, SDNextQuantizer] = {}
     for row in QUANTIZERS:
         for role, target in _targets(book, row):
             if role in owners:
@@ -254,7 +254,7 @@ def _schemes(book: _Book) -> None:
     _mode(book, quantizers)
 
 
-def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
+def _targets(book: _Book, row: SDNextQuantizer) -> list[tuple[str, str]]:
     """Return the roles that a quantizer is ticked for, each with SD.Next's name for it."""
     value = book.get(row.targets)
     if value is None:
@@ -273,7 +273,7 @@ def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
     return roles
 
 
-def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
+def _take_scheme(book: _Book, row: SDNextQuantizer, role: str) -> bool:
     option, kind = row.type, book.word(row.type, row.default)
     if role == "text_encoder" and row.type_te is not None and book.word(row.type_te, SAME) != SAME:
         option, kind = row.type_te, book.word(row.type_te, SAME)
@@ -295,7 +295,7 @@ def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
     return True
 
 
-def _mode(book: _Book, quantizers: list[Quantizer]) -> None:
+def _mode(book: _Book, quantizers: list[SDNextQuantizer]) -> None:
     """Import the mode: SD.Next has one for each quantizer, sdquant one for all."""
     modes = {row.mode if row.mode in (AUTO, POST) else book.word(row.mode, AUTO): row for row in quantizers}
     for mode, row in modes.items():

@@ -20,7 +20,7 @@ from ..utils.atomic_write import remove, whole_folder
 from . import trainable
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from .settings import TrainingSettings
 
 STATE, WEIGHTS = "training.json", "trained.safetensors"
 _NAME = re.compile(r"step-(\d+)")
@@ -100,7 +100,7 @@ def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], k
     return target
 
 
-def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], settings: Settings) -> None:
+def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], settings: TrainingSettings) -> None:
     """Load a checkpoint into the objects that accelerate has prepared.
 
     Raises:

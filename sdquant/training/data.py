@@ -14,7 +14,7 @@ from ..errors import BackendUnavailableError, BadFileError, SettingsError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .settings import Settings
+    from .settings import TrainingSettings
 
 METADATA = "metadata.jsonl"  # the name that Hugging Face's datasets read in a folder of pictures
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -35,7 +35,7 @@ class Example:
     pixels: Callable[[int], Tensor]
 
 
-def examples(settings: Settings) -> list[Example]:
+def examples(settings: TrainingSettings) -> list[Example]:
     """Return the training examples.
 
     Raises:

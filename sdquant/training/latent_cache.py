@@ -20,7 +20,7 @@ from . import pipeline_types, rng
 
 if TYPE_CHECKING:
     from .data import Example
-    from .settings import Settings
+    from .settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Encoded:
         total.update((self.latents * 64).round().to(torch.int32).numpy().tobytes())
         return total.hexdigest()[:16]
 
-    def batch(self, settings: Settings, positions: Sequence[int], *, flow: bool) -> Batch:
+    def batch(self, settings: TrainingSettings, positions: Sequence[int], *, flow: bool) -> Batch:
         """Return a batch of the examples at these positions of the training; see `rng`."""
         rows, prompts, noise, time, guidance = [], [], [], [], []
         low, high = settings.guidance_min, settings.guidance_max
@@ -104,7 +104,7 @@ class Encoded:
         )
 
 
-def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: torch.device) -> Encoded:
+def encode(pipe: Any, examples: Sequence[Example], settings: TrainingSettings, device: torch.device) -> Encoded:
     """Encode all pictures and captions with the pipeline's VAE and text encoders, which are on the CPU afterwards.
 
     Raises:
@@ -129,7 +129,7 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
     )
 
 
-def with_teacher(data: Encoded, pipe: Any, settings: Settings, device: torch.device) -> Encoded:
+def with_teacher(data: Encoded, pipe: Any, settings: TrainingSettings, device: torch.device) -> Encoded:
     """Return the data with text states from a teacher pipeline's encoders."""
     with _on(pipe, device):
         return replace(data, teaching=_conditions(pipe, data.prompts, data.side, settings))
@@ -166,7 +166,7 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
     return torch.cat(latents)
 
 
-def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings) -> pipeline_types.Conditions:
+def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: TrainingSettings) -> pipeline_types.Conditions:
     """Encode all prompts: text states in float32, on the CPU."""
     from tqdm import tqdm
 

@@ -18,14 +18,14 @@ from .metrics_log import Line, Log
 if TYPE_CHECKING:
     from .latent_cache import Batch, Encoded
     from .losses import Objective
-    from .settings import Settings
+    from .settings import TrainingSettings
     from .signals import Interrupts
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Job:
+class TrainingJob:
     """One training, prepared by accelerate.
 
     Attributes:
@@ -35,7 +35,7 @@ class Job:
     """
 
     accelerator: Any
-    settings: Settings
+    settings: TrainingSettings
     net: Any
     optimizer: Any
     schedule: Any
@@ -57,7 +57,7 @@ class Job:
         return [row for row in self.bare.parameters() if row.requires_grad]
 
 
-def prepare(accelerator: Any, settings: Settings, net: Any, objective: Objective, data: Encoded) -> Job:
+def prepare(accelerator: Any, settings: TrainingSettings, net: Any, objective: Objective, data: Encoded) -> TrainingJob:
     """Create optimizer, schedule and EMA for a network, and prepare them with accelerate."""
     from diffusers.optimization import get_scheduler
     from diffusers.training_utils import EMAModel
@@ -78,13 +78,13 @@ def prepare(accelerator: Any, settings: Settings, net: Any, objective: Objective
         ema.to(accelerator.device)
         accelerator.register_for_checkpointing(ema)
     identity = {"settings": settings.fixed(), "data": data.digest(), "processes": accelerator.num_processes}
-    return Job(
+    return TrainingJob(
         accelerator=accelerator, settings=settings, net=net, optimizer=optimizer, schedule=schedule,
         objective=objective, data=data, identity=identity, ema=ema,
     )  # fmt: skip
 
 
-def run(job: Job, record: Log | None, interrupts: Interrupts, each: Callable[[Line], None]) -> bool:
+def run(job: TrainingJob, record: Log | None, interrupts: Interrupts, each: Callable[[Line], None]) -> bool:
     """Train to the end, or until a signal arrives in any process; a checkpoint is written in either case.
 
     Args:
@@ -115,7 +115,7 @@ def run(job: Job, record: Log | None, interrupts: Interrupts, each: Callable[[Li
     return True
 
 
-def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
+def _step(job: TrainingJob, stop: bool) -> tuple[float, float, bool]:
     """Run one optimizer step; return the mean loss, the gradient norm, and whether any process has to stop."""
     accelerator, settings = job.accelerator, job.settings
     total, norm = torch.zeros((), device=accelerator.device), math.nan
@@ -144,7 +144,7 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
     return mean, norm, bool(sums[1] > 0)
 
 
-def _batch(job: Job, number: int) -> Batch:
+def _batch(job: TrainingJob, number: int) -> Batch:
     """Return this process's batch of one forward pass. The batches of all processes are consecutive."""
     settings, accelerator = job.settings, job.accelerator
     passes = job.step * settings.gradient_accumulation_steps + number
@@ -153,7 +153,7 @@ def _batch(job: Job, number: int) -> Batch:
     return job.data.batch(settings, positions, flow=job.objective.family.flow).to(accelerator.device)
 
 
-def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
+def _not_finite(job: TrainingJob, loss: float, norm: float) -> TrainingError:
     """Return the error, raised before the weights are updated. With fp16 a gradient that is not finite is not an error
     by itself: the scaler skips such steps."""
     saved = checkpoints.found(job.settings.folder / "checkpoints")
@@ -165,7 +165,7 @@ def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
     )
 
 
-def save(job: Job) -> None:
+def save(job: TrainingJob) -> None:
     """Write a checkpoint of the current step."""
     place = job.settings.folder / "checkpoints"
     if job.accelerator.is_main_process:
@@ -176,14 +176,14 @@ def save(job: Job) -> None:
     checkpoints.write(job.accelerator, place, job.step, job.identity, keep, bytes_of(job))
 
 
-def resume(job: Job, checkpoint: checkpoints.Checkpoint) -> None:
+def resume(job: TrainingJob, checkpoint: checkpoints.Checkpoint) -> None:
     """Resume from a checkpoint. Later ones are removed when the next is written."""
     checkpoints.read(job.accelerator, checkpoint, job.identity, job.settings)
     job.step = checkpoint.step
     job.abandoned = [row for row in checkpoints.found(checkpoint.path.parent) if row.step > checkpoint.step]
 
 
-def bytes_of(job: Job) -> int:
+def bytes_of(job: TrainingJob) -> int:
     """Return the bytes of a checkpoint: the weights, AdamW's two moments, and the EMA weights."""
     weights: int = sum(row.nbytes for row in trainable.state_of(job.bare).values())
     learning: int = sum(row.nbytes for row in job.learning)

@@ -14,7 +14,7 @@ from ..models import libraries
 
 if TYPE_CHECKING:
     from .latent_cache import Batch
-    from .pipeline_types import Family
+    from .pipeline_types import PipelineType
 
 TARGETS: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "epsilon": lambda scheduler, clean, noise, time: noise,
@@ -33,7 +33,7 @@ class Objective:
         teacher: a network whose predictions are the target instead of the data's.
     """
 
-    family: Family
+    family: PipelineType
     scheduler: Any = None
     target: str = ""
     shift: float = 1.0
@@ -63,7 +63,7 @@ class Objective:
         return noisy, steps, TARGETS[self.target](self.scheduler, batch.clean, batch.noise, steps)
 
 
-def of(pipe: Any, family: Family, teacher: Any = None) -> Objective:
+def of(pipe: Any, family: PipelineType, teacher: Any = None) -> Objective:
     """Return the objective of a pipeline, by its scheduler.
 
     Raises:

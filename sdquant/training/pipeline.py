@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..formats.checkpoint import Source
-    from .settings import Settings
+    from .settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Model:
                 setattr(self.pipe, name, part)
 
 
-def load(settings: Settings) -> Model:
+def load(settings: TrainingSettings) -> Model:
     """Load the pipeline.
 
     Raises:
@@ -90,7 +90,7 @@ def load(settings: Settings) -> Model:
     )
 
 
-def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
+def _ruled(main: str, settings: TrainingSettings) -> dict[str, frozenset[str]]:
     """Return the components that rules quantize, including the trained network, each with the names of the weights that
     the rules apply to. Only headers are read.
 
@@ -112,7 +112,7 @@ def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
     return {name: frozenset(weight.name for weight in part.weights) for name, part in components.items()}
 
 
-def _by_rules(pipe: Any, names: list[str], settings: Settings) -> dict[str, nn.Module]:
+def _by_rules(pipe: Any, names: list[str], settings: TrainingSettings) -> dict[str, nn.Module]:
     """Quantize the other components that the rules apply to; return their float versions."""
     from ..loading.quantizer import quantize
 

@@ -17,7 +17,7 @@ Conditions = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class PipelineType:
     """Training interface of one type of pipeline.
 
     Attributes:
@@ -34,7 +34,7 @@ class Family:
     call: Callable[[Any, Tensor, Tensor, Conditions, Tensor], Tensor]
 
 
-def of(pipe: Any) -> Family:
+def of(pipe: Any) -> PipelineType:
     """Return the row of a pipeline.
 
     Raises:
@@ -155,9 +155,9 @@ def net_config(net: Any) -> Any:
     return getattr(net, "module", net).config
 
 
-FAMILIES: Mapping[str, Family] = {
-    "StableDiffusionPipeline": Family(flow=False, shift=False, encode=_sd, call=_call_sd),
-    "StableDiffusionXLPipeline": Family(flow=False, shift=False, encode=_sdxl, call=_call_sdxl),
-    "FluxPipeline": Family(flow=True, shift=True, encode=_flux, call=_call_flux),
-    "StableDiffusion3Pipeline": Family(flow=True, shift=True, encode=_sd3, call=_call_sd3),
+FAMILIES: Mapping[str, PipelineType] = {
+    "StableDiffusionPipeline": PipelineType(flow=False, shift=False, encode=_sd, call=_call_sd),
+    "StableDiffusionXLPipeline": PipelineType(flow=False, shift=False, encode=_sdxl, call=_call_sdxl),
+    "FluxPipeline": PipelineType(flow=True, shift=True, encode=_flux, call=_call_flux),
+    "StableDiffusion3Pipeline": PipelineType(flow=True, shift=True, encode=_sd3, call=_call_sd3),
 }

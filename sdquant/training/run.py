@@ -34,8 +34,8 @@ from .signals import Interrupts
 
 if TYPE_CHECKING:
     from . import loop
-    from .config import Config
-    from .settings import Settings
+    from .config import RunConfig
+    from .settings import TrainingSettings
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Summary:
         return asdict(self)
 
 
-def train(config: Config, *, progress: bool = False) -> Summary:
+def train(config: RunConfig, *, progress: bool = False) -> Summary:
     """Run the training of a config.
 
     Raises:
@@ -121,7 +121,7 @@ def train(config: Config, *, progress: bool = False) -> Summary:
 
 
 @contextmanager
-def _accelerator(settings: Settings) -> Iterator[Any]:
+def _accelerator(settings: TrainingSettings) -> Iterator[Any]:
     """Create an Accelerator for one training, and reset its global state at the end."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -161,7 +161,7 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
 
 
 def _taught(
-    settings: Settings, whole: model.Model, encoded: latent_cache.Encoded, device: Any
+    settings: TrainingSettings, whole: model.Model, encoded: latent_cache.Encoded, device: Any
 ) -> tuple[latent_cache.Encoded, Any]:
     """Return the data with the teacher's text states, and the unquantized network as teacher; None if there is none."""
     if not settings.distillation:
@@ -179,7 +179,7 @@ def _taught(
     return encoded, teacher.eval().requires_grad_(False).to(device)
 
 
-def _tell_guidance(settings: Settings, whole: model.Model) -> None:
+def _tell_guidance(settings: TrainingSettings, whole: model.Model) -> None:
     """Warn of guidance keys if the network has no guidance input."""
     if getattr(pipeline_types.net_config(whole.net), "guidance_embeds", False):
         return
@@ -188,7 +188,7 @@ def _tell_guidance(settings: Settings, whole: model.Model) -> None:
             log.warning("%s has no effect here: a %s has no guidance input", name, type(whole.net).__name__)
 
 
-def _require_space(job: loop.Job) -> None:
+def _require_space(job: loop.TrainingJob) -> None:
     """Raise DiskSpaceError if there is no room for the checkpoints to keep, one more, and the model."""
     from ..utils.atomic_write import require_space
     from . import loop
@@ -200,7 +200,7 @@ def _require_space(job: loop.Job) -> None:
 
 
 @contextmanager
-def _bar(settings: Settings, job: loop.Job, *, shown: bool) -> Iterator[Any]:
+def _bar(settings: TrainingSettings, job: loop.TrainingJob, *, shown: bool) -> Iterator[Any]:
     from tqdm import tqdm
 
     hidden = not (shown and settings.progress)
@@ -210,7 +210,7 @@ def _bar(settings: Settings, job: loop.Job, *, shown: bool) -> Iterator[Any]:
         yield bar
 
 
-def _after_each(job: loop.Job, pipe: Any, bar: Any, *, shown: bool) -> Callable[[metrics_log.Line], None]:
+def _after_each(job: loop.TrainingJob, pipe: Any, bar: Any, *, shown: bool) -> Callable[[metrics_log.Line], None]:
     """Return the function called after each step: it updates the bar, and draws a sheet of samples when one is due."""
     settings = job.settings
 
@@ -228,7 +228,7 @@ def _after_each(job: loop.Job, pipe: Any, bar: Any, *, shown: bool) -> Callable[
 
 
 @contextmanager
-def _averaged(job: loop.Job) -> Iterator[None]:
+def _averaged(job: loop.TrainingJob) -> Iterator[None]:
     """Context with the EMA weights in place of the current ones, if there are any."""
     if job.ema is None:
         yield
@@ -241,7 +241,7 @@ def _averaged(job: loop.Job) -> Iterator[None]:
         job.ema.restore(job.learning)
 
 
-def _draw_samples(job: loop.Job, pipe: Any, net: Any) -> None:
+def _draw_samples(job: loop.TrainingJob, pipe: Any, net: Any) -> None:
     from ..utils import images as pictures
 
     settings = job.settings
@@ -255,13 +255,13 @@ def _draw_samples(job: loop.Job, pipe: Any, net: Any) -> None:
     pictures.save(sheet, settings.folder / "samples" / f"step-{job.step}.png")
 
 
-def _draw_curve(settings: Settings, lines: list[metrics_log.Line]) -> None:
+def _draw_curve(settings: TrainingSettings, lines: list[metrics_log.Line]) -> None:
     from ..utils import images as pictures
 
     pictures.save(metrics_log.curve(lines, f"Loss of {settings.run_name}"), settings.folder / "loss.png")
 
 
-def _stop(settings: Settings, step: int, interrupts: Interrupts) -> None:
+def _stop(settings: TrainingSettings, step: int, interrupts: Interrupts) -> None:
     """Log how to resume, and raise the signal again. (Processes that did not receive it end with an error.)"""
     log.warning("stopped after step %d, which is saved; continue with resume=latest", step)
     signum = interrupts.seen or signal.SIGINT
@@ -270,11 +270,11 @@ def _stop(settings: Settings, step: int, interrupts: Interrupts) -> None:
     raise KeyboardInterrupt
 
 
-def _place(settings: Settings) -> Path:
+def _place(settings: TrainingSettings) -> Path:
     return settings.folder / ("lora" if settings.lora_rank else "model")
 
 
-def _finish(job: loop.Job, whole: model.Model) -> Path:
+def _finish(job: loop.TrainingJob, whole: model.Model) -> Path:
     """Draw the last sheet of samples, save the trained model, and return its path."""
     from ..models.components import quiet
     from ..saving.model_files import save
@@ -294,7 +294,7 @@ def _finish(job: loop.Job, whole: model.Model) -> Path:
 
 
 def _summary(
-    job: loop.Job, record: metrics_log.Log | None, target: Path, *, begun: int, weights: int, seconds: float
+    job: loop.TrainingJob, record: metrics_log.Log | None, target: Path, *, begun: int, weights: int, seconds: float
 ) -> Summary:
     lines = record.lines if record is not None else metrics_log.read(job.settings.folder / "log.jsonl")
     losses = [line.loss for line in lines]

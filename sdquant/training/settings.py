@@ -13,7 +13,7 @@ from ..rules.qconfig import QtRule, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
     from ..planning.request import Request
-    from .config import Config
+    from .config import RunConfig
 
 # Settings that may change when a training is resumed; of `model` how it is loaded, but not its rules and scheme.
 FREE = (
@@ -23,7 +23,7 @@ FREE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TrainingSettings:
     """One training. The fields are the config's keys, documented in `config.keys`, except for these:
 
     Attributes:
@@ -128,7 +128,7 @@ class Settings:
         return result
 
 
-def settings_of(config: Config, *, progress: bool = False) -> Settings:
+def settings_of(config: RunConfig, *, progress: bool = False) -> TrainingSettings:
     """Return the settings of the training that a config describes.
 
     Raises:
@@ -141,8 +141,8 @@ def settings_of(config: Config, *, progress: bool = False) -> Settings:
     require_command(config, "train")
     request = request_of(config, progress=progress)
     rules = quantization_of(config, shards_of(config)).rules or ()
-    own = {row.name for row in dataclasses.fields(Settings)} - {"model", "rules", "dtype", "progress"}
-    return Settings(
+    own = {row.name for row in dataclasses.fields(TrainingSettings)} - {"model", "rules", "dtype", "progress"}
+    return TrainingSettings(
         model=replace(request, dtype="float32", device="cpu", rules=None, quant_stats=None),
         rules=rules,
         dtype=request.dtype,

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from .settings import Settings
+    from .settings import TrainingSettings
 
 
-def trainable(model: nn.Module, settings: Settings, quantized: Collection[str] | None) -> Any:
+def trainable(model: nn.Module, settings: TrainingSettings, quantized: Collection[str] | None) -> Any:
     """Return the network to train: with float32 weights, quantized by rules as it runs, or frozen under a LoRA.
 
     Args:
@@ -33,7 +33,7 @@ def trainable(model: nn.Module, settings: Settings, quantized: Collection[str] |
     return quantize_for_training(model, settings, quantized) if quantized is not None else model
 
 
-def quantize_for_training(model: nn.Module, settings: Settings, quantized: Collection[str]) -> Any:
+def quantize_for_training(model: nn.Module, settings: TrainingSettings, quantized: Collection[str]) -> Any:
     """Return a copy of the model whose layers compute as the rules define. Its weights stay floats of the same names.
 
     Layers that are skipped, or whose weight does not fit their rule, stay unquantized, as they do in a model that is
@@ -56,7 +56,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     return net
 
 
-def add_lora(model: nn.Module, settings: Settings) -> None:
+def add_lora(model: nn.Module, settings: TrainingSettings) -> None:
     """Add a LoRA to the model's layers, initialized from the seed, and freeze the rest."""
     import torch
 

@@ -11,7 +11,7 @@ from .html import escape
 if TYPE_CHECKING:
     from ..planning.plan import ComponentPlan, Plan
     from .model_folders import Roots
-    from .model_manager import Drawn, Progress
+    from .model_manager import GeneratedImage, Progress
 
 SIGNS = {"works": "✓", "slow": "◔", "untested": "?", "breaks": "✕"}
 _STAGES = {"waiting": "Waiting for another page's job", "reading": "Reading every tensor"}
@@ -107,7 +107,7 @@ def _runs(part: ComponentPlan) -> str:
     return f"{part.runtime} runtime" + (f", {part.compute} products" if part.compute else "")
 
 
-def drawn(result: Drawn, roots: Roots, resident: int) -> str:
+def drawn(result: GeneratedImage, roots: Roots, resident: int) -> str:
     """Format the facts about an image: the model, its settings, and the memory and time that it took.
 
     Args:

@@ -71,7 +71,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LoadedModel:
     """The model in memory.
 
     Attributes:
@@ -90,7 +90,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class GeneratedImage:
     """An image, and the model and settings that it was drawn with.
 
     Attributes:
@@ -100,7 +100,7 @@ class Drawn:
     """
 
     image: Any = field(repr=False)
-    held: Held
+    held: LoadedModel
     drawing: Drawing
     seconds: float
     peak: int
@@ -112,14 +112,14 @@ class Engine:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._held: Held | None = None
+        self._held: LoadedModel | None = None
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> LoadedModel | None:
         """Return the model in memory."""
         return self._held
 
-    def load(self, request: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
+    def load(self, request: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> LoadedModel:
         """Load a model, unless it is the one in memory. On failure the previous model stays loaded.
 
         Args:
@@ -135,7 +135,7 @@ class Engine:
                 then()
             return model
 
-    def draw(self, request: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
+    def draw(self, request: Request, drawing: Drawing, job: Job | None = None) -> GeneratedImage:
         """Draw an image with a model, which is loaded first if it is not the one in memory.
 
         Raises:
@@ -159,7 +159,7 @@ class Engine:
                     height=drawing.height,
                     on_step=lambda done, total: job.at("drawing", done, total),
                 )
-            return Drawn(
+            return GeneratedImage(
                 image=image,
                 held=model,
                 drawing=drawing,
@@ -189,7 +189,7 @@ class Engine:
         finally:
             self._turn.release()
 
-    def _switch(self, request: Request, job: Job) -> Held:
+    def _switch(self, request: Request, job: Job) -> LoadedModel:
         from ..loading.loader import load_planned
         from ..models.pipelines import weight_bytes
         from ..planning.preparation import prepare
@@ -213,7 +213,9 @@ class Engine:
                 self._switch(before, Job())
             raise
         seconds = time.perf_counter() - begin
-        self._held = Held(pipe=pipe, asked=request, plan=plan, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps)
+        self._held = LoadedModel(
+            pipe=pipe, asked=request, plan=plan, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps
+        )
         give_back()
         return self._held
 
@@ -236,7 +238,7 @@ def _stamps(plan: Plan) -> dict[Path, tuple[int, int]]:
     return stamps
 
 
-def _changed(model: Held) -> bool:
+def _changed(model: LoadedModel) -> bool:
     """Return whether a file of the model has changed. A deleted one does not count: its weights are in memory."""
     now = _stamps(model.plan)
     return any(now[path] != stamp for path, stamp in model.stamps.items() if path in now)

@@ -60,7 +60,7 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class SupportBadge:
     """The verdict of the matrix on one choice, given the other settings."""
 
     verdict: str
@@ -79,7 +79,7 @@ class Review:
         fixes: the nearest settings that are not refused.
     """
 
-    marks: Mapping[str, Mapping[str, Mark]]
+    marks: Mapping[str, Mapping[str, SupportBadge]]
     plan: Plan | None = None
     error: SdquantError | None = None
     fixes: tuple[Fix, ...] = ()
@@ -111,7 +111,9 @@ def _loads(target: Target, settings: Settings) -> bool:
     return True
 
 
-def marks(values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
+def marks(
+    values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Machine
+) -> dict[str, dict[str, SupportBadge]]:
     """Return the verdict on every choice of every field that the matrix covers.
 
     Args:
@@ -119,7 +121,7 @@ def marks(values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Ma
     """
     roles = {role.name: scheme for name, scheme in on_disk.items() if (role := role_of(name)) is not None}
     kind = _kind(values, here)
-    result: dict[str, dict[str, Mark]] = {}
+    result: dict[str, dict[str, SupportBadge]] = {}
     for row in fields():
         if row.kind != "scheme" and row.name not in AXES:
             continue
@@ -138,27 +140,27 @@ def _kind(values: Mapping[str, Any], here: Machine) -> str:
         return here.best.kind
 
 
-def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str, here: Machine) -> Mark:
+def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str, here: Machine) -> SupportBadge:
     """Return the verdict on the weights of one role, with the scheme that they would have."""
     choice = values[f"quant.{role}"]
     if disk_scheme is None and (choice is None or choice.lower() == NOT_QUANTIZED):
-        return Mark(verdict="works")
+        return SupportBadge(verdict="works")
     try:
         scheme = registry.scheme(disk_scheme) if disk_scheme is not None else registry.parse(str(choice)).scheme
     except SdquantError as error:
-        return Mark(verdict="breaks", why=error.why, fix=error.fix)
+        return SupportBadge(verdict="breaks", why=error.why, fix=error.fix)
     compute = values["compute"] or "float"
     runtime = meant(values["runtime"], compute) or "default"
     if runtime != "default" and runtime not in scheme.runtimes:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
-        return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")
+        return SupportBadge(verdict="breaks", why=why, fix="Leave the runtime at its default")
     mode = "found" if disk_scheme is not None else values["mode"] if values["mode"] != "auto" else "pre"
     trouble = problem(registry.get(scheme.backend), here.versions)
     if trouble is not None and disk_scheme is None and scheme.name not in PACKAGE_OPTIONAL:
-        return Mark(verdict="breaks", why=trouble, fix=pip_line(registry.get(scheme.backend)) or "")
+        return SupportBadge(verdict="breaks", why=trouble, fix=pip_line(registry.get(scheme.backend)) or "")
     lacks = runtime_problem(registry.get(scheme.backend), runtime, here.versions)
     if lacks is not None:
-        return Mark(verdict="breaks", why=lacks, fix=pip_line(registry.get(scheme.backend), runtime) or "")
+        return SupportBadge(verdict="breaks", why=lacks, fix=pip_line(registry.get(scheme.backend), runtime) or "")
     named = values["offload"]
     rows = [
         look_up(
@@ -176,8 +178,8 @@ def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str
         for offload in (OFFLOADS if named == AUTO else (named,))
     ]
     row = min(rows, key=lambda row: VERDICTS.index(row.verdict))  # auto takes none that breaks
-    return Mark(verdict=row.verdict, why=row.why, fix=row.fix)
+    return SupportBadge(verdict=row.verdict, why=row.why, fix=row.fix)
 
 
-def _worst(verdicts: Iterable[Mark]) -> Mark:
-    return max(verdicts, key=lambda mark: VERDICTS.index(mark.verdict), default=Mark(verdict="works"))
+def _worst(verdicts: Iterable[SupportBadge]) -> SupportBadge:
+    return max(verdicts, key=lambda mark: VERDICTS.index(mark.verdict), default=SupportBadge(verdict="works"))

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ArgumentHint:
     """The hint for an argument that does not exist here.
 
     Attributes:
@@ -36,49 +36,49 @@ class Answer:
     use: str = ""
 
 
-def _renamed(use: str, fix: str = "") -> Answer:
-    return Answer(f"it is called {use}= here", fix or f"Use {use}=", use)
+def _renamed(use: str, fix: str = "") -> ArgumentHint:
+    return ArgumentHint(f"it is called {use}= here", fix or f"Use {use}=", use)
 
 
 _SCHEME = "sdquant takes the name of a scheme"
 _FILES = "the format of a file is detected from its contents"
 _AFTER = "it is part of the pipeline, which is loaded as a whole"
 
-ANSWERS: Mapping[str, Answer] = {
+ANSWERS: Mapping[str, ArgumentHint] = {
     # dtypes and devices
     "torch_dtype": _renamed("dtype"),
     "precision": _renamed("dtype"),
     "weight_dtype": _renamed("dtype"),
-    "device_map": Answer(
+    "device_map": ArgumentHint(
         "device= and offload= decide where the weights are placed",
         'Use device="cuda", and offload="balanced" if the model is larger than the memory',
         "device",
     ),
-    "low_cpu_mem_usage": Answer("weights are always read one at a time", "Leave it out"),
+    "low_cpu_mem_usage": ArgumentHint("weights are always read one at a time", "Leave it out"),
     "max_memory": _renamed("budget", 'Use offload="balanced" with budget="6GB", say'),
     "offload_mode": _renamed("offload"),
-    "offload_folder": Answer(
+    "offload_folder": ArgumentHint(
         "sdquant chooses where offloaded weights are: in RAM or temporary files", 'Use offload="balanced"', "offload"
     ),
-    "offload_state_dict": Answer("weights are always read one at a time", "Leave it out"),
+    "offload_state_dict": ArgumentHint("weights are always read one at a time", "Leave it out"),
     "enable_model_cpu_offload": _renamed("offload", 'Use offload="model"'),
     "enable_sequential_cpu_offload": _renamed("offload", 'Use offload="sequential"'),
     "enable_group_offload": _renamed("offload", 'Use offload="group"'),
     # quantization
-    "quantization_config": Answer(_SCHEME, 'Use quant="nf4", say, or quant={"transformer": "nf4"}', "quant"),
+    "quantization_config": ArgumentHint(_SCHEME, 'Use quant="nf4", say, or quant={"transformer": "nf4"}', "quant"),
     "quantization": _renamed("quant"),
     "quantize": _renamed("quant"),
     "qtype": _renamed("quant"),
     "scheme": _renamed("quant"),
-    "bits": Answer(_SCHEME, 'Use quant="nf4" for 4 bits or quant="int8" for 8', "quant"),
-    "load_in_4bit": Answer(_SCHEME, 'Use quant="nf4"', "quant"),
-    "load_in_8bit": Answer(_SCHEME, 'Use quant="bnb-int8", or quant="int8"', "quant"),
-    "bnb_4bit_quant_type": Answer(_SCHEME, 'Use quant="nf4" or quant="fp4"', "quant"),
-    "bnb_4bit_use_double_quant": Answer("it is an option of the scheme", 'Use quant="nf4,double_quant"', "quant"),
-    "bnb_4bit_compute_dtype": Answer(
+    "bits": ArgumentHint(_SCHEME, 'Use quant="nf4" for 4 bits or quant="int8" for 8', "quant"),
+    "load_in_4bit": ArgumentHint(_SCHEME, 'Use quant="nf4"', "quant"),
+    "load_in_8bit": ArgumentHint(_SCHEME, 'Use quant="bnb-int8", or quant="int8"', "quant"),
+    "bnb_4bit_quant_type": ArgumentHint(_SCHEME, 'Use quant="nf4" or quant="fp4"', "quant"),
+    "bnb_4bit_use_double_quant": ArgumentHint("it is an option of the scheme", 'Use quant="nf4,double_quant"', "quant"),
+    "bnb_4bit_compute_dtype": ArgumentHint(
         "it is an option of the scheme", 'Use quant="nf4,compute_dtype=bfloat16", or dtype=', "quant"
     ),
-    "llm_int8_threshold": Answer(
+    "llm_int8_threshold": ArgumentHint(
         "the schemes have no such option", 'Use quant="bnb-int8"', "quant"),
     "llm_int8_skip_modules": _renamed("skip"),
     "modules_to_not_convert": _renamed("skip"),
@@ -92,25 +92,25 @@ ANSWERS: Mapping[str, Answer] = {
     "model": _renamed("path", "Pass it as the first argument"),
     "model_id": _renamed("path", "Pass it as the first argument"),
     "repo_id": _renamed("path", "Pass it as the first argument"),
-    "filename": Answer("a file of a repository is part of the path", 'Use "owner/name/file.safetensors"', "path"),
-    "gguf_file": Answer("a file of a repository is part of the path", 'Use "owner/name/file.gguf"', "path"),
+    "filename": ArgumentHint("a file of a repository is part of the path", 'Use "owner/name/file.safetensors"', "path"),
+    "gguf_file": ArgumentHint("a file of a repository is part of the path", 'Use "owner/name/file.gguf"', "path"),
     "use_auth_token": _renamed("token"),
-    "local_files_only": Answer(
+    "local_files_only": ArgumentHint(
         "files in the hub's cache are used without a connection", "Set HF_HUB_OFFLINE=1 in the environment"
     ),
-    "cache_dir": Answer(
+    "cache_dir": ArgumentHint(
         "repositories are in huggingface_hub's own cache (cache= is for quantized weights)",
         "Set HF_HUB_CACHE in the environment",
     ),
-    "force_download": Answer("huggingface_hub detects changed files itself", "Remove the file from its cache"),
-    "proxies": Answer("huggingface_hub reads them from the environment", "Set HTTPS_PROXY in the environment"),
-    "mirror": Answer("huggingface_hub reads it from the environment", "Set HF_ENDPOINT in the environment"),
-    "use_safetensors": Answer(f"{_FILES}, and pickles are read only with allow_pickle=True", "Leave it out"),
-    "use_onnx": Answer(_FILES, "Leave it out"),
-    "from_flax": Answer("sdquant cannot read Flax weights", "Leave it out"),
-    "ignore_mismatched_sizes": Answer("weights that do not fit are always refused", "Leave it out"),
-    "trust_remote_code": Answer("sdquant never runs code that comes with a model", "Leave it out"),
-    "custom_pipeline": Answer(
+    "force_download": ArgumentHint("huggingface_hub detects changed files itself", "Remove the file from its cache"),
+    "proxies": ArgumentHint("huggingface_hub reads them from the environment", "Set HTTPS_PROXY in the environment"),
+    "mirror": ArgumentHint("huggingface_hub reads it from the environment", "Set HF_ENDPOINT in the environment"),
+    "use_safetensors": ArgumentHint(f"{_FILES}, and pickles are read only with allow_pickle=True", "Leave it out"),
+    "use_onnx": ArgumentHint(_FILES, "Leave it out"),
+    "from_flax": ArgumentHint("sdquant cannot read Flax weights", "Leave it out"),
+    "ignore_mismatched_sizes": ArgumentHint("weights that do not fit are always refused", "Leave it out"),
+    "trust_remote_code": ArgumentHint("sdquant never runs code that comes with a model", "Leave it out"),
+    "custom_pipeline": ArgumentHint(
         "sdquant never runs code that comes with a model",
         "Load the model, and pass its components to your pipeline: YourPipeline(**pipe.components)",
     ),
@@ -118,29 +118,31 @@ ANSWERS: Mapping[str, Answer] = {
     "original_config": _renamed("base", "Use base=<pipeline folder of the same model>"),
     "original_config_file": _renamed("base", "Use base=<pipeline folder of the same model>"),
     # components
-    "safety_checker": Answer(_AFTER, "Set it after loading: pipe.safety_checker = None"),
-    "requires_safety_checker": Answer(_AFTER, "Leave it out, and set pipe.safety_checker after loading"),
-    "feature_extractor": Answer(_AFTER, "Set it after loading: pipe.feature_extractor = ..."),
-    "scheduler": Answer(_AFTER, "Set it after loading: pipe.scheduler = ..."),
-    "tokenizer": Answer(_AFTER, "Set it after loading: pipe.tokenizer = ..."),
-    "unet": Answer("components are passed as files", 'Use parts={"unet": file}, or set it after loading', "parts"),
-    "transformer": Answer(
+    "safety_checker": ArgumentHint(_AFTER, "Set it after loading: pipe.safety_checker = None"),
+    "requires_safety_checker": ArgumentHint(_AFTER, "Leave it out, and set pipe.safety_checker after loading"),
+    "feature_extractor": ArgumentHint(_AFTER, "Set it after loading: pipe.feature_extractor = ..."),
+    "scheduler": ArgumentHint(_AFTER, "Set it after loading: pipe.scheduler = ..."),
+    "tokenizer": ArgumentHint(_AFTER, "Set it after loading: pipe.tokenizer = ..."),
+    "unet": ArgumentHint(
+        "components are passed as files", 'Use parts={"unet": file}, or set it after loading', "parts"
+    ),
+    "transformer": ArgumentHint(
         "components are passed as files", 'Use parts={"transformer": file}, or set it after loading', "parts"
     ),
-    "text_encoder": Answer(
+    "text_encoder": ArgumentHint(
         "components are passed as files", 'Use parts={"text_encoder": file}, or set it after loading', "parts"
     ),
-    "vae": Answer("components are passed as files", 'Use parts={"vae": file}, or set it after loading', "parts"),
-    "controlnet": Answer(
+    "vae": ArgumentHint("components are passed as files", 'Use parts={"vae": file}, or set it after loading', "parts"),
+    "controlnet": ArgumentHint(
         "it is a model of its own",
         "Load it with load_model, then call Pipeline.from_pipe(pipe, controlnet=...) of a class that takes one",
     ),
-    "lora": Answer("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
-    "adapter": Answer("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
+    "lora": ArgumentHint("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
+    "adapter": ArgumentHint("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
     # saving
-    "safe_serialization": Answer("sdquant always writes safetensors", "Leave it out"),
-    "max_shard_size": Answer("a component is one file", "Leave it out"),
-    "push_to_hub": Answer("sdquant writes to disk", "Use `hf upload` afterwards"),
+    "safe_serialization": ArgumentHint("sdquant always writes safetensors", "Leave it out"),
+    "max_shard_size": ArgumentHint("a component is one file", "Leave it out"),
+    "push_to_hub": ArgumentHint("sdquant writes to disk", "Use `hf upload` afterwards"),
     "exist_ok": _renamed("overwrite"),
     "force": _renamed("overwrite"),
     "save_directory": _renamed("path", "Pass it as the second argument"),

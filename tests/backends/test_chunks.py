@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sdquant import backends
 from sdquant.backends import _bnb_arithmetic, _chunks
-from sdquant.core.backend import Part, Unfit
+from sdquant.core.backend import TensorSpec, Unfit
 
 SHAPES = [(96, 64), (33, 128), (24, 16, 3, 3), (9, 256), (8, 7)]
 
@@ -42,7 +42,10 @@ def test_chunks_begin_at_whole_eights_and_none_is_a_single_row(rows: int, monkey
         seen.append(len(some))
         return {"twice": some * 2, "pairs": some.reshape(-1, 2).sum(1)}
 
-    layout = {"twice": Part(dtype="float32", shape=(rows, 4)), "pairs": Part(dtype="float32", shape=(rows * 2,))}
+    layout = {
+        "twice": TensorSpec(dtype="float32", shape=(rows, 4)),
+        "pairs": TensorSpec(dtype="float32", shape=(rows * 2,)),
+    }
     parts = _chunks.by_rows(weight, layout, encode)
     assert torch.equal(parts["twice"], weight * 2)
     assert torch.equal(parts["pairs"], weight.reshape(-1, 2).sum(1))

@@ -260,8 +260,8 @@ def test_a_weight_wrapper_is_applied_and_goes(comfy: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "Conv3d"])
 def test_a_layer_runs_packed_or_float_weights(comfy: SimpleNamespace, kind: str) -> None:
-    from sdquant.hosts.comfy_ops import PackedLayer, operations
-    from sdquant.hosts.comfy_tensor import PackedTensor
+    from sdquant.hosts.comfy_ops import ComfyPackedLayer, operations
+    from sdquant.hosts.comfy_tensor import ComfyPackedTensor
 
     dims = 0 if kind == "Linear" else int(kind[4])
     made = lambda: getattr(operations(), kind)(16, 8, *(() if not dims else (3,)), dtype=torch.float32)  # noqa: E731
@@ -270,23 +270,23 @@ def test_a_layer_runs_packed_or_float_weights(comfy: SimpleNamespace, kind: str)
     packed = backends.get("nncf").encode(weight, backends.parse("int8"))
     x = torch.randn(2, 16, *(5,) * dims)
     both = []
-    for form in (PackedTensor(packed), backends.get("nncf").decode(packed, torch.float32)):
+    for form in (ComfyPackedTensor(packed), backends.get("nncf").decode(packed, torch.float32)):
         layer = made()
         assert layer.load_state_dict({"weight": form, "bias": bias}) == ([], [])
         both.append(layer(x))
         assert layer(x.bfloat16()).dtype == torch.bfloat16
-        assert isinstance(layer, PackedLayer) is isinstance(form, PackedTensor)
+        assert isinstance(layer, ComfyPackedLayer) is isinstance(form, ComfyPackedTensor)
         assert layer.weight.shape == weight.shape
         assert {name for name, _ in layer.named_parameters()} >= {"bias"} and not layer.weight.is_meta
         assert isinstance(layer, getattr(sys.modules["comfy.ops"].manual_cast, kind))
     torch.testing.assert_close(both[0], both[1])
     if kind == "Conv3d":  # a frame less than the kernel is long: its first part is not used
         wide = made()
-        wide.load_state_dict({"weight": PackedTensor(packed), "bias": bias})
+        wide.load_state_dict({"weight": ComfyPackedTensor(packed), "bias": bias})
         torch.testing.assert_close(wide(x[:, :, :2], autopad="causal_zero"), layer(x[:, :, :2], autopad="causal_zero"))
     small = backends.get("nncf").encode(weight[:4], backends.parse("int8"))
     with pytest.raises(RuntimeError, match="the model expects"):
-        made().load_state_dict({"weight": PackedTensor(small), "bias": bias}, strict=False)
+        made().load_state_dict({"weight": ComfyPackedTensor(small), "bias": bias}, strict=False)
     assert made().load_state_dict({"bias": bias}, strict=False).missing_keys == ["weight"]
 
 

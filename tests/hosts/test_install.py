@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sdquant import SettingsError, cli, hosts
-from sdquant.hosts.host import PLACES, Place, in_folder
+from sdquant.hosts.host import PLACES, HostProgram, in_folder
 
 from .conftest import HERE
 
@@ -28,7 +28,7 @@ FOLDERS = {
 }  # fmt: skip
 
 
-def _row(webui: Path) -> Place:
+def _row(webui: Path) -> HostProgram:
     return next(row for row in PLACES if row.name == webui.name)
 
 

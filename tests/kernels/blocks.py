@@ -6,7 +6,7 @@ import torch
 
 from sdquant.backends._gguf_scales import HALVES, sound
 from sdquant.core.gguf_types import TYPES
-from sdquant.core.packed_layout import Form
+from sdquant.core.packed_layout import PackedLayout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((24, 512), (7, 768), (64, 320))  # rows of whole blocks, an odd number of rows, blocks across rows
@@ -31,8 +31,8 @@ def random_blocks(kind: str, count: int) -> torch.Tensor:
     return blocks
 
 
-def form_of(kind: str, rows: int, columns: int) -> Form:
-    return Form(rows=rows, columns=columns, codes="blocks", packing=kind, group=TYPES[kind].block)
+def form_of(kind: str, rows: int, columns: int) -> PackedLayout:
+    return PackedLayout(rows=rows, columns=columns, codes="blocks", packing=kind, group=TYPES[kind].block)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

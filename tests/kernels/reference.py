@@ -14,7 +14,7 @@ from sdquant.core.packed_layout import BYTES, PACKED
 
 if TYPE_CHECKING:
     from sdquant.core.backend import Backend, Packed
-    from sdquant.core.packed_layout import Form
+    from sdquant.core.packed_layout import PackedLayout
     from sdquant.kernels.base import Reader
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ EIGHTS = {"twos": 2, "threes": 3, "fives": 5, "sixes": 6, "sevens": 7}
 _SDNQ = {"sdnq6": "sdnq-int6", "sdnq3": "sdnq-uint3"}
 
 
-def decoded(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
+def decoded(form: PackedLayout, parts: dict[str, torch.Tensor]) -> np.ndarray:
     """The weight, float32 [rows, columns], before the last rounding to the dtype that is wanted."""
     each = np.arange(form.rows * form.columns)
     groups = each // form.group * form.taps + each % form.taps
@@ -70,7 +70,7 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     return torch.from_numpy(values).to(getattr(torch, dtype)).float().numpy()
 
 
-def scales(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
+def scales(form: PackedLayout, parts: dict[str, torch.Tensor]) -> np.ndarray:
     found = parts[form.scale].reshape(-1)
     if not form.nested:
         return found.float().numpy()
@@ -78,7 +78,7 @@ def scales(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
     return TABLES["dynamic"][found.numpy()] * outer + np.float32(form.offset)
 
 
-def codes(form: Form, part: torch.Tensor) -> np.ndarray:
+def codes(form: PackedLayout, part: torch.Tensor) -> np.ndarray:
     """One number for each weight, flat."""
     count = form.rows * form.columns
     if form.packing.startswith("planes"):

@@ -12,7 +12,7 @@ import torch
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
-from sdquant.core.packed_layout import Form
+from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels.cpu import extension, isa
 from sdquant.kernels.cpu.cpu_kernels import Native
 
@@ -107,7 +107,7 @@ def test_threads_share_blocks_that_cross_rows() -> None:
 
 def test_what_cannot_be_read_or_multiplied_is_said() -> None:
     reader, blocks = Native(), {"blocks": written_blocks("q8_0", 8)}
-    wrong = Form(rows=4, columns=64, codes="blocks", packing="q8_0", group=64)
+    wrong = PackedLayout(rows=4, columns=64, codes="blocks", packing="q8_0", group=64)
     assert not reader.reads(wrong, blocks, torch.bfloat16)
     assert not reader.reads(form_of("q8_0", 4, 64), blocks, torch.float64)
     assert reader.few(form_of("q4_k", 64, 320), blocks, torch.bfloat16) == 0

@@ -16,7 +16,7 @@ import torch
 
 from sdquant import backends
 from sdquant.core.backend import Unfit
-from sdquant.core.packed_layout import Form
+from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels import int8_reference
 from sdquant.kernels import triton as package
 from sdquant.kernels.triton import imports
@@ -158,7 +158,7 @@ def test_a_cpu_is_left_to_others_and_so_is_what_no_kernel_reads() -> None:
     case = blocks_of("q8_0", 4, 64)
     assert not TritonReader().reads(case.form, case.parts, torch.float32)  # not in the interpreter here
     assert not TritonReader().reads(case.form, case.parts, torch.float64)
-    rare = Form(rows=4, columns=256, codes="codes", packing="iq1_s", group=256)
+    rare = PackedLayout(rows=4, columns=256, codes="codes", packing="iq1_s", group=256)
     assert not TritonReader().reads(rare, case.parts, torch.float32)
 
 
@@ -228,7 +228,7 @@ if __name__ == "__main__":
 def test_a_kernel_that_does_not_quantize_weights_is_left_out(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def launch(form: Form, parts: dict[str, torch.Tensor], codes: torch.Tensor, scale: torch.Tensor) -> object:
+    def launch(form: PackedLayout, parts: dict[str, torch.Tensor], codes: torch.Tensor, scale: torch.Tensor) -> object:
         if fault == "raises":
             raise RuntimeError("out of resource: shared memory")
         return lambda device: (codes.zero_(), scale.zero_())

@@ -20,7 +20,7 @@ from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.backends._gguf_fields import apart, together
 from sdquant.backends._gguf_scales import HALVES
 from sdquant.core.gguf_types import TYPES
-from sdquant.core.packed_layout import Form
+from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.triton_kernels import TritonReader
@@ -33,7 +33,7 @@ DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**
 @dataclass(frozen=True)
 class Case:
     name: str
-    form: Form
+    form: PackedLayout
     parts: dict[str, Tensor]
 
     def weight(self) -> Tensor:
@@ -87,7 +87,7 @@ def _case(name: str, rows: int, columns: int, packing: str, group: int, *, scale
         parts["zero"] = zeros.view(torch.int8) // 16 if more.get("zero_packing") == "int8" else zeros
     if more.get("shift"):
         parts["shift"] = _floats(random, groups, scales)
-    form = Form(
+    form = PackedLayout(
         rows=rows, columns=columns, codes="codes", packing=packing, group=group, scale="scale" if scales else "", **more
     )
     return Case(name, form, parts)
@@ -102,7 +102,7 @@ def blocks_of(kind: str, rows: int, columns: int) -> Case:
     for at in HALVES[kind]:
         numbers = _floats(random, count, "float16")
         blocks[:, at : at + 2] = numbers.view(torch.uint8).view(count, 2)
-    form = Form(rows=rows, columns=columns, codes="codes", packing=kind, group=row.block)
+    form = PackedLayout(rows=rows, columns=columns, codes="codes", packing=kind, group=row.block)
     return Case(f"{kind} {rows}x{columns}", form, {"codes": blocks})
 
 

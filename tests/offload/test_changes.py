@@ -240,9 +240,9 @@ def test_what_a_call_uses_is_no_reason_to_suspend() -> None:
 
     used = actions.used_by(StableDiffusionPipeline, ("__call__",))
     assert {"encode_prompt", "check_inputs", "run_safety_checker", "get_guidance_scale_embedding"} <= used
-    assert actions.kind("to", used) is actions.Kind.MOVES
+    assert actions.kind("to", used) is actions.CallTreatment.MOVES
     assert "process_encoder_hidden_states" in actions.used_by(UNet2DConditionModel)
-    assert actions.kind("merge_everything", used) is actions.Kind.UNKNOWN
+    assert actions.kind("merge_everything", used) is actions.CallTreatment.UNKNOWN
 
 
 @pytest.mark.parametrize("mode", ["model", "balanced"])

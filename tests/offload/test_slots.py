@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sdquant import backends, offload
 from sdquant.backends.bnb import BACKEND
 from sdquant.nn import quantized_layer
-from sdquant.offload.tensor_refs import Place, Slot, bring, slots, with_number
+from sdquant.offload.tensor_refs import Slot, TensorReference, bring, slots, with_number
 
 if TYPE_CHECKING:
     from sdquant.core.backend import Packed
@@ -151,7 +151,8 @@ def test_another_device_of_the_same_kind_is_another_device() -> None:
     with FakeTensorMode():
         box = [torch.empty(4, device="cuda:0")]
         slot = Slot(
-            "weight", [Place(nn.Identity(), "weight", lambda: box[0], lambda tensor: box.__setitem__(0, tensor))]
+            "weight",
+            [TensorReference(nn.Identity(), "weight", lambda: box[0], lambda tensor: box.__setitem__(0, tensor))],
         )
         assert bring([slot], torch.device("cuda:0")) == 0
         assert bring([slot], torch.device("cuda:1")) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant.nn.openvino.memory_model import Held, copied
+from sdquant.nn.openvino.memory_model import CompiledWeight, copied
 from sdquant.planning.estimate import peak_memory
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "openvino_memory.json"
@@ -26,7 +26,7 @@ def test_against_what_was_measured(row: dict[str, Any]) -> None:
         size = 9 if kind == "conv" else 1
         if some["layers"]:
             each = some["packed"] // some["layers"], some["numbers"] // some["layers"] // size
-            held += [Held(each[0], bits, (each[1], 1, *place))] * some["layers"]
+            held += [CompiledWeight(each[0], bits, (each[1], 1, *place))] * some["layers"]
     foretold = copied(held, 4 if row["dtype"] == "float32" else 2)
     assert foretold == pytest.approx(row["added"], rel=WITHIN)
 

@@ -11,10 +11,10 @@ import pytest
 
 from sdquant.training import config
 from sdquant.training.run import Summary, train
-from sdquant.training.settings import Settings, settings_of
+from sdquant.training.settings import TrainingSettings, settings_of
 
 if TYPE_CHECKING:
-    from sdquant.training.config import Config
+    from sdquant.training.config import RunConfig
 
 SHORT: dict[str, Any] = {
     "pretrained_model_name_or_path": "digits-sd",
@@ -59,18 +59,18 @@ def written(tmp_path: Path, data: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def asked(written: Callable[..., Path]) -> Callable[..., Config]:
+def asked(written: Callable[..., Path]) -> Callable[..., RunConfig]:
     """asked(**values): such a config."""
     return lambda **values: config.load(written(**values), command="train")
 
 
 @pytest.fixture
-def settings(asked: Callable[..., Config]) -> Callable[..., Settings]:
+def settings(asked: Callable[..., RunConfig]) -> Callable[..., TrainingSettings]:
     """settings(**values): such a training's."""
     return lambda **values: settings_of(asked(**values))
 
 
 @pytest.fixture
-def short(asked: Callable[..., Config]) -> Short:
+def short(asked: Callable[..., RunConfig]) -> Short:
     """short(**values): such a training, run."""
     return lambda **values: train(asked(**values))

@@ -16,7 +16,7 @@ from sdquant.errors import BadFileError, SdquantError, SettingsError
 from sdquant.training.data import examples, folder
 
 if TYPE_CHECKING:
-    from sdquant.training.settings import Settings
+    from sdquant.training.settings import TrainingSettings
 
 
 def _picture(path: Path, size: tuple[int, int] = (8, 8), colour: tuple[int, int, int] = (255, 0, 51)) -> Path:
@@ -80,7 +80,7 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
         row.pixels(8)
 
 
-def test_no_folder(tmp_path: Path, settings: Callable[..., Settings]) -> None:
+def test_no_folder(tmp_path: Path, settings: Callable[..., TrainingSettings]) -> None:
     with pytest.raises(SettingsError, match="it is not a folder"):
         examples(settings(train_data_dir=str(tmp_path / "nothing")))
     with pytest.raises(SettingsError, match="without data"):
@@ -89,7 +89,7 @@ def test_no_folder(tmp_path: Path, settings: Callable[..., Settings]) -> None:
         settings(dataset_name="digits")
 
 
-def test_the_digits_are_those_the_shipped_models_saw(settings: Callable[..., Settings]) -> None:
+def test_the_digits_are_those_the_shipped_models_saw(settings: Callable[..., TrainingSettings]) -> None:
     from sdquant.training import digits
 
     rows = examples(settings(dataset_name="digits", train_data_dir=""))
@@ -112,7 +112,9 @@ def test_the_digits_are_those_the_shipped_models_saw(settings: Callable[..., Set
         ({"guidance_min": 4.0}, "the minimum is larger than the maximum"),
     ],
 )
-def test_settings_that_cannot_be(values: dict[str, object], said: str, settings: Callable[..., Settings]) -> None:
+def test_settings_that_cannot_be(
+    values: dict[str, object], said: str, settings: Callable[..., TrainingSettings]
+) -> None:
     with pytest.raises(SettingsError, match=said):
         settings(**values)
 

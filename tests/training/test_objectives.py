@@ -21,7 +21,7 @@ from sdquant.training.latent_cache import Batch, Encoded
 from .. import small
 
 if TYPE_CHECKING:
-    from sdquant.training.settings import Settings
+    from sdquant.training.settings import TrainingSettings
 
 
 def _batch() -> Batch:
@@ -154,7 +154,7 @@ def test_every_picture_once_an_epoch() -> None:
     assert len(orders) > 4
 
 
-def test_an_example_does_not_depend_on_its_batch(settings: Callable[..., Settings]) -> None:
+def test_an_example_does_not_depend_on_its_batch(settings: Callable[..., TrainingSettings]) -> None:
     data = _encoded()
     whole = data.batch(settings(), range(8), flow=True)
     part = data.batch(settings(), range(4, 8), flow=True)
@@ -163,7 +163,7 @@ def test_an_example_does_not_depend_on_its_batch(settings: Callable[..., Setting
     assert torch.equal(whole.conditions["states"][4:], part.conditions["states"])
 
 
-def test_what_is_drawn(settings: Callable[..., Settings]) -> None:
+def test_what_is_drawn(settings: Callable[..., TrainingSettings]) -> None:
     """Shares over 2000 examples, which a fair coin misses by more than this once in 10**4."""
     many = _encoded().batch(settings(cond_dropout=0.25, guidance_min=1.0, guidance_max=4.0), range(2000), flow=False)
     prompts = many.conditions["states"][:, 0]

@@ -27,7 +27,7 @@ from sdquant.training.run import train
 from sdquant.utils import atomic_write
 
 if TYPE_CHECKING:
-    from sdquant.training.settings import Settings
+    from sdquant.training.settings import TrainingSettings
 
     from .conftest import Short
 
@@ -81,7 +81,7 @@ def test_resumed_is_bit_identical(short: Short, tmp_path: Path) -> None:
     assert min(pictures) > 500
 
 
-def test_resume_is_told_where_from(short: Short, settings: Callable[..., Settings], tmp_path: Path) -> None:
+def test_resume_is_told_where_from(short: Short, settings: Callable[..., TrainingSettings], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no checkpoint"):
         short(resume="latest")
     short(max_train_steps=2, checkpoint_every=1)
@@ -188,7 +188,7 @@ def test_an_offload_mode_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_config_for_training_draws_nothing(asked: Callable[..., config.Config], tmp_path: Path) -> None:
+def test_a_config_for_training_draws_nothing(asked: Callable[..., config.RunConfig], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="loaded for train to generate"):
         draw_config(asked(), tmp_path)
 

@@ -17,7 +17,7 @@ from ...utils.images import SUFFIXES, save
 from .. import _common
 
 if TYPE_CHECKING:
-    from ...evaluation.benchmark import Benchmark, Row
+    from ...evaluation.benchmark import Benchmark, BenchmarkRow
     from ...evaluation.benchmark.runner import OnProgress
 
 HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
@@ -156,7 +156,7 @@ def render(result: Benchmark) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: BenchmarkRow) -> tuple[str, ...]:
     from ...evaluation.benchmark.figure import decibels, seconds
 
     if row.error is not None:

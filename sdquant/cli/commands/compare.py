@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ...evaluation.compare import OnProgress
-    from ...evaluation.comparison import Comparison, Row
+    from ...evaluation.comparison import Comparison, ComparisonRow
     from ...planning.request import Quant, Request
 
 HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")
@@ -119,7 +119,7 @@ def render(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
     name = "not quantized" if row.label == NOT_QUANTIZED else row.label
     weights = size(row.bytes) if row.bytes is not None else "-"
     share = f"{row.bytes / row.bytes_bf16:.2f}" if row.bytes is not None and row.bytes_bf16 else "-"

@@ -11,7 +11,7 @@ from .. import _common
 if TYPE_CHECKING:
     import argparse
 
-    from ...demo.run import Result, Row, Skipped
+    from ...demo.run import DemoRow, Result, SkippedCase
 
 HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "an image", "digits right", "PSNR")
 
@@ -57,10 +57,10 @@ def render(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _cells(case: Row | Skipped) -> tuple[str, ...]:
-    from ...demo.run import Skipped
+def _cells(case: DemoRow | SkippedCase) -> tuple[str, ...]:
+    from ...demo.run import SkippedCase
 
-    if isinstance(case, Skipped):
+    if isinstance(case, SkippedCase):
         return (case.label, case.backend, "skipped", *("",) * (len(HEADER) - 3))
     return (
         case.label,

@@ -13,7 +13,7 @@ from .. import _common, _config_form
 if TYPE_CHECKING:
     import argparse
 
-    from ...training.config import Config
+    from ...training.config import RunConfig
 
 # Flags that a config has another name for.
 _KEYS = (
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_config(config: Config, args: argparse.Namespace) -> int:
+def _run_config(config: RunConfig, args: argparse.Namespace) -> int:
     """Draw as a config says: images and the whole config are written to output_dir/run_name."""
     from ...training.config.generate import draw_config
 

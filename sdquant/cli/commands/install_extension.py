@@ -14,7 +14,7 @@ from .. import _common
 if TYPE_CHECKING:
     import argparse
 
-    from ...hosts.host import Place
+    from ...hosts.host import HostProgram
 
 NAME = "sdquant"
 # Where a web UI's folder has the Python that it runs with, if it has one of its own.
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _next(folder: Path, webui: Place) -> list[str]:
+def _next(folder: Path, webui: HostProgram) -> list[str]:
     """Return the steps left after the copy. The web UI runs the copy in its own Python, which must find the package."""
     python = next((place for name in _PYTHONS if (place := folder / name).exists()), None)
     name = f'"{python}"' if python is not None else "<its Python>"

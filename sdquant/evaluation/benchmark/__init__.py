@@ -8,7 +8,7 @@ The command is `sdquant bench`. Importing this package imports no torch.
 
 from __future__ import annotations
 
-from .results import CLOCKS, Benchmark, Row
+from .results import CLOCKS, Benchmark, BenchmarkRow
 from .runner import INPUT_KINDS, PROMPT, bench
 
-__all__ = ["CLOCKS", "INPUT_KINDS", "PROMPT", "Benchmark", "Row", "bench"]
+__all__ = ["CLOCKS", "INPUT_KINDS", "PROMPT", "Benchmark", "BenchmarkRow", "bench"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...models.dummy_inputs import Inputs
-    from .specs import Job
+    from .specs import LoadSpec
 
 NO_GPU = "diffusers refuses bitsandbytes on the CPU: bitsandbytes' own modules were put in the place of the linear ones"
 
@@ -40,7 +40,7 @@ class Peer:
     name: str
     packages: tuple[str, ...]
     formats: Mapping[str, str]
-    load: Callable[[Job, str, Inputs], nn.Module]
+    load: Callable[[LoadSpec, str, Inputs], nn.Module]
     prepare: Callable[[], None]
     gguf: bool = False
     notes: Mapping[str, str]
@@ -60,7 +60,7 @@ def peer(name: str) -> Peer:
     return next(row for row in PEERS if row.name == name)
 
 
-def _pretrained(job: Job, config: Any = None, **values: Any) -> Any:
+def _pretrained(job: LoadSpec, config: Any = None, **values: Any) -> Any:
     """Load the component with diffusers' `from_pretrained`."""
     cls = _class(job)
     if config is not None:
@@ -70,19 +70,19 @@ def _pretrained(job: Job, config: Any = None, **values: Any) -> Any:
         return cls.from_pretrained(job.asked.path, torch_dtype=_dtype(job), **values)
 
 
-def _class(job: Job) -> Any:
+def _class(job: LoadSpec) -> Any:
     from ...models.components import model_class
 
     return model_class("diffusers", job.class_name)
 
 
-def _dtype(job: Job) -> Any:
+def _dtype(job: LoadSpec) -> Any:
     from ...models.components import dtype_named
 
     return dtype_named(job.dtype)
 
 
-def _bitsandbytes(job: Job, form: str, _: Inputs) -> nn.Module:
+def _bitsandbytes(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
     import diffusers
 
     if job.device == "cpu":
@@ -131,7 +131,7 @@ def _import_bitsandbytes() -> None:
     library()
 
 
-def _quanto(job: Job, form: str, _: Inputs) -> nn.Module:
+def _quanto(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
     import diffusers
 
     with warnings.catch_warnings():
@@ -150,7 +150,7 @@ def _import_quanto() -> None:
         from optimum import quanto  # noqa: F401
 
 
-def _sdnq(job: Job, form: str, _: Inputs) -> nn.Module:
+def _sdnq(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
     from sdnq import SDNQConfig
 
     model: nn.Module = _pretrained(job, SDNQConfig(weights_dtype=form))
@@ -161,7 +161,7 @@ def _import_sdnq() -> None:
     import sdnq  # noqa: F401
 
 
-def _gguf(job: Job, _: str, __: Inputs) -> nn.Module:
+def _gguf(job: LoadSpec, _: str, __: Inputs) -> nn.Module:
     import diffusers
 
     with warnings.catch_warnings():
@@ -179,7 +179,7 @@ def _import_gguf() -> None:
     from diffusers.quantizers.gguf import utils  # noqa: F401
 
 
-def _nncf(job: Job, form: str, inputs: Inputs) -> nn.Module:
+def _nncf(job: LoadSpec, form: str, inputs: Inputs) -> nn.Module:
     import nncf
 
     args, values = inputs
@@ -205,7 +205,7 @@ def _import_nncf() -> None:
         nncf.set_log_level(40)  # logging.ERROR: it tells each layer's name
 
 
-def _torchao(job: Job, _: str, __: Inputs) -> nn.Module:
+def _torchao(job: LoadSpec, _: str, __: Inputs) -> nn.Module:
     import diffusers
 
     quantization = importlib.import_module("torchao.quantization")

@@ -14,13 +14,13 @@ from ...errors import ConflictError, SdquantError
 from ...planning.preparation import prepare
 from ..compare import AS_FOUND, allowed
 from . import baselines
-from .results import Row
-from .specs import Job
+from .results import BenchmarkRow
+from .specs import LoadSpec
 from .target import is_float, request_for
 
 if TYPE_CHECKING:
     from ...planning.request import Request
-    from .specs import Target
+    from .specs import ModelUnderTest
 
 # Schemes measured by default: those that quantize while they load and have a peer, and fp8.
 DEFAULT = ("nf4", "fp8", "bnb-int8", "qint8", "int8", "sdnq-int8")
@@ -37,12 +37,12 @@ class Variant:
         bytes: planned size of its weights in memory.
     """
 
-    row: Row
-    job: Job | None = None
+    row: BenchmarkRow
+    job: LoadSpec | None = None
     bytes: int = 0
 
 
-def default_schemes(target: Target) -> tuple[str, ...]:
+def default_schemes(target: ModelUnderTest) -> tuple[str, ...]:
     """Return the schemes measured by default: those that the matrix allows; none if the model is already quantized."""
     request = target.asked
     if target.scheme is not None:
@@ -54,7 +54,7 @@ def default_schemes(target: Target) -> tuple[str, ...]:
 
 
 def make(
-    target: Target,
+    target: ModelUnderTest,
     schemes: Iterable[str],
     work: Path,
     threads: int,
@@ -70,23 +70,23 @@ def make(
     Args:
         with_bf16: add a row for the model in bfloat16 if that is not its own dtype.
     """
-    common = Job(
+    common = LoadSpec(
         asked=target.asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
         dtype=target.dtype, folder=target.folder,
     )  # fmt: skip
     name = f"{AS_FOUND} ({target.scheme})" if target.scheme else f"{AS_FOUND} ({target.dtype})"
-    yield _ours(Row(name=name, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
+    yield _ours(BenchmarkRow(name=name, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
     if target.scheme is not None and with_peers:
         yield from _theirs(target.scheme, common, versions, target.bytes)
     if with_bf16 and target.dtype != BF16 and target.scheme is None:
-        row = Row(name=BF16, by="sdquant", dtype=BF16)
+        row = BenchmarkRow(name=BF16, by="sdquant", dtype=BF16)
         yield _ours(row, replace(common, dtype=BF16, asked=request_for(target, None, dtype=BF16)), None)
     for text in dict.fromkeys(schemes):
         yield from _of_scheme(target, text, common, versions if with_peers else {})
 
 
-def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, str]) -> Iterator[Variant]:
-    row = Row(name=text, by="sdquant", quant=text, dtype=target.dtype)
+def _of_scheme(target: ModelUnderTest, text: str, common: LoadSpec, versions: Mapping[str, str]) -> Iterator[Variant]:
+    row = BenchmarkRow(name=text, by="sdquant", quant=text, dtype=target.dtype)
     spec = None if is_float(text) else registry.parse(text)
     job = replace(common, asked=request_for(target, text))
     if spec is not None and not spec.scheme.on_the_fly:
@@ -100,7 +100,7 @@ def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, st
         yield from _theirs(spec.scheme.name, job, versions, target.bytes)
 
 
-def _written(target: Target, scheme: str, work: Path) -> Request:
+def _written(target: ModelUnderTest, scheme: str, work: Path) -> Request:
     """Write a GGUF file of the component and return the request for it."""
     from ...saving.export_gguf import quantize_file
 
@@ -122,7 +122,7 @@ def _written(target: Target, scheme: str, work: Path) -> Request:
     return request_for(replace(target, asked=replace(request, path=str(file), skip=())), None)
 
 
-def _ours(row: Row, job: Job, text: str | None) -> Variant:
+def _ours(row: BenchmarkRow, job: LoadSpec, text: str | None) -> Variant:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compat.SdquantWarning)
         try:
@@ -134,7 +134,7 @@ def _ours(row: Row, job: Job, text: str | None) -> Variant:
     return Variant(row=row, job=job, bytes=plan.bytes)
 
 
-def _refused(row: Row, error: SdquantError) -> Variant:
+def _refused(row: BenchmarkRow, error: SdquantError) -> Variant:
     return Variant(row=replace(row, error=str(error), kind=type(error).__name__))
 
 
@@ -144,11 +144,11 @@ def _note(note: str | None, offload: str) -> str | None:
     return "; ".join(filter(None, [note, alone])) or None
 
 
-def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
+def _theirs(scheme: str, job: LoadSpec, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
     """Yield the peers that can read the files that sdquant reads for a scheme."""
     for peer in baselines.installed(scheme, versions):
         if baselines.reads(peer, Path(job.asked.path)):
-            row = Row(
+            row = BenchmarkRow(
                 name=f"{peer.name} {peer.formats[scheme].lower()}", by=peer.name, quant=scheme, dtype=job.dtype,
                 note=_note(peer.note(job.device), job.asked.offload),
             )  # fmt: skip

@@ -11,7 +11,7 @@ from ...utils.byte_sizes import size
 from ...utils.figure import BAR, INK, RULE, SOFT, TRACK, WRONG, Sheet
 
 if TYPE_CHECKING:
-    from .results import Benchmark, Row
+    from .results import Benchmark, BenchmarkRow
 
 MARGIN, HEAD, FOOT, LINE = 32, 124, 56, 44  # pixels
 NAME, COLUMN, GAP, SNR = 250, 190, 28, 90
@@ -23,8 +23,8 @@ class _Column:
     """A column of bars: its title, the value that sets a bar's length, and the text above the bar."""
 
     title: str
-    value: Callable[[Row], float | None]
-    text: Callable[[Row], str]
+    value: Callable[[BenchmarkRow], float | None]
+    text: Callable[[BenchmarkRow], str]
 
 
 def sheet(benchmark: Benchmark) -> Any:
@@ -53,7 +53,7 @@ def sheet(benchmark: Benchmark) -> Any:
     return canvas.image
 
 
-def _step(row: Row) -> str:
+def _step(row: BenchmarkRow) -> str:
     return f"{row.ratio:.2f} x    {seconds(row.step_seconds or 0)}"
 
 
@@ -62,7 +62,7 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def decibels(row: Row) -> str:
+def decibels(row: BenchmarkRow) -> str:
     """Format the SNR of a row's output against the reference's."""
     return "-" if row.snr is None else "same" if row.identical else f"{row.snr:.1f} dB"
 
@@ -83,7 +83,7 @@ class _Sheet(Sheet):
         self.text((MARGIN, 62), "   ".join(facts), "small", SOFT, room=room)
         self.pen.line((MARGIN, 82, MARGIN + room, 82), fill=RULE)
 
-    def column(self, row: Row, column: _Column, left: int, top: int, most: float) -> None:
+    def column(self, row: BenchmarkRow, column: _Column, left: int, top: int, most: float) -> None:
         """Draw one bar, blue for sdquant and grey for other libraries."""
         value = column.value(row)
         if value is None:
@@ -94,7 +94,7 @@ class _Sheet(Sheet):
         fill = BAR if row.by == "sdquant" else THEIRS
         self.pen.rounded_rectangle((left, top + 24, left + length, top + 30), 3, fill=fill)
 
-    def row(self, row: Row, top: int, room: float) -> None:
+    def row(self, row: BenchmarkRow, top: int, room: float) -> None:
         """Draw a row's name, and its accuracy or the reason why it was not measured."""
         self.text((MARGIN, top + 20), row.name, "text", room=NAME - 16)
         if row.error is not None:

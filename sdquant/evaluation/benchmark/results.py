@@ -16,7 +16,7 @@ OF_A_CASE = ("offload", "budget", "mode", "runtime", "compute", "dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchmarkRow:
     """One way to run the model. Values that were not measured are None.
 
     Attributes:
@@ -112,17 +112,17 @@ class Benchmark:
     memory: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
 
     @property
-    def reference(self) -> Row:
+    def reference(self) -> BenchmarkRow:
         """Return the row that the others are compared with."""
         return self.rows[0]
 
     @property
-    def measured(self) -> tuple[Row, ...]:
+    def measured(self) -> tuple[BenchmarkRow, ...]:
         """Return the rows that have numbers, without the reference."""
         return tuple(row for row in self.rows[1:] if row.error is None)
 

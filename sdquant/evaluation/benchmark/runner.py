@@ -18,8 +18,8 @@ from ...errors import SettingsError
 from ...planning.request import Request, request
 from ...utils.atomic_write import whole_file
 from . import cases
-from .results import CLOCKS, Benchmark, Row
-from .specs import INPUTS, Job, Target
+from .results import CLOCKS, Benchmark, BenchmarkRow
+from .specs import INPUTS, LoadSpec, ModelUnderTest
 from .target import find
 from .worker_pool import Failed, start, working
 
@@ -48,7 +48,7 @@ class _Running:
 
     variant: Variant
     worker: Worker
-    row: Row
+    row: BenchmarkRow
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
@@ -122,7 +122,7 @@ def bench(
         ]  # fmt: skip
         groups = _groups(todo, _room(here, target.device))
         tell.total = sum(len(group) for group in groups) * (rounds + 2)
-        rows: dict[str, Row] = {one.row.name: one.row for one in todo}
+        rows: dict[str, BenchmarkRow] = {one.row.name: one.row for one in todo}
         for number, group in enumerate(groups):
             for row in _group(group, number, rounds, steps, clock, target, profile, work, workers, tell):
                 if number == 0 or row.name != todo[0].row.name:
@@ -196,7 +196,7 @@ def _cores() -> int:
 
 
 def _inputs(
-    target: Target, kind: str, prompt: str, size: tuple[int, int] | None, batch: int, seed: int, threads: int,
+    target: ModelUnderTest, kind: str, prompt: str, size: tuple[int, int] | None, batch: int, seed: int, threads: int,
     work: Path, workers: list[Worker],
 ) -> tuple[str, tuple[int, int], int]:  # fmt: skip
     """Write the inputs to `work`; return their kind, the image's width and height, and the batch size."""
@@ -217,7 +217,7 @@ def _inputs(
             "Add base=<pipeline folder>, or inputs='random'",
         )
     request = replace(target.pipeline, progress=False)
-    job = Job(
+    job = LoadSpec(
         asked=request, work=work, threads=threads, device=target.device, class_name=target.class_name,
         dtype=target.dtype, prompt=prompt, size=size, seed=seed,
     )  # fmt: skip
@@ -254,9 +254,9 @@ def _groups(todo: Sequence[Variant], room: int) -> list[list[Variant]]:
 
 
 def _group(
-    group: Sequence[Variant], number: int, rounds: int, steps: int, clock: str, target: Target,
+    group: Sequence[Variant], number: int, rounds: int, steps: int, clock: str, target: ModelUnderTest,
     profile: str | Path | None, work: Path, workers: list[Worker], tell: _Progress,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[BenchmarkRow]:  # fmt: skip
     """Measure a group of variants, the first of which is the reference; yield a row for each."""
     running: list[_Running] = []
     begun = [(variant, _begun(variant, workers)) for variant in group]
@@ -265,12 +265,12 @@ def _group(
     for variant, worker in begun:
         with _counted(tell, f"{variant.row.name}: loading", 2):
             loaded = _loaded(variant, worker, not running, target, workers)
-        if isinstance(loaded, Row):
+        if isinstance(loaded, BenchmarkRow):
             tell.skip(rounds)
             yield replace(loaded, group=number)
         else:
             running.append(loaded)
-    lost: list[Row] = []
+    lost: list[BenchmarkRow] = []
     for turn in range(rounds):
         for one in [*running] if turn % 2 == 0 else [*reversed(running)]:
             with _counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
@@ -304,7 +304,9 @@ def _begun(one: Variant, workers: list[Worker]) -> Worker:
     return worker
 
 
-def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, workers: list[Worker]) -> _Running | Row:
+def _loaded(
+    one: Variant, worker: Worker, reference: bool, target: ModelUnderTest, workers: list[Worker]
+) -> _Running | BenchmarkRow:
     """Load a variant and run its first step; on failure return its row with the reason."""
     gpu = target.device.startswith("cuda")
     try:
@@ -325,7 +327,7 @@ def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, worke
     return _Running(variant=one, worker=worker, row=row)
 
 
-def _failed(row: Row, error: Failed) -> Row:
+def _failed(row: BenchmarkRow, error: Failed) -> BenchmarkRow:
     log.info("%s was not measured: %s", row.name, error.text)
     return replace(row, error=error.text, kind=error.kind)
 
@@ -339,7 +341,7 @@ def _profile(running: Iterable[_Running], work: Path, tell: _Progress) -> None:
             log.warning("%s could not be profiled: %s", one.row.name, error.text)
 
 
-def _measured(one: _Running, reference: _Running, clock: str, group: int) -> Row:
+def _measured(one: _Running, reference: _Running, clock: str, group: int) -> BenchmarkRow:
     mine, theirs = (getattr(row, clock) for row in (one, reference))
     return replace(
         one.row,
@@ -351,11 +353,11 @@ def _measured(one: _Running, reference: _Running, clock: str, group: int) -> Row
     )
 
 
-def _against_ours(rows: Sequence[Row]) -> list[Row]:
+def _against_ours(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     """Return the rows, those of peers with their load time relative to sdquant's row of the same scheme."""
     ours = {row.quant: row.load_cpu_seconds for row in rows if row.by == "sdquant" and row.load_cpu_seconds}
 
-    def ratio(row: Row) -> float | None:
+    def ratio(row: BenchmarkRow) -> float | None:
         mine = ours.get(row.quant)
         return row.load_cpu_seconds / mine if row.by != "sdquant" and row.load_cpu_seconds and mine else None
 
@@ -376,7 +378,7 @@ def trace_path(profile: str | Path, name: str) -> Path:
     return place.with_name(f"{stem}-{trace_name(name)}")
 
 
-def _traced(rows: Sequence[Row], profile: str | Path | None, work: Path) -> list[Row]:
+def _traced(rows: Sequence[BenchmarkRow], profile: str | Path | None, work: Path) -> list[BenchmarkRow]:
     """Copy the traces to the requested path; return the rows with the paths of their traces."""
     if profile is None:
         return [*rows]

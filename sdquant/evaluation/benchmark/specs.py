@@ -15,7 +15,7 @@ INPUTS, WANTED = "inputs.pt", "wanted.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ModelUnderTest:
     """The component to measure.
 
     Attributes:
@@ -41,14 +41,14 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class LoadSpec:
     """Job of one worker: the model to load, with sdquant or with a peer.
 
     Attributes:
         asked: sdquant's request; for a peer, its path is what the peer loads.
         peer: the peer's name; None for sdquant.
         scheme: the scheme that the peer's format is.
-        class_name, folder: of the component, see `Target`.
+        class_name, folder: of the component, see `ModelUnderTest`.
         dtype: torch's name of the dtype of what is not quantized.
         device: torch's name of the compute device.
         work: the benchmark's own folder, with the inputs.

@@ -11,14 +11,14 @@ from ...errors import UnsupportedFileError
 from ...planning.preparation import prepare
 from ...planning.request import NOT_QUANTIZED, Request
 from ...planning.resolve import located
-from .specs import Target
+from .specs import ModelUnderTest
 
 if TYPE_CHECKING:
     from ...formats.checkpoint import Source
     from ...planning import plan
 
 
-def find(request: Request) -> Target:
+def find(request: Request) -> ModelUnderTest:
     """Return the target for a request for the model as found.
 
     Raises:
@@ -39,7 +39,7 @@ def find(request: Request) -> Target:
     if name == "model" and pipeline is request:
         pipeline = None
     part = next(one for one in plan.components if one.name == name)
-    return Target(
+    return ModelUnderTest(
         asked=request,
         pipeline=pipeline,
         class_name=src.class_name or "",
@@ -73,7 +73,7 @@ def _dtype(src: Source) -> str:
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
-def request_for(target: Target, quant: str | None, **changes: str | None) -> Request:
+def request_for(target: ModelUnderTest, quant: str | None, **changes: str | None) -> Request:
     """Return the request for one scheme; None is the model as found."""
     return dataclasses.replace(target.asked, quant=quant, progress=False, **changes)  # type: ignore[arg-type]
 

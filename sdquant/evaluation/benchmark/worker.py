@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...models.dummy_inputs import Inputs
-    from .specs import Job
+    from .specs import LoadSpec
 
 
-class Held:
+class HeldModel:
     """The model of a job, and the commands for it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoadSpec) -> None:
         self.job = job
         self._pipe: Any = None
         self._main: nn.Module | None = None
@@ -252,7 +252,7 @@ def main() -> None:
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     commands = sys.stdin.buffer
-    model = Held(pickle.load(commands))
+    model = HeldModel(pickle.load(commands))
     for line in commands:
         name, values = json.loads(line)
         try:

@@ -23,7 +23,7 @@ from ...utils.atomic_write import undisturbed
 from ...utils.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
-    from .specs import Job
+    from .specs import LoadSpec
 
 EVERY = 0.004  # seconds between two looks at a worker's memory
 PATIENCE = 20.0  # seconds that a worker may take to end
@@ -59,7 +59,7 @@ class Worker:
         peak, peak_resident: the most memory over that at `mark`, in bytes, seen while it was watched.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoadSpec) -> None:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = os.environ | dict.fromkeys(_THREADS, str(job.threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
         self._says = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
@@ -202,7 +202,7 @@ def memory_of(pid: int) -> tuple[int, int]:
     return int(fields["RssAnon"]) * 1024 if "RssAnon" in fields else resident, resident
 
 
-def start(job: Job, workers: list[Worker]) -> Worker:
+def start(job: LoadSpec, workers: list[Worker]) -> Worker:
     """Start a worker for a job and add it to `workers`, with Ctrl-C deferred so that no process is orphaned."""
     with undisturbed():
         worker = Worker(job)

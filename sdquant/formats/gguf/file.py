@@ -12,13 +12,13 @@ from ...core.gguf_types import TYPES
 from ...errors import BadFileError
 from ..tensor_file import TensorFile
 from .header import GGUFHeader, GGUFTensor, Skipped, read_header
-from .kind import Kind, classify
+from .kind import classify
 from .writer import write_gguf
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GGUFFile", "GGUFHeader", "GGUFTensor", "Kind", "Skipped", "classify", "read_header", "write_gguf"]
+__all__ = ["GGUFFile", "GGUFHeader", "GGUFTensor", "Skipped", "classify", "read_header", "write_gguf"]
 
 
 class GGUFFile(TensorFile):

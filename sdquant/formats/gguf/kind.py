@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from .header import GGUFHeader
 
 
-class Kind(str):
+class FileKind(str):
     """ "diffusion", "all-in-one", "text-encoder", "projector", "adapter" or "split", and the evidence for it."""
 
     __slots__ = ("evidence",)
     evidence: str
 
-    def __new__(cls, name: str, evidence: str = "") -> Kind:
+    def __new__(cls, name: str, evidence: str = "") -> FileKind:
         kind = super().__new__(cls, name)
         kind.evidence = evidence
         return kind
@@ -97,10 +97,10 @@ _ROWS = (
 )
 
 
-def classify(header: GGUFHeader) -> Kind:
+def classify(header: GGUFHeader) -> FileKind:
     """Return the kind of file; its `.evidence` names the key or tensor that shows it."""
     for row in _ROWS:
         evidence = row.test(header)
         if evidence:
-            return Kind(row.kind, evidence)
-    return Kind("diffusion", "no tensor or key of another kind of file")
+            return FileKind(row.kind, evidence)
+    return FileKind("diffusion", "no tensor or key of another kind of file")

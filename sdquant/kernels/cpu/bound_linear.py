@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ...core.packed_layout import Activations, Form
+    from ...core.packed_layout import Activations, PackedLayout
     from ..base import Coding, Parts, Prepared
 
 Own = Mapping[str, "Tensor | None"]
@@ -37,7 +37,7 @@ class _Held:
         "zero",
     )  # fmt: skip
 
-    def __init__(self, form: Form, parts: Parts, dtype: torch.dtype, prefix: str) -> None:
+    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str) -> None:
         def named(part: int | str) -> str:
             return prefix + part if isinstance(part, str) and part else ""
 
@@ -90,7 +90,7 @@ class Few(_Held):
 
     __slots__ = ("alone", "most", "product")
 
-    def __init__(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> None:
+    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> None:
         """Bind the kernel for up to `few` rows of x."""
         super().__init__(form, parts, dtype, prefix)
         self.product: Any = extension().product  # type: ignore[union-attr]
@@ -122,7 +122,7 @@ class Integers(_Held):
 
     def __init__(
         self,
-        form: Form,
+        form: PackedLayout,
         parts: Parts,
         dtype: torch.dtype,
         coding: Coding,
@@ -157,7 +157,7 @@ class Codes(_Held):
     __slots__ = ("coding", "each", "how", "static")
 
     def __init__(
-        self, form: Form, parts: Parts, dtype: torch.dtype, coding: Coding, how: Activations, prefix: str
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, coding: Coding, how: Activations, prefix: str
     ) -> None:
         super().__init__(form, parts, dtype, prefix)
         self.coding, self.how = int(coding), how

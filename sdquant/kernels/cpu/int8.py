@@ -23,7 +23,7 @@ from .threads import over_rows
 
 if TYPE_CHECKING:
     from ...core.backend import Geometry
-    from ...core.packed_layout import Activations, Form
+    from ...core.packed_layout import Activations, PackedLayout
     from ..base import Parts
 
 KINDS = ("int", "float8_e4m3fn", "float8_e5m2")  # of `numbers_of`
@@ -68,14 +68,14 @@ def instructions(columns: int) -> str:
     return "" if size is None else size.name
 
 
-def reads(form: Form | None, parts: Parts) -> bool:
+def reads(form: PackedLayout | None, parts: Parts) -> bool:
     """Return whether these kernels can multiply by such a weight."""
     if form is None or sizes(form.columns) is None:
         return False
     return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
-def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None) -> Tensor:
+def linear(form: PackedLayout, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows] in x's dtype.
 
     Args:
@@ -183,7 +183,7 @@ def rows_times(
 
 
 def convolve(
-    form: Form,
+    form: PackedLayout,
     parts: Parts,
     coding: Coding,
     kernel: tuple[int, int],
@@ -202,7 +202,7 @@ def convolve(
 
 
 def convolve_codes(
-    form: Form,
+    form: PackedLayout,
     parts: Parts,
     coding: Coding,
     kernel: tuple[int, int],
@@ -228,7 +228,7 @@ def convolve_codes(
 
 
 def _patches_times(
-    form: Form,
+    form: PackedLayout,
     parts: Parts,
     coding: Coding,
     kernel: tuple[int, int],

@@ -17,7 +17,7 @@ from .layout_descriptors import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
     from ..base import Parts
 
 
@@ -31,12 +31,12 @@ def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> Non
     over_rows(m, k, lambda start, stop: quantize(kind, of, stride, start, stop, k, *to))
 
 
-def recodes(form: Form, parts: Parts) -> bool:
+def recodes(form: PackedLayout, parts: Parts) -> bool:
     """Return whether `recode` can read such a weight."""
     return plan(form, parts) is not None and not (is_blocks(form) and form.columns % form.group)
 
 
-def recode(form: Form, parts: Parts, codes: Tensor, scales: Tensor) -> None:
+def recode(form: PackedLayout, parts: Parts, codes: Tensor, scales: Tensor) -> None:
     """Requantize a weight that `recodes` accepts to int8 codes [rows, columns] and row scales, float32 [rows]."""
     run = extension().recode  # type: ignore[union-attr]
     common = (plan(form, parts), *addresses(form, parts))

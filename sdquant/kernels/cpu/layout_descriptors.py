@@ -14,7 +14,7 @@ from . import extension
 from .ggml_blocks import grid
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
     from ..base import Parts
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -25,14 +25,14 @@ _SCALES = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 _CPU = torch.device("cpu")
 
 
-def plan(form: Form, parts: Parts) -> Any | None:
+def plan(form: PackedLayout, parts: Parts) -> Any | None:
     """Return the extension's object for a form whose scales have these dtypes; None if it cannot read such a form."""
     if form.apart:
         return None
     return _plan(form, parts[form.scale].dtype if form.scale else None, parts[form.shift].dtype if form.shift else None)
 
 
-def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
+def addresses(form: PackedLayout, parts: Parts) -> tuple[int, int, int, int, int]:
     """Return the addresses of the codes, scales, outer scales, zero points (or codebook) and shifts; 0 for none."""
     return (
         parts[form.codes].data_ptr(),
@@ -44,7 +44,7 @@ def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> Any | None:
+def _plan(form: PackedLayout, scale: torch.dtype | None, shift: torch.dtype | None) -> Any | None:
     module = extension()
     scales = _NESTED if form.nested else _LOOKED_UP if scale in _SCALES else _type(scale)
     if module is None or scales is None or _type(shift) is None:
@@ -74,14 +74,14 @@ def _type(dtype: torch.dtype | None) -> int | None:
     return _NONE if dtype is None else TYPES.get(dtype)
 
 
-def _table(form: Form) -> bytes:
+def _table(form: PackedLayout) -> bytes:
     """Return the float32 values of the codes; empty if codes are their own values."""
     if form.packing in _FLOAT8:
         return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(getattr(torch, form.packing)).float())
     return _bytes(table(form.table, form.arithmetic, _CPU)) if form.table else b""
 
 
-def _scale_table(form: Form, scale: torch.dtype | None) -> bytes:
+def _scale_table(form: PackedLayout, scale: torch.dtype | None) -> bytes:
     """Return the float32 values of the scales' codes; empty if scales are floats."""
     if form.nested:
         return _bytes(code_tables.dynamic_code(_CPU))

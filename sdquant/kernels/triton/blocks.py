@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
 
 # Weights in a chunk of a packing that keeps its scales elsewhere. Every usual group is a multiple of it.
 CHUNK = 32
@@ -84,7 +84,7 @@ TABLES = ("", "nf4", "fp4", "e4m3", "e2m1")
 ZEROS = ("uint8", "int8", "nibbles-low")
 
 
-def block_of(form: Form) -> Block | None:
+def block_of(form: PackedLayout) -> Block | None:
     """Return the chunks of such a weight; None if no kernel can read it."""
     if form.rows * form.columns > MOST:
         return None

@@ -34,7 +34,7 @@ from .launch_state import EXACT, INTERPRETED, Launch, name_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
@@ -70,7 +70,7 @@ def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor) -> Launc
     return Launch(quantize_kernel, (x.shape[0],), arguments, {"num_warps": 8 if x.shape[1] >= 2048 else 4, **EXACT})
 
 
-def quantize_weight(form: Form, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def quantize_weight(form: PackedLayout, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Requantize a packed weight, as its float32 values, to int8 codes [rows, columns] and scales, float32 [rows].
 
     Only for forms that `quantizes` accepts.
@@ -82,12 +82,12 @@ def quantize_weight(form: Form, parts: Mapping[str, Tensor]) -> tuple[Tensor, Te
     return codes, scale
 
 
-def quantizes(form: Form) -> bool:
+def quantizes(form: PackedLayout) -> bool:
     """Return whether there is a kernel that requantizes such weights."""
     return multiplies(form)
 
 
-def requantization(form: Form, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
+def requantization(form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
     """Return the launch of `quantize_weight`."""
     plan = plan_of(form)
     arguments = {

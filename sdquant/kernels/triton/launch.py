@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
 
 DECODED_AT_ONCE = 4096  # weights for each program that decodes
 _WARPS = 4
 
 
-def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
+def decode(form: PackedLayout, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
     """Return the launch that dequantizes the weight into `out`, contiguous [rows, columns]."""
     plan = plan_of(form)
     chunks = math.ceil(form.rows * form.columns / plan.block.weights)
@@ -43,7 +43,7 @@ def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
     return Launch(decode_kernel, (math.ceil(chunks / at_once),), arguments, {"num_warps": _WARPS, **EXACT})
 
 
-def shared_bytes(form: Form) -> int:
+def shared_bytes(form: PackedLayout) -> int:
     """Return the number of rows that share bytes: for quanto's planes, if each plane is whole rows; else 1."""
     if not form.packing.startswith("planes"):
         return 1
@@ -53,13 +53,13 @@ def shared_bytes(form: Form) -> int:
     )
 
 
-def multiplies(form: Form) -> bool:
+def multiplies(form: PackedLayout) -> bool:
     """Return whether the product kernels can be used: each row must begin at the start of a chunk or a block."""
     block = block_of(form)
     return block is not None and block.lanes > 1 and form.columns % block.aligned_to == 0
 
 
-def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
+def product(form: PackedLayout, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
     """Return the launch that writes x [m, columns] @ weight.T + bias [rows] to `out` [m, rows]; all contiguous."""
     plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
     weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}

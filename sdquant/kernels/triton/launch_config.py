@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
 
 _FIELDS = ("codes", "high", "scales", "scale", "minimum")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchConfig:
     """The numbers that kernels over weights take, and the constants that are compiled into them."""
 
     block: Block
@@ -36,7 +36,7 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def plan_of(form: Form) -> Plan:
+def plan_of(form: PackedLayout) -> LaunchConfig:
     block = block_of(form)
     assert block is not None  # `reads` said so
     plane = 0
@@ -84,10 +84,10 @@ def plan_of(form: Form) -> Plan:
         "Z": block.zero,
         "BITS": INTERPRETED,
     }
-    return Plan(block, numbers, compiled)
+    return LaunchConfig(block, numbers, compiled)
 
 
-def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str, Tensor]:
+def pointers(form: PackedLayout, parts: Mapping[str, Tensor], block: Block) -> dict[str, Tensor]:
     """Return the pointers that the kernels take; unused ones point to the codes."""
     codes = parts[form.codes]
     if codes.dtype not in (torch.int8, torch.uint8):

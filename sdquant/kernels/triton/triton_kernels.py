@@ -14,7 +14,7 @@ from .blocks import GGUF, block_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...core.packed_layout import Form
+    from ...core.packed_layout import PackedLayout
     from ..base import Parts
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,7 +32,7 @@ class TritonReader(Reader):
 
     name: ClassVar[str] = "triton"
 
-    def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+    def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
         if dtype not in _FLOATS or form.taps > 1 or block_of(form) is None:
             return False
         if form.scale and not form.nested and parts[form.scale].dtype not in _FLOATS:
@@ -43,25 +43,25 @@ class TritonReader(Reader):
         # Half-precision numbers inside blocks are read where they lie.
         return form.packing in ("int8", "uint8") or codes.storage_offset() * codes.element_size() % 2 == 0
 
-    def wants_apart(self, form: Form) -> bool:
+    def wants_apart(self, form: PackedLayout) -> bool:
         """Return whether blocks are not a multiple of 16 bytes. Those that are (q4_k, q5_k) are read 16 bytes at a time
         in file order, too: the compiled code is the same for both."""
         if form.packing not in GGUF or block_of(form) is None or imports.launcher() is None:
             return False
         return TYPES[form.packing].nbytes % _WIDEST > 0
 
-    def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
+    def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         launcher = imports.launcher()
         assert launcher is not None  # `reads` said so
         launcher.decode(form, parts, out)(out.device)
 
-    def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+    def few(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         launcher = imports.launcher()
         if launcher is None or not launcher.multiplies(form):
             return 0
         return _FEW_FLOAT32 if dtype == torch.float32 else _FEW
 
-    def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def product(self, form: PackedLayout, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         launcher = imports.launcher()
         assert launcher is not None  # `reads` said so
         launcher.product(form, parts, x, bias, out)(out.device)

@@ -20,7 +20,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """A component that a file may contain besides its main model, or alone.
 
     Attributes:
@@ -32,18 +32,20 @@ class Part:
 
 
 _VAE = ("first_stage_model.", "vae.")
-PARTS: Mapping[str, Part] = {
-    "AutoencoderKLWan": Part((*_VAE, ""), "decoder.middle.0.residual.0.gamma"),
-    "AutoencoderKLLTXVideo": Part(("vae.", ""), "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
-    "AutoencoderKLLTX2Video": Part(("vae.", ""), "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
-    "AutoencoderKLLTX2Audio": Part(("audio_vae.", ""), "decoder.up.0.block.0.conv1.conv.weight"),
-    "AutoencoderDC": Part((*model_families.PREFIXES, *_VAE, ""), "decoder.project_in.main.conv.weight"),
-    "ControlNetModel": Part((*model_families.PREFIXES, model_families.CONTROL, ""), "input_hint_block.0.weight"),
-    "ZImageControlNetModel": Part(
+PARTS: Mapping[str, CheckpointPart] = {
+    "AutoencoderKLWan": CheckpointPart((*_VAE, ""), "decoder.middle.0.residual.0.gamma"),
+    "AutoencoderKLLTXVideo": CheckpointPart(("vae.", ""), "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
+    "AutoencoderKLLTX2Video": CheckpointPart(("vae.", ""), "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
+    "AutoencoderKLLTX2Audio": CheckpointPart(("audio_vae.", ""), "decoder.up.0.block.0.conv1.conv.weight"),
+    "AutoencoderDC": CheckpointPart((*model_families.PREFIXES, *_VAE, ""), "decoder.project_in.main.conv.weight"),
+    "ControlNetModel": CheckpointPart(
+        (*model_families.PREFIXES, model_families.CONTROL, ""), "input_hint_block.0.weight"
+    ),
+    "ZImageControlNetModel": CheckpointPart(
         (*model_families.PREFIXES, model_families.CONTROL, ""), "control_all_x_embedder.2-1.weight"
     ),
-    "MotionAdapter": Part(("",), "down_blocks.0.motion_modules.0.temporal_transformer.norm.weight"),
-    "SparseControlNetModel": Part(("",), "controlnet_down_blocks.0.weight"),
+    "MotionAdapter": CheckpointPart(("",), "down_blocks.0.motion_modules.0.temporal_transformer.norm.weight"),
+    "SparseControlNetModel": CheckpointPart(("",), "controlnet_down_blocks.0.weight"),
 }
 # Converters that know a model by names with a prefix only. What has it and what has not is the same to them after that.
 WANTED: Mapping[str, str] = {

@@ -87,7 +87,7 @@ class Fixed:
         return hash(self.value) if isinstance(self.value, _VALUES) else id(self.value)
 
 
-class Answer:
+class OutputStructure:
     """The structure of a model's output without its tensors, into which others can be inserted."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from .library import core, library
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .trace import Trace
+    from .trace import GraphTrace
 
 
-def convert(trace: Trace) -> Any:
+def convert(trace: GraphTrace) -> Any:
     """Convert a trace to an `openvino.Model` with compressed weights.
 
     Raises:

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from ...errors import IncompatibleError
-from .arguments import Answer, Arguments
+from .arguments import Arguments, OutputStructure
 from .compile import compiled, convert, run
-from .trace import Trace, in_float32, trace
+from .trace import GraphTrace, in_float32, trace
 
 # Compiled models kept for one component: a pipeline may call it in two ways in turn. Each holds a copy of the weights.
 KEPT = 2
@@ -40,7 +40,7 @@ class Ready:
 
     form: tuple[Any, ...]
     request: Any
-    answer: Answer
+    answer: OutputStructure
     kept: list[Any]
     shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
 
@@ -93,7 +93,7 @@ class Served:
                 self.ready.remove(row)
                 self.ready.append(row)
                 return row[1]
-        answer, dtype = Answer(), _dtype(model)
+        answer, dtype = OutputStructure(), _dtype(model)
         with self._off(model), in_float32(model):
             traced = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
             for known, ready in self.ready:
@@ -127,7 +127,7 @@ class _Off:
         self.model.__dict__["forward"] = self.before
 
 
-def _request(model: nn.Module, traced: Trace, dtype: torch.dtype) -> Any:
+def _request(model: nn.Module, traced: GraphTrace, dtype: torch.dtype) -> Any:
     try:
         return compiled(convert(traced), dtype).create_infer_request()
     except Exception as error:  # see `convert`

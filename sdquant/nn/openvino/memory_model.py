@@ -17,7 +17,7 @@ WIDE = 4  # bytes of a number in float32
 
 
 @dataclass(frozen=True)
-class Held:
+class CompiledWeight:
     """A packed weight: its bytes, the bits per code, and the shape of the float weight."""
 
     nbytes: int
@@ -25,7 +25,7 @@ class Held:
     shape: tuple[int, ...]
 
 
-def copied(weights: Iterable[Held], itemsize: int) -> int:
+def copied(weights: Iterable[CompiledWeight], itemsize: int) -> int:
     """Return the bytes of the compiled copy of these weights.
 
     Args:
@@ -34,7 +34,7 @@ def copied(weights: Iterable[Held], itemsize: int) -> int:
     return sum(_copied(one, itemsize) for one in weights)
 
 
-def _copied(one: Held, itemsize: int) -> int:
+def _copied(one: CompiledWeight, itemsize: int) -> int:
     if math.prod(one.shape[2:]) > 1:
         return LAYER + math.prod(one.shape) * (WIDE + itemsize)
     return LAYER + int(one.nbytes * (FOUR if one.bits <= 4 else EIGHT))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trace:
+class GraphTrace:
     """A traced call.
 
     Attributes:
@@ -39,7 +39,7 @@ class Trace:
     layers: Layers
     form: tuple[Any, ...]
 
-    def same(self, other: Trace) -> bool:
+    def same(self, other: GraphTrace) -> bool:
         """Return whether the other is the same graph with the same constants, so that either serves both shapes."""
         return self.form == other.form
 
@@ -56,7 +56,7 @@ class _Call(nn.Module):
         return self.call(tensors)
 
 
-def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Sequence[Tensor]) -> Trace:
+def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Sequence[Tensor]) -> GraphTrace:
     """Trace `call(tensors)`, which calls `model`. The model's floats must be in float32 (`in_float32`).
 
     The quantized layers compute nothing; attention and norms do, on zeros mostly.
@@ -71,7 +71,7 @@ def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Se
             warnings.simplefilter("ignore", TracerWarning)
             jit: Any = torch.jit
             module = jit.trace(_Call(model, call).eval(), tuple(tensors), strict=False, check_trace=False)
-            return Trace(module, layers, _form(module.inlined_graph))
+            return GraphTrace(module, layers, _form(module.inlined_graph))
     finally:
         for part, was in training.items():
             part.training = was

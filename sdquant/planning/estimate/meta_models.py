@@ -51,7 +51,7 @@ class Network:
         shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
         known = frozenset(shapes)
         weights = [
-            memory_model.Held(
+            memory_model.CompiledWeight(
                 w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name]
             )
             for w in self.plan.weights

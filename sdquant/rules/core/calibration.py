@@ -19,12 +19,12 @@ from .qtypes import QType, qtype
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .calibration_method import Method
+    from .calibration_method import CalibrationMethod
 
 _EXPONENT = 0x7F80  # the bits of a bfloat16's exponent
 
 
-def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Method) -> dict[str, Tensor]:
+def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: CalibrationMethod) -> dict[str, Tensor]:
     """Return the range: {"absmax"}, or {"min", "max"}, each of shape `shape` (all ones for "fixed").
 
     Args:

@@ -11,7 +11,7 @@ METHODS = ("absmax", "minmax", "rms", "fixed")
 
 
 @dataclass(frozen=True)
-class Method:
+class CalibrationMethod:
     """A calibration method: its name and its numbers, as in "fixed,-10,10".
 
     Attributes:
@@ -29,7 +29,7 @@ class Method:
 
 
 @lru_cache(maxsize=256)
-def method(text: str) -> Method:
+def method(text: str) -> CalibrationMethod:
     """Parse "<method>[,<numbers>]".
 
     Raises:
@@ -51,7 +51,7 @@ def method(text: str) -> Method:
         raise SettingsError(what, f"{name} takes at most one factor", f'Write it like "{name},0.9"')
     if name == "fixed":
         numbers = _fixed(what, numbers)
-    return Method(name, numbers)
+    return CalibrationMethod(name, numbers)
 
 
 def _fixed(what: str, numbers: tuple[float, ...]) -> tuple[float, float]:

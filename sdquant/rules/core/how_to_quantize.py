@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import SettingsError
-from .calibration_method import Method, method
+from .calibration_method import CalibrationMethod, method
 from .qtypes import QType, qtype
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class HowToQuantize:
         return qtype(self.qtype)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> CalibrationMethod:
         """Return the calibration method, parsed."""
         return method(self.calibration_method)
 

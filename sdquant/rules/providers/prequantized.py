@@ -29,7 +29,7 @@ from ..quant_spec import operation_of
 from .ptq import rule_of_layer
 
 if TYPE_CHECKING:
-    from ...core.backend import Part
+    from ...core.backend import TensorSpec
     from ...nn.quantized_layers import QuantizedLayer
 
 _TOGETHER = "Check that the weights and the template belong to the same model"
@@ -212,7 +212,7 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
     return codes.to(storage(row))
 
 
-def _scale(name: str, scale: Tensor, expected: Part, row: QType) -> Tensor:
+def _scale(name: str, scale: Tensor, expected: TensorSpec, row: QType) -> Tensor:
     """Return a scale in the template's shape and dtype."""
     if scale.dtype not in (*_FLOATS, getattr(torch, expected.dtype)):
         raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is not a float dtype")
@@ -222,7 +222,7 @@ def _scale(name: str, scale: Tensor, expected: Part, row: QType) -> Tensor:
     return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), expected)
 
 
-def _spread(name: str, small: Tensor, expected: Part) -> Tensor:
+def _spread(name: str, small: Tensor, expected: TensorSpec) -> Tensor:
     """Repeat scales or zero points to the template's shape."""
     sizes = (1,) * (len(expected.shape) - small.ndim) + tuple(small.shape)
     if len(sizes) != len(expected.shape) or any(n == 0 or m % n for n, m in zip(sizes, expected.shape, strict=True)):

@@ -17,7 +17,7 @@ Importing this imports neither torch nor yaml.
 
 from __future__ import annotations
 
-from .config import Config
+from .config import RunConfig
 from .key import Key
 from .keys import key, keys
 from .loading import load, shards_of
@@ -26,9 +26,9 @@ from .to_request import request_of, size_of
 from .topology import Shards
 
 __all__ = [
-    "Config",
     "Key",
     "Quantization",
+    "RunConfig",
     "Shards",
     "key",
     "keys",

@@ -10,7 +10,7 @@ from typing import Any
 from .value_types import shown
 
 
-class Config:
+class RunConfig:
     """A value for every key, as attributes: `config.output_dir`. Lists are tuples.
 
     Attributes:
@@ -57,7 +57,7 @@ class Config:
         return iter(self._values)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self.to_dict() == other.to_dict()
+        return isinstance(other, RunConfig) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
         return hash(self.to_yaml())
@@ -83,8 +83,8 @@ class Config:
         return "\n".join(lines) + "\n"
 
 
-def _made(values: dict[str, Any], source: str, command: str, origins: dict[str, str]) -> Config:
-    return Config(values, source=source, command=command, given=origins)
+def _made(values: dict[str, Any], source: str, command: str, origins: dict[str, str]) -> RunConfig:
+    return RunConfig(values, source=source, command=command, given=origins)
 
 
 def _frozen(value: Any) -> Any:

@@ -17,12 +17,12 @@ from .to_request import request_of, require_command, size_of
 
 if TYPE_CHECKING:
     from ...planning.request import Request
-    from .config import Config
+    from .config import RunConfig
     from .topology import Shards
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class GeneratedImages:
     """Files written, and the shards used.
 
     Attributes:
@@ -42,7 +42,7 @@ class Drawn:
         return dataclasses.asdict(self)
 
 
-def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Drawn | None:
+def draw_config(config: RunConfig, folder: Path, *, progress: bool = False) -> GeneratedImages | None:
     """Load the model, draw, and write `<seed>.png` for each seed and `generate.yml` into a folder.
 
     Nothing is written before all images are generated. With torchrun only the first process generates; the others
@@ -85,7 +85,7 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
         pictures.save(image, path)
     config_path = folder / f"{config.command}.yml"
     save(config, config_path, shards)
-    return Drawn(
+    return GeneratedImages(
         pictures=tuple(map(str, paths)),
         seeds=seeds,
         config=str(config_path),
@@ -120,7 +120,7 @@ def _loaded(request: Request, shards: Shards) -> Any:
     return model if ranks.first else None
 
 
-def save(config: Config, path: Path, shards: Shards) -> None:
+def save(config: RunConfig, path: Path, shards: Shards) -> None:
     """Write a config atomically: the keys of its command, with the resolved topology in a comment.
 
     Raises:

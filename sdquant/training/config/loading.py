@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SdquantError, SettingsError
 from ...utils import strict_yaml
 from . import topology
-from .config import Config
+from .config import RunConfig
 from .key import COMMANDS, Key
 from .keys import did_you_mean, key, keys
 from .quantization import quantization_of
@@ -35,7 +35,7 @@ def _place(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return shipped if os.path.basename(name) == name and shipped.is_file() and not os.path.exists(path) else path
 
 
-def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> Config:
+def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> RunConfig:
     """Load a config file with overrides, for a command.
 
     A file may serve all commands: keys of other commands are checked, kept and logged, except for those about loading
@@ -68,12 +68,12 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         name, value = _of_text(text, command)
         values[name] = value
         origins[name] = OVERRIDE
-    config = Config(values, source=source, command=command, given=origins)
+    config = RunConfig(values, source=source, command=command, given=origins)
     _tell_unused(config, lines)
     return config
 
 
-def shards_of(config: Config) -> Shards:
+def shards_of(config: RunConfig) -> Shards:
     """Resolve and log the number of parts that ranges are computed in. Counts accelerators only if needed.
 
     Raises:
@@ -173,7 +173,7 @@ def _near(value: Any, choices: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else "Use one of them"
 
 
-def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
+def _tell_unused(config: RunConfig, lines: Mapping[str, int]) -> None:
     """Refuse overrides that have no effect, and loading keys that belong to another command; log the file's other keys
     that have no effect."""
     others = [
@@ -193,7 +193,7 @@ def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
         log.warning("%s of %s has no effect here: %s", name, config.source, reason)
 
 
-def _refuse_other_loading(config: Config, row: Key, lines: Mapping[str, int]) -> None:
+def _refuse_other_loading(config: RunConfig, row: Key, lines: Mapping[str, int]) -> None:
     whose, value = " and ".join(row.commands), shown(config[row.name])
     raise SettingsError(
         f"{config.source}, line {lines[row.name]} sets {row.name}: {value}",

@@ -15,7 +15,7 @@ from ...rules.qconfig import QtRule, QuantizationRule, rule_of
 from .keys import key
 
 if TYPE_CHECKING:
-    from .config import Config
+    from .config import RunConfig
     from .topology import Shards
 
 JOIN = "+"  # between component=scheme of one quantization
@@ -45,7 +45,7 @@ class Quantization:
     unused: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def quantization_of(config: Config, shards: Shards | None = None) -> Quantization:
+def quantization_of(config: RunConfig, shards: Shards | None = None) -> Quantization:
     """Resolve the quantization keys of a config, for the command that it was loaded for.
 
     Args:
@@ -82,7 +82,7 @@ def quantization_of(config: Config, shards: Shards | None = None) -> Quantizatio
     )
 
 
-def _refuse_beside_rules(config: Config, name: str) -> None:
+def _refuse_beside_rules(config: RunConfig, name: str) -> None:
     what = f"Cannot combine rules with {{}} ({config.source or 'no file'})"
     if not config.use_qwix_quantization:
         raise SettingsError(what.format(f"{_SWITCH}=false"), "rules belong to the rule engine", f"Set {_SWITCH}: true")
@@ -98,7 +98,7 @@ def _refuse_beside_rules(config: Config, name: str) -> None:
         )
 
 
-def _refuse_rule_keys(config: Config) -> None:
+def _refuse_rule_keys(config: RunConfig) -> None:
     for name in _set(config, _OF_RULES):
         raise SettingsError(
             f"Cannot combine {name} with {_SWITCH}=false",
@@ -107,7 +107,7 @@ def _refuse_rule_keys(config: Config) -> None:
         )
 
 
-def _of_preset(name: str, config: Config, training: bool) -> tuple[QuantizationRule, ...]:
+def _of_preset(name: str, config: RunConfig, training: bool) -> tuple[QuantizationRule, ...]:
     choices = Choices(
         module_path=config.qwix_module_path,
         weight_method=config[_WEIGHT],
@@ -200,12 +200,12 @@ def _forward(rule: QuantizationRule) -> QuantizationRule:
     return QuantizationRule(**values)
 
 
-def _set(config: Config, names: tuple[str, ...]) -> Iterator[str]:
+def _set(config: RunConfig, names: tuple[str, ...]) -> Iterator[str]:
     """Return the keys whose values differ from their defaults."""
     return (name for name in names if config[name] != key(name).default and config.command in key(name).commands)
 
 
-def _unused(config: Config, rules: tuple[QuantizationRule, ...] | None) -> Iterator[tuple[str, str]]:
+def _unused(config: RunConfig, rules: tuple[QuantizationRule, ...] | None) -> Iterator[tuple[str, str]]:
     if rules is None:
         reason = "nothing is quantized" if not config.quantization else "only the rule engine uses it"
         yield from ((name, reason) for name in (*_set(config, _OF_RULES), *_set(config, _OF_SHARDS)))

@@ -11,13 +11,13 @@ from .keys import key, keys
 from .quantization import quantization_of
 
 if TYPE_CHECKING:
-    from .config import Config
+    from .config import RunConfig
 
 _MODEL = "pretrained_model_name_or_path"
 _SPECIAL = ("path", "quant")
 
 
-def request_of(config: Config, **fixed: Any) -> Request:
+def request_of(config: RunConfig, **fixed: Any) -> Request:
     """Return the Request of a config.
 
     Args:
@@ -46,7 +46,7 @@ def request_of(config: Config, **fixed: Any) -> Request:
     return request(bundled_models.place(model), **{**values, **fixed})
 
 
-def require_command(config: Config, command: str) -> None:
+def require_command(config: RunConfig, command: str) -> None:
     """Raise SettingsError for a config loaded for another command: its keys were not checked for this one."""
     if config.command != command:
         raise SettingsError(
@@ -56,7 +56,7 @@ def require_command(config: Config, command: str) -> None:
         )
 
 
-def size_of(config: Config) -> tuple[int | None, int | None]:
+def size_of(config: RunConfig) -> tuple[int | None, int | None]:
     """Return width and height in pixels; None for the model's own.
 
     Raises:

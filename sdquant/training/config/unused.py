@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from .keys import key
 
 if TYPE_CHECKING:
-    from .config import Config
+    from .config import RunConfig
 
 _OF_LORA = ("lora_alpha", "lora_dropout", "lora_target_modules")
 _OF_LAYERS = ("components", "skip", "runtime")
 
 
-def unused_in_training(config: Config) -> Mapping[str, str]:
+def unused_in_training(config: RunConfig) -> Mapping[str, str]:
     """Return those keys by name, each with the reason; none for other commands."""
     if config.command != "train":
         return {}

@@ -20,7 +20,7 @@ from ...utils.yaml_scalars import resolved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ValueType:
     """A kind of values.
 
     Attributes:
@@ -142,26 +142,28 @@ def _json(text: str) -> Any:
         raise ValueError(f"it is not JSON: {error}") from error
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, ValueType] = {
     row.name: row
     for row in (
-        Kind(name="str", said="text", example="text", read=_str, parse=_as_it_is),
-        Kind(name="int", said="a whole number", example="4", read=_int, parse=_scalar),
-        Kind(name="float", said="a number", example="0.5", read=_float, parse=_scalar),
-        Kind(name="number", said="a number, whole or not", example="128", read=_number, parse=_scalar),
-        Kind(name="bool", said="true or false", example="true", read=_bool, parse=_truth),
-        Kind(name="switch", said="on, off or text", example="on", read=_switch, parse=_truth),
-        Kind(name="size", said="a number of bytes, or a size such as 6GB", example="6GB", read=_size, parse=_scalar),
-        Kind(name="names", said="a list of strings", example="\"['name']\"", read=_names, parse=_literal),
-        Kind(
+        ValueType(name="str", said="text", example="text", read=_str, parse=_as_it_is),
+        ValueType(name="int", said="a whole number", example="4", read=_int, parse=_scalar),
+        ValueType(name="float", said="a number", example="0.5", read=_float, parse=_scalar),
+        ValueType(name="number", said="a number, whole or not", example="128", read=_number, parse=_scalar),
+        ValueType(name="bool", said="true or false", example="true", read=_bool, parse=_truth),
+        ValueType(name="switch", said="on, off or text", example="on", read=_switch, parse=_truth),
+        ValueType(
+            name="size", said="a number of bytes, or a size such as 6GB", example="6GB", read=_size, parse=_scalar
+        ),
+        ValueType(name="names", said="a list of strings", example="\"['name']\"", read=_names, parse=_literal),
+        ValueType(
             name="parts", said="a list of strings, or a mapping from components to strings",
             example="'{\"transformer_2\": \"low.gguf\"}'", read=_parts, parse=_literal,
         ),
-        Kind(
+        ValueType(
             name="mappings", said="a list of mappings", example="'[{\"weight_qtype\": \"int8\"}]'",
             read=_mappings, parse=_literal,
         ),
-        Kind(name="dict", said="a mapping", example="'{\"name\": 1}'", read=_dict, parse=_json),
+        ValueType(name="dict", said="a mapping", example="'{\"name\": 1}'", read=_dict, parse=_json),
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from . import request_body, routes
 from .basic_auth import REALM, SignIn
 from .request_body import BodyError, Receive
-from .response_headers import Answer, Send, refuse
+from .response_headers import HeaderSender, Send, refuse
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -76,7 +76,7 @@ class Guard:
             more = [(b"www-authenticate", REALM)] if no.status == 401 else []
             more += [(b"allow", ", ".join(METHODS).encode())] if no.status == 405 else []
             return await refuse(send, no.status, no.why, more=more)
-        await self._app(scope, receive, Answer(send, scope["path"]))
+        await self._app(scope, receive, HeaderSender(send, scope["path"]))
 
     async def _let_in(self, scope: Scope, receive: Receive) -> Receive:
         """Check everything, from the cheapest test to the body, which must be read."""

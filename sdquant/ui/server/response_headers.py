@@ -51,7 +51,7 @@ async def refuse(send: Send, status: int, why: str, *, more: Iterable[tuple[byte
     await send({"type": "http.response.body", "body": body})
 
 
-class Answer:
+class HeaderSender:
     """A `send` that sets the headers of an answer, and inserts the nonce into the page."""
 
     def __init__(self, send: Send, path: str) -> None:

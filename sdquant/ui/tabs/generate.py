@@ -12,7 +12,7 @@ from ...models.generate import Stopped
 from .. import header as heads
 from .. import html_components
 from ..background_task import Done, follow
-from ..model_manager import Drawing, Drawn, Job, Progress
+from ..model_manager import Drawing, GeneratedImage, Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         return
     settings = desk.settings
 
-    def work(job: Job) -> Drawn:
+    def work(job: Job) -> GeneratedImage:
         return desk.engine.draw(target.request(settings), drawing, job)
 
     for event in follow(desk, page, work):

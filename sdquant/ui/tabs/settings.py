@@ -23,7 +23,7 @@ from .. import header as heads
 from .. import html_components, support_view, widgets
 from ..background_task import follow
 from ..html import escape
-from ..model_manager import Held, Job, Progress
+from ..model_manager import Job, LoadedModel, Progress
 from ..plan_preview import Review, review
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _buttons(*, busy: bool) -> tuple[Any, Any]:
     return gr.update(interactive=not busy), gr.update(interactive=busy)
 
 
-def _applied(desk: Desk, model: Held, lost: SdquantError | None) -> str:
+def _applied(desk: Desk, model: LoadedModel, lost: SdquantError | None) -> str:
     where, words = desk.roots.shown(model.plan.path), html_components.scheme_words(model.plan)
     how = f"{where}: {words}, loaded in {model.seconds:.1f} s."
     if lost is None:

@@ -24,7 +24,7 @@ from .minimax_h3 import minimax_h3
 from .mochi import mochi
 from .qwen_image21 import qwen_image21
 from .renames import same
-from .rows import Shapes, Written, shape_of
+from .rows import OutputTensor, Shapes, shape_of
 from .sana import sana
 from .sd3 import sd3
 from .stable_cascade import stable_cascade
@@ -33,9 +33,9 @@ from .wan import wan, wan_animate, wan_animate_2
 from .wan_vae import wan_vae
 from .z_image import z_image
 
-__all__ = ["Written", "shape_of", "written"]
+__all__ = ["OutputTensor", "shape_of", "written"]
 
-_MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
+_MODELS: Mapping[str, Callable[[Shapes], Iterator[OutputTensor]]] = {
     "AuraFlowTransformer2DModel": auraflow,
     "AutoencoderDC": dc_ae,
     "ChromaTransformer2DModel": chroma,
@@ -75,7 +75,7 @@ _MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
 }
 
 
-def written(class_name: str | None, shapes: Shapes) -> list[Written] | None:
+def written(class_name: str | None, shapes: Shapes) -> list[OutputTensor] | None:
     """Return a component's tensors under the original names, in the order of `shapes`; None if these are unknown."""
     make = _MODELS.get(class_name or "")
     rows = list(make(shapes)) if make is not None else []

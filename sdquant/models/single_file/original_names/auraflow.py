@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _AURA: Rows = (
     ("register_tokens", "register_tokens"),
@@ -35,7 +35,7 @@ _SINGLE: Rows = (
 )
 
 
-def auraflow(shapes: Shapes) -> Iterator[Written]:
+def auraflow(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _AURA, "", "")
     yield from of_blocks(shapes, _DOUBLE, "double_layers", "joint_transformer_blocks")
     yield from of_blocks(shapes, _SINGLE, "single_layers", "single_transformer_blocks")

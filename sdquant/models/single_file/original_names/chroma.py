@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .flux import BLOCKS
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _CHROMA: Rows = (
     ("img_in.*", "x_embedder.*"),
@@ -19,7 +19,7 @@ _LAYER: Rows = (("in_layer.*", "linear_1.*"), ("out_layer.*", "linear_2.*"))
 _NORMS = "distilled_guidance_layer.norms"
 
 
-def chroma(shapes: Shapes) -> Iterator[Written]:
+def chroma(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _CHROMA, "", "")
     yield from of_blocks(shapes, _LAYER, _GUIDANCE, _GUIDANCE)
     yield from of_blocks(shapes, (("scale", "weight"),), _NORMS, _NORMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .renames import Rules, renamed
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _COSMOS_1: Rows = (
     ("x_embedder.proj.1.*", "patch_embed.proj.*"),
@@ -70,7 +70,7 @@ _COSMOS_2: Rules = (
 )
 
 
-def cosmos(shapes: Shapes) -> Iterator[Written]:
+def cosmos(shapes: Shapes) -> Iterator[OutputTensor]:
     """Yield the names of Cosmos; 1.0 is detected by its learned positions, which later versions lack."""
     if not any(name.startswith("learnable_pos_embed.") for name in shapes):
         yield from renamed(shapes, _COSMOS_2)

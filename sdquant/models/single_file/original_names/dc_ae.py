@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .rows import Rows, Shapes, Written, of_rows, shape_of
+from .rows import OutputTensor, Rows, Shapes, of_rows, shape_of
 
 _ENDS: Rows = (
     ("encoder.project_in.conv.*", "encoder.conv_in.*"),
@@ -37,7 +37,7 @@ _LINEAR: Rows = (
 _PLACE = re.compile(r"((en|de)coder)\.(?:down|up)_blocks\.(\d+)\.(\d+)\.")
 
 
-def dc_ae(shapes: Shapes) -> Iterator[Written]:
+def dc_ae(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _ENDS, "", "")
     places = dict.fromkeys(match.groups() for name in shapes if (match := _PLACE.match(name)))
     for side, short, block, layer in places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _FLUX: Rows = (
     ("img_in.*", "x_embedder.*"),
@@ -53,7 +53,7 @@ BLOCKS: tuple[tuple[Rows, str, str], ...] = (
 )
 
 
-def flux(shapes: Shapes) -> Iterator[Written]:
+def flux(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _FLUX, "", "")
     for rows, theirs, ours in BLOCKS:
         yield from of_blocks(shapes, rows, theirs, ours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .flux import ATTENTION
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _FLUX2: Rows = (
     ("img_in.*", "x_embedder.*"),
@@ -35,7 +35,7 @@ _SINGLE: Rows = (
 )
 
 
-def flux2(shapes: Shapes) -> Iterator[Written]:
+def flux2(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _FLUX2, "", "")
     yield from of_blocks(shapes, _DOUBLE, "double_blocks", "transformer_blocks")
     yield from of_blocks(shapes, _SINGLE, "single_blocks", "single_transformer_blocks")

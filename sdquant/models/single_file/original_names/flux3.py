@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _MODES = ("image", "image_cond")
 _FLUX3: Rows = (
@@ -34,7 +34,7 @@ _BLOCK: Rows = (
 )
 
 
-def flux3(shapes: Shapes) -> Iterator[Written]:
+def flux3(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _FLUX3, "", "")
     for mode in _MODES:
         yield from of_blocks(shapes, _BLOCK, f"content_mode_blocks.{mode}", f"mode_blocks.{mode}")

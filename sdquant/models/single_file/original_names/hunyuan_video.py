@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _HUNYUAN: Rows = (
     ("img_in.proj.*", "x_embedder.proj.*"),
@@ -57,7 +57,7 @@ _SINGLE: Rows = (
 _REFINERS = ("txt_in.individual_token_refiner.blocks.", "context_embedder.token_refiner.refiner_blocks.")
 
 
-def hunyuan_video(shapes: Shapes) -> Iterator[Written]:
+def hunyuan_video(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _HUNYUAN, "", "")
     for i in range(count(shapes, _REFINERS[1])):
         yield from of_rows(shapes, _REFINER, f"{_REFINERS[0]}{i}.", f"{_REFINERS[1]}{i}.")

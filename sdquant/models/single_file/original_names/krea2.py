@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from .rows import Rows, Shapes, Written, count, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_blocks, of_rows
 
 _KREA2: Rows = (
     ("first.*", "img_in.*"),
@@ -34,7 +34,7 @@ _BLOCK: Rows = (
 _MODULATION: Rows = (("mod.lin", "scale_shift_table"),)
 
 
-def krea2(shapes: Shapes) -> Iterator[Written]:
+def krea2(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _KREA2, "", "")
     for name in ("layerwise_blocks", "refiner_blocks"):
         yield from of_blocks(shapes, _BLOCK, f"txtfusion.{name}", f"text_fusion.{name}")

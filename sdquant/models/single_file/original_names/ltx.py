@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .renames import Rules, renamed
 
 if TYPE_CHECKING:
-    from .rows import Shapes, Written
+    from .rows import OutputTensor, Shapes
 
 _NORMS: Rules = (("norm_q", "q_norm"), ("norm_k", "k_norm"))
 _LTX: Rules = (("^proj_in", "patchify_proj"), ("^time_embed", "adaln_single"), *_NORMS)
@@ -27,9 +27,9 @@ _LTX2: Rules = (
 )
 
 
-def ltx(shapes: Shapes) -> Iterator[Written]:
+def ltx(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from renamed(shapes, _LTX)
 
 
-def ltx2(shapes: Shapes) -> Iterator[Written]:
+def ltx2(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from renamed(shapes, _LTX2)

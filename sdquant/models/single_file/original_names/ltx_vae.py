@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .renames import Rules, renamed
-from .rows import Shapes, Written, count
+from .rows import OutputTensor, Shapes, count
 
 _STATISTICS: Rules = (
     ("^latents_mean", "per_channel_statistics.mean-of-means"),
@@ -24,24 +24,24 @@ _WORDS: Rules = (
 _CHANGES: Rules = (("conv_shortcut.conv", "conv_shortcut"), ("norm3", "norm3.norm"))
 
 
-def ltx_vae(shapes: Shapes) -> Iterator[Written]:
+def ltx_vae(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from _in_lists(shapes, _CHANGES)
 
 
-def ltx2_vae(shapes: Shapes) -> Iterator[Written]:
+def ltx2_vae(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from _in_lists(shapes, ())
 
 
-def ltx2_audio_vae(shapes: Shapes) -> Iterator[Written]:
+def ltx2_audio_vae(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from renamed(shapes, _STATISTICS)
 
 
-def _in_lists(shapes: Shapes, rules: Rules) -> Iterator[Written]:
+def _in_lists(shapes: Shapes, rules: Rules) -> Iterator[OutputTensor]:
     places = _places(shapes)
     for row in renamed(shapes, (*_STATISTICS, *rules)):
         begin = next((ours for ours in places if row.name.startswith(f"{ours}.")), None)
         name = row.name if begin is None else places[begin] + row.name.removeprefix(begin)
-        yield from (Written(one.name, row.sources) for one in renamed({name: ()}, _WORDS))
+        yield from (OutputTensor(one.name, row.sources) for one in renamed({name: ()}, _WORDS))
 
 
 def _places(shapes: Shapes) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _LUMINA2: Rows = (
     ("x_embedder.*", "x_embedder.*"),
@@ -28,7 +28,7 @@ _PLAIN: Rows = (
 _MODULATED: Rows = (*_PLAIN, ("adaLN_modulation.1.*", "norm1.linear.*"), ("attention_norm1.*", "norm1.norm.*"))
 
 
-def lumina2(shapes: Shapes) -> Iterator[Written]:
+def lumina2(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _LUMINA2, "", "")
     for name in ("noise_refiner", "layers"):
         yield from of_blocks(shapes, _MODULATED, name, name)

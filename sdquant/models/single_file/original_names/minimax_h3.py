@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _MINIMAX: Rows = (
     ("video_patch_proj.*", "proj_in.*"),
@@ -31,7 +31,7 @@ _BLOCK: Rows = (
 )
 
 
-def minimax_h3(shapes: Shapes) -> Iterator[Written]:
+def minimax_h3(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _MINIMAX, "", "")
     for i in range(count(shapes, "token_refiner.refiner_blocks.")):
         yield from of_rows(shapes, _BLOCK, f"token_refiner.blocks.{i}.", f"token_refiner.refiner_blocks.{i}.")

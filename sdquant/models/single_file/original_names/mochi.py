@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _MOCHI: Rows = (
     ("pos_frequencies", "pos_frequencies"),
@@ -38,7 +38,7 @@ _BLOCK: Rows = (
 )
 
 
-def mochi(shapes: Shapes) -> Iterator[Written]:
+def mochi(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _MOCHI, "", "")
     for i in range(count(shapes, "transformer_blocks.")):
         yield from of_rows(shapes, _BLOCK, f"blocks.{i}.", f"transformer_blocks.{i}.")

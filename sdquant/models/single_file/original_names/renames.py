@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .rows import Shapes, Written
+from .rows import OutputTensor, Shapes
 
 # (diffusers' word or words, the authors'): whole parts of a name. "^" before them: only where the name begins.
 Rules = Sequence[tuple[str, str]]
 
 
-def renamed(shapes: Shapes, rules: Rules) -> Iterator[Written]:
+def renamed(shapes: Shapes, rules: Rules) -> Iterator[OutputTensor]:
     """Yield each tensor alone, with all rules applied to its name in order."""
     patterns = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
     for name in shapes:
         there = name
         for pattern, theirs in patterns:
             there = pattern.sub(theirs, there)
-        yield Written(there, (name,))
+        yield OutputTensor(there, (name,))
 
 
 def _pattern(words: str) -> str:
@@ -26,6 +26,6 @@ def _pattern(words: str) -> str:
     return begin + re.escape(words.removeprefix("^")) + r"(?![^.])"
 
 
-def same(shapes: Shapes) -> Iterator[Written]:
+def same(shapes: Shapes) -> Iterator[OutputTensor]:
     """Yield the tensors of a model whose authors use diffusers' names."""
     yield from renamed(shapes, ())

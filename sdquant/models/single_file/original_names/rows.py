@@ -12,7 +12,7 @@ Rows = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputTensor:
     """A tensor to be written: the rows of one tensor or several, concatenated.
 
     Attributes:
@@ -26,7 +26,7 @@ class Written:
     shape: tuple[int, ...] | None = None
 
 
-def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
+def shape_of(row: OutputTensor, shapes: Shapes) -> tuple[int, ...]:
     """Return the shape of the tensor that is written."""
     if row.shape is not None:
         return row.shape
@@ -36,16 +36,16 @@ def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
     return (sum(shapes[source][0] for source in row.sources), *first[1:])
 
 
-def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
+def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[OutputTensor]:
     """Apply the rows to the tensors that exist, with a block's prefix in each layout."""
     for name, *sources in rows:
         for leaf in ("weight", "bias") if name.endswith("*") else ("",):
             names = tuple(ours + source.replace("*", leaf) for source in sources)
             if all(source in shapes for source in names):
-                yield Written(theirs + name.lstrip("~").replace("*", leaf), names, swapped=name.startswith("~"))
+                yield OutputTensor(theirs + name.lstrip("~").replace("*", leaf), names, swapped=name.startswith("~"))
 
 
-def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
+def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[OutputTensor]:
     """Apply the rows to each block of a list, whose names are `theirs` and `ours`."""
     for i in range(count(shapes, f"{ours}.")):
         yield from of_rows(shapes, rows, f"{theirs}.{i}.", f"{ours}.{i}.")

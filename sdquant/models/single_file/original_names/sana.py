@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _SANA: Rows = (
     ("x_embedder.proj.*", "patch_embed.proj.*"),
@@ -39,6 +39,6 @@ _BLOCK: Rows = (
 )
 
 
-def sana(shapes: Shapes) -> Iterator[Written]:
+def sana(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _SANA, "", "")
     yield from of_blocks(shapes, _BLOCK, "blocks", "transformer_blocks")

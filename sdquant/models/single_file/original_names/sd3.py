@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _SD3: Rows = (
     ("pos_embed", "pos_embed.pos_embed"),
@@ -39,11 +39,11 @@ _SD3_BLOCK: Rows = (
 )
 
 
-def sd3(shapes: Shapes) -> Iterator[Written]:
+def sd3(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _SD3, "", "")
     blocks = count(shapes, "transformer_blocks.")
     for i in range(blocks):
         for row in of_rows(shapes, _SD3_BLOCK, f"joint_blocks.{i}.", f"transformer_blocks.{i}."):
             # The text's stream ends at the last block, in a norm like the final layer's.
             ends = i == blocks - 1 and ".context_block.adaLN_modulation." in row.name
-            yield Written(row.name, row.sources, swapped=ends)
+            yield OutputTensor(row.name, row.sources, swapped=ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .rows import Shapes, Written
+from .rows import OutputTensor, Shapes
 
 # Blocks of one list there, by kind and place here.
 _UNET_ENDS = {
@@ -23,14 +23,14 @@ _BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|
 _MIDDLE = re.compile(r"mid_block\.(resnets|attentions)\.(\d+)\.(.+)\.(\w+)")
 
 
-def unet(shapes: Shapes) -> Iterator[Written]:
+def unet(shapes: Shapes) -> Iterator[OutputTensor]:
     resnets = {name.split(".")[3] for name in shapes if name.startswith("down_blocks.0.resnets.")}
     stride = len(resnets) + 1  # entries of the authors' list for each block: its layers, and one that changes the size
     attending = {name.split(".")[1] for name in shapes if re.match(r"up_blocks\.\d+\.attentions\.", name)}
     for name in shapes:
         target = _unet_name(name, stride, attending)
         if target is not None:
-            yield Written(target, (name,))
+            yield OutputTensor(target, (name,))
 
 
 _CONTROL_ENDS = {
@@ -41,17 +41,17 @@ _CONTROL_ENDS = {
 _CONTROL = re.compile(r"controlnet_(down|cond_embedding\.)_?blocks\.(\d+)\.(\w+)")
 
 
-def controlnet(shapes: Shapes) -> Iterator[Written]:
+def controlnet(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from unet(shapes)
     for name in shapes:
         module, _, leaf = name.rpartition(".")
         if module in _CONTROL_ENDS:
-            yield Written(f"{_CONTROL_ENDS[module]}.{leaf}", (name,))
+            yield OutputTensor(f"{_CONTROL_ENDS[module]}.{leaf}", (name,))
         elif match := _CONTROL.fullmatch(name):
             kind, number, leaf = match.groups()
             # Between the layers of the hint are activations.
             theirs = f"zero_convs.{number}.0" if kind == "down" else f"input_hint_block.{2 * int(number) + 2}"
-            yield Written(f"{theirs}.{leaf}", (name,))
+            yield OutputTensor(f"{theirs}.{leaf}", (name,))
 
 
 def _unet_name(name: str, stride: int, attending: set[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _WAN: Rows = (
     ("patch_embedding.*", "patch_embedding.*"),
@@ -65,7 +65,7 @@ _MOTION_BLOCK: Rows = (
 )
 
 
-def wan(shapes: Shapes) -> Iterator[Written]:
+def wan(shapes: Shapes) -> Iterator[OutputTensor]:
     """Yield the names of Wan, VACE, SkyReels V2 and ChronoEdit."""
     yield from of_rows(shapes, _WAN, "", "")
     for blocks in ("blocks.", "vace_blocks."):
@@ -76,7 +76,7 @@ def wan(shapes: Shapes) -> Iterator[Written]:
             yield from of_rows(shapes, _ATTENTION, f"{block}cross_attn.", f"{block}attn2.")
 
 
-def wan_animate(shapes: Shapes) -> Iterator[Written]:
+def wan_animate(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from wan(shapes)
     yield from of_rows(shapes, _FACE, "", "")
     for i in range(count(shapes, "face_adapter.")):
@@ -85,10 +85,10 @@ def wan_animate(shapes: Shapes) -> Iterator[Written]:
         # Biases of images have two more dimensions there.
         first = shapes[row.sources[0]]
         image = row.name.startswith(_MOTION) and row.name.endswith(".bias")
-        yield Written(row.name, row.sources, shape=(1, math.prod(first), 1, 1) if image else None)
+        yield OutputTensor(row.name, row.sources, shape=(1, math.prod(first), 1, 1) if image else None)
 
 
-def _motion(shapes: Shapes) -> Iterator[Written]:
+def _motion(shapes: Shapes) -> Iterator[OutputTensor]:
     blocks = count(shapes, "motion_encoder.res_blocks.")
     rows: Rows = (
         ("motion_encoder.dec.direction.weight", "motion_encoder.motion_synthesis_weight"),
@@ -101,17 +101,17 @@ def _motion(shapes: Shapes) -> Iterator[Written]:
         yield from of_rows(shapes, _MOTION_BLOCK, f"{_MOTION}{i + 1}.", f"motion_encoder.res_blocks.{i}.")
     for name in shapes:
         if name.startswith("motion_encoder.motion_network."):
-            yield Written(name.replace("motion_network", "enc.fc"), (name,))
+            yield OutputTensor(name.replace("motion_network", "enc.fc"), (name,))
 
 
-def wan_animate_2(shapes: Shapes) -> Iterator[Written]:
+def wan_animate_2(shapes: Shapes) -> Iterator[OutputTensor]:
     """Yield the names of Wan Animate 2, whose blocks are in modules of their own; the rest is named as in diffusers."""
     for name in shapes:
         top, number, *path = name.split(".")
         if top != "blocks":
-            yield Written(name, (name,))
+            yield OutputTensor(name, (name,))
         elif path[0] not in ("self_attn", "cross_attn"):
-            yield Written(".".join((top, number, "block", *path)), (name,))
+            yield OutputTensor(".".join((top, number, "block", *path)), (name,))
     for i in range(count(shapes, "blocks.")):
         for attention in ("self_attn.", "cross_attn."):
             yield from of_rows(shapes, _ATTENTION, f"blocks.{i}.block.{attention}", f"blocks.{i}.{attention}")

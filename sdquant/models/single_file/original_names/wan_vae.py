@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import OutputTensor, Rows, Shapes, count, of_rows
 
 _ENDS: Rows = (
     ("conv1.*", "quant_conv.*"),
@@ -32,7 +32,7 @@ _RESNET: Rows = (
 _RESAMPLE: Rows = (("resample.1.*", "resample.1.*"), ("time_conv.*", "time_conv.*"))
 
 
-def wan_vae(shapes: Shapes) -> Iterator[Written]:
+def wan_vae(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _ENDS, "", "")
     for side in ("encoder", "decoder"):
         for i in range(2):  # the attention is between them

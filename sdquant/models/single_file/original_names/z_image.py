@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, of_blocks, of_rows
+from .rows import OutputTensor, Rows, Shapes, of_blocks, of_rows
 
 _PATCH = "2-1"  # pixels and frames of a patch; the published models have one kind
 _FINAL = "final_layer."
@@ -28,7 +28,7 @@ _BLOCK: Rows = (
 )
 
 
-def z_image(shapes: Shapes) -> Iterator[Written]:
+def z_image(shapes: Shapes) -> Iterator[OutputTensor]:
     yield from of_rows(shapes, _Z_IMAGE, "", "")
     for name in ("noise_refiner", "context_refiner", "layers"):
         yield from of_blocks(shapes, _BLOCK, name, name)
