@@ -56,7 +56,7 @@ def traced(model: str, size: tuple[int, int]) -> tuple[torch.nn.Module, Work]:
     if model in demo.MODELS:
         made = planner_of(model)
         name = next(name for name in ("unet", "transformer") if name in {part.name for part in made.components})
-        trace = meta_models.trace(made)[name]
+        trace = meta_models.trace_plan(made)[name]
         assert trace is not None
         return meta_models.of_plan(made)[name].module, trace.work
     config = dict(MODELS[model].config)

@@ -125,9 +125,9 @@ def trained(model: str, rules: list[dict[str, Any]], work: Path) -> tuple[Path, 
 
 
 def _yaml(value: Any) -> str:
-    from sdquant.training.config.value_types import shown
+    from sdquant.training.config.value_types import format_value
 
-    return shown(value)
+    return format_value(value)
 
 
 def measure(model: str, row: Row, reference: tuple[int, Any]) -> dict[str, Any]:

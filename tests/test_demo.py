@@ -84,7 +84,7 @@ def missing(result: run.Result) -> run.Result:
 
 
 def test_the_table(result: run.Result) -> None:
-    lines = command.render(missing(result)).splitlines()
+    lines = command.render_demo(missing(result)).splitlines()
     assert lines[1].split()[0] == "scheme"
     assert lines[3].startswith("bf16") and lines[4].startswith("int8, balanced")
     assert lines[5].split() == ["qint8", "optimum-quanto", "skipped"]
@@ -105,7 +105,7 @@ def test_the_picture(result: run.Result, tmp_path: Path) -> None:
 def test_a_wrong_digit_is_framed(result: run.Result) -> None:
     def framed(seen: tuple[int, ...]) -> int:
         row = run.DemoRow(**{**vars(result.rows[0]), "seen": seen})
-        image = grid.sheet([run.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
+        image = grid.demo_sheet([run.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
         body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
         return sum(count for count, colour in body.getcolors(1 << 20) if colour == figure.WRONG)
 

@@ -83,7 +83,7 @@ def test_between_what_was_measured_and_beyond() -> None:
 
 @pytest.fixture(scope="module")
 def traced() -> dict[str, dict[str, Trace | None]]:
-    return {name: meta_models.trace(sdquant.plan(sdquant.demo.path(name))) for name in sdquant.demo.MODELS}
+    return {name: meta_models.trace_plan(sdquant.plan(sdquant.demo.path(name))) for name in sdquant.demo.MODELS}
 
 
 @pytest.mark.parametrize("model", sdquant.demo.MODELS)
@@ -100,7 +100,7 @@ def plan(quant: Any = "int8", runtime: str | None = "plain", **values: Any) -> p
 
 def test_a_unet_alone_takes_as_long_as_in_its_pipeline(traced: dict[str, dict[str, Trace | None]]) -> None:
     alone = sdquant.plan(sdquant.demo.path("digits-sd") / "unet", "int8", runtime="plain", device="cpu")
-    found = step_time.step(alone, meta_models.trace(alone), "amx")
+    found = step_time.step(alone, meta_models.trace_plan(alone), "amx")
     assert found == pytest.approx(step_time.step(plan(), traced["digits-sd"], "amx"), rel=1e-3)
 
 

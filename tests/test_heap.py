@@ -36,58 +36,58 @@ def holes(nbytes: int) -> list[torch.Tensor]:
 
 def much() -> int:
     """More bytes than may be held without being used."""
-    return 2 * malloc_trim.spare(malloc_trim.held())
+    return 2 * malloc_trim.spare(malloc_trim.anonymous_bytes())
 
 
 def fallen(call: Callable[[], Any]) -> int:
     """Bytes by which the memory that the process holds is smaller when a call has ended."""
-    before = malloc_trim.held()
+    before = malloc_trim.anonymous_bytes()
     call()
-    return before - malloc_trim.held()
+    return before - malloc_trim.anonymous_bytes()
 
 
 def test_what_is_freed_goes_back_once_it_is_much() -> None:
-    malloc_trim.look()
+    malloc_trim.trim_if_worthwhile()
     apart = [holes(much())]
-    assert fallen(malloc_trim.look) > much() // 2
+    assert fallen(malloc_trim.trim_if_worthwhile) > much() // 2
     apart.append(holes(malloc_trim.LEAST // 4))
-    assert fallen(malloc_trim.look) < 1 << 20
+    assert fallen(malloc_trim.trim_if_worthwhile) < 1 << 20
     apart.append(holes(much()))
-    assert fallen(malloc_trim.look) > much() // 2
+    assert fallen(malloc_trim.trim_if_worthwhile) > much() // 2
 
 
 def test_another_model_is_looked_at_anew() -> None:
-    malloc_trim.look()
+    malloc_trim.trim_if_worthwhile()
     kept = torch.ones(2 * much() // 4)
-    malloc_trim.look()
+    malloc_trim.trim_if_worthwhile()
     del kept
     apart = [holes(much())]
-    assert fallen(malloc_trim.look) < 1 << 20  # the process was seen to need as much
+    assert fallen(malloc_trim.trim_if_worthwhile) < 1 << 20  # the process was seen to need as much
     malloc_trim.forget()
-    assert fallen(malloc_trim.look) > much() // 2
+    assert fallen(malloc_trim.trim_if_worthwhile) > much() // 2
     del apart
 
 
 def test_what_was_needed_once_may_be_held_again() -> None:
     once = [torch.ones(PIECE) for _ in range(2 * much() // (4 * PIECE))]
-    malloc_trim.look()
+    malloc_trim.trim_if_worthwhile()
     apart = [once[::16], holes(much())]
     del once
-    assert fallen(malloc_trim.look) > 2 * much()  # what was there was more than that
+    assert fallen(malloc_trim.trim_if_worthwhile) > 2 * much()  # what was there was more than that
     apart.append(holes(much()))
-    assert fallen(malloc_trim.look) < 1 << 20
+    assert fallen(malloc_trim.trim_if_worthwhile) < 1 << 20
 
 
 def test_where_the_system_does_not_say_models_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when no more files may be open, in the middle of it all."""
     apart = [holes(much())]
-    before = malloc_trim.held()
+    before = malloc_trim.anonymous_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(malloc_trim, "_STATM", "/nowhere")
-        assert malloc_trim.held() == 0
-        malloc_trim.look()
-    assert before - malloc_trim.held() < 1 << 20
-    assert fallen(malloc_trim.look) > much() // 2
+        assert malloc_trim.anonymous_bytes() == 0
+        malloc_trim.trim_if_worthwhile()
+    assert before - malloc_trim.anonymous_bytes() < 1 << 20
+    assert fallen(malloc_trim.trim_if_worthwhile) > much() // 2
     del apart
 
 
@@ -96,12 +96,12 @@ def test_who_has_memory_to_spare_can_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     try:
         monkeypatch.setenv("SDQUANT_TRIM", "0")
         malloc_trim._looks.cache_clear()
-        assert fallen(malloc_trim.look) < 1 << 20
+        assert fallen(malloc_trim.trim_if_worthwhile) < 1 << 20
         assert malloc_trim.spare(1 << 30) == 0
     finally:
         monkeypatch.undo()
         malloc_trim._looks.cache_clear()
-    assert fallen(malloc_trim.look) > much() // 2
+    assert fallen(malloc_trim.trim_if_worthwhile) > much() // 2
     del apart
 
 

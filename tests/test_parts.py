@@ -100,7 +100,7 @@ def test_all_of_a_pipeline(
         if name != "text_encoder_2":  # float8 codes there, their values here
             assert all(torch.equal(plain(mine)[key], tensor) for key, tensor in plain(module).items()), name
     drawn, wanted = images(pipe, 1).astype(int), images(whole, 1).astype(int)
-    if fp32_gemm.pays(
+    if fp32_gemm.is_profitable(
         torch.bfloat16
     ):  # what float8 codes are multiplied with is summed as torch sums it elsewhere alone
         assert np.abs(drawn - wanted).max() <= 4

@@ -73,7 +73,7 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
     pipe = sdquant.load_model(path, scheme, runtime=runtime, progress=False)
     workspace.release()
     draw(pipe, ["a picture"], seeds=[0], steps=1)
-    kept = workspace.held()
+    kept = workspace.reserved_bytes()
     with activation_memory.measured(pipe) as seen:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
     weights = offload.weight_bytes(*pipelines.components_of(pipe).values())

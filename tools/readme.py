@@ -290,11 +290,11 @@ def _lines(texts: Iterable[str]) -> str:
 def config_keys(_: Path) -> str:
     """Every key of a config file."""
     from sdquant.training.config import keys
-    from sdquant.training.config.value_types import shown
+    from sdquant.training.config.value_types import format_value
 
     rows = (
         (
-            f"`{row.name}`", row.kind, f"`{shown(row.default)}`", ", ".join(row.commands), row.origin,
+            f"`{row.name}`", row.kind, f"`{format_value(row.default)}`", ", ".join(row.commands), row.origin,
             row.help + (f": {', '.join(f'`{one}`' for one in row.choices)}" if row.choices else ""),
         )
         for row in keys()

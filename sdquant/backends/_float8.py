@@ -29,7 +29,7 @@ from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
 from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
-from ._float8_scales import factors, fitted, grid_shape, of_rows
+from ._float8_scales import factors, fitted, grid_shape, rows_of_scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class Float8(Codec):
             rows = slice(row, min(row + step, codes.shape[0]))
             values = _values(codes[rows])
             if scale is not None and block is not None:
-                values.mul_(of_rows(scale, rows, block, codes.shape[1]))
+                values.mul_(rows_of_scales(scale, rows, block, codes.shape[1]))
             elif scale is not None:
                 values.mul_(factors(scale if scale.shape[0] == 1 else scale[rows]))
             out[rows].copy_(values)

@@ -71,7 +71,7 @@ def factors(scale: Tensor) -> Tensor:
     return (scale.int() << 23).view(torch.float32) if scale.dtype == torch.uint8 else scale
 
 
-def of_rows(scale: Tensor, rows: slice, block: Block, columns: int) -> Tensor:
+def rows_of_scales(scale: Tensor, rows: slice, block: Block, columns: int) -> Tensor:
     """Return the factor of each weight in some rows: float32 [rows, columns]."""
     index = torch.arange(rows.start, rows.stop, device=scale.device) // block[0]
     return factors(scale.index_select(0, index)).repeat_interleave(block[1], 1)[:, :columns]

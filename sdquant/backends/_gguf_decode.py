@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.ggml_bytes import copied, half
+from ..core.ggml_bytes import contiguous, half
 from ..core.ggml_iq import IQ_DECODERS
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
 
 def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
     """Return bytes `start` to `stop` of each block as int64 [n, (stop - start) / 8]."""
-    return copied(blocks[:, start:stop]).view(torch.int64)
+    return contiguous(blocks[:, start:stop]).view(torch.int64)
 
 
 def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..training.config import Key, RunConfig, keys, load
-from ..training.config.value_types import shown
+from ..training.config.value_types import format_value
 from . import _common
 
 SUFFIXES = (".yml", ".yaml")
@@ -133,7 +133,7 @@ def _list(command: str, *, as_json: bool) -> None:
     if as_json:
         _common.print_json([_row(row) for row in rows])
         return
-    lines = [(row.name, row.kind, shown(row.default), row.origin, _help(row)) for row in rows]
+    lines = [(row.name, row.kind, format_value(row.default), row.origin, _help(row)) for row in rows]
     print(_common.table(("key", "type", "default", "name of", "what it is"), lines, left=5))
 
 

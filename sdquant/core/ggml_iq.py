@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..utils.device_constants import constant
-from .ggml_bytes import copied, half
+from .ggml_bytes import contiguous, half
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def _even_signs(device: torch.device) -> Tensor:
 
 def _ints(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     """Read bytes of each block as unsigned integers of 1, 2 or 4 bytes: int64 [n, count]."""
-    return copied(blocks[:, start:stop]).view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
+    return contiguous(blocks[:, start:stop]).view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
 
 
 def _split(numbers: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:

@@ -20,10 +20,10 @@ PANEL = DIGITS + 20 + FACTS
 
 def write(results: Sequence[Result], target: Path) -> None:
     """Draw the sheet and write it as PNG."""
-    images.save(few_colours(sheet(results)), target, optimize=True)
+    images.save(few_colours(demo_sheet(results)), target, optimize=True)
 
 
-def sheet(results: Sequence[Result]) -> Any:
+def demo_sheet(results: Sequence[Result]) -> Any:
     """Return the figure as a PIL image. All results must have the same cases in the same order."""
     lines = len(results[0].cases)
     width = 2 * MARGIN + LABEL + len(results) * PANEL + (len(results) - 1) * MARGIN

@@ -45,7 +45,7 @@ def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
             )
 
 
-def numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def config_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield all positive integers in a config, each with its key: "text_config.vocab_size"."""
     for key, value in _entries(config):
         for number in value if isinstance(value, list | tuple) else (value,):

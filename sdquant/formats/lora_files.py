@@ -16,7 +16,7 @@ def sign(names: Iterable[str]) -> str | None:
     return min((name for name in names if re.search(NAMES, name)), default=None)
 
 
-def refuse(path: object, names: Iterable[str]) -> None:
+def refuse_lora(path: object, names: Iterable[str]) -> None:
     """Raise UnsupportedFileError for a LoRA's file, by its tensor names."""
     name = sign(names)
     if name is not None:

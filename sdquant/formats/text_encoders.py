@@ -42,7 +42,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     return _first(config, _WIDTH), _first(config, _DEPTH)
 
 
-def told(sizes: Sizes) -> str:
+def describe_encoder(sizes: Sizes) -> str:
     """Return the sizes in words."""
     width, layers = sizes
     return f"width {width or 'unknown'} and {layers or 'an unknown number of'} layers"

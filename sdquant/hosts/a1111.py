@@ -129,7 +129,7 @@ def _refuse(settings: Settings, model: Any) -> None:
     scheme = load_hooks.asked(settings).get("model")
     if scheme is None:
         return
-    load_hooks.refuse(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
+    load_hooks.refuse_load(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
     if display.module("modules.lowvram").is_needed(model):
         raise IncompatibleError(
             f"Cannot quantize to {scheme} with --lowvram, --medvram or --medvram-sdxl",

@@ -56,7 +56,7 @@ def save(patcher: Any, prefix: str) -> Path:
             "merging the LoRA would mean quantizing the packed weights again",
             "Connect the model from before the LoRA, or keep the LoRA's own file with it",
         )
-    target = place(prefix)
+    target = target_path(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
     tensors, metadata = contents(patcher.model.diffusion_model)
     safetensors_writer.write(target, tensors, {"format": "pt", **metadata})
@@ -64,7 +64,7 @@ def save(patcher: Any, prefix: str) -> Path:
     return target
 
 
-def place(prefix: str) -> Path:
+def target_path(prefix: str) -> Path:
     """Return a new path in the output folder for a prefix.
 
     Raises:

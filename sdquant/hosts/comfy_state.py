@@ -150,7 +150,7 @@ def _chosen(src: Source, parts: list[OutputTensor], row: Family | None, spec: Qu
 def _encoded(part: OutputTensor, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
     from ..models.quantize_weight import encode
 
-    return encode(original_layout.told(part), tensor.to(device), spec).to(tensor.device)
+    return encode(original_layout.describe_component(part), tensor.to(device), spec).to(tensor.device)
 
 
 def _plain(part: OutputTensor, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
@@ -159,7 +159,7 @@ def _plain(part: OutputTensor, tensor: Tensor, spec: QuantSpec | None) -> Tensor
     from ..models.quantize_weight import refuse_not_finite
 
     if spec is not None:
-        refuse_not_finite(original_layout.told(part), tensor, spec, ())
+        refuse_not_finite(original_layout.describe_component(part), tensor, spec, ())
     # Nothing computes in float8.
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 

@@ -58,7 +58,7 @@ class Adapter:
         return engine
 
     def _refuse(self, settings: Settings) -> None:
-        load_hooks.refuse(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
+        load_hooks.refuse_load(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
         low = display.module("modules.sd_models").model_data.forge_loading_parameters.get("unet_storage_dtype")
         if low is not None and "model" in load_hooks.asked(settings):
             raise ConflictError(

@@ -28,7 +28,7 @@ def asked(settings: Settings) -> dict[str, str]:
     return {role: scheme for role, scheme in each.items() if scheme not in (None, NOT_QUANTIZED)}
 
 
-def refuse(settings: Settings, *, mode: str, offload: str, runtime: str) -> None:
+def refuse_load(settings: Settings, *, mode: str, offload: str, runtime: str) -> None:
     """Check all requested schemes against the matrix, before a weight is read.
 
     Raises:

@@ -115,7 +115,7 @@ class Adapter:
                 "in SD.Next only sdquant's plain layers can be created while a model loads",
                 "Set the mode to post, or the runtime to plain",
             )
-        load_hooks.refuse(
+        load_hooks.refuse_load(
             settings,
             mode="post" if runtime != load_hooks.PLAIN else mode,
             offload=opts.diffusers_offload_mode,

@@ -30,7 +30,7 @@ from ..planning.rule_checks import marked_in, unused
 from ..planning.weight_selection import require_something
 from ..rules.file_rules import rules_in
 from ..rules.model_rules import attach_rules, forget
-from ..rules.product_ranges import place
+from ..rules.product_ranges import register_ranges
 from ..rules.quant_spec import RulesSpec
 from ..rules.range_checks import require_ranges
 
@@ -163,7 +163,9 @@ class LoadingWeights:
         """Attach rules, their static ranges and `compute` to the model, after its weights are loaded."""
         rules = self.rules or self.spec
         if isinstance(rules, RulesSpec):
-            place(model, {key: self._read(key) for key in self.ranges})  # the libraries have cast them, if at all
+            register_ranges(
+                model, {key: self._read(key) for key in self.ranges}
+            )  # the libraries have cast them, if at all
             attach_rules(model, rules)
         if self.config.compute is not None:
             set_compute(model, self.config.compute)

@@ -11,7 +11,7 @@ from ..utils.device_constants import constant
 
 
 @constant
-def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
+def code_table(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """Return the values by code, float32 [16 or 256], rounded to the dtype `arithmetic`."""
     if name == "e4m3":
         values = code_tables.e4m3_code(device)

@@ -144,7 +144,7 @@ def _rounds(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) 
     """Return whether rounded rows in float32, if the reader has them, are those of the weight."""
     first = len(weight) // 3
     got = torch.full((len(weight) - first, form.columns), torch.nan, dtype=torch.float32, device=weight.device)
-    if not fp32_gemm.pays(weight.dtype) or not reader.rounded(
+    if not fp32_gemm.is_profitable(weight.dtype) or not reader.rounded(
         form, packed.parts, weight.dtype, first, len(weight), got
     ):
         return True
@@ -230,7 +230,7 @@ def linear(
         done = _tiled(kernels, packed, form, x.reshape(-1, x.shape[-1]), bias)
         if done is not None:
             return done.view(*x.shape[:-1], packed.spec.shape[0])
-    if x.is_cpu and fp32_gemm.pays(x.dtype):
+    if x.is_cpu and fp32_gemm.is_profitable(x.dtype):
         return fp32_gemm.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
     return F.linear(x, _decoded(backend, packed, form, x), bias)
 
@@ -298,7 +298,7 @@ def convolve(
         done: Tensor = run(x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
         return done
 
-    if fits and x.is_cpu and fp32_gemm.pays(x.dtype):
+    if fits and x.is_cpu and fp32_gemm.is_profitable(x.dtype):
         return fp32_gemm.convolve(x, bias, shape, how.groups, _rounded(backend, packed, form, x.dtype), run)
     return run(x, _decoded(backend, packed, form, x), bias)
 

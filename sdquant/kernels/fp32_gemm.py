@@ -31,7 +31,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @cache
-def pays(dtype: torch.dtype) -> bool:
+def is_profitable(dtype: torch.dtype) -> bool:
     """Return whether this is the fastest exact product on this CPU for activations of `dtype`."""
     if isa() == "avx2":  # with AVX-512 or without, these processors have no instructions for 16-bit floats
         return dtype in _FLOATS

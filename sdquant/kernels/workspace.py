@@ -42,7 +42,7 @@ def _buffer(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return buffer
 
 
-def held() -> int:
+def reserved_bytes() -> int:
     """Return the size of this thread's buffers in bytes."""
     buffers: dict[object, Tensor] = _local.__dict__.get("buffers", {})
     return sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())

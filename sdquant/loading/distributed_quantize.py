@@ -19,7 +19,7 @@ from ..models import classes, pipeline_folders, pipelines
 from ..models.names import remember
 from ..planning import plan
 from ..rules.model_rules import given_rules, keep
-from ..rules.product_ranges import place, ranges_of, stand_in
+from ..rules.product_ranges import ranges_of, register_ranges, stand_in
 from ..rules.qconfig import Rules
 from ..rules.quant_spec import RulesSpec
 from ..saving.model_files import config_of, write_config, write_rest
@@ -138,7 +138,7 @@ def _component(
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     if isinstance(part.spec, RulesSpec):
         keep(model, part.spec.rules)
-        place(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
+        register_ranges(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
     out = ShardOutput(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
     collector = Collector(model, part, model_plan, src, out)
     if ranks.first:

@@ -19,7 +19,7 @@ def register(name: str, step: Callable[[nn.Module], None]) -> None:
     _STEPS[name] = step
 
 
-def finish(model: nn.Module) -> None:
+def run_steps(model: nn.Module) -> None:
     """Apply all registered steps to a component."""
     for step in _STEPS.values():
         step(model)

@@ -256,7 +256,7 @@ def build(
         set_compute(model, part.compute)
     if part.runtime == openvino.NAME and part.weights:
         openvino.attach(model)
-    finishing.finish(model)
+    finishing.run_steps(model)
     remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model
 

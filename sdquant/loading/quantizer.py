@@ -131,7 +131,7 @@ def quantize(
                 set_compute(parts[name], options.compute)
             if options.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
                 openvino.attach(parts[name])
-            finishing.finish(parts[name])
+            finishing.run_steps(parts[name])
     peft_hooks.prepare_pipeline(model)
     return model
 

@@ -163,7 +163,7 @@ class Collector(Installer):
                 self.put(name, tensor)
 
     def missing(self) -> list[str]:
-        return [name for name in components.missing(self.model) if self.first(name) not in self.keys]
+        return [name for name in components.missing_parameters(self.model) if self.first(name) not in self.keys]
 
     def leave_out(self, names: list[str]) -> None:
         """Do nothing: these tensors are left out of the new files too."""

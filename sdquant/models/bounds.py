@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import BadFileError
-from ..formats.config_sizes import numbers
+from ..formats.config_sizes import config_numbers
 
 # Bytes. The largest table that a class of diffusers makes, OmniGen's positions, has 0.9 GB; the largest parameter, a
 # language model's vocabulary, some 5 GB.
@@ -82,6 +82,6 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
 
 def _to_blame(config: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[str, Any]:
     """Return the config entry that a tensor's size comes from: the largest that divides one of its dimensions."""
-    all_ = list(numbers(config))
+    all_ = list(config_numbers(config))
     rows = [(key, value) for key, value in all_ if value > 256 and any(n and n % value == 0 for n in shape)]
     return max(rows or all_, key=lambda row: row[1], default=("", 0))

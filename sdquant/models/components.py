@@ -256,7 +256,7 @@ def weight_dtype_matters(model: nn.Module, path: str) -> bool:
     return _PEEKING.get(type(model.get_submodule(parent)).__name__) == leaf
 
 
-def missing(model: nn.Module) -> list[str]:
+def missing_parameters(model: nn.Module) -> list[str]:
     """Return the names of parameters that are still on the meta device, so have no values."""
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 

@@ -188,11 +188,11 @@ def _refuse_packed(src: Source, mapped: Mapped) -> None:
 
 def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
     """Return recipes that build the tensors of a group from those of the file."""
-    from .single_file.trace import trace
+    from .single_file.trace import trace_conversion
 
     shapes = {key: (src.tensors[key].shape, _dtype(src.tensors[key].dtype)) for key in group.sources}
     try:
-        recipes = trace(group.convert, shapes)
+        recipes = trace_conversion(group.convert, shapes)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _together(src, group.sources[0], f"it cannot be converted to the model's tensor: {error}") from error
     return {name: _of_file(src, recipe) for name, recipe in recipes.items()}

@@ -170,7 +170,7 @@ class Installer:
 
     def missing(self) -> list[str]:
         """Return the model's parameters that have no value."""
-        return components.missing(self.model)
+        return components.missing_parameters(self.model)
 
     def leave_out(self, names: list[str]) -> None:
         """Initialize parameters that the file may lack."""

@@ -162,9 +162,9 @@ def _engage(
         part.__dict__[HANDLE] = handle
         handle.undo.callback(part.__dict__.pop, HANDLE, None)
     if target.type == "cpu":
-        from ..utils.malloc_trim import watch
+        from ..utils.malloc_trim import trim_after
 
-        handle.undo.callback(watch(*parts.values()))
+        handle.undo.callback(trim_after(*parts.values()))
     if offloaded:
         from ..utils.buffers import give_back
 
@@ -222,4 +222,4 @@ def weight_bytes(*modules: nn.Module) -> int:
     """
     from . import tensor_refs
 
-    return tensor_refs.weight_bytes(*modules)
+    return tensor_refs.bytes_of_weights(*modules)

@@ -17,7 +17,7 @@ from ..utils.malloc_trim import trim
 from .backward import refusing
 from .host_store import ANOTHER_FOLDER, DiskStore, pinned_limit
 from .pinned_memory import ByTorch
-from .tensor_refs import slots, tensor_bytes, weight_bytes
+from .tensor_refs import bytes_of_weights, slots, tensor_bytes
 
 if TYPE_CHECKING:
     import os
@@ -52,7 +52,7 @@ def apply(
         path = store.folder / str(index) if store is not None and reason is None else None
         by = level(part)
         handle.components[name] = {
-            "bytes": weight_bytes(part),
+            "bytes": bytes_of_weights(part),
             "kept": "on disk" if path else "in RAM",
             "by": by,
             **({"why not on disk": reason} if reason else {}),
@@ -64,7 +64,7 @@ def apply(
         _register_outermost(part)
         handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
         if on_disk and path is None:
-            handle.counters.hold(weight_bytes(part))  # nothing of it moves
+            handle.counters.hold(bytes_of_weights(part))  # nothing of it moves
             continue
         for group in _groups(part):
             if path is not None:

@@ -13,7 +13,7 @@ from ..models.call_hooks import serialize, tidy
 from ..utils.malloc_trim import trim
 from .backward import refusing
 from .residency import tier
-from .tensor_refs import is_opaque, slots, tensor_bytes, weight_bytes
+from .tensor_refs import bytes_of_weights, is_opaque, slots, tensor_bytes
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +41,7 @@ def apply(
     handle.undo.callback(store.close)
     for name, part in parts.items():
         handle.components[name] = {
-            "bytes": weight_bytes(part),
+            "bytes": bytes_of_weights(part),
             "kept": "stored; fetched leaf by leaf",
         }
         _offload(part, store, handle, device)

@@ -89,7 +89,7 @@ def tensor_bytes(tensor: Tensor) -> int:
     return sum(tensor_bytes(getattr(wrapper, name)) for name in inner)
 
 
-def weight_bytes(*modules: nn.Module) -> int:
+def bytes_of_weights(*modules: nn.Module) -> int:
     """Return the bytes of all slots of the modules: parameters, buffers and hidden tensors; tied ones count once."""
     return sum(tensor_bytes(tensor) for slot in slots(*modules) if (tensor := slot.get()) is not None)
 

@@ -176,7 +176,7 @@ def _settings(request: Request) -> Settings:
 def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
     """Return the only candidate if the request names the quantization."""
     request = dataclasses.replace(opened.asked, offload="none", budget=None)
-    plan = planner.make(request, opened.detected, device=opened.device, versions=opened.machine.versions)
+    plan = planner.build_plan(request, opened.detected, device=opened.device, versions=opened.machine.versions)
     used = {(part.scheme, part.action == "found", part.runtime) for part in plan.components if part.scheme is not None}
     verdicts: dict[str, str] = {}
     for mode in modes:

@@ -64,7 +64,7 @@ class Opened:
         same = {name: getattr(self.asked, name) for name in ("base", "parts", "variant", "progress")}
         request = settings.request(self.asked.path, self.names, **same)
         request = dataclasses.replace(request, dtype=self.asked.dtype)
-        return planner.make(request, self.detected, device=self.device, versions=self.machine.versions)
+        return planner.build_plan(request, self.detected, device=self.device, versions=self.machine.versions)
 
     def playing(self, role: str) -> tuple[str, ...]:
         """Return the names of the components that have this role."""
@@ -149,7 +149,7 @@ def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced"))
     """Return the unchanged model and every scheme that works here, for the UNet or transformer, for the text encoders
     and for both. Components that are quantized on disk stay as they are."""
     plan = opened.plan(opened.settings)
-    on_disk = resolve.held(opened.detected)
+    on_disk = resolve.prequantized_schemes(opened.detected)
     whole = {
         name: worst_of(opened.verdict(s, name, prequantized=True, plain_only=p) for s, p in on_disk)
         for name in offloads

@@ -73,7 +73,7 @@ def _named(word: str, names: Iterable[str]) -> Iterable[str]:
             word = re.sub(pattern, "", word, flags=re.IGNORECASE)
 
 
-def candidates(detected: Detected, base: Detected) -> tuple[str, ...]:
+def places_for(detected: Detected, base: Detected) -> tuple[str, ...]:
     """Return the components of a pipeline that a single-component file may replace; () if there are none.
 
     A text encoder fits those of its kind and sizes; other files fit those of one class and one set of sizes, found by
@@ -149,12 +149,13 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
     has = str(owner.class_name or "a component without a class")
     if detected.family in text.KINDS:
         alike, mine = text_encoders(detected, base), text.sizes(detected.sources["."].tensors)
-        if name in alike and (name in candidates(detected, base) or None in (*alike[name], *mine)):
+        if name in alike and (name in places_for(detected, base) or None in (*alike[name], *mine)):
             return None
         if name in alike:
-            has += f" of {text.told(alike[name])}"
-        return f"it is a {text.KINDS[str(detected.family)]} text encoder of {text.told(mine)}, but {name} is {has}"
-    fitting, kind = candidates(detected, base), detected.component or ""
+            has += f" of {text.describe_encoder(alike[name])}"
+        ours = f"{text.KINDS[str(detected.family)]} text encoder of {text.describe_encoder(mine)}"
+        return f"it is a {ours}, but {name} is {has}"
+    fitting, kind = places_for(detected, base), detected.component or ""
     if name in fitting:
         return None
     if fitting:

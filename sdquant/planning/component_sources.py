@@ -32,7 +32,7 @@ def with_base(request: Request) -> Request:
     Raises:
         MissingComponentError: they cannot be downloaded.
     """
-    detected = look(request, complete=False)
+    detected = detect_request(request, complete=False)
     row = (
         model_families.recognise(detected.sources["."].names)
         if request.base is None and "." in detected.sources
@@ -56,7 +56,7 @@ def with_base(request: Request) -> Request:
     return dataclasses.replace(request, base=str(folder))
 
 
-def look(request: Request, *, complete: bool) -> detection.Detected:
+def detect_request(request: Request, *, complete: bool) -> detection.Detected:
     """Detect what the path itself contains. If parts are given, a pipeline may lack the weights of some components."""
     detect = detection.detect_base if request.parts else detection.headers
     return detect(request.path, complete=complete, allow_pickle=request.allow_pickle, variant=request.variant)
@@ -112,11 +112,11 @@ def lacking(request: Request) -> list[str]:
 
 
 def _gathered(request: Request, *, complete: bool, may_lack: bool = False) -> detection.Detected:
-    detected = look(request, complete=complete)
+    detected = detect_request(request, complete=complete)
     own, others = _own_place(request)
     parts = [detection.detect_part(one.path, complete=complete, allow_pickle=request.allow_pickle) for one in others]
     for lora in (one for one in (detected, *parts) if one.component == "lora"):
-        lora_files.refuse(lora.path, lora.sources["."].names)
+        lora_files.refuse_lora(lora.path, lora.sources["."].names)
     base = lender(request, detected, complete=complete)
     if base is None:
         return _with_config(detected) if complete else detected
@@ -191,7 +191,7 @@ def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
         for name in () if take.seen.component == CHECKPOINT else take.sources:
             if name in owners:
                 pair = [owners[name].seen.path, take.seen.path]
-                free = [one for one in places.candidates(take.seen, base) if one != name]
+                free = [one for one in places.places_for(take.seen, base) if one != name]
                 raise ConflictError(
                     f"Cannot put both {pair[0]} and {pair[1]} into {base.path}",
                     f"both are its {name}",
@@ -252,7 +252,7 @@ def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, 
             f"diffusers has no key map from its layout to {owners[main].class_name}",
             "Use the same model as a diffusers folder",
         )
-    left = [name for name in convert.unused(lone, parts.values()) if not convert.idle(name)]
+    left = [name for name in convert.unused_keys(lone, parts.values()) if not convert.idle(name)]
     if left:
         log.warning("%s contains %d tensors that no component uses, the first is %r", lone.path, len(left), left[0])
     return parts
@@ -269,7 +269,7 @@ def _places(files: _Wanted, base: detection.Detected) -> list[str]:
         MissingComponentError: it fits none, or several and nothing tells which. ConflictError: it does not fit the
             assigned one. SettingsError: there is no component of that name.
     """
-    fitting = [places.candidates(detected, base) for detected, _ in files]
+    fitting = [places.places_for(detected, base) for detected, _ in files]
     slots = [
         _named(detected, name, base) if name is not None else _sure(detected, names, base)
         for (detected, name), names in zip(files, fitting, strict=True)
@@ -294,7 +294,7 @@ def _named(detected: detection.Detected, name: str, base: detection.Detected) ->
         )
     why = places.misfit(detected, name, base)
     if why is not None:
-        names = places.candidates(detected, base)
+        names = places.places_for(detected, base)
         raise ConflictError(
             f"Cannot use {detected.path} as the {name} of {base.path}",
             why,
@@ -330,7 +330,7 @@ def _chosen_by_name(files: _Wanted, slots: Sequence[str], base: detection.Detect
     """Return a warning for each file whose component was guessed from its name while the base keeps the other one."""
     lines = []
     for (detected, name), place in zip(files, slots, strict=True):
-        others = [one for one in places.candidates(detected, base) if one not in slots]
+        others = [one for one in places.places_for(detected, base) if one not in slots]
         if name is None and others:
             remaining = " and ".join(others)
             verb = "is" if len(others) == 1 else "are"
@@ -346,8 +346,11 @@ def _no_place(detected: detection.Detected, base: detection.Detected) -> Missing
     if detected.family in text_encoders.KINDS:
         kind, mine = text_encoders.KINDS[str(detected.family)], text_encoders.sizes(detected.sources["."].tensors)
         alike = places.text_encoders(detected, base).items()
-        has = " and ".join(f"{name} ({text_encoders.told(sizes)})" for name, sizes in alike) or "none of that kind"
-        what = f"a {kind} text encoder of {text_encoders.told(mine)}"
+        has = (
+            " and ".join(f"{name} ({text_encoders.describe_encoder(sizes)})" for name, sizes in alike)
+            or "none of that kind"
+        )
+        what = f"a {kind} text encoder of {text_encoders.describe_encoder(mine)}"
     else:
         what = f"of kind {detected.component!r}" if detected.component else "of a kind that sdquant does not know"
     return MissingComponentError(

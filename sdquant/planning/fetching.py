@@ -40,7 +40,7 @@ def fetched(request: Request) -> Request:
     return dataclasses.replace(placed, path=str(path), base=None if base is None else str(base))
 
 
-def resolve(request: Request) -> Path:
+def resolve_references(request: Request) -> Path:
     """Return the file or folder of a request's path, downloaded if it is on the hub."""
     what = _of_path(request)
     return _fetch(what, request, True, request.variant) if isinstance(what, Reference) else what

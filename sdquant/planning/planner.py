@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .request import Request
 
 __all__ = [
-    "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "refuse_computing", "select",
+    "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "build_plan", "refuse_computing",
+    "select",
 ]  # fmt: skip
 
 # Components that are quantized by default; the VAE never is. diffusers also has two-word names:
@@ -36,7 +37,7 @@ __all__ = [
 QUANTIZED_BY_DEFAULT = re.compile(r"^((\w+_)?(unet|transformer|prior|text_encoder)|decoder)(_\d+)?$")
 
 
-def make(
+def build_plan(
     request: Request,
     detected: Detected,
     *,

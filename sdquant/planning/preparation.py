@@ -16,7 +16,7 @@ from ..rules.range_checks import require_ranges
 from . import planner
 from .component_sources import whole_of
 from .request import Request, request
-from .resolve import device_of, held, located, with_dtype
+from .resolve import device_of, located, prequantized_schemes, with_dtype
 from .rule_checks import marked_in_file
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def prepare(request: Request) -> planner_plan.Plan:
     check(None if not named else (named.get("*") if set(named) == {"*"} else named), request.mode)
     request = located(request)
     detected = whole_of(request, complete=False)
-    for scheme, plain_only in held(detected):
+    for scheme, plain_only in prequantized_schemes(detected):
         check(scheme, "found", runtime="plain" if plain_only else request.plain_runtime)
     request = with_dtype(request, detected)
-    planner.make(request, detected, device=device)  # conflicts, and schemes that exist only in files
+    planner.build_plan(request, detected, device=device)  # conflicts, and schemes that exist only in files
     whole = whole_of(request, complete=True)
-    plan = planner.make(request, whole, device=device, versions=here.versions, marked=marked_in_file)
+    plan = planner.build_plan(request, whole, device=device, versions=here.versions, marked=marked_in_file)
     for part in plan.components:
         if isinstance(part.spec, RulesSpec):
             shapes = plan.detected.sources["." if part.name == "model" else part.name].tensors

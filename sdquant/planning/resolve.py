@@ -11,7 +11,7 @@ from ..compat import hardware
 from ..core import choices
 from ..errors import BackendUnavailableError
 from .component_places import CHECKPOINT
-from .component_sources import lender, look, with_base
+from .component_sources import detect_request, lender, with_base
 
 if TYPE_CHECKING:
     from ..models import detection
@@ -42,7 +42,7 @@ def located(request: Request) -> Request:
     return dataclasses.replace(request, revision=None, subfolder=None, token=None)  # no longer needed
 
 
-def held(detected: detection.Detected) -> list[tuple[str, bool]]:
+def prequantized_schemes(detected: detection.Detected) -> list[tuple[str, bool]]:
     """Return the schemes of the weights quantized on disk, each with whether only plain layers can run it.
 
     A file has several if two libraries have quantized its layers. GGUF files mix types; only the main one counts.
@@ -68,7 +68,7 @@ def _one_dtype(request: Request, detected: detection.Detected) -> str | None:
     and in GGUF files, which keep small tensors in float32. The dtype with the most bytes decides: for a single
     component that of the base, else that of the file. GGUF files written by sdquant record their original dtype.
     """
-    lone = look(request, complete=False)
+    lone = detect_request(request, complete=False)
     base = lender(request, lone, complete=False)
     if base is None:
         packed = any(src.container == "gguf" for src in detected.sources.values())

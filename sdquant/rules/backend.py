@@ -258,7 +258,7 @@ class RulesBackend(Backend):
         return f"{name}.{part}"
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        from .prequantized_files import find
+        from .prequantized_files import find_weights as find
 
         return find(tensors)
 

@@ -156,7 +156,7 @@ class Marked(nn.Module):
             for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
                 value, own = state_dict[prefix + name], self._buffers.get(name)
                 if range_keys.BUFFER.fullmatch(name) and (own is None or own.is_meta or own.shape != value.shape):
-                    product_ranges.place(self, {name: value.clone()})
+                    product_ranges.register_ranges(self, {name: value.clone()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -223,7 +223,7 @@ def mark(
         if "attention" in type(modules[path]).__name__.lower():
             report.attention.update(set(by_operation.values()))
     if statistics and not collects:
-        product_ranges.place(model, product_ranges.ranges_of(model, rules, statistics))
+        product_ranges.register_ranges(model, product_ranges.ranges_of(model, rules, statistics))
     for path, module in modules.items():
         static = any(rule.act_static_scale for rule in matched.get(path, {}).values())
         if not static or collects:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core import range_keys
 from ..errors import SettingsError
-from ..models.components import missing, set_tensor
+from ..models.components import missing_parameters, set_tensor
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
 from ..utils.malloc_trim import Trimmer, trim
@@ -98,7 +98,7 @@ def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
         if range_keys.BUFFER.fullmatch(short):
-            product_ranges.place(template, {name: value})
+            product_ranges.register_ranges(template, {name: value})
         elif isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
             part = short.removeprefix(PREFIX)
             module.set_part(part, value)
@@ -137,7 +137,7 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
     """Return the float model's parameters that neither the template has values for nor `params` (the names in a result
     of `quantize_params`) contains, and missing static ranges as "<path>.<operation>0_lhs"."""
     provided, names = set(params), []
-    for name in missing(template):
+    for name in missing_parameters(template):
         path, _, short = name.rpartition(".")
         if name in provided or short == LIKE:
             continue

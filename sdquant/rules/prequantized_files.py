@@ -103,7 +103,7 @@ def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
     return weights
 
 
-def find(tensors: Mapping[str, TensorInfo]) -> list[Found]:
+def find_weights(tensors: Mapping[str, TensorInfo]) -> list[Found]:
     """See `Backend.find`."""
     return [_found(row, tensors) for row in prequantized(tensors).values()]
 

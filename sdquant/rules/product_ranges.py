@@ -58,7 +58,7 @@ def buffers(operand: str, static: StaticRange) -> dict[str, Tensor]:
     return tensors if static.zero_point is None else tensors | {f"{operand}_zero_point": static.zero_point}
 
 
-def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
+def register_ranges(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
     """Register ranges, given by the names of their buffers, in a model, on the device of its other tensors."""
     modules = dict(model.named_modules())
     here = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
@@ -72,7 +72,7 @@ def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
 def stand_in(model: nn.Module, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Register meta buffers for the ranges among a file's tensors, given by key and shape."""
     kinds = {"scale": torch.float32, "point": torch.int8}
-    place(
+    register_ranges(
         model,
         {
             key: torch.empty(shape, dtype=kinds[key.rpartition("_")[2]], device="meta")

@@ -223,7 +223,7 @@ def _data(part: OutputTensor, type_: str, src: Source, files: Any, spec: QuantSp
 
     from ..models.quantize_weight import refuse_not_finite
 
-    tensor, name = original_layout.read(part, src, files), original_layout.told(part)
+    tensor, name = original_layout.read(part, src, files), original_layout.describe_component(part)
     if TYPES[type_].dtype:
         tensor = tensor.to(getattr(torch, str(TYPES[type_].dtype)))
         refuse_not_finite(name, tensor, spec, skip)

@@ -183,9 +183,9 @@ def _tensors(
         tensor = original_layout.read(each.part, src, files)
         name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
         if each.quantized:
-            yield row.write(name, row.encode(original_layout.told(each.part), tensor, spec))
+            yield row.write(name, row.encode(original_layout.describe_component(each.part), tensor, spec))
         else:
-            refuse_not_finite(original_layout.told(each.part), tensor, spec, skip)
+            refuse_not_finite(original_layout.describe_component(each.part), tensor, spec, skip)
             yield {name: tensor}
         del tensor
         trimmer.add(nbytes)

@@ -29,7 +29,7 @@ def as_filed(packed: Packed) -> Packed:
     return registry.of_scheme(packed.spec.scheme).for_files(here)
 
 
-def shape_of(packed: Packed) -> Packed:
+def file_shape(packed: Packed) -> Packed:
     """Return a weight that is not in file order in that order on the meta device; any other unchanged."""
     import torch
 
@@ -48,7 +48,7 @@ def reordered(
     """
     later: dict[str, Later] = {}
     for name, packed in quantized(model):
-        shape = shape_of(packed)
+        shape = file_shape(packed)
         if name in without or shape is packed:
             continue
         there = (keys or {}).get(name, name)

@@ -34,7 +34,7 @@ from ..models.pipelines import weight_bytes
 from ..nn.weights import plain, quantized
 from ..utils.arguments import answered
 from ..utils.atomic_write import place_of, whole_folder
-from .file_layout import as_filed, reordered, shape_of
+from .file_layout import as_filed, file_shape, reordered
 from .portable import decoded
 from .quantization_config import library_config, said_rules
 
@@ -108,7 +108,7 @@ def _refuse_empty(name: str, model: nn.Module) -> None:
     """Raise SettingsError if weights of a model with suspended offloading are on the meta device."""
     from ..models import components
 
-    empty = components.missing(model)
+    empty = components.missing_parameters(model)
     if empty:
         raise SettingsError(
             f"Cannot save the {name}",
@@ -230,7 +230,7 @@ def contents(
     mapped = Mapped({name: name for name in (*floats, *packs)}) if own_names else _mapped(model, floats, packs)
     keys = {name: key for key, name in mapped.names.items()}
     named = ((keys[name], packed) for name, packed in packs.items() if name not in without)
-    rows = ((key, shape_of(packed) if empty else packed) for key, packed in named)
+    rows = ((key, file_shape(packed) if empty else packed) for key, packed in named)
     tensors = {keys[name]: tensor for name, tensor in floats.items() if name in keys}
     for group in mapped.groups:
         tensors |= converted(group, floats)

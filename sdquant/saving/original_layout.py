@@ -39,7 +39,7 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
         named: names from the caller; None for the default ones, or for the main one if a `single` file is written.
     """
     if detected.component == "lora":
-        lora_files.refuse(detected.path, detected.sources["."].names)
+        lora_files.refuse_lora(detected.path, detected.sources["."].names)
     if set(detected.sources) == {"."}:
         return {".": main_only(detected.sources["."])}
     unknown = [name for name in named or () if name not in detected.sources]
@@ -139,7 +139,7 @@ def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> li
     return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
 
 
-def told(part: OutputTensor) -> str:
+def describe_component(part: OutputTensor) -> str:
     """Return the tensor's name for messages: its name in the source, if it has only one, so that users can skip it."""
     return part.sources[0] if len(part.sources) == 1 else part.name
 

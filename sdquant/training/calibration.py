@@ -86,7 +86,7 @@ def calibrate(
 
     Args:
         pipe: a float pipeline. Its components get the layers of a QtProvider, and keep them.
-        models: result of `prepared`, if it was already called.
+        models: result of `prepare_models`, if it was already called.
         partial: a file for the statistics after each image; if it exists and belongs to the same task, calibration
             resumes from it. The caller deletes it once the result is saved.
         processes: those that share the images, each with a pipeline and a file of its own.
@@ -101,7 +101,7 @@ def calibrate(
     from ..models.generate import draw
     from ..rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
-    models = prepared(pipe, task) if models is None else models
+    models = prepare_models(pipe, task) if models is None else models
     mine = task.images if processes is None else task.images[processes.rank :: processes.count]
     done = 0
     if partial is not None and partial.exists():
@@ -182,7 +182,7 @@ def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
             marked_in_file(src, spec)
 
 
-def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
+def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     """Put the layers of a QtProvider into the pipeline's components; return those with static ranges, by name.
 
     Raises:

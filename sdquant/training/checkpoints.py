@@ -70,7 +70,7 @@ def choose(folder: Path, resume: str) -> Checkpoint | None:
     return named[resume]
 
 
-def attach(accelerator: Any) -> None:
+def attach_state(accelerator: Any) -> None:
     """Have accelerate save and load only the trained weights, without the frozen ones."""
     from safetensors.torch import load_file, save_file
 

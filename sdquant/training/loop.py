@@ -57,7 +57,9 @@ class TrainingJob:
         return [row for row in self.bare.parameters() if row.requires_grad]
 
 
-def prepare(accelerator: Any, settings: TrainingSettings, net: Any, objective: Objective, data: Encoded) -> TrainingJob:
+def prepare_training(
+    accelerator: Any, settings: TrainingSettings, net: Any, objective: Objective, data: Encoded
+) -> TrainingJob:
     """Create optimizer, schedule and EMA for a network, and prepare them with accelerate."""
     from diffusers.optimization import get_scheduler
     from diffusers.training_utils import EMAModel
@@ -73,7 +75,7 @@ def prepare(accelerator: Any, settings: TrainingSettings, net: Any, objective: O
     )  # fmt: skip
     ema = EMAModel(learning, decay=settings.ema) if settings.ema else None
     net, optimizer, schedule = accelerator.prepare(net, optimizer, schedule)
-    checkpoints.attach(accelerator)
+    checkpoints.attach_state(accelerator)
     if ema is not None:
         ema.to(accelerator.device)
         accelerator.register_for_checkpointing(ema)

@@ -96,7 +96,7 @@ def train(config: RunConfig, *, progress: bool = False) -> Summary:
         net = trainable.trainable(whole.net, settings, whole.quantized)
         from . import loop
 
-        job = loop.prepare(accelerator, settings, net, objective, encoded)
+        job = loop.prepare_training(accelerator, settings, net, objective, encoded)
         _require_space(job)
         if checkpoint is not None:
             loop.resume(job, checkpoint)
@@ -251,7 +251,7 @@ def _draw_samples(job: loop.TrainingJob, pipe: Any, net: Any) -> None:
     )
     title = f"{settings.run_name}, step {job.step}"
     under = f"{settings.sample_steps} denoising steps, seeds from {settings.seed} on"
-    sheet = samples.sheet(images, prompts, title, under)
+    sheet = samples.sample_sheet(images, prompts, title, under)
     pictures.save(sheet, settings.folder / "samples" / f"step-{job.step}.png")
 
 

@@ -10,7 +10,7 @@ from ..utils.figure import SOFT, Sheet
 CELL, GAP, MARGIN, HEAD, LABEL, COLUMNS = 128, 16, 28, 76, 42, 6  # pixels, and pictures side by side
 
 
-def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: str) -> Any:
+def sample_sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: str) -> Any:
     """Arrange the pictures in rows as one PIL image."""
     from PIL import Image
 

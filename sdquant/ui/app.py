@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import gradio as gr
 
+from . import header
 from . import header as heads
 from .app_state import Desk
 from .tabs import compare, generate, inspect, settings
@@ -24,7 +25,7 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
     """Build the page for the models below `roots`, with the settings in `settings_path`."""
     desk = Desk(roots, settings_path)
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
-        head = heads.make(desk)
+        head = header.build_header(desk)
         with gr.Tabs():
             with gr.Tab("Generate", id="generate"):
                 generate.add(desk, head)

@@ -29,7 +29,7 @@ class Head:
     chip: gr.HTML
 
 
-def make(desk: Desk) -> Head:
+def build_header(desk: Desk) -> Head:
     """Create the head at the current position in the page."""
     models, bases = desk.models(), desk.bases()
     with gr.Row(elem_classes="sq-head", equal_height=True):

@@ -52,7 +52,7 @@ def progress(at: Progress) -> str:
     )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format a table; the cells are texts."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

@@ -23,7 +23,7 @@ def prompt_of(text: object) -> str:
     return text
 
 
-def whole(name: str, value: object, least: int, most: int) -> int:
+def whole_number(name: str, value: object, least: int, most: int) -> int:
     """Check a whole number.
 
     Raises:

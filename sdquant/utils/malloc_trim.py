@@ -3,10 +3,10 @@
 glibc keeps freed pieces below 32 MB for whoever asks next. It fills a request from the piece that fits best, wherever
 that lies, and before 2.38 often cannot use a freed piece again for torch, which asks for aligned memory (its bug
 14581): so one operation after another touches pages that none had touched, and the process comes to hold several times
-its activations. `look` hands such pages back when they have become many. What is handed back costs a page fault when it
-is used again: doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step; what it takes here is in
-docs/benchmarks.md (bench/plan_memory.py), up to 17 % where faults are slow. `SDQUANT_TRIM=0` in the environment leaves
-freed memory to the C library, if there is memory to spare.
+its activations. `trim_if_worthwhile` hands such pages back when they have become many. What is handed back costs a page
+fault when it is used again: doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step; what it
+takes here is in docs/benchmarks.md (bench/plan_memory.py), up to 17 % where faults are slow. `SDQUANT_TRIM=0` in the
+environment leaves freed memory to the C library, if there is memory to spare.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _since = 0  # elements of operations since the last look
 
 
 def look_beside(x: Tensor) -> None:
-    """Count an operation with the activations `x`, if that is on the CPU and large, and `look` every now and then."""
+    """Count an operation with the activations `x`, if on the CPU and large; `trim_if_worthwhile` now and then."""
     global _since
     if not x.is_cpu or x.numel() < LARGE:
         return
     _since += x.numel()
     if _since >= OFTEN:
         _since = 0
-        look()
+        trim_if_worthwhile()
 
 
-def watch(*models: nn.Module) -> Callable[[], None]:
+def trim_after(*models: nn.Module) -> Callable[[], None]:
     """Call `look_beside` on the inputs of every layer of the models; return a function that undoes it.
 
     Layers do not do so by themselves: one that is called alone would pay for memory that others have freed.
@@ -71,13 +71,13 @@ def _before(_: nn.Module, args: tuple[Any, ...]) -> None:
         look_beside(args[0])
 
 
-def look() -> None:
+def trim_if_worthwhile() -> None:
     """Return freed pages to the system if the process holds more than it needed so far plus `spare`."""
     global _limit
-    if not _looks() or held() <= _limit:
+    if not _looks() or anonymous_bytes() <= _limit:
         return
     trim()
-    now = held()
+    now = anonymous_bytes()
     _limit = max(_limit, now + spare(now))
 
 
@@ -92,7 +92,7 @@ def forget() -> None:
     _limit = _since = 0
 
 
-def held() -> int:
+def anonymous_bytes() -> int:
     """Return the resident bytes of this process that no file backs; 0 if the system does not tell."""
     try:
         file = os.open(_STATM, os.O_RDONLY)
@@ -107,7 +107,7 @@ def held() -> int:
 
 @cache
 def _looks() -> bool:
-    return os.environ.get("SDQUANT_TRIM") != "0" and _malloc_trim() is not None and held() > 0
+    return os.environ.get("SDQUANT_TRIM") != "0" and _malloc_trim() is not None and anonymous_bytes() > 0
 
 
 class Trimmer:

@@ -155,7 +155,7 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
     plain = quantized_layer(layer, packed)
     with torch.no_grad():
         layer.weight.copy_(backend.decode(packed, torch.bfloat16))
-        if not fp32_gemm.pays(torch.bfloat16):
+        if not fp32_gemm.is_profitable(torch.bfloat16):
             assert torch.equal(plain(x), layer(x))
     # Few rows, or outputs of a convolution, may be multiplied without decoding first: another order of the sums. So may
     # all be where torch has no fast product of bfloat16.

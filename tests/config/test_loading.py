@@ -222,7 +222,7 @@ def test_a_key_of_loading_that_training_has_not_is_refused(tmp_path: Path, line:
     if name != "budget":  # which is for balanced
         assert config.load(path)[name] == line.partition(": ")[2]
     default = next(row.default for row in KEYS if row.name == name)
-    config.load(write(tmp_path, f"{name}: {loading.shown(default)}\n"), command="train")  # which says nothing
+    config.load(write(tmp_path, f"{name}: {loading.format_value(default)}\n"), command="train")  # which says nothing
 
 
 def test_the_keys_of_loading_that_training_has_not() -> None:

@@ -180,7 +180,7 @@ def test_a_linear_layer(kind: str, compute: str | None) -> None:
     x = torch.randn(300, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(fields.dequantize(), blocks.dequantize())
     with torch.no_grad():
-        if compute is None and not fp32_gemm.pays(x.dtype):
+        if compute is None and not fp32_gemm.is_profitable(x.dtype):
             assert torch.equal(fields(x), torch.nn.functional.linear(x, blocks.dequantize(), blocks._bias(x)))
         assert torch.allclose(fields(x), blocks(x), rtol=2**-6, atol=2**-5)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from sdquant import backends, offload
 from sdquant.core.code_tables import dynamic_code, e4m3_code, fourbit_code
-from sdquant.kernels.code_values import table
+from sdquant.kernels.code_values import code_table
 from sdquant.nn import quantized_layer
 from sdquant.nn.quantized_layers import set_compute
 
@@ -167,7 +167,7 @@ def test_compiled(scheme: str, compute: str | None, how: str) -> None:
     torch._dynamo.reset()
     from sdquant.kernels.triton.launch_config import table_of
 
-    for function in (fourbit_code, dynamic_code, e4m3_code, table, table_of):
+    for function in (fourbit_code, dynamic_code, e4m3_code, code_table, table_of):
         function.cache_clear()
     block = Block(scheme, compute)
     fast: Any = torch.compile(block, mode=how, fullgraph=True)

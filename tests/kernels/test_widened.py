@@ -24,7 +24,7 @@ if cpu.extension() is not None:
 @pytest.fixture(autouse=True, params=[*ISAS, "torch"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As on a machine where this is the way, in small pieces, with the kernels of an instruction set or none."""
-    monkeypatch.setattr(fp32_gemm, "pays", lambda dtype: True)
+    monkeypatch.setattr(fp32_gemm, "is_profitable", lambda dtype: True)
     monkeypatch.setattr(fp32_gemm, "WEIGHTS", 1 << 12)
     monkeypatch.setattr(fp32_gemm, "FEW", 4)
     monkeypatch.setattr(fp32_gemm, "CONVOLVED", 1 << 13)
@@ -100,10 +100,10 @@ def test_for_which_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for name, wanted in (("avx2", True), ("amx", False), ("avx512bf16", False), ("portable", False)):
         monkeypatch.setattr(fp32_gemm, "isa", lambda name=name: name)
-        fp32_gemm.pays.cache_clear()
-        assert [fp32_gemm.pays(dtype) for dtype in DTYPES] == [wanted] * 3
-        assert not fp32_gemm.pays(torch.float64)
-    fp32_gemm.pays.cache_clear()
+        fp32_gemm.is_profitable.cache_clear()
+        assert [fp32_gemm.is_profitable(dtype) for dtype in DTYPES] == [wanted] * 3
+        assert not fp32_gemm.is_profitable(torch.float64)
+    fp32_gemm.is_profitable.cache_clear()
 
 
 def test_autocast_changes_nothing() -> None:

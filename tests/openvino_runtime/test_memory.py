@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant.nn.openvino.memory_model import CompiledWeight, copied
+from sdquant.nn.openvino.memory_model import CompiledWeight, copied_bytes
 from sdquant.planning.estimate import peak_memory
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "openvino_memory.json"
@@ -27,7 +27,7 @@ def test_against_what_was_measured(row: dict[str, Any]) -> None:
         if some["layers"]:
             each = some["packed"] // some["layers"], some["numbers"] // some["layers"] // size
             held += [CompiledWeight(each[0], bits, (each[1], 1, *place))] * some["layers"]
-    foretold = copied(held, 4 if row["dtype"] == "float32" else 2)
+    foretold = copied_bytes(held, 4 if row["dtype"] == "float32" else 2)
     assert foretold == pytest.approx(row["added"], rel=WITHIN)
 
 

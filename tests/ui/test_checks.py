@@ -7,12 +7,12 @@ import math
 import pytest
 
 from sdquant.errors import SettingsError
-from sdquant.ui.validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
+from sdquant.ui.validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole_number
 
 
 @pytest.mark.parametrize(("value", "taken"), [(0, 0), (7.0, 7), (MAX_SEED, MAX_SEED)])
 def test_whole_numbers(value: object, taken: int) -> None:
-    assert whole("Seed", value, 0, MAX_SEED) == taken
+    assert whole_number("Seed", value, 0, MAX_SEED) == taken
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_no_whole_numbers(value: object) -> None:
     with pytest.raises(
         SettingsError, match=r"^Seed cannot be .{,80}: it must be a whole number from 0 to 9007199254740991\. "
     ):
-        whole("Seed", value, 0, MAX_SEED)
+        whole_number("Seed", value, 0, MAX_SEED)
 
 
 def test_nothing_is_not_called_none() -> None:

@@ -44,7 +44,7 @@ class Tags(HTMLParser):
         html_components.refusal(ValueError(HOSTILE), Roots()),
         html_components.paragraph(HOSTILE),
         html_components.note(HOSTILE),
-        html_components.table((HOSTILE,), [(HOSTILE,)]),
+        html_components.html_table((HOSTILE,), [(HOSTILE,)]),
         html_components.facts([(HOSTILE, HOSTILE)]),
         html_components.bar(HOSTILE, HOSTILE, 1, 2, 3),
         html_components.chip(HOSTILE, HOSTILE),

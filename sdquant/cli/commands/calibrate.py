@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from ...planning.preparation import prepare
     from ...rules.statistics_file import write_statistics
     from ...saving.model_files import refuse_existing
-    from ...training.calibration import Calibration, calibrate, prepared, refuse_unfollowed
+    from ...training.calibration import Calibration, calibrate, prepare_models, refuse_unfollowed
     from ...utils.distributed import processes
 
     _common.refuse_target(args.out, (".safetensors",))
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_unfollowed(plan, task)
     with processes() as here:
         pipe = load_planned(dataclasses.replace(request, progress=request.progress and here.rank == 0), plan)
-        models = prepared(pipe, task)
+        models = prepare_models(pipe, task)
         if args.offload != "none":
             pipe.sdquant.offload.remove()
             handle = offload.apply(pipe, args.offload, device=pipe.sdquant.plan.device, budget=args.budget)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     for name in bundled_models.MODELS if args.model == "both" else (args.model,):
         results.append(show.run(name, steps=args.steps, images=args.images, progress=args.progress))
         if not args.json:
-            print(render(results[-1]), end="\n\n", flush=True)
+            print(render_demo(results[-1]), end="\n\n", flush=True)
     figure.write(results, args.out)
     if args.json:
         _common.print_json({"picture": str(args.out), "models": [result.to_dict() for result in results]})
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def render(result: Result) -> str:
+def render_demo(result: Result) -> str:
     """Format the table of one model as text."""
     lines = [
         f"{result.model}, {result.steps} steps; the judge is right on {result.judge:.1%} of real digits",

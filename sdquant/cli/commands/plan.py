@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = prepare(_common.request_of(args))
     try:
-        traced = meta_models.trace(plan, width=args.width, height=args.height)
+        traced = meta_models.trace_plan(plan, width=args.width, height=args.height)
         step = step_time.step(plan, traced, cpu.state())
         plan = dataclasses.replace(plan, peak=peak_memory.predict(plan, traced=traced), foreseen=step)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         write = export_gguf.quantize_file if gguf else export_single_file.quantize_file
         write(
-            fetching.resolve(_common.request_of(args)), quant, out,
+            fetching.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
         )  # fmt: skip

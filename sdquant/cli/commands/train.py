@@ -29,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     if done.first and args.json:
         _common.print_json(done.to_dict())
     elif done.first:
-        print(render(done))
+        print(render_training(done))
     return 0
 
 
-def render(done: Summary) -> str:
+def render_training(done: Summary) -> str:
     """Format the results of a training as a table."""
     rows = [
         ("steps", str(done.steps) + (f", the first {done.begun} before" if done.begun else "")),

@@ -250,6 +250,6 @@ PEERS: tuple[Peer, ...] = (
 )  # fmt: skip
 
 
-def reads(row: Peer, job_path: Path) -> bool:
+def can_read(row: Peer, job_path: Path) -> bool:
     """Return whether a peer can read the file or folder at a path."""
     return job_path.suffix == ".gguf" if row.gguf else (job_path / "config.json").is_file()

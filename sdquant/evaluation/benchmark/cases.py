@@ -147,7 +147,7 @@ def _note(note: str | None, offload: str) -> str | None:
 def _theirs(scheme: str, job: LoadSpec, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
     """Yield the peers that can read the files that sdquant reads for a scheme."""
     for peer in baselines.installed(scheme, versions):
-        if baselines.reads(peer, Path(job.asked.path)):
+        if baselines.can_read(peer, Path(job.asked.path)):
             row = BenchmarkRow(
                 name=f"{peer.name} {peer.formats[scheme].lower()}", by=peer.name, quant=scheme, dtype=job.dtype,
                 note=_note(peer.note(job.device), job.asked.offload),

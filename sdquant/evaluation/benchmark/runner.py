@@ -20,7 +20,7 @@ from ...utils.atomic_write import whole_file
 from . import cases
 from .results import CLOCKS, Benchmark, BenchmarkRow
 from .specs import INPUTS, LoadSpec, ModelUnderTest
-from .target import find
+from .target import find_model
 from .worker_pool import Failed, start, working
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def bench(
             "the reference is the model as found",
             "Add it to the schemes instead",
         )
-    target = find(base_request)
+    target = find_model(base_request)
     here = hardware.probe()
     threads = threads or _cores()
     scheme_names = cases.default_schemes(target) if schemes is None else tuple(schemes)

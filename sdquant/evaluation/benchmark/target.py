@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...planning import plan
 
 
-def find(request: Request) -> ModelUnderTest:
+def find_model(request: Request) -> ModelUnderTest:
     """Return the target for a request for the model as found.
 
     Raises:

@@ -16,7 +16,7 @@ from ..int8_reference import scales_in
 from . import extension, int8
 from .ggml_blocks import grid
 from .huge_pages import in_large_pages
-from .layout_descriptors import TYPES, plan
+from .layout_descriptors import TYPES, describe_layout
 from .threads import ALONE, over_rows
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class _Held:
         def named(part: int | str) -> str:
             return prefix + part if isinstance(part, str) and part else ""
 
-        self.plan, self.kind, self.dtype = plan(form, parts), TYPES[dtype], dtype
+        self.plan, self.kind, self.dtype = describe_layout(form, parts), TYPES[dtype], dtype
         self.rows, self.columns = form.rows, form.columns
         self.codes, self.scale, self.nested = named(form.codes), named(form.scale), named(form.nested)
         self.zero, self.shift = named(form.zero), named(form.shift)

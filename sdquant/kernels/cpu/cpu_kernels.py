@@ -9,7 +9,7 @@ from . import extension
 from .bound_linear import Few, Integers
 from .gemv_limits import few_patches, few_rows
 from .ggml_blocks import by_block, is_blocks
-from .layout_descriptors import TYPES, addresses, plan
+from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ class Native(Reader):
     def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
         if dtype not in TYPES or any(part.device.type != "cpu" for part in parts.values()):
             return False
-        return plan(form, parts) is not None
+        return describe_layout(form, parts) is not None
 
     def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         form = by_block(form) if is_blocks(form) else form
         decode = extension().decode  # type: ignore[union-attr]
-        common = (plan(form, parts), TYPES[out.dtype], *addresses(form, parts))
+        common = (describe_layout(form, parts), TYPES[out.dtype], *addresses(form, parts))
         to = out.data_ptr()
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
@@ -53,7 +53,7 @@ class Native(Reader):
     def _part(
         decode: Any, form: PackedLayout, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor
     ) -> None:
-        common, to = (plan(form, parts), TYPES[dtype], *addresses(form, parts)), out.data_ptr()
+        common, to = (describe_layout(form, parts), TYPES[dtype], *addresses(form, parts)), out.data_ptr()
         size = form.columns * out.element_size()
         over_rows(
             stop - start, form.columns, lambda one, end: decode(*common, start + one, start + end, to + one * size)
@@ -69,12 +69,12 @@ class Native(Reader):
         if not x.shape[0]:
             return  # kernels have at least one row
         product = extension().product  # type: ignore[union-attr]
-        common = (plan(form, parts), TYPES[x.dtype], *addresses(form, parts))
+        common = (describe_layout(form, parts), TYPES[x.dtype], *addresses(form, parts))
         to, of, m, added = out.data_ptr(), x.data_ptr(), x.shape[0], 0 if bias is None else bias.data_ptr()
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
 
     def unrounded(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
-        result: bool = extension().unrounded(plan(form, parts), TYPES[dtype])  # type: ignore[union-attr]
+        result: bool = extension().unrounded(describe_layout(form, parts), TYPES[dtype])  # type: ignore[union-attr]
         return result
 
     def prepared(

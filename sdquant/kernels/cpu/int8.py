@@ -18,7 +18,7 @@ from ..workspace import address
 from . import extension
 from .huge_pages import in_large_pages
 from .int8_epilogue import recodes
-from .layout_descriptors import TYPES, addresses, plan
+from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def linear(form: PackedLayout, parts: Parts, coding: Coding, x: Tensor, bias: Te
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
     sizes_of = (form.rows, form.columns, scales_in(form, coding))
     if len(x):
-        rows_times(plan(form, parts), (*addresses(form, parts), coding, 1), sizes_of, x, len(x), floats, out)
+        rows_times(describe_layout(form, parts), (*addresses(form, parts), coding, 1), sizes_of, x, len(x), floats, out)
     return out
 
 
@@ -258,7 +258,7 @@ def _patches_times(
     weight = (*addresses(form, parts), coding, math.prod(kernel))
     if batch * here:
         sizes_of = (form.rows, form.columns, scales_in(form, coding))
-        _run(plan(form, parts), weight, sizes_of, batch * here, source, target)
+        _run(describe_layout(form, parts), weight, sizes_of, batch * here, source, target)
 
 
 def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:

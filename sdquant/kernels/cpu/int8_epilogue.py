@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import extension
 from .ggml_blocks import is_blocks
-from .layout_descriptors import TYPES, addresses, plan
+from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> Non
 
 def recodes(form: PackedLayout, parts: Parts) -> bool:
     """Return whether `recode` can read such a weight."""
-    return plan(form, parts) is not None and not (is_blocks(form) and form.columns % form.group)
+    return describe_layout(form, parts) is not None and not (is_blocks(form) and form.columns % form.group)
 
 
 def recode(form: PackedLayout, parts: Parts, codes: Tensor, scales: Tensor) -> None:
     """Requantize a weight that `recodes` accepts to int8 codes [rows, columns] and row scales, float32 [rows]."""
     run = extension().recode  # type: ignore[union-attr]
-    common = (plan(form, parts), *addresses(form, parts))
+    common = (describe_layout(form, parts), *addresses(form, parts))
     to = (codes.data_ptr(), scales.data_ptr())
 
     def some(start: int, stop: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import code_tables
-from ..code_values import table
+from ..code_values import code_table as table
 from . import extension
 from .ggml_blocks import grid
 
@@ -25,7 +25,7 @@ _SCALES = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 _CPU = torch.device("cpu")
 
 
-def plan(form: PackedLayout, parts: Parts) -> Any | None:
+def describe_layout(form: PackedLayout, parts: Parts) -> Any | None:
     """Return the extension's object for a form whose scales have these dtypes; None if it cannot read such a form."""
     if form.apart:
         return None

@@ -85,14 +85,14 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     function = _converter(src.names, layout, name, owner)
     if function is None:
         return None
-    from .trace import trace
+    from .trace import trace_conversion
 
-    converters.refuse(src, owner.class_name or "")
+    converters.refuse_class(src, owner.class_name or "")
     packs = _packs(src)
     inputs = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
     inputs |= {key: (pack.spec.shape, _float(pack.spec.dtype)) for key, pack in packs.items()}
     try:
-        recipes = trace(function, inputs)
+        recipes = trace_conversion(function, inputs)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UnsupportedFileError(
             f"Cannot load {src.path} as a {owner.class_name}",
@@ -138,7 +138,7 @@ def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dic
     if owner.class_name not in converters.TABLES:
         return {}
     from ..components import empty
-    from .trace import constant
+    from .trace import constant_recipe as constant
 
     dtype = _main_dtype(src)
     model = empty(owner.library, owner.class_name, owner.config)
@@ -176,7 +176,7 @@ def idle(name: str) -> bool:
     return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS) or _COMPUTED.search(name) is not None
 
 
-def unused(src: Source, parts: Iterable[Source]) -> list[str]:
+def unused_keys(src: Source, parts: Iterable[Source]) -> list[str]:
     """Return the file's tensors that none of the components is built from."""
     used: set[str] = set()
     for part in parts:

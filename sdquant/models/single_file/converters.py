@@ -99,7 +99,7 @@ _OURS: Mapping[str, Callable[[Collection[str], Config], bool]] = {
 }
 
 
-def refuse(src: Source, kind: str) -> None:
+def refuse_class(src: Source, kind: str) -> None:
     """Raise UnsupportedFileError for a file that looks like a known layout but has another one.
 
     MiniMax-H3 has q, k and v concatenated in its single files and interleaved by head in its shards, with the same

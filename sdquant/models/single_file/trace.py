@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...core.packed_rows import Range
 
 
-def trace(
+def trace_conversion(
     convert: Callable[[dict[str, Any]], Mapping[str, Any]], shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> dict[str, Recipe]:
     """Run `convert` on a state dict of these shapes, and return a recipe for each tensor of its result.
@@ -31,7 +31,7 @@ def trace(
     return {name: _recipe(value) for name, value in convert(traced).items() if isinstance(value, Tensor)}
 
 
-def constant(value: Tensor) -> Recipe:
+def constant_recipe(value: Tensor) -> Recipe:
     """Return a recipe without sources, for a constant."""
     return Recipe((), None, tuple(value.shape), value.dtype, lambda get: value)
 
@@ -72,7 +72,7 @@ def _traced(tensor: Tensor, recipe: Recipe) -> Tensor:
 def _recipe(value: Tensor) -> Recipe:
     if isinstance(value, Traced):
         return value.recipe
-    return constant(value)
+    return constant_recipe(value)
 
 
 def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, output: Any) -> Recipe:

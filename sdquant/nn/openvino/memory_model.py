@@ -25,7 +25,7 @@ class CompiledWeight:
     shape: tuple[int, ...]
 
 
-def copied(weights: Iterable[CompiledWeight], itemsize: int) -> int:
+def copied_bytes(weights: Iterable[CompiledWeight], itemsize: int) -> int:
     """Return the bytes of the compiled copy of these weights.
 
     Args:

@@ -56,7 +56,7 @@ class Network:
             )
             for w in self.plan.weights
         ]
-        return memory_model.copied(weights, self._itemsize)
+        return memory_model.copied_bytes(weights, self._itemsize)
 
     @property
     def _compiled(self) -> bool:
@@ -84,7 +84,7 @@ def of_plan(plan: Plan) -> dict[str, Network]:
     return {part.name: _network(part, loader_plan.source_of(plan, part), plan.dtype) for part in plan.components}
 
 
-def trace(
+def trace_plan(
     plan: Plan, networks: Mapping[str, Network] | None = None, *, width: int | None = None, height: int | None = None
 ) -> dict[str, Trace | None]:
     """Trace the memory and operations of each component while one image is generated, in the order in which they run.
@@ -112,9 +112,9 @@ def trace(
 
 
 def trace_if_sound(plan: Plan) -> dict[str, Trace | None]:
-    """Call `trace`; return {} for an unusable model, since loading reports it with a better message."""
+    """Call `trace_plan`; return {} for an unusable model, since loading reports it with a better message."""
     try:
-        return trace(plan)
+        return trace_plan(plan)
     except SdquantError:
         return {}
 

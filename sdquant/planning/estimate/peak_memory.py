@@ -22,7 +22,7 @@ from ...offload.handle import OffloadHandle
 from ...offload.residency import Residency
 from ...utils import malloc_trim
 from ..plan import Peak
-from .meta_models import Network, of_plan, trace
+from .meta_models import Network, of_plan, trace_plan
 
 if TYPE_CHECKING:
     from ...models.activation_memory import Trace
@@ -47,7 +47,7 @@ def predict(
         SdquantError: an unusable config or pipeline folder, as loading would raise.
     """
     nets = of_plan(plan)
-    traces = trace(plan, nets, width=width, height=height) if traced is None else traced
+    traces = trace_plan(plan, nets, width=width, height=height) if traced is None else traced
     parts = {name: None if one is None else one.peak for name, one in traces.items()}
     known = [size for size in parts.values() if size is not None]
     most = max(known) if known else None

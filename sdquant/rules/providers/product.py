@@ -87,7 +87,7 @@ class Site:
         how, name = self.how(x, axis), f"{self.name}_{'lhs' if axis == -1 else 'rhs'}"
         with torch.no_grad():
             if self.known is not None:
-                static = fitted(self.known(name), x, how, name)
+                static = fit_rule(self.known(name), x, how, name)
                 return quantize_with(x, how.qtype, static.scale, static.zero_point), _limits(static, how)
             limits = range_of(x, how)
             if self.collect is not None:
@@ -96,7 +96,7 @@ class Site:
             return quantize_with(x, how.qtype, scale, zero_point), limits
 
 
-def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
+def fit_rule(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
     """Return a static range with as many axes as x, on its device.
 
     Raises:

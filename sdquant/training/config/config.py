@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .value_types import shown
+from .value_types import format_value
 
 
 class RunConfig:
@@ -63,7 +63,7 @@ class RunConfig:
         return hash(self.to_yaml())
 
     def __repr__(self) -> str:
-        return f"Config({self.source or 'defaults'}: {', '.join(f'{n}={shown(self[n])}' for n in self.given)})"
+        return f"Config({self.source or 'defaults'}: {', '.join(f'{n}={format_value(self[n])}' for n in self.given)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (self.to_dict(), self.source, self.command, dict(self.given))
@@ -79,7 +79,7 @@ class RunConfig:
         lines = []
         for name, value in self._values.items():
             if not self.command or self.command in key(name).commands:
-                lines += [f"# {key(name).help}", f"{name}: {shown(_thawed(value))}"]
+                lines += [f"# {key(name).help}", f"{name}: {format_value(_thawed(value))}"]
         return "\n".join(lines) + "\n"
 
 

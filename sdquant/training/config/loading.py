@@ -17,7 +17,7 @@ from .key import COMMANDS, Key
 from .keys import did_you_mean, key, keys
 from .quantization import quantization_of
 from .unused import unused_in_training
-from .value_types import KINDS, shown
+from .value_types import KINDS, format_value
 
 if TYPE_CHECKING:
     from .topology import Shards
@@ -194,7 +194,7 @@ def _tell_unused(config: RunConfig, lines: Mapping[str, int]) -> None:
 
 
 def _refuse_other_loading(config: RunConfig, row: Key, lines: Mapping[str, int]) -> None:
-    whose, value = " and ".join(row.commands), shown(config[row.name])
+    whose, value = " and ".join(row.commands), format_value(config[row.name])
     raise SettingsError(
         f"{config.source}, line {lines[row.name]} sets {row.name}: {value}",
         f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in its own way",

@@ -181,7 +181,7 @@ def told(value: Any) -> str:
     return f"a {'mapping' if isinstance(value, Mapping) else 'list'}"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a file has it: JSON, nearly, which is YAML too. Floats have a point, without which
     YAML 1.1 has no exponent."""
     if isinstance(value, str):
@@ -194,8 +194,8 @@ def shown(value: Any) -> str:
         text = repr(value)
         return text if "." in text or "e" not in text else text.replace("e", ".0e")
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{shown(str(name))}: {shown(one)}" for name, one in value.items()) + "}"
-    return "[" + ", ".join(shown(one) for one in value) + "]"
+        return "{" + ", ".join(f"{format_value(str(name))}: {format_value(one)}" for name, one in value.items()) + "}"
+    return "[" + ", ".join(format_value(one) for one in value) + "]"
 
 
 def _escaped(code: int) -> str:

@@ -17,7 +17,7 @@ from .. import header as heads
 from .. import html_components
 from ..background_task import follow
 from ..model_manager import Job, Progress
-from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole
+from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
 
 if TYPE_CHECKING:
     from ...evaluation.comparison import Comparison
@@ -90,8 +90,8 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
     try:
         names = _schemes(selection)
         target = desk.target(model, base)
-        options: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
-        options["steps"] = whole("Steps", steps, 1, MAX_STEPS)
+        options: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole_number("Seed", seed, 0, MAX_SEED)}
+        options["steps"] = whole_number("Steps", steps, 1, MAX_STEPS)
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *_nothing(), *_idle(desk)
         return
@@ -165,4 +165,4 @@ def _table(result: Comparison) -> str:
         )
         for row in result.rows
     ]
-    return html_components.table(("scheme", "weights", "of bf16", "load", "drawing", "PSNR"), rows)
+    return html_components.html_table(("scheme", "weights", "of bf16", "load", "drawing", "PSNR"), rows)

@@ -13,7 +13,7 @@ from .. import header as heads
 from .. import html_components
 from ..background_task import Done, follow
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
-from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
+from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole_number
 
 if TYPE_CHECKING:
     from ..app_state import Desk
@@ -82,10 +82,10 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
     try:
         drawing = Drawing(
             prompt=prompt_of(prompt),
-            steps=whole("Steps", steps, 1, MAX_STEPS),
-            seed=whole("Seed", seed, 0, MAX_SEED),
-            width=whole("Width", width, 0, MAX_SIDE) or None,
-            height=whole("Height", height, 0, MAX_SIDE) or None,
+            steps=whole_number("Steps", steps, 1, MAX_STEPS),
+            seed=whole_number("Seed", seed, 0, MAX_SEED),
+            width=whole_number("Width", width, 0, MAX_SIDE) or None,
+            height=whole_number("Height", height, 0, MAX_SIDE) or None,
             guidance=_guidance(guidance),
         )
         target = desk.target(model, base)

@@ -117,7 +117,9 @@ def _parts(detected: Detected) -> str:
         for name, part in detected.parts.items()
     ]
     return (
-        _section("Components", html_components.table(("name", "family", "quantization", "weights", "tensors"), rows))
+        _section(
+            "Components", html_components.html_table(("name", "family", "quantization", "weights", "tensors"), rows)
+        )
         if rows
         else ""
     )
@@ -159,4 +161,4 @@ def _goes_with(detected: Detected) -> str:
         rows.append(
             (name, *(f"{html_components.SIGNS[by_offload[one].verdict]} {by_offload[one].verdict}" for one in OFFLOADS))
         )
-    return html_components.table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)
+    return html_components.html_table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)
