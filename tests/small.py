@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import sdquant
-from sdquant.demo.nets import vae
+from tools.digits_models.nets import vae
 
 PROJECTED = 64  # width of the pooled text of the second CLIP encoder
 

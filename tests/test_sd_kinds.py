@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.demo.nets import vae
 from sdquant.formats.gguf.file import read_header
 from sdquant.models.components import quiet
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import plain, quantized
 from sdquant.saving.export_gguf import quantize_file
+from tools.digits_models.nets import vae
 
 from . import comfy_gguf, layouts, small
 from .conftest import shell

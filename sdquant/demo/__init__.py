@@ -1,4 +1,4 @@
-"""The shipped models: two small pipelines that draw handwritten digits, trained by `python -m sdquant.demo.train`."""
+"""The shipped models: two small pipelines that draw digits, trained by `python -m tools.digits_models.train`."""
 
 from __future__ import annotations
 

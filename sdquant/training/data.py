@@ -147,7 +147,7 @@ def _values(picture: Any) -> Tensor:
 
 
 def _digits() -> list[Example]:
-    """Return half B of scikit-learn's digits, scaled as in `sdquant.demo.train`, each with all of its prompts."""
+    """Return half B of scikit-learn's digits, scaled as in `tools.digits_models.train`, with all prompts for each."""
     import torch
 
     from . import digits

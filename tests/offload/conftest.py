@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sdquant.demo import nets, text
 from sdquant.models.pipelines import components_of
+from tools.digits_models import nets, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

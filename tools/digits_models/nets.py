@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..training import digits
+from sdquant.training import digits
 
 if TYPE_CHECKING:
     from diffusers import (

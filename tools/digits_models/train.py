@@ -1,4 +1,4 @@
-"""Train the two shipped models from nothing: `python -m sdquant.demo.train`.
+"""Train the two shipped models from nothing: `python -m tools.digits_models.train`.
 
 Three trainings, each with a fixed seed, a progress bar and a checkpoint it resumes from:
 
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..training import digits
-from . import nets, text
+from sdquant.training import digits
+from tools.digits_models import nets, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-SHIPPED = Path(__file__).parent / "models"
+SHIPPED = Path(__file__).parents[2] / "sdquant" / "demo" / "models"
 DROP = 0.1  # share of prompts replaced by the empty one
 T5_LENGTHS = (
     8,
@@ -412,7 +412,7 @@ def main(argv: list[str] | None = None) -> int:
     """Train the selected models and write them below `--out`."""
     import torch
 
-    parser = argparse.ArgumentParser(prog="python -m sdquant.demo.train", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.digits_models.train", description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("all", "sd", "flux"), default="all")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="where the pipelines go (default: into the package)")
     parser.add_argument("--work", type=Path, default=Path("train-work"), help="checkpoints; delete it to start afresh")
