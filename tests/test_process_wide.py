@@ -15,7 +15,8 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
-from sdquant.nn.quantized_layers import QuantizedLayer, float_layer
+from sdquant.nn.layer_factory import float_layer
+from sdquant.nn.quantized_layers import QuantizedLayer
 
 SCHEMES = ("nf4", "nf4,double_quant", "fp4", "fp8", "bnb-int8", "qint8", "qint4", "qint3", "qfloat8", "int8", "int4",
            "q8_0", "q4_k", "iq4_nl", "sdnq-int8", "sdnq-uint4")  # fmt: skip

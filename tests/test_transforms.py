@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from sdquant import backends, offload
 from sdquant.errors import IncompatibleError
 from sdquant.nn import quantized_layer
-from sdquant.nn.quantized_layers import float_layer
+from sdquant.nn.layer_factory import float_layer
 
 from .offload.test_balanced import REST, Net, Pipe
 from .offload.test_threads import MOVING, offloaded

@@ -7,7 +7,8 @@ A module here with a `BACKEND` is a backend (`core.registry` finds it), as is ev
 
 from __future__ import annotations
 
-from ..core.backend import Backend, Found, QuantSpec, Scheme
+from ..core.backend import Backend, Found
 from ..core.registry import get, names, of_scheme, parse, scheme, schemes
+from ..core.scheme import QuantSpec, Scheme
 
 __all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core.backend import Found, Packed, QuantSpec, TensorSpec
+    from ..core.backend import Found, Packed, TensorSpec
     from ..core.packed_layout import PackedLayout
+    from ..core.scheme import QuantSpec
 
 _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..core.backend import OFFSET, Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
+from ..core.backend import OFFSET, Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.code_tables import dynamic_code, fourbit_code
 from ..core.packed_layout import PackedLayout
 from ..kernels.dispatch_guard import transformed
@@ -35,6 +35,8 @@ from ._bnb_library import FLOATS, TORCH_FLOATS, apply_to_layer, installed, libra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..core.scheme import QuantSpec
 
 _COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # bitsandbytes' AVX512 kernel rounds differently above this, and bitsandbytes leaves it for a compiled fallback.

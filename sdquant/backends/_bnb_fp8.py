@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.backend import Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
+from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.code_tables import e4m3_code
 from ..core.packed_layout import PackedLayout
 from ._bnb_arithmetic import decode_bytes
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from ..core.scheme import QuantSpec
 
 BLOCK = 256
 

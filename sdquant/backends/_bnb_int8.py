@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.backend import Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
+from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.packed_layout import PackedLayout
 from ..utils.parameters import put
 from ._bnb_codec import Codec, bad, require, scales
@@ -23,6 +23,8 @@ from ._chunks import by_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..core.scheme import QuantSpec
 
 _ROW_MAJOR = 0  # the only `weight_format` that bitsandbytes still writes or reads
 _INVERSE_127 = 7.874015718698502e-3  # as bitsandbytes' int8_vectorwise_dequant has it; dividing rounds differently

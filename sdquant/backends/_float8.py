@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core.backend import Found, Packed, PackedSpec, QuantSpec, TensorSpec, Unfit
+from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.packed_layout import BYTES, PackedLayout
 from ..kernels.division import divided
 from ..utils import strict_json
@@ -33,6 +33,8 @@ from ._float8_scales import factors, fitted, grid_shape, rows_of_scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..core.scheme import QuantSpec
 
 DTYPES = {name: getattr(torch, name) for name in FLOAT8}
 _LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN

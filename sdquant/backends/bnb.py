@@ -7,18 +7,8 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import (
-    Backend,
-    Found,
-    Option,
-    Packed,
-    PackedSpec,
-    QuantSpec,
-    Requirement,
-    Scheme,
-    TensorInfo,
-    TensorSpec,
-)
+from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec
+from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from . import _bnb_find
 
 if TYPE_CHECKING:

@@ -9,21 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import (
-    Backend,
-    Found,
-    Packed,
-    PackedSpec,
-    QuantSpec,
-    Requirement,
-    Scheme,
-    TensorInfo,
-    TensorSpec,
-    Unfit,
-)
+from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
 from ..core.gguf_mixes import BASES, dominant, mix_type
 from ..core.gguf_types import TYPES, GGMLType
 from ..core.packed_layout import PackedLayout
+from ..core.scheme import QuantSpec, Requirement, Scheme
 from ..errors import BackendUnavailableError, BadFileError
 
 if TYPE_CHECKING:

@@ -26,8 +26,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Option, Packed, PackedSpec, QuantSpec, Requirement, Scheme, TensorSpec, Unfit
+from ..core.backend import Backend, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.packed_layout import PackedLayout
+from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..utils.no_telemetry import no_telemetry
 from ..utils.process_state import errors_only
 

@@ -13,19 +13,9 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import (
-    Backend,
-    Found,
-    Option,
-    Packed,
-    PackedSpec,
-    QuantSpec,
-    Requirement,
-    Scheme,
-    TensorInfo,
-    TensorSpec,
-)
+from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec
 from ..core.packed_layout import PackedLayout
+from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from . import _quanto_files as files
 from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
 

@@ -25,20 +25,9 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import (
-    Backend,
-    Found,
-    Option,
-    Packed,
-    PackedSpec,
-    QuantSpec,
-    Requirement,
-    Scheme,
-    TensorInfo,
-    TensorSpec,
-    Unfit,
-)
+from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
 from ..core.packed_layout import PackedLayout
+from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..errors import BadFileError
 from ..utils.parameters import put
 from ..utils.process_state import errors_only

@@ -6,7 +6,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from . import registry
-from .backend import QuantSpec, Unfit
+from .backend import Unfit
+from .scheme import QuantSpec
 
 if TYPE_CHECKING:
     from .backend import Packed

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
-from .backend import EMBEDDINGS, Backend, Found, Option, QuantSpec, Scheme
+from .backend import Backend, Found
+from .scheme import EMBEDDINGS, Option, QuantSpec, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

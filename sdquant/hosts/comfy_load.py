@@ -14,7 +14,7 @@ from ..errors import UnsupportedFileError
 from . import comfy_state
 
 if TYPE_CHECKING:
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import Packed, QuantSpec, TensorInfo, Unfit
+from ..core.backend import Packed, TensorInfo, Unfit
 from ..core.dtypes import FLOATS
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats.gguf import conventions
@@ -21,6 +21,7 @@ from ..saving import export_single_file, original_layout
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from ..formats.model_families import Family
     from ..formats.tensor_file import TensorFile

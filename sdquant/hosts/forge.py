@@ -68,7 +68,7 @@ class Adapter:
             )
 
     def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
-        from ..nn.quantized_layers import set_compute
+        from ..nn.layer_factory import set_compute
         from .forge_layers import quantize
 
         quantize(module, registry.parse(scheme), settings["skip"])

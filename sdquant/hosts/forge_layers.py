@@ -18,7 +18,8 @@ from ..planning import planner
 from ..utils.malloc_trim import Trimmer, trim
 
 if TYPE_CHECKING:
-    from ..core.backend import Packed, QuantSpec
+    from ..core.backend import Packed
+    from ..core.scheme import QuantSpec
 
 _SWAP = "parameters_manual_cast"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

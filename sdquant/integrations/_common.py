@@ -25,7 +25,8 @@ from ..models.names import conversions, remember, to_model
 from ..models.quantize_weight import encode
 from ..models.weight_loader import common_kind, install_packed, misfit
 from ..nn import packed_of
-from ..nn.quantized_layers import QuantizedLayer, float_layer, quantized_layer, set_compute
+from ..nn.layer_factory import float_layer, quantized_layer, set_compute
+from ..nn.quantized_layers import QuantizedLayer
 from ..planning.rule_checks import marked_in, unused
 from ..planning.weight_selection import require_something
 from ..rules.file_rules import rules_in

@@ -222,7 +222,7 @@ def build(
     from ..models.names import remember
     from ..models.weight_loader import Installer
     from ..nn import openvino
-    from ..nn.quantized_layers import set_compute
+    from ..nn.layer_factory import set_compute
     from ..nn.weights import quantized
     from ..rules.product_ranges import stand_in
     from . import finishing

@@ -25,7 +25,7 @@ from ..utils.inference_mode import ordinary
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def quantize(
         ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
     from ..models.pipelines import is_pipeline, weight_parts
-    from ..nn.quantized_layers import set_compute
+    from ..nn.layer_factory import set_compute
     from ..rules.model_rules import attach_rules
     from . import finishing
 

@@ -21,7 +21,7 @@ from ..utils.malloc_trim import trim
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from ..planning import plan
 

@@ -15,7 +15,8 @@ from ..utils.finite import finite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import Packed, QuantSpec
+    from ..core.backend import Packed
+    from ..core.scheme import QuantSpec
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

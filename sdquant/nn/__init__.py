@@ -11,12 +11,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .quantized_layers import QuantizedLayer, kind_of, packed_of, quantized_layer
+    from .layer_factory import packed_of, quantized_layer
+    from .quantized_layers import QuantizedLayer, kind_of
 
 __all__ = ["QuantizedLayer", "kind_of", "packed_of", "quantized_layer"]
 
 
+_LAZY = {
+    "QuantizedLayer": "quantized_layers",
+    "kind_of": "quantized_layers",
+    "packed_of": "layer_factory",
+    "quantized_layer": "layer_factory",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module(f"{__name__}.quantized_layers"), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

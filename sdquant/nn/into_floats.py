@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ..core import registry
 from ..core.backend import OFFSET, Packed
 from ..errors import IncompatibleError
-from .quantized_layers import QuantizedLayer, packed_of
+from .layer_factory import packed_of
+from .quantized_layers import QuantizedLayer
 from .state_dict import PREFIX
 
 if TYPE_CHECKING:

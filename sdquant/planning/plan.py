@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from ..models.detection import Detected
     from .weight_selection import WeightPlan

@@ -23,7 +23,7 @@ from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rule
 from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from .request import Request
 

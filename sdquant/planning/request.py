@@ -23,7 +23,7 @@ from ..utils.byte_sizes import parse_budget, parse_size
 from .component_files import ComponentFile, parts_of, require_parts
 
 if TYPE_CHECKING:
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
     from ..rules.qconfig import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `auto`

@@ -16,7 +16,7 @@ from .weight_selection import Extent
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from .plan import ComponentPlan
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core import registry
-from ..core.backend import DTYPE_BITS, Unfit, layer_name
+from ..core.backend import DTYPE_BITS, Unfit
 from ..core.dtypes import FLOATS
 from ..core.name_patterns import skipped
+from ..core.scheme import layer_name
 from ..errors import IncompatibleError
 from ..models import keep_in_fp32
 from ..rules.quant_spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
 if TYPE_CHECKING:
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
 
 # Two-dimensional weights that are looked up, not multiplied: quantized only on request (`nf4,embeddings`). Matched by
 # the last part of the module path, as diffusers and transformers name their `nn.Embedding` modules.

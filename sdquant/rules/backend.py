@@ -9,21 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import (
-    Backend,
-    FloatGemm,
-    Found,
-    Geometry,
-    Option,
-    Packed,
-    PackedSpec,
-    QuantSpec,
-    Requirement,
-    Scheme,
-    TensorInfo,
-    TensorSpec,
-)
+from ..core.backend import Backend, FloatGemm, Found, Geometry, Packed, PackedSpec, TensorInfo, TensorSpec
 from ..core.packed_layout import Activations, PackedLayout
+from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..errors import SettingsError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.backend import QuantSpec, Unfit
+from ..core.backend import Unfit
+from ..core.scheme import QuantSpec
 from ..errors import SettingsError
 from .qconfig import PRODUCTS, QuantizationRule, to_dict
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import QuantSpec, Unfit
+from ..core.backend import Unfit
 from ..core.dtypes import FLOATS
 from ..core.gguf_mixes import BASES, FILE_TYPES
 from ..core.gguf_types import TYPES
+from ..core.scheme import QuantSpec
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
 from ..formats.folders import inside

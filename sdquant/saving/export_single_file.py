@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import Packed, PackedSpec, QuantSpec, TensorSpec
+from ..core.backend import Packed, PackedSpec, TensorSpec
+from ..core.scheme import QuantSpec
 from ..formats import safetensors_writer
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
 from ..formats.gguf import conventions

@@ -24,7 +24,7 @@ from ..planning import planner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import QuantSpec
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from ..formats.tensor_file import TensorFile
     from ..models.detection import Detected

@@ -18,7 +18,8 @@ from ..nn.weights import quantized
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.backend import PackedSpec, QuantSpec
+    from ..core.backend import PackedSpec
+    from ..core.scheme import QuantSpec
 
 _LINEAR = ("linear",)
 

@@ -21,7 +21,7 @@ from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE
 from sdquant.core.backend import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError, UnsupportedFileError
-from sdquant.nn.quantized_layers import set_compute
+from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
 
 from ..test_float32 import run_wan, snr, wan

@@ -26,7 +26,7 @@ from sdquant.errors import (
 from .machines import EVERYTHING, card, machine
 
 if TYPE_CHECKING:
-    from sdquant.core.backend import Requirement
+    from sdquant.core.scheme import Requirement
 
 HERE = machine()
 SCHEMES = tuple(row.name for row in backends.schemes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from sdquant import backends
 from sdquant.kernels import fp8_linear
 from sdquant.nn import quantized_layer
-from sdquant.nn.quantized_layers import QuantizedLayer, set_compute
+from sdquant.nn.layer_factory import set_compute
+
+if TYPE_CHECKING:
+    from sdquant.nn.quantized_layers import QuantizedLayer
 
 SCHEMES = ("nf4", "fp8", "int8", "int4", "qint8", "qint4", "qfloat8", "sdnq-uint4", "q8_0", "q4_k")
 BY_ROW = ("qfloat8",)  # e4m3 with one scale for a row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,13 @@ from sdquant.core.backend import Geometry, Packed, Unfit
 from sdquant.kernels import base, int8_linear, int8_reference, int_matmul
 from sdquant.kernels.cpu import int8 as native
 from sdquant.nn import quantized_layer
-from sdquant.nn.quantized_layers import QuantizedLayer, set_compute
+from sdquant.nn.layer_factory import set_compute
 
 from .instructions import others, use
 from .test_forms import SPECS
+
+if TYPE_CHECKING:
+    from sdquant.nn.quantized_layers import QuantizedLayer
 
 GGUF = ("q8_0", "q4_0", "q4_k", "q6_k", "f16")
 BYTES_BY_ROW = (

@@ -20,7 +20,7 @@ from sdquant import backends, offload
 from sdquant.core.code_tables import dynamic_code, e4m3_code, fourbit_code
 from sdquant.kernels.code_values import code_table
 from sdquant.nn import quantized_layer
-from sdquant.nn.quantized_layers import set_compute
+from sdquant.nn.layer_factory import set_compute
 
 if TYPE_CHECKING:
     from pathlib import Path

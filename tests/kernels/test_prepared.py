@@ -16,7 +16,7 @@ from sdquant.kernels.cpu import extension
 from sdquant.kernels.cpu.bound_linear import Few, Integers
 from sdquant.kernels.cpu.int8 import sizes as sizes_of
 from sdquant.nn import QuantizedLayer, quantized_layer
-from sdquant.nn.quantized_layers import set_compute
+from sdquant.nn.layer_factory import set_compute
 
 from .test_forms import SPECS
 

@@ -17,7 +17,7 @@ from sdquant import backends
 from sdquant.core.backend import Unfit
 from sdquant.errors import ConflictError, IncompatibleError
 from sdquant.nn import packed_of, quantized_layer
-from sdquant.nn.quantized_layers import float_layer
+from sdquant.nn.layer_factory import float_layer
 from sdquant.rules import QuantizationRule
 
 from .conftest import config, peft

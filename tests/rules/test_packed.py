@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.core.backend import PackedSpec, QuantSpec, Unfit
+from sdquant.core.backend import PackedSpec, Unfit
 from sdquant.errors import SettingsError
 from sdquant.rules.backend import TYPES
 from sdquant.rules.core.bit_packing import pack, unpack
@@ -20,6 +20,9 @@ from sdquant.rules.core.qtypes import QTYPES, qtype
 from sdquant.rules.packed_layout import row_bytes, weight_how
 from sdquant.rules.qconfig import QtRule, QuantizationRule
 from sdquant.rules.quant_spec import RuleSpec
+
+if TYPE_CHECKING:
+    from sdquant.core.scheme import QuantSpec
 
 BACKEND = backends.get("rules")
 ROW = backends.scheme("rules")

@@ -18,7 +18,7 @@ from .. import _common
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark import Benchmark, BenchmarkRow
-    from ...evaluation.benchmark.runner import OnProgress
+    from ...evaluation.benchmark.progress import OnProgress
 
 HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
 

@@ -7,8 +7,7 @@ import logging
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,11 @@ from ...errors import SettingsError
 from ...planning.request import Request, request
 from ...utils.atomic_write import whole_file
 from . import cases
+from .progress import JobProgress, OnProgress, counted
 from .results import CLOCKS, Benchmark, BenchmarkRow
 from .specs import INPUTS, LoadSpec, ModelUnderTest
 from .target import find_model
+from .traces import trace_name, trace_path
 from .worker_pool import Failed, start, working
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ PROMPT = "a photograph of a lighthouse at dusk"
 SHARE = 0.6  # of the memory that is free, for the models that are held at once
 BESIDE = 1 << 29  # bytes of a worker that are not weights: imported libraries, activations
 SIDE = 512  # pixels of the image of a lone component whose config names no size
-TRACE = ".pt.trace.json"  # how TensorBoard's profiler knows a trace
-
-# Work done, total, and a description of the current step.
-OnProgress = Callable[[int, int, str], None]
 
 
 @dataclass
@@ -112,7 +109,7 @@ def bench(
     threads = threads or _cores()
     scheme_names = cases.default_schemes(target) if schemes is None else tuple(schemes)
     with working() as (work, workers):
-        tell = _Progress(on_progress)
+        tell = JobProgress(on_progress)
         kind, size, batch = _inputs(target, inputs, prompt, size, batch, seed, threads, work, workers)
         tell.text("writing GGUF files")
         todo = [
@@ -255,7 +252,7 @@ def _groups(todo: Sequence[Variant], room: int) -> list[list[Variant]]:
 
 def _group(
     group: Sequence[Variant], number: int, rounds: int, steps: int, clock: str, target: ModelUnderTest,
-    profile: str | Path | None, work: Path, workers: list[Worker], tell: _Progress,
+    profile: str | Path | None, work: Path, workers: list[Worker], tell: JobProgress,
 ) -> Iterator[BenchmarkRow]:  # fmt: skip
     """Measure a group of variants, the first of which is the reference; yield a row for each."""
     running: list[_Running] = []
@@ -263,7 +260,7 @@ def _group(
     for _, worker in begun:  # none loads while another imports
         worker.ready()
     for variant, worker in begun:
-        with _counted(tell, f"{variant.row.name}: loading", 2):
+        with counted(tell, f"{variant.row.name}: loading", 2):
             loaded = _loaded(variant, worker, not running, target, workers)
         if isinstance(loaded, BenchmarkRow):
             tell.skip(rounds)
@@ -273,7 +270,7 @@ def _group(
     lost: list[BenchmarkRow] = []
     for turn in range(rounds):
         for one in [*running] if turn % 2 == 0 else [*reversed(running)]:
-            with _counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
+            with counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
                 try:
                     timing = one.worker.ask("turn", steps=steps)
                 except Failed as error:
@@ -332,7 +329,7 @@ def _failed(row: BenchmarkRow, error: Failed) -> BenchmarkRow:
     return replace(row, error=error.text, kind=error.kind)
 
 
-def _profile(running: Iterable[_Running], work: Path, tell: _Progress) -> None:
+def _profile(running: Iterable[_Running], work: Path, tell: JobProgress) -> None:
     for one in running:
         tell.text(f"{one.row.name}: profiling")
         try:
@@ -364,20 +361,6 @@ def _against_ours(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     return [replace(row, load_ratio=ratio(row)) for row in rows]
 
 
-def trace_name(name: str) -> str:
-    """Return the end of a trace's file name, such as "nf4.pt.trace.json"."""
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) + TRACE
-
-
-def trace_path(profile: str | Path, name: str) -> Path:
-    """Return the path of a row's trace: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
-    place = Path(profile)
-    stem = place.name
-    for end in (".gz", ".json", ".trace", ".pt"):
-        stem = stem.removesuffix(end)
-    return place.with_name(f"{stem}-{trace_name(name)}")
-
-
 def _traced(rows: Sequence[BenchmarkRow], profile: str | Path | None, work: Path) -> list[BenchmarkRow]:
     """Copy the traces to the requested path; return the rows with the paths of their traces."""
     if profile is None:
@@ -397,26 +380,3 @@ def _memory_kind(device: str) -> str:
     if device.startswith("cuda"):
         return "GPU"
     return "RssAnon" if Path("/proc/self/status").exists() else "RSS"
-
-
-class _Progress:
-    """Counts loads (worth two) and turns (worth one)."""
-
-    def __init__(self, on_progress: OnProgress | None) -> None:
-        self._on_progress, self._done, self.total = on_progress, 0, 0
-
-    def text(self, text: str) -> None:
-        """Report the current step."""
-        if self._on_progress is not None:
-            self._on_progress(self._done, max(self.total, self._done), text)
-
-    def skip(self, count: int) -> None:
-        """Advance the count, also for work that is skipped."""
-        self._done += count
-
-
-@contextmanager
-def _counted(tell: _Progress, text: str, worth: int) -> Iterator[None]:
-    tell.text(text)
-    yield
-    tell.skip(worth)

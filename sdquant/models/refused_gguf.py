@@ -1,0 +1,54 @@
+"""GGUF files that are no diffusion model, refused with what they are for."""
+
+from __future__ import annotations
+
+from ..core import registry
+from ..errors import RefusedFileError, UnsupportedFileError
+from ..formats.checkpoint import METADATA_KEY, Source
+from ..formats.shards import MERGE
+
+_ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
+
+
+_PART = "Use a .safetensors file of this component, or leave it out to use the one in the pipeline folder"
+
+
+# What a GGUF file may be besides a diffusion model: why it is refused, and the ways out for the model and for a part.
+_REFUSALS = {
+    "text-encoder": ("it is a text encoder or language model", _ALONE, _PART),
+    "projector": ("it is the vision projector of a language model", _ALONE, _PART),
+    "adapter": (
+        "it is a LoRA, and LoRAs cannot be loaded from GGUF",
+        "Load the base model, then the LoRA as safetensors",
+        "Leave it out, and call pipe.load_lora_weights with the LoRA as safetensors",
+    ),
+    "split": ("it is one part of a split file", MERGE, MERGE),
+}
+
+
+def refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
+    from ..backends.gguf import undecodable
+    from ..formats.gguf.file import classify, read_header
+
+    strange = undecodable(src.tensors)
+    if strange:
+        raise UnsupportedFileError(
+            f"Cannot load {src.files[0]}",
+            "it has tensors in types that this version cannot dequantize: "
+            + ", ".join(f"{kind} ({len(names)})" for kind, names in strange.items()),
+            "Use a file of the same model in one of these types: "
+            + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
+        )
+    if METADATA_KEY in src.metadata:
+        return
+    kind = classify(read_header(src.files[0], complete=False))
+    what = f"Cannot use {src.files[0]} as a component" if is_part else f"Cannot load {src.files[0]}"
+    if kind == "all-in-one":
+        raise RefusedFileError(
+            what,
+            f"it is an all-in-one checkpoint, but only the UNet/transformer is supported in GGUF ({kind.evidence})",
+            "Use one file per component, such as a GGUF of only the UNet/transformer" if is_part else _ALONE,
+        )
+    if kind in _REFUSALS:
+        why, alone, part = _REFUSALS[kind]
+        raise UnsupportedFileError(what, f"{why} ({kind.evidence})", part if is_part else alone)

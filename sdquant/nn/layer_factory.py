@@ -1,0 +1,102 @@
+"""Quantized layers in the place of float ones, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..core import registry
+from ..kernels import int8_linear
+from ..utils.parameters import put
+from . import sdpa_hook
+from .quantized_layers import (
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedConv3d,
+    QuantizedEmbedding,
+    QuantizedLayer,
+    QuantizedLinear,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from ..core.backend import Packed
+
+_LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
+    nn.Linear: QuantizedLinear,
+    nn.Conv1d: QuantizedConv1d,
+    nn.Conv2d: QuantizedConv2d,
+    nn.Conv3d: QuantizedConv3d,
+    nn.Embedding: QuantizedEmbedding,
+}
+
+
+def quantized_layer(
+    module: nn.Module,
+    packed: Packed,
+    dtype: torch.dtype | None = None,
+    compute: str | None = None,
+    *,
+    path: str = "",
+) -> QuantizedLayer:
+    """Build the quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
+
+    Args:
+        dtype: see `QuantizedLayer.compute_dtype`; None for that of the weight before quantization.
+        compute: see `set_compute`. path: the module's in its model, for errors.
+    """
+    for base, layer in _LAYERS.items():
+        if isinstance(module, base):
+            quantized: Any = layer.__new__(layer)
+            nn.Module.__init__(quantized)
+            quantized._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
+            quantized._path = path
+            assert isinstance(quantized, QuantizedLayer)
+            set_compute(quantized, compute)
+            return quantized
+    raise TypeError(f"no quantized layer for {type(module).__name__}")
+
+
+def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.Module:
+    """Build the `torch.nn` layer with the dequantized weight of a quantized one: the inverse of `quantized_layer`.
+
+    Args:
+        dtype: of its weight and bias; None for the one that the layer computes in.
+    """
+    base = next(base for base, quantized in _LAYERS.items() if isinstance(layer, quantized))
+    floats = base.__new__(base)
+    nn.Module.__init__(floats)
+    floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})
+    floats.training = layer.training
+    dtype = dtype or layer.compute_dtype
+    put(floats, "weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
+    if base is not nn.Embedding:
+        bias = layer._parameters.get("bias")
+        put(floats, "bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
+    return floats
+
+
+def set_compute(model: nn.Module, compute: str | None) -> None:
+    """Set how the quantized layers of a model compute: "int8", "fp8", or None or "float" for the dequantized weight.
+
+    Layers of a scheme with its own arithmetic, and embeddings, do not change. With "int8" attention, too, is computed
+    by the fastest kernel that there is: see `sdpa_hook`.
+    """
+    sdpa_hook.ask(model, compute == int8_linear.NAME)
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
+            layer.compute = None if compute == "float" else compute
+            layer._prepared = layer._prepared_for = None
+
+
+def packed_of(module: nn.Module) -> Packed | None:
+    """Return the packed weight of a layer, sdquant's or a library's; None if its weight is not quantized."""
+    if isinstance(module, QuantizedLayer):
+        return module.packed
+    for name in registry.names():
+        packed = registry.get(name).from_library(module)
+        if packed is not None:
+            return packed
+    return None
