@@ -147,7 +147,7 @@ def fills_at_once(self: pinned_staging.Staging, *given: Any, init: Any = pinned_
 
 # What offloading must not leave out, and how it is left out.
 FAULTS: dict[str, tuple[Any, str, Any]] = {
-    "the computing waits for the copy": (_StreamTicket, "wait", lambda self: self._given.result()[0]),
+    "the computing waits for the copy": (_StreamTicket, "wait", lambda self: self._future.result()[0]),
     "the copy waits for the computing": (StreamTransfer, "_copy", copies_at_once),
     "the pinned piece waits for its copy": (pinned_staging.Staging, "__init__", fills_at_once),
 }
