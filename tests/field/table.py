@@ -186,7 +186,7 @@ PIECES = (
           ("tests/rules/test_flow.py::test_functional_call_takes_float_weights",)),
     Piece("Q9", "a million shards, and a batch size of 1.0",
           (*_each(f"{_CONFIG}test_a_wrong_override",
-                  "quantization_local_shard_count=1000000-from -1 to 4096-Use such a number"),
+                  "quantization_local_shard_count=1000000-from -1 to 4096-Use a number in this range"),
            f"{_CONFIG}test_a_whole_number_may_be_written_with_a_point",
            "tests/rules/test_sharding.py::test_there_are_no_more_parts_than_rows")),
     Piece("Q9", "shards that do not divide a batch",

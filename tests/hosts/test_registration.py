@@ -199,7 +199,7 @@ import importlib, pkgutil, sys
 import sdquant.hosts
 names = [row.name for row in pkgutil.iter_modules(sdquant.hosts.__path__) if row.name != "comfyui"]  # another host's
 for name in names:
-    if {layers} or (name != "swapped" and not name.startswith("comfy_")):
+    if {layers} or (name != "forge_layers" and not name.startswith("comfy_")):
         importlib.import_module(f"sdquant.hosts.{{name}}")
 print([name for name in ("torch", "gradio", "diffusers", "transformers", "accelerate") if name in sys.modules])
 """
