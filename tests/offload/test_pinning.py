@@ -58,7 +58,7 @@ def test_what_the_system_does_not_pin_is_kept_unpinned(caplog: pytest.LogCapture
     regions = [store.add([torch.full([1000], float(i))]) for i in range(4)]
     assert (store.pinned, store.pageable) == (2 * 4032, 2 * 4032)
     assert [one.getMessage() for one in caplog.records] == [
-        "Of the RAM for offloaded weights 8064 bytes are pinned, and no more can be: "
+        "Only 8064 bytes of the RAM for offloaded weights are pinned, no more can be: "
         "cudaHostRegister of 4032 bytes: error 2"
     ]
     for i, region in enumerate(regions):

@@ -32,16 +32,16 @@ seen, going = [], True
 
 def watch():
     while going:
-        seen.append(malloc_trim.held())
+        seen.append(malloc_trim.anonymous_bytes())
         time.sleep(0.0005)
 
-before = malloc_trim.held()
+before = malloc_trim.anonymous_bytes()
 watcher = threading.Thread(target=watch)
 watcher.start()
 load_params(template, [sys.argv[1]])
 going = False
 watcher.join()
-print(json.dumps([max(seen) - before, malloc_trim.held() - before]))
+print(json.dumps([max(seen) - before, malloc_trim.anonymous_bytes() - before]))
 """
 
 

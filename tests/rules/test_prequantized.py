@@ -246,7 +246,7 @@ def test_a_folder_of_another_tool_is_found_loaded_saved_and_verified(unet: Unet,
 def test_rules_for_it_are_those_it_has_or_refused(unet: Unet) -> None:
     assert sdquant.plan(unet.folder, rules=RULES).components[0].action == "found"
     for rules in ([QuantizationRule(weight_qtype="int4")], RULES[:2]):
-        with pytest.raises(ConflictError, match="by another one"):
+        with pytest.raises(ConflictError, match="by a different one"):
             sdquant.plan(unet.folder, rules=rules)
     with pytest.raises(ConflictError, match="quantized to rules already"):
         sdquant.plan(unet.folder, "nf4")

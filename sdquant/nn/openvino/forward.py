@@ -31,7 +31,7 @@ class Ready:
     """A compiled model.
 
     Attributes:
-        form: of the graph that it was compiled from; see `trace.Trace`.
+        form: of the graph that it was compiled from; see `trace.GraphTrace`.
         request: OpenVINO's inference request, which owns the model.
         answer: structure of the outputs.
         kept: objects that the model refers to but does not own.

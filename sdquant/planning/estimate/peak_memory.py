@@ -40,7 +40,7 @@ def predict(
 
     Args:
         width, height: of the image in pixels; None for the model's default.
-        traced: result of `meta_models.trace` for that size, for this plan or one with other schemes.
+        traced: result of `meta_models.trace_plan` for that size, for this plan or one with other schemes.
 
     Raises:
         BudgetError: the model cannot run within its budget.

@@ -1,6 +1,6 @@
 """Predict the step time relative to the unquantized model, on CPUs whose kernels were measured.
 
-    step(plan, meta_models.trace(plan), "amx")      0.74: a step takes about three quarters of the time
+    step(plan, meta_models.trace_plan(plan), "amx")      0.74: a step takes about three quarters of the time
 
 Each product with a weight takes the measured time of one layer with that many rows (`layer_timings`); products of two
 activations and all other operations take the same time for every scheme. The prediction is for one thread without
@@ -39,7 +39,7 @@ def step(plan: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | No
 
     Args:
         plan: only components that run in every step count: UNets, transformers.
-        traced: result of `meta_models.trace` for it, or for the same model with other schemes.
+        traced: result of `meta_models.trace_plan` for it, or for the same model with other schemes.
         isa: instruction set of the C kernels, as in `Machine.native`.
 
     Returns:
