@@ -248,7 +248,7 @@ def test_rules_for_it_are_those_it_has_or_refused(unet: Unet) -> None:
     for rules in ([QuantizationRule(weight_qtype="int4")], RULES[:2]):
         with pytest.raises(ConflictError, match="by a different one"):
             sdquant.plan(unet.folder, rules=rules)
-    with pytest.raises(ConflictError, match="quantized to rules already"):
+    with pytest.raises(ConflictError, match="already quantized to rules"):
         sdquant.plan(unet.folder, "nf4")
 
 
