@@ -139,7 +139,7 @@ class TestLeft:
             ({"sdnq_quantize_weights": ["Model"], "sdnq_group_size": 100}, "sdnq_group_size", "group_size"),
             ({"sdnq_quantize_weights": ["Model"], "sdnq_quantize_mode": "later"}, "sdnq_quantize_mode", "mode"),
             ({"diffusers_offload_mode": "smart"}, "diffusers_offload_mode", "smart"),
-            ({"diffusers_offload_mode": {"a": 1}}, "diffusers_offload_mode", "text"),
+            ({"diffusers_offload_mode": {"a": 1}}, "diffusers_offload_mode", "must be a string"),
             ({"diffusers_offload_mode": "model", "diffusers_offload_max_gpu_memory": 6},
              "diffusers_offload_max_gpu_memory", "only balanced offload keeps to a budget"),
             ({"diffusers_offload_mode": "balanced", "diffusers_offload_max_gpu_memory": 0.6},
