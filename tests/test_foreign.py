@@ -306,7 +306,7 @@ def test_text_encoders_in_checkpoints(name: str, prefix: str, layout: str, tmp_p
         arrived = got.get(key, got.get("text_model." + key.removeprefix("text_model.")))
         assert arrived is not None and torch.equal(arrived, tensor), key
     assert all(info.shape == tuple(got[key].shape) for key, info in made.plain.items())
-    assert foreign.unused(source.single_file(tmp_path / "model.safetensors"), [made]) in (
+    assert foreign.unused_keys(source.single_file(tmp_path / "model.safetensors"), [made]) in (
         [],
         [prefix + "text_projection"],
     )

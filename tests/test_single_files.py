@@ -134,7 +134,7 @@ def test_what_is_refused(sd: Path, tmp_path: Path, capsys: Any) -> None:
 def test_room_is_looked_for_before_the_work(scheme: str, flux: Path, tmp_path: Path, monkeypatch: Any) -> None:
     free, asked = shutil.disk_usage(tmp_path), []
     monkeypatch.setattr(shutil, "disk_usage", lambda place: free._replace(free=1_000_000))
-    monkeypatch.setattr(export_single_file.authors, "read", lambda *values: asked.append(values))
+    monkeypatch.setattr(export_single_file.original_layout, "read", lambda *values: asked.append(values))
     with pytest.raises(DiskSpaceError, match="1000000 are free"):
         export_single_file.quantize_file(flux, scheme, tmp_path / "f.safetensors")
     assert asked == [] and list(tmp_path.iterdir()) == []
@@ -155,7 +155,7 @@ def test_a_weight_that_is_not_a_number(scheme: str, sd: Path, tmp_path: Path) ->
 def test_one_weight_is_held_at_a_time(scheme: str, flux: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Not the quantized model either: the header is written before there is any of it."""
     seen: list[weakref.ref[Any]] = []
-    real, row = export_single_file.authors.read, export_single_file.SCHEMES[scheme]
+    real, row = export_single_file.original_layout.read, export_single_file.SCHEMES[scheme]
 
     def held(value: Any) -> Any:
         seen.append(weakref.ref(value))
@@ -165,7 +165,7 @@ def test_one_weight_is_held_at_a_time(scheme: str, flux: Path, tmp_path: Path, m
         assert not any(ref() is not None for ref in seen)
         return held(real(*values))
 
-    monkeypatch.setattr(export_single_file.authors, "read", read)
+    monkeypatch.setattr(export_single_file.original_layout, "read", read)
     packing = dataclasses.replace(row, encode=lambda *values: held(row.encode(*values)))
     monkeypatch.setattr(export_single_file, "SCHEMES", {scheme: packing})
     export_single_file.quantize_file(flux, scheme, tmp_path / "f.safetensors", progress=False)
