@@ -12,7 +12,7 @@ import sdquant
 ROOT = Path(sdquant.__file__).parent
 # What runs alone in its process, or after diffusers: the makers of the shipped models, a benchmark's worker, and the
 # classes that diffusers and transformers themselves import this package for.
-ALONE = ("demo/", "benchmark/", "integrations/", "models/libraries.py")
+ALONE = ("demo/", "evaluation/benchmark/", "integrations/", "models/libraries.py")
 FIRST_USES = """
 import sys, threading, time
 import sdquant

@@ -331,7 +331,7 @@ class TestEverywhere:
         over = load_config(file, ['parts={"transformer": "c.gguf"}'])
         assert request_of(over).parts == (ComponentFile("c.gguf", "transformer"),)
         file.write_text("parts: {transformer_2: 5}\n")
-        with pytest.raises(SettingsError, match="mapping of components"):
+        with pytest.raises(SettingsError, match="mapping from components"):
             load_config(file)
 
     def test_command_line(self, wan: Wan, tmp_path: Path, capsys: Any) -> None:

@@ -172,7 +172,7 @@ def rows_times(
     """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
     Args:
-        descriptor: that of the weight (`layout_descriptors.describe_layout`). weight: addresses of its parts, coding, 1.
+        descriptor: `layout_descriptors.describe_layout` of the weight. weight: addresses of its parts, coding, 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
     """
     rows, columns, _ = sizes_of
