@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..utils import strict_json
 
 METADATA_KEY = "sdquant"
 FORMAT_VERSION = 1
+RULES = "sdquant.rules.file_rules"  # reads the rules of a file, and refuses what is none
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -51,6 +53,8 @@ def rule_rows(file: Path, own: Mapping[str, Any]) -> tuple[Mapping[str, Any], ..
     rows = own.get("rules", ())
     if "rules" in own and (not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows)):
         raise damaged(file, "its rules are not a list of rules")
+    if rows:
+        importlib.import_module(RULES).rules_in(file, tuple(rows))  # by name: that room is above this one
     return tuple(rows)
 
 

@@ -16,7 +16,6 @@ from ..formats.type_histogram import weights_of
 from ..models.detection import Detected, same_scheme
 from ..models.keep_in_fp32 import float32_of_class
 from ..nn import openvino
-from ..rules.file_rules import rules_in
 from ..rules.quant_spec import RulesSpec
 from .plan import ComponentPlan, Plan
 from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
@@ -129,7 +128,6 @@ def _component(
 ) -> ComponentPlan:
     is_set, spec = requested
     if src.found:
-        rules_in(src.files[0], src.rules)  # refused here, before a weight is read
         _refuse_conflict(name, src, is_set, spec)
         return _found(name, src, request, device, versions)
     if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
