@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import sdquant
+from sdquant import offload
 from sdquant.cli import main
+from sdquant.core.choices import OFFLOAD_MODES
 from sdquant.errors import SettingsError
 from sdquant.planning.request import Request, request
 from sdquant.training.config import load as load_config
-from sdquant.utils.arguments import ANSWERS
+from sdquant.utils.arguments import ANSWERS, LOAD_MODEL_ARGUMENTS
 
 NAMES = ("load_model", "plan", "check", "quantize", "save", "detect", "verify", "Config")
 CALLS: dict[str, Any] = {name: getattr(sdquant, name) for name in NAMES}
@@ -110,3 +112,13 @@ def test_on_the_command_line_and_in_config_files(capsys: Any, tmp_path: Path) ->
     file.write_text("torch_dtype: float16\n")
     with pytest.raises(SettingsError, match=r"Did you mean dtype\?"):
         load_config(file)
+
+
+def test_the_arguments_of_load_model_are_those_of_a_request() -> None:
+    """`utils` is below both and has their names once more, for calls that have fewer."""
+    assert set(inspect.signature(sdquant.load_model).parameters) == LOAD_MODEL_ARGUMENTS
+    assert {row.name for row in fields(Request)} == LOAD_MODEL_ARGUMENTS
+
+
+def test_the_matrix_has_the_offload_modes_that_there_are() -> None:
+    assert tuple(mode.name for mode in offload.MODES) == OFFLOAD_MODES

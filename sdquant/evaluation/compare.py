@@ -68,7 +68,7 @@ def compare(
         reference: the scheme that the others are compared with; None is the model as found.
         amplify: factor by which the difference images are brightened.
         on_progress: called with the work done, the total and a line of text, before each load and after each step.
-            Its exceptions are passed on; it can raise `drawing.Stopped` to stop.
+            Its exceptions are passed on; it can raise `generate.Stopped` to stop.
         values: other arguments of `load_model` (offload, mode, base, ...), the same for all.
 
     Raises:

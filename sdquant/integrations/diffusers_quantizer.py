@@ -166,7 +166,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         library_model: Any = model
         # from_single_file leaves it out, and with it what was saved.
         library_model.register_to_config(quantization_config=self.quantization_config.saved())
-        peft_hooks.prepare(model)  # for `adapters.owner_of`; of products alone no layer has done it
+        peft_hooks.prepare(model)  # for `peft_hooks.owner_of`; of products alone no layer has done it
         return model
 
     def get_state_dict_and_metadata(

@@ -53,7 +53,7 @@ class ShardOutput:
 
     Attributes:
         folder: of the files. prefix: of their names. config: of the component. limit: maximum bytes of a file, unless
-            one weight has more. rules: quantization rules of the component, see `saving.written`.
+            one weight has more. rules: quantization rules of the component, see `model_files.written`.
         names: keys in the files of the model's tensors, where the two differ.
         late: tensors that are written last, because their shape in the file is known last.
     """
@@ -91,7 +91,7 @@ class ShardOutput:
         trim()
 
     def finish(self, *, guard: bool) -> None:
-        """Write the rest. `guard`: write the late tensors as `saving.guarded` does."""
+        """Write the rest. `guard`: write the late tensors as `model_files.guarded` does."""
         for name, tensor in self.late.items():
             self.floats[name] = tensor[None] if guard else tensor
         self.late = {}

@@ -48,7 +48,7 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
 
     Raises:
         MissingComponentError: a component has no config. UnsupportedFileError, BadFileError: see
-            `components.check_pipeline`.
+            `pipeline_folders.check_pipeline`.
     """
     bare = next((src for src in sources.values() if not src.config), None)
     if bare is not None:

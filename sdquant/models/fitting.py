@@ -212,8 +212,8 @@ def _of_file(src: Source, recipe: Recipe) -> Recipe:
 
 
 def _path_of(key: str, mapped: Mapped, src: Source) -> str:
-    """Return the model's name for a range of a product (`rules.sites`), which no library maps: derived from the names
-    of the weights in the same module."""
+    """Return the model's name for a range of a product (`core.range_keys`), which no library maps: derived from
+    the names of the weights in the same module."""
     path, _, leaf = key.rpartition(".")
     for name, there in mapped.names.items():
         if path and there.startswith(f"{path}."):

@@ -64,7 +64,9 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
         raise SettingsError(
             what, f"it has shape {list(layer.spec.shape)}, and the new value is {actual}", "Use a tensor of that shape"
         )
-    mode = layer.__dict__.get("_sdquant_part_of")  # an offload mode that may have put the parts away: `offload.changes`
+    mode = layer.__dict__.get(
+        "_sdquant_part_of"
+    )  # an offload mode that may have put the parts away: `offload.state_guards`
     if mode is not None:
         mode.rest()
     if any(layer._parameters[PREFIX + name].is_meta for name in layer.part_names):  # type: ignore[union-attr]

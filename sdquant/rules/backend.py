@@ -28,8 +28,8 @@ TYPES = (
     "nvfp4",
 )  # fmt: skip
 CHUNK = 1 << 18  # weights decoded at a time
-# Packings of `kernels.forms` by bits, as `core.bit_packing` makes them, in rows of whole units; and the tables of types
-# whose codes are not numbers.
+# Packings of `core.packed_layout` by bits, as `core.bit_packing` makes them, in rows of whole units; and the tables of
+# types whose codes are not numbers.
 _PACKINGS = {8: "int8", 7: "sevens", 6: "sixes", 5: "fives", 4: "nibbles-low", 3: "threes", 2: "twos"}
 _TABLES = {"nf4": "nf4", "e2m1": "e2m1"}
 _UNIT = 8

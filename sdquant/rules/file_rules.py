@@ -18,7 +18,7 @@ def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | Non
     """Return the rules that a model was quantized by; None if the file has none.
 
     Args:
-        rows: see `formats.own.rule_rows`.
+        rows: see `sdquant_metadata.rule_rows`.
 
     Raises:
         BadFileError: a row is not a rule, or its pattern could take for ever to match.

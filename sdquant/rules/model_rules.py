@@ -36,7 +36,7 @@ def attach_rules(model: nn.Module, spec: RulesSpec) -> None:
 
 
 def given_rules(model: nn.Module) -> dict[str, Any]:
-    """Return the same as `library_config.said_rules`, before layers are in place: the rules passed for the model."""
+    """Return what `quantization_config.said_rules` does, before layers are in place: the rules passed for the model."""
     rules = model.__dict__.get(_ATTRIBUTE, ())
     return {"rules": [to_dict(row) for row in rules]} if rules else {}
 

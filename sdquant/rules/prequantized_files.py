@@ -118,7 +118,7 @@ def read(weight: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tens
     row = _inferred(weight.name, parts, weight.keys)
     if shape is not None and row.shape != shape:
         raise _bad(weight.name, f"its codes have shape {list(row.shape)}, but the model expects {list(shape)}")
-    if row.dtype == "float16":  # as `rules.qarray` has it: the same numbers
+    if row.dtype == "float16":  # as `rules.core.qarray` has it: the same numbers
         parts["scale"] = parts["scale"].to(torch.float32)
     spec = PackedSpec(scheme="rules", shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
     return Packed(spec=spec, parts=parts)

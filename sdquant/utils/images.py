@@ -42,7 +42,7 @@ def save(image: Any, path: Path, *, optimize: bool = False) -> None:
         optimize: take longer for a smaller file.
 
     Raises:
-        DiskSpaceError, ConflictError, SettingsError: as `writing.whole_file`.
+        DiskSpaceError, ConflictError, SettingsError: as `atomic_write.whole_file`.
     """
     from PIL import Image
 

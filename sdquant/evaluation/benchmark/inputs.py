@@ -27,7 +27,7 @@ def of_pipeline(pipe: Any, prompt: str, size: tuple[int, int] | None, seed: int)
     """Return the inputs of the UNet or transformer at the pipeline's first step, on the CPU, and the image's size.
 
     Raises:
-        SdquantError: as `drawing.draw`.
+        SdquantError: as `generate.draw`.
     """
     from ...models.generate import draw, native_size
     from ...models.pipelines import main_part

@@ -124,7 +124,7 @@ def save(config: RunConfig, path: Path, shards: Shards) -> None:
     """Write a config atomically: the keys of its command, with the resolved topology in a comment.
 
     Raises:
-        DiskSpaceError, ConflictError, SettingsError: as `writing.whole_file`.
+        DiskSpaceError, ConflictError, SettingsError: as `atomic_write.whole_file`.
     """
     head = (
         f"# sdquant {__version__}, {config.command}; num_slices {shards.num_slices} ({shards.found}), "
