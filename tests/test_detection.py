@@ -286,7 +286,7 @@ class TestForeign:
         assert not any("sdquant" in line for line in seen.evidence)
 
     def test_what_is_quantized_and_what_is_not(self, foreign: Callable[[str], Path]) -> None:
-        src = sdquant.detect(foreign("lone nf4")).sources["."]
+        src = sdquant.detect(foreign("lone nf4")).sources["model"]
         shapes = {
             key: tuple(t.shape)
             for key, t in load_file(sdquant.demo.path("digits-flux") / "transformer" / WEIGHTS).items()

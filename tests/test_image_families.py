@@ -132,7 +132,7 @@ def test_quantized_on_disk(scheme: str, name: str, folder_of: Folder, tmp_path: 
     file = quantize_single(folder_of(name), scheme, tmp_path / "model.safetensors", progress=False)
     seen = sdquant.detect(file)
     assert (seen.family, seen.quant) == (row.family, scheme)
-    src = seen.sources["."]
+    src = seen.sources["model"]
     files = src.open()
     there: dict[str, Tensor] = {}
     for key, found in src.found.items():

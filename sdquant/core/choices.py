@@ -8,5 +8,8 @@ METHOD = "sdquant"  # `quant_method` in a config.json
 OFFLOAD_MODES = ("none", "model", "sequential", "balanced", "group")
 
 
+# The name of a component that is loaded alone, without a pipeline.
+LONE = "model"
+
 # The main component of a pipeline, whose quantization names the pipeline's.
 MAIN = ("transformer", "unet", "transformer_2", "prior", "decoder")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..core.backend import Packed, TensorInfo, Unfit
+from ..core.choices import LONE
 from ..core.dtypes import FLOATS
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats.gguf import conventions
@@ -51,10 +52,10 @@ def source(path: Path) -> Source:
         SdquantError: see `detect_elsewhere`. UnsupportedFileError: it is a LoRA or a folder.
     """
     detected = detect_elsewhere(path)
-    if set(detected.sources) != {"."} or path.is_dir():
+    if set(detected.sources) != {LONE} or path.is_dir():
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(detected, None, single=True)  # refuses a LoRA
-    src = original_layout.main_only(detected.sources["."])
+    src = original_layout.main_only(detected.sources[LONE])
     weights = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
     return replace(src, found=weights)
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.choices import LONE
 from ..errors import BadFileError, DistributedError, SettingsError
 from ..models import classes, pipeline_folders, pipelines
 from ..models.names import remember
@@ -71,7 +72,7 @@ def quantize(
     ):
         models = {}
         for part in model_plan.components:
-            home = folder if part.name == "model" else folder / part.name
+            home = folder if part.name == LONE else folder / part.name
             models[part.name] = _component(request, model_plan, part, home, ranks, tick, max_shard)
         if ranks.first:
             whole = loader.assemble(model_plan, models)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.choices import LONE
 from ..errors import BadFileError
 from ..formats.readahead import Readahead
 from ..models.classes import class_of, meta_model
@@ -150,7 +151,7 @@ def load_planned(request: Request, plan: planner_plan.Plan, on_bytes: Callable[[
         on_bytes: called with the bytes read so far and the total. An exception from it ends the load and propagates.
     """
     begin = time.perf_counter()
-    lone = plan.detected.sources.get(".")
+    lone = plan.detected.sources.get(LONE)
     if lone is not None:
         class_of(lone)
     if plan.detected.container == "pipeline":
@@ -180,7 +181,7 @@ def import_classes(plan: planner_plan.Plan) -> None:
 
     for part in plan.components:
         model_class(*class_of(source_of(plan, part)))
-    if [part.name for part in plan.components] != ["model"]:
+    if [part.name for part in plan.components] != [LONE]:
         with quiet():
             pipeline_class(folder_of(plan))
 
@@ -307,8 +308,8 @@ def fill(
 
 def assemble(plan: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
     """Return the pipeline of these components, or the component itself if it is loaded alone."""
-    if set(parts) == {"model"}:
-        return parts["model"]
+    if set(parts) == {LONE}:
+        return parts[LONE]
     from ..models.pipeline_folders import pipeline
 
     return pipeline(folder_of(plan), parts)

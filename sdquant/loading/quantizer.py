@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import compat
 from ..compat import hardware
 from ..compat.default_runtime import default_runtime
+from ..core.choices import LONE
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
 from ..nn import openvino
@@ -86,7 +87,7 @@ def quantize(
                 str(spec), "none", mode="post", runtime=options.plain_runtime, compute=options.compute,
                 device=target, machine=here, allow_incompatible=allow_incompatible,
             )  # fmt: skip
-    parts = weight_parts(model) if is_pipeline(model) else {"model": model}
+    parts = weight_parts(model) if is_pipeline(model) else {LONE: model}
     specs = {
         name: spec
         for name in parts

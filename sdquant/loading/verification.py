@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..core.backend import Found, Unfit
+from ..core.choices import LONE
 from ..core.packed_reader import NOT_FINITE, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
 from ..models.detection import Detected, detect
@@ -45,7 +46,7 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
         for name, src in detected.sources.items():
             notes[name] = _Contents(src).check(bar)
     parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in detected.parts.items()}
-    lines = [line if name == "." else f"{name}: {line}" for name, some in notes.items() for line in some]
+    lines = [line if name == LONE else f"{name}: {line}" for name, some in notes.items() for line in some]
     return replace(detected, warnings=[*detected.warnings, *lines], parts=parts)
 
 

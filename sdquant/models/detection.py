@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.choices import MAIN
+from ..core.choices import LONE, MAIN
 from ..core.gguf_mixes import dominant
 from ..errors import BadFileError, MissingComponentError
 from ..formats import checkpoint, lora_files, model_families, text_encoders
@@ -258,7 +258,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
         types=dict(sum((Counter(part.types) for part in parts.values()), Counter())),
         warnings=warnings + [f"{name}: {line}" for name, part in parts.items() for line in part.warnings],
         parts=parts,
-        sources={name: part.sources["."] for name, part in parts.items()},
+        sources={name: part.sources[LONE] for name, part in parts.items()},
     )
 
 
@@ -299,7 +299,7 @@ def _component(src: Source, path: str, how: _How) -> Detected:
         types=dict(Counter(info.dtype for info in src.tensors.values())),
         warnings=_name_warnings(named, hint, quant) + beside,
         class_name=src.class_name or (row.class_name if row else None),
-        sources={".": src},
+        sources={LONE: src},
     )
 
 

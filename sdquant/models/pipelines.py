@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import MAIN
+from ..core.choices import LONE, MAIN
 from ..nn.weights import plain, quantized
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def components_of(model: Any) -> dict[str, nn.Module]:
     from torch import nn
 
     if isinstance(model, nn.Module):
-        return {"model": model}
+        return {LONE: model}
     parts: dict[str, nn.Module] = {}
     for name, part in model.components.items():
         # A network that has two names is one network.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware as machines
 from ..compat.row import OFFLOADS
+from ..core.choices import LONE
 from ..errors import BudgetError, SdquantError
 from ..nn import openvino
 from ..offload import budget as memory_budget
@@ -201,7 +202,7 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
         )
     peaks = [one.peak for one in traced.values() if one is not None]
     parts = rows[0].plan.components
-    if not peaks or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
+    if not peaks or [part.name for part in parts] == [LONE]:  # alone: the rest of its pipeline will want room, too
         peaks.append(allowance(sum(part.bytes_bf16 for part in parts)))
     rest = max(peaks)
     room = memory_budget.room(free, device.memory_total, rest)

@@ -57,7 +57,7 @@ class Opened:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Component names as used in plans."""
-        return tuple("model" if name == "." else name for name in self.detected.sources)
+        return tuple(self.detected.sources)
 
     def plan(self, settings: Settings) -> Plan:
         """Return the plan with these settings. Raises like the planner; does not consult the matrix."""
@@ -211,7 +211,7 @@ def worst_of(verdicts: Iterable[str | None]) -> str | None:
 
 
 def _least(part: ComponentPlan, sources: Mapping[str, Any]) -> int:
-    src = sources["." if part.name == "model" and "." in sources else part.name]
+    src = sources[part.name]
     sizes = {weight.name: float(weight.bytes) for weight in part.weights}
     floats = {name: info.nbytes for name, info in src.plain.items() if name not in sizes}
     # They may be cast to another dtype: the plan knows what they take together.

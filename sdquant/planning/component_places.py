@@ -81,7 +81,7 @@ def places_for(detected: Detected, base: Detected) -> tuple[str, ...]:
     """
     if detected.family in text.KINDS:
         alike = text_encoders(detected, base)
-        mine = text.sizes(detected.sources["."].tensors)
+        mine = text.sizes(detected.sources[choices.LONE].tensors)
         fitting = tuple(name for name, sizes in alike.items() if sizes == mine)
         # If there is only one, comparing the weights later shows what does not fit.
         return fitting or (tuple(alike) if len(alike) == 1 else ())
@@ -91,7 +91,7 @@ def places_for(detected: Detected, base: Detected) -> tuple[str, ...]:
     owner = base.sources[first]
     kind = (owner.library, owner.class_name)
     peers = {name: src for name, src in base.sources.items() if (src.library, src.class_name) == kind}
-    return _of_one_size(detected.sources["."], peers) if owner.class_name else (first,)
+    return _of_one_size(detected.sources[choices.LONE], peers) if owner.class_name else (first,)
 
 
 def text_encoders(detected: Detected, base: Detected) -> dict[str, text.Sizes]:
@@ -101,7 +101,7 @@ def text_encoders(detected: Detected, base: Detected) -> dict[str, text.Sizes]:
 
 
 def _first(detected: Detected, base: Detected) -> str | None:
-    names, kind = detected.sources["."].names, detected.component or ""
+    names, kind = detected.sources[choices.LONE].names, detected.component or ""
     shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
     if shared[best] > 0.9:
@@ -148,7 +148,7 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
     owner = base.sources[name]
     has = str(owner.class_name or "a component without a class")
     if detected.family in text.KINDS:
-        alike, mine = text_encoders(detected, base), text.sizes(detected.sources["."].tensors)
+        alike, mine = text_encoders(detected, base), text.sizes(detected.sources[choices.LONE].tensors)
         if name in alike and (name in places_for(detected, base) or None in (*alike[name], *mine)):
             return None
         if name in alike:
@@ -160,7 +160,7 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
         return None
     if fitting:
         return f"its tensors are those of {' or '.join(fitting)}, but {name} is {has}"
-    mine_class, name_kind = detected.sources["."].class_name, _kind(name)
+    mine_class, name_kind = detected.sources[choices.LONE].class_name, _kind(name)
     if (mine_class and mine_class != owner.class_name) or (_kind(kind) and name_kind and _kind(kind) != name_kind):
         return f"it is {mine_class or kind}, but {name} is {has}"
     return None

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..core.choices import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, lora_files, model_families, text_encoders
 from ..models import detection
@@ -34,15 +35,15 @@ def with_base(request: Request) -> Request:
     """
     detected = detect_request(request, complete=False)
     row = (
-        model_families.recognise(detected.sources["."].names)
-        if request.base is None and "." in detected.sources
+        model_families.recognise(detected.sources[LONE].names)
+        if request.base is None and LONE in detected.sources
         else None
     )
     if row is None or row.component != CHECKPOINT:
         return request
     from ..models import components, hub
 
-    lone = detected.sources["."]
+    lone = detected.sources[LONE]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
     try:
         folder = hub.fetch(Reference(name), progress=request.progress, weights=False, token=request.token)
@@ -116,7 +117,7 @@ def _gathered(request: Request, *, complete: bool, may_lack: bool = False) -> de
     own, others = _own_place(request)
     parts = [detection.detect_part(one.path, complete=complete, allow_pickle=request.allow_pickle) for one in others]
     for lora in (one for one in (detected, *parts) if one.component == "lora"):
-        lora_files.refuse_lora(lora.path, lora.sources["."].names)
+        lora_files.refuse_lora(lora.path, lora.sources[LONE].names)
     base = lender(request, detected, complete=complete)
     if base is None:
         return _with_config(detected) if complete else detected
@@ -157,7 +158,7 @@ class _Take:
 
 
 def _taken(detected: detection.Detected, name: str, base: detection.Detected, *, complete: bool) -> _Take:
-    lone = detected.sources["."]
+    lone = detected.sources[LONE]
     row = model_families.recognise(lone.names)
     owner = base.sources[name]
     src = dataclasses.replace(
@@ -204,7 +205,7 @@ def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
 
 def _with_config(detected: detection.Detected) -> detection.Detected:
     """Convert a single UNet or transformer in a foreign layout to diffusers' names, if its config is known."""
-    lone = detected.sources.get(".")
+    lone = detected.sources.get(LONE)
     row = model_families.recognise(lone.names) if lone is not None else None
     if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
         return detected
@@ -218,7 +219,7 @@ def _with_config(detected: detection.Detected) -> detection.Detected:
     return (
         detected
         if converted is None
-        else dataclasses.replace(detected, class_name=converted.class_name, sources={".": converted})
+        else dataclasses.replace(detected, class_name=converted.class_name, sources={LONE: converted})
     )
 
 
@@ -344,7 +345,7 @@ def _no_place(detected: detection.Detected, base: detection.Detected) -> Missing
     """Return the error for a file that fits no component of a pipeline."""
     has = ", ".join(base.sources)
     if detected.family in text_encoders.KINDS:
-        kind, mine = text_encoders.KINDS[str(detected.family)], text_encoders.sizes(detected.sources["."].tensors)
+        kind, mine = text_encoders.KINDS[str(detected.family)], text_encoders.sizes(detected.sources[LONE].tensors)
         alike = places.text_encoders(detected, base).items()
         has = (
             " and ".join(f"{name} ({text_encoders.describe_encoder(sizes)})" for name, sizes in alike)

@@ -119,7 +119,7 @@ class Plan:
 
 def source_of(plan: Plan, part: ComponentPlan) -> Source:
     """Return the source that a component is read from."""
-    return plan.detected.sources["." if part.name == "model" else part.name]
+    return plan.detected.sources[part.name]
 
 
 def folder_of(plan: Plan) -> Path:

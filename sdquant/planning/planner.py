@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..compat.default_runtime import default_runtime
 from ..core import registry
+from ..core.choices import LONE
 from ..core.dtypes import FLOATS
 from ..core.name_patterns import skipped
 from ..errors import ConflictError, IncompatibleError, SettingsError
@@ -58,7 +59,7 @@ def build_plan(
         IncompatibleError: the request has a scheme for float weights that exists only in files.
         SettingsError: the request names a component that does not exist.
     """
-    sources = by_name(detected)
+    sources = detected.sources
     named = request.quant if isinstance(request.quant, Mapping) else {}
     unknown = [name for name in (*named, *(request.components or ())) if name != "*" and name not in sources]
     if unknown:
@@ -108,13 +109,13 @@ def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
         return False, None
     else:
         spec = specs["*"]
-    return True, None if spec is None else spec.of_component("" if name == "model" else name)
+    return True, None if spec is None else spec.of_component("" if name == LONE else name)
 
 
 def _chosen(name: str, request: Request) -> bool:
     if request.components is not None:
         return name in request.components
-    return name == "model" or bool(QUANTIZED_BY_DEFAULT.match(name))
+    return name == LONE or bool(QUANTIZED_BY_DEFAULT.match(name))
 
 
 def _component(
@@ -191,11 +192,6 @@ def _require_something(request: Request, parts: tuple[ComponentPlan, ...], sourc
         return []
     named = {*(request.components or ()), *(request.quant if isinstance(request.quant, Mapping) else ())} - {"*"}
     return require_something(request.path, extents, named)
-
-
-def by_name(detected: Detected) -> dict[str, Source]:
-    """Return the source of each component by name; a single component is called "model"."""
-    return {("model" if name == "." else name): src for name, src in detected.sources.items()}
 
 
 def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | None) -> None:

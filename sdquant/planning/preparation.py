@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import compat
 from ..compat import hardware
+from ..core.choices import LONE
 from ..errors import MissingComponentError
 from ..models.classes import class_of
 from ..rules.quant_spec import RulesSpec
@@ -71,14 +72,14 @@ def prepare(request: Request) -> planner_plan.Plan:
     plan = planner.build_plan(request, whole, device=device, versions=here.versions, marked=marked_in_file)
     for part in plan.components:
         if isinstance(part.spec, RulesSpec):
-            shapes = plan.detected.sources["." if part.name == "model" else part.name].tensors
+            shapes = plan.detected.sources[part.name].tensors
             require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
     return dataclasses.replace(plan, why=why, foreseen=step_ratio, warnings=(*plan.warnings, *_needs(plan)))
 
 
 def _needs(plan: planner_plan.Plan) -> list[str]:
     """Return a warning if a single file can be planned, but not loaded without a config."""
-    lone = plan.detected.sources.get(".")
+    lone = plan.detected.sources.get(LONE)
     try:
         if lone is not None:
             class_of(lone)

@@ -48,7 +48,7 @@ def prequantized_schemes(detected: detection.Detected) -> list[tuple[str, bool]]
     A file has several if two libraries have quantized its layers. GGUF files mix types; only the main one counts.
     """
     rows: set[tuple[str, bool]] = set()
-    for part in (detected.parts or {".": detected}).values():
+    for part in (detected.parts or {choices.LONE: detected}).values():
         for src in part.sources.values():
             main = {part.quant} if part.quant else set()
             mixed = set() if src.container == "gguf" else {weight.scheme for weight in src.found.values()}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..core.backend import Unfit
+from ..core.choices import LONE
 from ..core.dtypes import FLOATS
 from ..core.gguf_mixes import BASES, FILE_TYPES
 from ..core.gguf_types import TYPES
@@ -106,7 +107,7 @@ def quantize_file(
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(place / path, folder / path)
             for name, src in sources.items():
-                home = folder if name == "." else folder / name
+                home = folder if name == LONE else folder / name
                 write_component(src, spec, skip, home / "model.gguf", tick, alone=False)
     return goal
 

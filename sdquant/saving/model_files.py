@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.choices import METHOD
+from ..core.choices import LONE, METHOD
 from ..errors import SettingsError
 from ..formats import safetensors_writer
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
@@ -76,7 +76,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             "a pipeline is saved as a folder of several files",
             "Name a folder, or save one component",
         )
-    parts = pipelines.weight_parts(model) if whole else {"model": model}
+    parts = pipelines.weight_parts(model) if whole else {LONE: model}
     for name, part in parts.items():
         refuse_adapted(name, part, "saved")
     if portable:
@@ -100,7 +100,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             if whole:
                 _write_pipeline(model, folder, floats)
             else:
-                _write_component(model, folder, floats.get("model", frozenset()))
+                _write_component(model, folder, floats.get(LONE, frozenset()))
     return target
 
 

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import MAIN
+from ..core.choices import LONE, MAIN
 from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import lora_files, model_families
 from ..models.single_file import original_names
@@ -39,9 +39,9 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
         named: names from the caller; None for the default ones, or for the main one if a `single` file is written.
     """
     if detected.component == "lora":
-        lora_files.refuse_lora(detected.path, detected.sources["."].names)
-    if set(detected.sources) == {"."}:
-        return {".": main_only(detected.sources["."])}
+        lora_files.refuse_lora(detected.path, detected.sources[LONE].names)
+    if set(detected.sources) == {LONE}:
+        return {LONE: main_only(detected.sources[LONE])}
     unknown = [name for name in named or () if name not in detected.sources]
     if unknown:
         raise SettingsError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
+from ..core.choices import LONE
 from ..errors import ConflictError
 from ..models.libraries import is_of_transformers
 from ..nn.weights import quantized
@@ -63,7 +64,7 @@ def parts(model: Any) -> Mapping[str, nn.Module]:
     """Return the components of a pipeline by name, or a single component as "model"."""
     from ..models.pipelines import is_pipeline, weight_parts
 
-    return weight_parts(model) if is_pipeline(model) else {"model": model}
+    return weight_parts(model) if is_pipeline(model) else {LONE: model}
 
 
 def refuse(model: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
-from ..planning.planner import QUANTIZED_BY_DEFAULT, by_name
+from ..planning.planner import QUANTIZED_BY_DEFAULT
 from ..rules.qconfig import QuantizationRule, to_dict
 from ..rules.quant_spec import RulesSpec
 
@@ -177,7 +177,7 @@ def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
     from ..planning.rule_checks import marked_in_file
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
-    for name, src in by_name(plan.detected).items():
+    for name, src in plan.detected.sources.items():
         if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
             marked_in_file(src, spec)
 

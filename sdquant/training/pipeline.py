@@ -97,14 +97,13 @@ def _ruled(main: str, settings: TrainingSettings) -> dict[str, frozenset[str]]:
     Raises:
         IncompatibleError: nothing in the network would be quantized.
     """
-    from ..planning.planner import by_name
     from ..planning.preparation import prepare
     from ..planning.rule_checks import extents_of
     from ..planning.weight_selection import require_something
 
     request = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
     plan = prepare(request)
-    extents = extents_of(plan.components, by_name(plan.detected))
+    extents = extents_of(plan.components, plan.detected.sources)
     require_something(request.path, {name: part for name, part in extents.items() if name == main})
     components = {
         part.name: part for part in plan.components if part.name in extents and not extents[part.name].is_empty

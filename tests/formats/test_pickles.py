@@ -107,7 +107,7 @@ def test_safetensors_are_taken_where_there_are_both(pipeline: Path, sd: Path) ->
     (unet / "diffusion_pytorch_model.bin").write_bytes(b"this is not opened")
     shutil.copy(sd / "unet" / WEIGHTS, unet)
     assert sdquant.detect(unet).container == sdquant.detect(unet, allow_pickle=True).container == "component"
-    assert sdquant.detect(unet, allow_pickle=True).sources["."].container == "safetensors"
+    assert sdquant.detect(unet, allow_pickle=True).sources["model"].container == "safetensors"
     with (unet / WEIGHTS).open("r+b") as file:
         file.truncate(5000)
     with pytest.raises(BadFileError):  # and never the pickle instead

@@ -243,9 +243,9 @@ class TestWhichFile:
         shutil.copytree(sd / "unet", tmp_path / "unet")
         lone = tmp_path / "unet" / "diffusion_pytorch_model.safetensors"
         assert sdquant.detect(lone).class_name == "UNet2DConditionModel"
-        assert sdquant.detect(lone).sources["."].config["cross_attention_dim"] == 128
+        assert sdquant.detect(lone).sources["model"].config["cross_attention_dim"] == 128
         save_file(A, tmp_path / "unet" / "another.safetensors")  # whose config is it now?
-        assert not sdquant.detect(lone).sources["."].config
+        assert not sdquant.detect(lone).sources["model"].config
 
 
 class TestJSON:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.choices import LONE
 from ...errors import MissingComponentError
 from .. import _common
 
@@ -76,7 +77,7 @@ def _files(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield name and path of the components that are not read from the pipeline's folder."""
     folder = Path(plan.base or plan.path)
     for part in plan.components:
-        if part.name != "model" and part.path is not None and not Path(part.path).is_relative_to(folder):
+        if part.name != LONE and part.path is not None and not Path(part.path).is_relative_to(folder):
             yield part.name, part.path
 
 

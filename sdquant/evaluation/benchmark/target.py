@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.choices import MAIN
+from ...core.choices import LONE, MAIN
 from ...errors import UnsupportedFileError
 from ...planning.preparation import prepare
 from ...planning.request import NOT_QUANTIZED, Request
@@ -36,7 +36,7 @@ def find_model(request: Request) -> ModelUnderTest:
     else:
         folder = Path(request.path)
         folder = folder if folder.is_dir() else folder.parent
-    if name == "model" and pipeline is request:
+    if name == LONE and pipeline is request:
         pipeline = None
     part = next(one for one in plan.components if one.name == name)
     return ModelUnderTest(
@@ -54,14 +54,14 @@ def find_model(request: Request) -> ModelUnderTest:
 
 def _main(plan: plan.Plan) -> tuple[str, Source]:
     sources = plan.detected.sources
-    name = next((one for one in (*MAIN, ".") if one in sources), None)
+    name = next((one for one in (*MAIN, LONE) if one in sources), None)
     if name is None:
         raise UnsupportedFileError(
             f"Cannot measure {plan.path}",
             f"it has {', '.join(sources)}, but neither a UNet nor a transformer",
             "Use a pipeline, or a UNet or transformer",
         )
-    return ("model" if name == "." else name), sources[name]
+    return name, sources[name]
 
 
 def _dtype(src: Source) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...core import registry
+from ...core.choices import LONE
 from ...errors import SdquantError
 from ...models import activation_memory, classes, components, pipeline_folders
 from ...nn import openvino
@@ -103,8 +104,8 @@ def trace_plan(
         SdquantError: an unusable config or pipeline folder, as loading would raise; an impossible image size.
     """
     networks = of_plan(plan) if networks is None else networks
-    if set(networks) == {"model"}:
-        return {"model": activation_memory.of_component(networks["model"].module, width=width, height=height)}
+    if set(networks) == {LONE}:
+        return {LONE: activation_memory.of_component(networks[LONE].module, width=width, height=height)}
     folder = loader_plan.folder_of(plan)
     pipeline_folders.check_pipeline(folder)
     pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
