@@ -13,14 +13,17 @@ from ..core.backend import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
 from . import folders as folders
+from .gguf.file import GGUFFile, GGUFHeader
+from .gguf.file import read_header as read_gguf
 from .pickle import PickleFile, refused
+from .pickle import read_header as read_pickle
 from .sdquant_metadata import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rule_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .recipe import Recipe
-    from .tensor_file import TensorFile
+    from .tensor_file import Header, TensorFile
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
 _SIDE: Mapping[str, str] = {
@@ -56,6 +59,7 @@ class Source:
         layers: by weight name, the type of the model's layer, or None and the reason why that layer cannot run it
             quantized; {} if this was not determined.
         conversions: with which transformers has renamed the tensors.
+        headers: of the files.
     """
 
     path: Path
@@ -77,6 +81,7 @@ class Source:
     strays: tuple[str, ...] = field(default=(), repr=False)
     layers: Mapping[str, tuple[str | None, str]] = field(default_factory=dict, repr=False)
     conversions: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    headers: Mapping[Path, Header] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -127,7 +132,12 @@ class Source:
 
     def open(self) -> dict[Path, TensorFile]:
         """Open all files; the caller closes them."""
-        return {path: open_file(path) for path in self.files}
+        return {path: open_file(path, self.headers.get(path)) for path in self.files}
+
+    def refuse_other_lengths(self) -> None:
+        """Raise BadFileError unless the files are as long as their headers say."""
+        for header in self.headers.values():
+            header.refuse_other_length()
 
     def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor from the opened files: a plain one, or a part of a quantized weight."""
@@ -141,12 +151,12 @@ class Source:
         return next(file for file in files.values() if key in file.tensors).get(key)
 
 
-def open_file(path: Path) -> TensorFile:
-    """Open a weights file as the TensorFile of its format."""
-    if is_gguf(path):
-        from .gguf.file import GGUFFile
-
-        return GGUFFile(path)
+def open_file(path: Path, header: Header | None = None) -> TensorFile:
+    """Open a weights file as the TensorFile of its format, with its header if that has been read."""
+    if isinstance(header, safetensors.SafetensorsHeader):
+        return safetensors.SafetensorsFile(path, header)
+    if isinstance(header, GGUFHeader) or is_gguf(path):
+        return GGUFFile(path, header if isinstance(header, GGUFHeader) else None)
     if is_pickle(path):  # in no Source unless that was allowed
         return PickleFile(path)
     return safetensors.SafetensorsFile(path)
@@ -240,10 +250,9 @@ def _source(
 ) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
-    metadata_of: dict[Path, Mapping[str, Any]] = {}
-    for file in files:
-        infos, metadata_of[file] = _header(file, complete=complete)
-        for key, info in infos.items():
+    headers = {file: _header(file, complete=complete) for file in files}
+    for file, header in headers.items():
+        for key, info in header.tensors.items():
             if key in home:
                 raise BadFileError(
                     f"Cannot load {path}",
@@ -251,6 +260,7 @@ def _source(
                     "Check which of the two files belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
+    metadata_of = {file: header.metadata for file, header in headers.items()}
     metadata = next((meta for meta in metadata_of.values() if meta), {})
     if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
         raise BadFileError(f"Cannot load {path}", "it contains no tensors", "Download the file again from its source")
@@ -260,7 +270,7 @@ def _source(
     if specs:
         quantized = found_in(files[0], own, specs, tensors)
     else:
-        quantized = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, metadata)})
+        quantized = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, headers, metadata)})
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
@@ -275,7 +285,8 @@ def _source(
         library=library,
         class_name=class_name,
         metadata=metadata,
-        container="gguf" if is_gguf(files[0]) else "pickle" if is_pickle(files[0]) else "safetensors",
+        container=headers[files[0]].container,
+        headers=headers,
         rules=rule_rows(files[0], own),
     )
 
@@ -299,17 +310,13 @@ def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]
         )
 
 
-def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Mapping[str, Any]]:
+def _header(file: Path, *, complete: bool) -> Header:
     if not file.is_file():
         raise BadFileError(f"Cannot read {file}", "it is not a regular file", "Check the path")
     if is_gguf(file):
-        from .gguf.file import read_header
-
-        header = read_header(file, complete=complete)
-        return header.tensors, header.metadata
+        return read_gguf(file, complete=complete)
     if is_pickle(file):
-        with PickleFile(file) as opened:
-            return opened.tensors, {}
+        return read_pickle(file)
     if file.suffix.lower() == ".gguf":
         raise BadFileError(f"Cannot read {file} as GGUF", "it does not start with the letters GGUF", "Check the file")
     return safetensors.read_header(file, complete=complete)

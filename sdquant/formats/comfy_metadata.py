@@ -21,6 +21,7 @@ from . import safetensors
 
 if TYPE_CHECKING:
     from ..core.backend import TensorInfo
+    from .tensor_file import Header
 
 METADATA = "_quantization_metadata"
 # The formats that are read here, and the dtype of their codes. int8_tensorwise is qint8: a scale for all or for a row.
@@ -29,11 +30,16 @@ _PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 _MOST = 4096  # bytes of a line; ComfyUI writes some tens
 
 
-def formats(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], metadata: Mapping[str, Any]) -> dict[str, str]:
+def formats(
+    tensors: Mapping[str, TensorInfo],
+    home: Mapping[str, Path],
+    headers: Mapping[Path, Header],
+    metadata: Mapping[str, Any],
+) -> dict[str, str]:
     """Return the format of each layer that is quantized in one of ComfyUI's, by the name of its weight.
 
     Args:
-        home: the file of each tensor. metadata: of the first file.
+        home: the file of each tensor. headers: of the files. metadata: of the first file.
 
     Raises:
         BadFileError: the declarations are malformed, or contradict the tensors.
@@ -43,7 +49,7 @@ def formats(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], metadat
         return {}
     path = next(iter(home.values()))
     declared = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
-    for key, kind in _marked(tensors, home).items():
+    for key, kind in _marked(tensors, home, headers).items():
         name = key.removesuffix(MARKER) + "weight"
         if name not in tensors:
             raise _bad(home[key], key, f"it describes {name!r}, which is not in the file")
@@ -79,7 +85,9 @@ def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
         raise _bad(path, METADATA, f"it is not a table of layers: {error!r}") from error
 
 
-def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict[str, str]:
+def _marked(
+    tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], headers: Mapping[Path, Header]
+) -> dict[str, str]:
     """Return the format in each marker tensor, by its key; of a truncated file, those that are there."""
     keys = [key for key in tensors if _is_marker(key)]
     declared = {}
@@ -88,7 +96,10 @@ def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict
         long = next((key for key in here if tensors[key].nbytes > _MOST), None)
         if long is not None:
             raise _bad(path, long, f"it has {tensors[long].nbytes} bytes, too many for one line of JSON")
-        for key, line in safetensors.peek(path, here).items():
+        header = headers[path]
+        if not isinstance(header, safetensors.SafetensorsHeader):
+            raise _bad(path, here[0], "only safetensors files have such tensors")
+        for key, line in safetensors.peek(header, here).items():
             try:
                 declared[key] = _kind(strict_json.parse(strict_json.text(line)))
             except (ValueError, KeyError, TypeError) as error:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from .tensor_file import TensorFile
+from .tensor_file import Header, TensorFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,22 @@ def refused(path: Path) -> UnsupportedFileError:
         "Use a .safetensors file, or, if you trust its source, pass allow_pickle=True (--allow-pickle), "
         "which opens it with torch's weights_only=True",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickleHeader(Header):
+    """The names and shapes of the tensors in a checkpoint of torch's."""
+
+    container: ClassVar[str] = "pickle"
+
+
+def read_header(path: Path) -> PickleHeader:
+    """Read names and shapes from a checkpoint, whose tensors are mapped for that."""
+    with PickleFile(path) as opened:
+        status = path.stat()
+        return PickleHeader(
+            path=path, size=status.st_size, modified=status.st_mtime_ns, tensors=opened.tensors, metadata={}
+        )
 
 
 class PickleFile(TensorFile):

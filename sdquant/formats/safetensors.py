@@ -7,19 +7,20 @@ Format: https://github.com/huggingface/safetensors (8 bytes length, JSON, data).
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
 from ..utils import strict_json
-from .tensor_file import TensorFile
+from .tensor_file import Header, TensorFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,8 +53,29 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Read the tensor infos by key, and the metadata, from the header of a safetensors file.
+@dataclass(frozen=True, kw_only=True)
+class SafetensorsHeader(Header):
+    """The contents of a safetensors header; `metadata` are the texts of `__metadata__`.
+
+    Attributes:
+        start: where the data begins. ends: where each tensor's data ends. Both in bytes from the start of the file.
+    """
+
+    container: ClassVar[str] = "safetensors"
+    start: int
+    ends: Mapping[str, int] = field(repr=False)
+
+    def refuse_other_length(self) -> None:
+        """See `Header.refuse_other_length`: the file must end where its last tensor does."""
+        short = max(self.ends.values(), default=self.start) - self.size
+        if short > 0:
+            raise _bad(self.path, f"it is {short} bytes shorter than its header says")
+        if short < 0:
+            raise _bad(self.path, f"{-short} bytes follow its last tensor")
+
+
+def read_header(path: Path, *, complete: bool = True) -> SafetensorsHeader:
+    """Read the header of a safetensors file.
 
     Args:
         complete: also check the header against the size of the file; the matrix is consulted before that.
@@ -61,7 +83,7 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     Raises:
         BadFileError: it is not a sound safetensors file.
     """
-    size, length, text = _raw_header(path)
+    status, length, text = _raw_header(path)
     try:
         header = strict_json.parse(text, constants=False)
     except ValueError as error:
@@ -74,35 +96,36 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     if "\\u" in text and any(_HALF.search(word) for word in (*header, *metadata, *metadata.values())):
         raise _bad(path, "a name in it has a lone surrogate, which JSON allows but the safetensors library does not")
     infos: dict[str, TensorInfo] = {}
+    ends: dict[str, int] = {}
     end = 0
     for key, row in sorted(header.items(), key=lambda item: _place(path, *item)):
         infos[key], end = _info(path, key, row, end)
-    short = 8 + length + end - size
-    if complete and short > 0:
-        raise _bad(path, f"it is {short} bytes shorter than its header says")
-    if complete and short < 0:
-        raise _bad(path, f"{-short} bytes follow its last tensor")
-    return infos, metadata
+        ends[key] = 8 + length + end
+    read = SafetensorsHeader(
+        path=path, size=status.st_size, modified=status.st_mtime_ns, tensors=infos, metadata=metadata,
+        start=8 + length, ends=ends,
+    )  # fmt: skip
+    if complete:
+        read.refuse_other_length()
+    return read
 
 
-def peek(path: Path, keys: Iterable[str]) -> dict[str, bytes]:
-    """Return the bytes of a few small tensors, by key, of a file that `read_header` accepts. Tensors beyond the end of
-    a truncated file are left out."""
-    _, length, text = _raw_header(path)
-    header, start = json.loads(text), 8 + length
+def peek(header: SafetensorsHeader, keys: Iterable[str]) -> dict[str, bytes]:
+    """Return the bytes of a few small tensors of a file, by key. Tensors beyond the end of a truncated file are left
+    out."""
     contents = {}
-    with path.open("rb") as file:
+    with header.path.open("rb") as file:
         for key in keys:
-            begin, end = header[key]["data_offsets"]
-            file.seek(start + begin)
-            data = file.read(end - begin)
-            if len(data) == end - begin:
+            nbytes = header.tensors[key].nbytes
+            file.seek(header.ends[key] - nbytes)
+            data = file.read(nbytes)
+            if len(data) == nbytes:
                 contents[key] = data
     return contents
 
 
-def _raw_header(path: Path) -> tuple[int, int, str]:
-    """Return the size of the file, and the size (both in bytes) and text of its JSON header."""
+def _raw_header(path: Path) -> tuple[os.stat_result, int, str]:
+    """Return the status of the file, and the size in bytes and the text of its JSON header."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
@@ -113,7 +136,7 @@ def _raw_header(path: Path) -> tuple[int, int, str]:
             if len(start) == 8 and length <= min(MAX_HEADER, status.st_size - 8):
                 raw = file.read(length)
                 if len(raw) == length:
-                    return status.st_size, length, strict_json.text(raw)
+                    return status, length, strict_json.text(raw)
             file.seek(0)
             head = file.read(32)
     except ValueError as error:
@@ -165,11 +188,16 @@ def _info(path: Path, key: str, row: Mapping[str, Any], previous: int) -> tuple[
 
 
 class SafetensorsFile(TensorFile):
-    """An open safetensors file."""
+    """An open safetensors file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        header: what `read_header` returned for it; read again if there is none or the file has changed since.
+    """
+
+    def __init__(self, path: Path, header: SafetensorsHeader | None = None) -> None:
         self.path = path
-        self.tensors, self.metadata = read_header(path)
+        header = header if header is not None and header.is_unchanged() else read_header(path)
+        self.tensors, self.metadata = header.tensors, header.metadata
         self._file = _opened(path)
         if set(self._file.keys()) != set(self.tensors):  # the library opens it again, by its name
             raise BadFileError(f"Cannot read {path}", "it was replaced while it was being opened", "Try again")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,6 +13,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.backend import TensorInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The header of a weights file, as it was when it was read.
+
+    Attributes:
+        container: "safetensors", "gguf" or "pickle".
+        path: the file. size: its bytes. modified: its time of modification in nanoseconds.
+        tensors: by key, in file order. metadata: the other entries.
+    """
+
+    container: ClassVar[str]
+    path: Path
+    size: int
+    modified: int
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any]
+
+    def is_unchanged(self) -> bool:
+        """Return whether the file is still as long and as old as when its header was read."""
+        status = self.path.stat()
+        return (status.st_size, status.st_mtime_ns) == (self.size, self.modified)
+
+    def refuse_other_length(self) -> None:
+        """Raise BadFileError if the file is not as long as its header says."""
 
 
 class TensorFile(ABC):

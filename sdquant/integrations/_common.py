@@ -94,9 +94,10 @@ class LoadingWeights:
             )
         metadata: dict[Path, Mapping[str, str]] = {}
         for path in paths:
-            infos, metadata[path] = safetensors.read_header(path)
-            self.headers |= infos
-            self.home |= dict.fromkeys(infos, path)
+            header = safetensors.read_header(path)
+            metadata[path] = header.metadata
+            self.headers |= header.tensors
+            self.home |= dict.fromkeys(header.tensors, path)
         own = merged_own(metadata)
         if not own.get("weights") and "rules" not in own:
             raise BadFileError(

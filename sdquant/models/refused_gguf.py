@@ -28,7 +28,7 @@ _REFUSALS = {
 
 def refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
     from ..backends.gguf import undecodable
-    from ..formats.gguf.file import classify, read_header
+    from ..formats.gguf.file import GGUFHeader, classify
 
     strange = undecodable(src.tensors)
     if strange:
@@ -39,9 +39,10 @@ def refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
             "Use a file of the same model in one of these types: "
             + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
         )
-    if METADATA_KEY in src.metadata:
+    header = src.headers[src.files[0]]
+    if METADATA_KEY in src.metadata or not isinstance(header, GGUFHeader):
         return
-    kind = classify(read_header(src.files[0], complete=False))
+    kind = classify(header)
     what = f"Cannot use {src.files[0]} as a component" if is_part else f"Cannot load {src.files[0]}"
     if kind == "all-in-one":
         raise RefusedFileError(

@@ -24,13 +24,13 @@ __all__ = ["GGUFFile", "GGUFHeader", "GGUFTensor", "Skipped", "classify", "read_
 class GGUFFile(TensorFile):
     """An open GGUF file.
 
-    Attributes:
-        header: all that was read when it was opened.
+    Args:
+        header: what `read_header` returned for it; read again if there is none or the file has changed since.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], header: GGUFHeader | None = None) -> None:
         self.path = Path(path)
-        self.header = read_header(path)
+        self.header = header if header is not None and header.is_unchanged() else read_header(path)
         self.tensors = self.header.tensors
         self.metadata = self.header.metadata
         self._map: mmap.mmap | None = None

@@ -7,19 +7,20 @@ integers against the size of the file before it is used. Only the header is read
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...core.backend import TensorInfo
 from ...core.gguf_types import BY_ID, REFUSED, TYPES, GGMLType
-from ...errors import UnsupportedFileError
+from ...errors import BadFileError, UnsupportedFileError
+from ..tensor_file import Header
 from ._cursor import AGAIN, Cursor
 from ._values import Skipped, Value, read_name, read_values
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 __all__ = ["ORIG_SHAPE", "GGUFHeader", "GGUFTensor", "Skipped", "read_header"]
@@ -60,12 +61,10 @@ class GGUFTensor(TensorInfo):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GGUFHeader:
+class GGUFHeader(Header):
     """The contents of a GGUF header.
 
     Attributes:
-        path: the file.
-        size: bytes of the file.
         version: 2 or 3.
         metadata: values by key; long arrays and strings are `Skipped`.
         tensors: by name, in file order.
@@ -74,14 +73,22 @@ class GGUFHeader:
         notes: what is odd but harmless.
     """
 
-    path: Path
-    size: int
+    container: ClassVar[str] = "gguf"
     version: int
-    metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
     alignment: int
     data_offset: int
     notes: tuple[str, ...] = ()
+
+    def refuse_other_length(self) -> None:
+        """See `Header.refuse_other_length`: bytes after the last tensor do no harm."""
+        end = max((row.offset + row.nbytes for row in self.tensors.values()), default=0)
+        if end > self.size:
+            raise BadFileError(
+                f"Cannot read GGUF file {self.path}",
+                f"the file is {end - self.size} bytes short: its tensors end at {end}, the file at {self.size}",
+                AGAIN,
+            )
 
 
 def read_header(path: str | os.PathLike[str], *, complete: bool = True) -> GGUFHeader:
@@ -105,12 +112,13 @@ def read_header(path: str | os.PathLike[str], *, complete: bool = True) -> GGUFH
         rows = _tensors(cursor, tensor_count, values)
         data_offset = -(-cursor.position // alignment) * alignment
         tensors = {name: replace(row, offset=data_offset + row.offset) for name, row in rows.items()}
-        notes = _check_places(cursor, tensors, alignment, data_offset, complete)
+        notes = _check_places(cursor, tensors, alignment, data_offset)
         if not tensors and int(_number(values, "split.count")) < 2:
             raise cursor.bad("it holds no tensors", SOURCE)
-        return GGUFHeader(
+        header = GGUFHeader(
             path=path,
             size=cursor.size,
+            modified=os.fstat(file.fileno()).st_mtime_ns,
             version=version,
             metadata={name: value.value for name, value in values.items()},
             tensors=tensors,
@@ -118,6 +126,9 @@ def read_header(path: str | os.PathLike[str], *, complete: bool = True) -> GGUFH
             data_offset=data_offset,
             notes=notes,
         )
+    if complete:
+        header.refuse_other_length()
+    return header
 
 
 def _version(cursor: Cursor) -> int:
@@ -236,7 +247,7 @@ def _logical(cursor: Cursor, name: str, stored: tuple[int, ...], values: Mapping
 
 
 def _check_places(
-    cursor: Cursor, tensors: Mapping[str, GGUFTensor], alignment: int, data_offset: int, complete: bool
+    cursor: Cursor, tensors: Mapping[str, GGUFTensor], alignment: int, data_offset: int
 ) -> tuple[str, ...]:
     """Check that tensors lie inside the file and do not overlap. Return notes on what is odd but harmless."""
     notes = [f"the name {name!r} is longer than 63 bytes" for name in tensors if len(name.encode()) > 63]
@@ -255,10 +266,6 @@ def _check_places(
         if row.offset - end >= alignment:
             notes.append(f"{row.offset - end} unused bytes at {end}")
         end = row.offset + row.nbytes
-    if end > cursor.size and tensors and complete:
-        raise cursor.bad(
-            f"the file is {end - cursor.size} bytes short: its tensors end at {end}, the file at {cursor.size}"
-        )
     if cursor.size - end >= alignment:
         notes.append(f"{cursor.size - end} bytes after the last tensor")
     return tuple(notes)
