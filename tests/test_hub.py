@@ -21,7 +21,6 @@ from sdquant.errors import MissingComponentError, SdquantError, SettingsError, U
 from sdquant.models.hub import needed
 from sdquant.models.hub_references import Reference, reference
 from sdquant.planning.request import request
-from sdquant.planning.resolve import located
 from sdquant.training.config import keys as config_keys
 
 from . import layouts
@@ -414,7 +413,7 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(
     assert f"Bearer {SECRET}" in hub.tokens
     assert pickle.dumps(asked).count(SECRET.encode()) == 1  # as one who gives it on has it
     said = [repr(asked), repr(made), json.dumps(made.to_dict()), repr(pipe.sdquant), caplog.text]
-    said += [str(pickle.dumps(located(asked)))]
+    said += [str(pickle.dumps(sdquant.plan(NAME, "int8", token=SECRET)))]
     said += [str(path) + path.read_text(errors="replace") for path in (tmp_path / "kept").rglob("*") if path.is_file()]
     for path, values in (
         ("somebody/else", {}),

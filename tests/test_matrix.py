@@ -25,6 +25,7 @@ from sdquant import backends, compat
 from sdquant.compat.default_runtime import default_runtime
 from sdquant.demo import path
 from sdquant.errors import IncompatibleError, SdquantError
+from sdquant.kernels import cpu
 from sdquant.nn.weights import quantized
 from sdquant.saving import export_gguf
 from sdquant.training import digits
@@ -140,7 +141,7 @@ def _run(model: str, cell: Cell, work: Path) -> Run:
     runtime = cell.runtime
     if runtime == "default":
         scheme = backends.scheme(cell.scheme)
-        default = default_runtime(scheme, cell.device)
+        default = default_runtime(scheme, cell.device, isa=cpu.isa())
         # By default convolutions stay floats where the library has no module for them; the Flux has none.
         as_many = default == scheme.runtimes[0] or cell.mode == "found" or model == "digits-flux"
         runtime = default if as_many and _same_refusals(cell, default) else runtime

@@ -105,7 +105,7 @@ def test_defaults() -> None:
     made = request("model")
     assert made == Request(path="model")
     assert (made.quant, made.offload, made.mode, made.components, made.skip) == (None, "none", "auto", None, ())
-    assert made.specs() == {} and made.budget_bytes is None
+    assert made.specs == {} and made.budget_bytes is None
     for row in fields(Request):
         assert row.metadata["help"], row.name
         if row.metadata["choices"] and row.default is not None:
@@ -155,7 +155,7 @@ class TestWhatCallersWrite:
     def test_case_and_spaces(self) -> None:
         made = request("model", offload=" Balanced ", mode="PRE", runtime="Plain", quant=" NF4 ")
         assert (made.offload, made.mode, made.runtime) == ("balanced", "pre", "plain")
-        assert [str(spec) for spec in made.specs().values()] == ["nf4"]
+        assert [str(spec) for spec in made.specs.values()] == ["nf4"]
 
     @pytest.mark.parametrize(
         ("budget", "size"),
@@ -175,20 +175,20 @@ class TestWhatCallersWrite:
 
 class TestQuant:
     def test_a_scheme_for_all(self) -> None:
-        assert {name: str(spec) for name, spec in request("model", quant="bnb:nf4,double_quant").specs().items()} == {
+        assert {name: str(spec) for name, spec in request("model", quant="bnb:nf4,double_quant").specs.items()} == {
             "*": "nf4,double_quant"
         }
 
     def test_one_for_each(self) -> None:
-        specs = request("model", quant={"unet": "nf4", "*": "int8", "text_encoder": "none", "vae": None}).specs()
+        specs = request("model", quant={"unet": "nf4", "*": "int8", "text_encoder": "none", "vae": None}).specs
         assert {name: spec and spec.scheme.name for name, spec in specs.items()} == {
             "unet": "nf4", "*": "int8", "text_encoder": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize("none", ["none", "NONE", " none "])
     def test_none_is_not_to_quantize(self, none: str) -> None:
-        assert request("model", quant=none).specs() == {"*": None}
+        assert request("model", quant=none).specs == {"*": None}
 
     @pytest.mark.parametrize("quant", [None, {}, {"unet": None}])
     def test_as_found(self, quant: Any) -> None:
-        assert request("model", quant=quant).specs() == {}
+        assert request("model", quant=quant).specs == {}

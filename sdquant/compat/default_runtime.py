@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ..core import registry
 from ..core.registry import QuantSpec
-from ..kernels import cpu
 from .requirements import problem
 
 if TYPE_CHECKING:
@@ -26,20 +25,26 @@ MEASURED = frozenset({"amx", "avx512bf16", "avx2"})
 
 
 def default_runtime(
-    spec: Scheme | QuantSpec, device: str, *, found: bool = False, versions: Mapping[str, str] | None = None
+    spec: Scheme | QuantSpec,
+    device: str,
+    *,
+    isa: str | None,
+    found: bool = False,
+    versions: Mapping[str, str] | None = None,
 ) -> str:
     """Return the runtime to use if the user names none: plain layers if they are faster, else the scheme's default.
 
     Args:
         spec: the scheme; options that only the library's modules have select the library.
         device: the compute device, by torch name or matrix kind: "cpu", "cuda:0".
+        isa: the instruction set of the C kernels there, as in `Machine.native`.
         found: the weights are already quantized on disk; then plain layers also run them if the package is missing or
             too old, since they need it neither to read nor to dequantize.
         versions: installed packages; None: all are installed.
     """
     scheme, options = (spec.scheme, spec.options) if isinstance(spec, QuantSpec) else (spec, ())
     lacks = found and versions is not None and problem(registry.get(scheme.backend), versions) is not None
-    faster = device.partition(":")[0] == PLAIN_FIRST and cpu.isa() in MEASURED
+    faster = device.partition(":")[0] == PLAIN_FIRST and isa in MEASURED
     for_library = any(scheme.options[name].library for name, _ in options if name in scheme.options)
     if lacks or ("plain" in scheme.runtimes and faster and not for_library):
         return "plain"

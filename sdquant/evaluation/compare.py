@@ -214,7 +214,7 @@ def _sizes(plan: Plan | None) -> dict[str, Any]:
 
 def _label(request: Request) -> str:
     """Return the requested scheme as the command line takes it."""
-    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in request.specs().items()}
+    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in request.specs.items()}
     others = [each.pop("*")] if "*" in each else []
     return "+".join([*others, *(f"{name}={scheme}" for name, scheme in each.items())]) or AS_FOUND
 

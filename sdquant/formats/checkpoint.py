@@ -126,7 +126,7 @@ class Source:
         return any(weight.plain_only for weight in self.found.values())
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether there is a config but no weights."""
         return not self.tensors
 

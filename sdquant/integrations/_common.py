@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from .. import compat
 from ..compat import hardware
 from ..core.backend import PackedSpec
+from ..core.choices import LONE
 from ..core.packed_reader import read_weight
 from ..core.range_keys import is_range
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.sdquant_metadata import found_in, merged_own, rule_rows
-from ..loading.quantizer import extent_of, weights_to_quantize
 from ..models.components import set_module, tied
 from ..models.names import conversions, remember, to_model
 from ..models.quantize_weight import encode
@@ -27,8 +27,9 @@ from ..models.weight_loader import common_kind, install_packed, misfit
 from ..nn import packed_of
 from ..nn.layer_factory import float_layer, quantized_layer, set_compute
 from ..nn.quantized_layers import QuantizedLayer
-from ..planning.rule_checks import marked_in, unused
-from ..planning.weight_selection import require_something
+from ..planning.loaded_models import source_of_model
+from ..planning.rule_checks import marked_in, unused, weights_in
+from ..planning.weight_selection import Extent, require_something, select
 from ..rules.file_rules import rules_in
 from ..rules.model_rules import attach_rules, forget
 from ..rules.product_ranges import register_ranges
@@ -188,14 +189,19 @@ class LoadingWeights:
             IncompatibleError: there are no such weights.
         """
         self.ties = tied(model)
-        self.planned, skipped = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
-        extent = extent_of(model, self.spec, self.planned, skipped)
+        src = source_of_model(model)
+        shapes = {name: (info.shape, info.dtype) for name, info in src.tensors.items()}
+        skip = (*self.config.skip, *keep)
+        weights, kept = select(shapes, self.spec, "plain", skip, src.class_name, src.layers)
+        self.planned = {weight.name for weight in weights}
+        marked = marked_in(model, self.spec) if isinstance(self.spec, RulesSpec) else None
+        layers = weights_in(src)
+        extent = Extent(spec=self.spec, weights=len(weights), products=len(marked or ()), kept=kept, layers=layers)
         if isinstance(self.spec, RulesSpec):
-            shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-            require_ranges(self.spec, ((name, shapes[name]) for name in sorted(self.planned)))
-            for line in unused(self.spec, extent.layers, [marked_in(model, self.spec)]):
+            require_ranges(self.spec, ((name, shapes[name][0]) for name in sorted(self.planned)))
+            for line in unused(self.spec, layers, [marked]):
                 log.warning("%s", line[0].upper() + line[1:])
-        require_something(f"a {type(model).__name__}", {"model": extent})
+        require_something(f"a {type(model).__name__}", {LONE: extent})
 
     def quantize(self, model: nn.Module, name: str, tensor: Tensor) -> None:
         """Put a float weight into the model, quantized.

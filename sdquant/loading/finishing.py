@@ -1,6 +1,7 @@
-"""Registry of the steps that other packages apply to a model after its weights are loaded or quantized.
+"""Finish a component whose weights are loaded or quantized: its rules, what it computes in, its runtime.
 
-`integrations` registers one that attaches the quantizer for diffusers and transformers; nothing here imports it.
+Other packages register steps of their own: `integrations` attaches the quantizer for diffusers and transformers;
+nothing here imports it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..planning.plan import ComponentPlan
+    from ..rules.quant_spec import RulesSpec
+
 _STEPS: dict[str, Callable[[nn.Module], None]] = {}
 
 
@@ -19,7 +23,21 @@ def register(name: str, step: Callable[[nn.Module], None]) -> None:
     _STEPS[name] = step
 
 
-def run_steps(model: nn.Module) -> None:
-    """Apply all registered steps to a component."""
+def finish(model: nn.Module, part: ComponentPlan, rules: RulesSpec | None) -> None:
+    """Finish a component as planned.
+
+    Args:
+        rules: those that it is quantized by.
+    """
+    from ..nn import openvino
+    from ..nn.layer_factory import set_compute
+    from ..rules.model_rules import attach_rules
+
+    if rules is not None:
+        attach_rules(model, rules)
+    if part.compute is not None:
+        set_compute(model, part.compute)
+    if part.runtime == openvino.NAME and part.weights:
+        openvino.attach(model)
     for step in _STEPS.values():
         step(model)

@@ -154,10 +154,6 @@ def load_planned(request: Request, plan: planner_plan.Plan, on_bytes: Callable[[
     lone = plan.detected.sources.get(LONE)
     if lone is not None:
         class_of(lone)
-    if plan.detected.container == "pipeline":
-        from ..models.pipeline_folders import check_pipeline
-
-        check_pipeline(folder_of(plan))
     for warning in plan.warnings:
         log.warning("%s", warning)
     with _one_bar(plan, request.progress, on_bytes) as tick:
@@ -222,8 +218,6 @@ def build(
     from ..models import components
     from ..models.names import remember
     from ..models.weight_loader import Installer
-    from ..nn import openvino
-    from ..nn.layer_factory import set_compute
     from ..nn.weights import quantized
     from ..rules.product_ranges import stand_in
     from . import finishing
@@ -249,15 +243,7 @@ def build(
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=plan.device)
     rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
-    if rules is not None:
-        from ..rules.model_rules import attach_rules
-
-        attach_rules(model, rules)
-    if part.compute is not None:
-        set_compute(model, part.compute)
-    if part.runtime == openvino.NAME and part.weights:
-        openvino.attach(model)
-    finishing.run_steps(model)
+    finishing.finish(model, part, rules)
     remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model
 

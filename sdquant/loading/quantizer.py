@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import compat
 from ..compat import hardware
-from ..compat.default_runtime import default_runtime
 from ..core.choices import LONE
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
-from ..nn import openvino
 from ..planning import planner
+from ..planning.loaded_models import resolve_loaded
+from ..planning.preparation import check_schemes, plan_resolved
 from ..planning.request import AUTO, request
+from ..planning.resolve import device_of
 from ..planning.rule_checks import marked_in
-from ..planning.weight_selection import Extent, require_something
 from ..rules.quant_spec import RulesSpec
-from ..rules.range_checks import require_ranges
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
 
@@ -60,9 +58,9 @@ def quantize(
     Raises:
         ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
+    from tqdm import tqdm
+
     from ..models.pipelines import is_pipeline, weight_parts
-    from ..nn.layer_factory import set_compute
-    from ..rules.model_rules import attach_rules
     from . import finishing
 
     if quant is None and rules is None:
@@ -74,65 +72,36 @@ def quantize(
             "Use load_model(path, quant='auto'), or name a scheme",
         )
     options = request(
-        "the loaded model",
+        type(model).__name__,
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
-        mode="post", compute=compute,
+        mode="post", compute=compute, device=device, allow_incompatible=allow_incompatible,
     )  # fmt: skip
     here = hardware.probe()
-    target = device or hardware.default_device(here)
-    for spec in options.specs().values():
-        if spec is not None:
-            planner.refuse_computing(spec, options.compute)
-            compat.check(
-                str(spec), "none", mode="post", runtime=options.plain_runtime, compute=options.compute,
-                device=target, machine=here, allow_incompatible=allow_incompatible,
-            )  # fmt: skip
+    target = device_of(options, here)
+    check_schemes(options, options.specs, "none", target, here)
     parts = weight_parts(model) if is_pipeline(model) else {LONE: model}
-    specs = {
-        name: spec
-        for name in parts
-        for requested, spec in [planner.asked_for(name, options)]
-        if requested and spec is not None
-    }
-    for name in specs:
-        peft_hooks.refuse_adapted(name, parts[name], "quantized")
-        _refuse_quantized(name, parts[name])
-        _refuse_float8(name, parts[name])
-    runtimes = {name: options.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
-    selected = {
-        name: weights_to_quantize(parts[name], spec, options.plain_runtime or spec.scheme.runtimes[0], options.skip)
-        for name, spec in specs.items()
-    }
-    plans = {name: weights for name, (weights, _) in selected.items()}
-    extents = {name: extent_of(parts[name], spec, *selected[name]) for name, spec in specs.items()}
-    for name, spec in specs.items():
-        if isinstance(spec, RulesSpec):
-            require_ranges(spec, ((one, tuple(parts[name].get_parameter(one).shape)) for one in sorted(plans[name])))
-    for name, weights in plans.items():
+    resolved = resolve_loaded(options.path, parts, options, target)
+    planner.refuse_conflicts(resolved)
+    for name, part in parts.items():
+        if planner.spec_for(name, resolved)[1] is not None:
+            peft_hooks.refuse_adapted(name, part, "quantized")
+            _refuse_quantized(name, part)
+            _refuse_float8(name, part)
+    plan = plan_resolved(resolved, here, marked=lambda name, _, spec: marked_in(parts[name], spec))
+    chosen = {part.name: part for part in plan.components if part.spec is not None}
+    names = {name: {weight.name for weight in part.weights} for name, part in chosen.items()}
+    for name, weights in names.items():
         _refuse_empty(name, parts[name], weights)
-    named = {*(options.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
-    for line in require_something(type(model).__name__, extents, named):
+    for line in plan.warnings:
         log.warning("%s", line)
-    from tqdm import tqdm
-
-    total = sum(len(names) for names in plans.values())
+    total = sum(map(len, names.values()))
     with tqdm(total=total, desc="Quantizing", disable=not progress, delay=2, leave=False, unit="weight") as bar:
-        for name, spec in specs.items():
+        for name, part in chosen.items():
+            assert part.spec is not None
             quantize_module(
-                parts[name],
-                spec,
-                runtime=runtimes[name],
-                only=plans[name],
-                device=device,
-                tick=bar.update,
+                parts[name], part.spec, runtime=part.runtime, only=names[name], device=options.device, tick=bar.update
             )
-            if isinstance(spec, RulesSpec):
-                attach_rules(parts[name], spec)
-            if options.compute is not None:
-                set_compute(parts[name], options.compute)
-            if options.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
-                openvino.attach(parts[name])
-            finishing.run_steps(parts[name])
+            finishing.finish(parts[name], part, part.spec if isinstance(part.spec, RulesSpec) else None)
     peft_hooks.prepare_pipeline(model)
     return model
 
@@ -163,38 +132,6 @@ def quantize_module(
         if tick is not None:
             tick(1)
     trim()
-
-
-def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], skipped: Mapping[str, str]) -> Extent:
-    """Return how much of a model would be quantized; `weights` and `skipped` come from `weights_to_quantize`.
-
-    Raises:
-        SettingsError: a rule that products of activations cannot follow.
-    """
-    if not isinstance(spec, RulesSpec):
-        return Extent(spec=spec, weights=len(weights), kept=skipped)
-    layers = tuple((name, tuple(row.shape)) for name, row in model.named_parameters() if row.dim() > 1)
-    products = marked_in(model, spec)
-    return Extent(spec=spec, weights=len(weights), products=len(products or ()), kept=skipped, layers=layers)
-
-
-def weights_to_quantize(
-    model: nn.Module, spec: QuantSpec, runtime: str, skip: tuple[str, ...]
-) -> tuple[set[str], dict[str, str]]:
-    """Return the names of the weights that `spec` quantizes, and the others with the reason why not. Only shapes and
-    dtypes are read."""
-    from ..models.components import tied
-    from ..models.weight_loader import kind_to_quantize
-
-    ties = tied(model)
-    kinds = ("linear", "conv", "embedding") if spec.embeddings else ("linear", "conv")
-    shapes = {
-        names[0]: (tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
-        for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
-        if names[0].endswith(".weight") and kind_to_quantize(model, names) in kinds
-    }
-    weights, skipped = planner.select(shapes, spec, runtime, skip, type(model).__name__)
-    return {weight.name for weight in weights}, skipped
 
 
 def _refuse_float8(name: str, model: nn.Module) -> None:

@@ -168,7 +168,7 @@ def _seen(path: str | Path, how: _How) -> Detected:
         detected = _look(Path(os.path.expanduser(path)), str(path), how)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
-    folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.empty]
+    folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.is_empty]
     there = {name for src in folders for name in (src.variant, *src.variants)}
     if how.variant is not None and how.variant not in there:
         raise folder.no_variant(str(path), how.variant, there)

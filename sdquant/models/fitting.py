@@ -99,13 +99,13 @@ def fitted(src: Source) -> Source:
         BadFileError: a tensor of the model is missing, or one has another shape. UnsupportedFileError: a quantized
             weight would have to be split, or merged with others.
     """
-    model = None if src.empty else shell(src)
+    model = None if src.is_empty else shell(src)
     if model is None:
         return src
     renamed = named(src, model)
     refuse_misfits(renamed, model)
     refuse_missing(renamed, model)
-    return replace(renamed, layers=_layers(model))
+    return replace(renamed, layers=layers_of(model.model, model.ties))
 
 
 def named(src: Source, model: Shell) -> Source:
@@ -259,21 +259,21 @@ def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileEr
     return BadFileError(f"Cannot load tensor {key!r} of {home or src.path}", why, TOGETHER)
 
 
-def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
-    """See `Source.layers`."""
+def layers_of(model: nn.Module, ties: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str | None, str]]:
+    """Return `Source.layers` of a model, with the names of each parameter's tensor (`components.tied`)."""
     from .weight_loader import kind_to_quantize
 
     layers: dict[str, tuple[str | None, str]] = {}
-    for name, names in model.ties.items():
+    for name, names in ties.items():
         if name.endswith(".weight"):
-            kind = kind_to_quantize(model.model, names)
+            kind = kind_to_quantize(model, names)
             layers[name] = (kind, "" if kind is not None else _why_not(model, names))
     return layers
 
 
-def _why_not(model: Shell, names: tuple[str, ...]) -> str:
+def _why_not(model: nn.Module, names: tuple[str, ...]) -> str:
     """Return the reason that a weight cannot be run quantized."""
-    owners = [type(model.model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
+    owners = [type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
     if len(set(owners)) == 1:
         return f"its layer ({owners[0]}) cannot be quantized"
     return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run the same quantized weight"

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..compat import hardware as machines
 from ..compat.row import OFFLOADS
 from ..core.choices import LONE
 from ..errors import BudgetError, SdquantError
@@ -28,35 +27,19 @@ from ..nn import openvino
 from ..offload import budget as memory_budget
 from ..utils.byte_sizes import size
 from . import planner
-from . import resolve as preparation_resolve
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
-from .component_sources import whole_of
 from .estimate import meta_models, peak_memory, step_time
 from .estimate.activation_allowance import allowance
 from .estimate.scheme_snr import USABLE
 from .request import AUTO, Request
-from .settings_fields import fields
-from .settings_values import Settings
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..models.activation_memory import Trace
+    from .resolve import Resolved
 
 # Tie-break between modes: none has no hooks, balanced prefetches, the others wait for their transfers.
 ORDER = ("none", "balanced", "model", "group", "sequential")
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A request without "auto", and a sentence (without a period) that explains the choice.
-
-    Attributes:
-        foreseen: predicted step time relative to the unquantized model; None if unknown.
-    """
-
-    request: Request
-    why: str
-    foreseen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,19 +105,14 @@ def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
         yield from sorted(same, key=lambda way: (step_time.counted(way.time, fastest), way.candidate.noise))
 
 
-def resolve(request: Request, here: Machine) -> Resolved:
-    """Resolve every "auto" of the request. Reads headers, and traces shapes to estimate the activations.
+def choose(resolved: Resolved, here: Machine) -> Resolved:
+    """Return it with every "auto" of its request decided. Traces shapes to estimate the activations.
 
     Raises:
-        BudgetError: nothing fits. SdquantError: what loading the model as found would raise before reading weights.
+        BudgetError: nothing fits.
     """
-    device = preparation_resolve.device_of(request, here)
-    request = preparation_resolve.located(request)
-    request = preparation_resolve.with_dtype(request, whole_of(request, complete=False))
-    opened = Opened(
-        settings=_settings(request), asked=request, detected=whole_of(request, complete=True), device=device,
-        kind=machines.device_kind(device, here), machine=here,
-    )  # fmt: skip
+    request = resolved.request
+    opened = Opened(dataclasses.replace(resolved, offload="none", budget=None), here)
     modes = OFFLOADS if request.offload == AUTO else (request.offload,)
     rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
@@ -146,8 +124,8 @@ def resolve(request: Request, here: Machine) -> Resolved:
     if best is None:
         raise BudgetError(
             f"Cannot choose settings for {_asked(request)}",
-            f"no way to run this model fits in {size(free)} of free memory on {device}, of which activations need "
-            + size(rest)
+            f"no way to run this model fits in {size(free)} of free memory on {resolved.device}, of which activations "
+            f"need {size(rest)}"
             + (
                 f", with a budget of {size(request.budget_bytes)} for weights"
                 if request.budget_bytes is not None
@@ -156,28 +134,19 @@ def resolve(request: Request, here: Machine) -> Resolved:
             ("Raise the budget, free" if request.budget_bytes is not None else "Free")
             + " memory, generate smaller images, or use a smaller model",
         )
-    changes: dict[str, Any] = {"offload": best.offload, "quant": request.quant}
-    if request.quant == AUTO:
-        schemes = best.candidate.schemes
-        changes["quant"] = {name: scheme for role, scheme in schemes.items() for name in opened.playing(role)} or None
-    if best.offload == "balanced":
-        changes["budget"] = best.left
-    elif request.offload == AUTO:
-        changes["budget"] = None
-    return Resolved(dataclasses.replace(request, **changes), _why(best, rows, opened, free, rest), best.foreseen)
-
-
-def _settings(request: Request) -> Settings:
-    """Return the request's settings for `Opened`, which plans without offload."""
-    names = {row.name for row in fields()} & {row.name for row in dataclasses.fields(Request)}
-    fixed = {"offload": "none", "budget": None, "mode": "auto"}
-    return Settings({name: getattr(request, name) for name in names} | fixed)
+    return dataclasses.replace(
+        resolved,
+        specs=opened.specs(best.candidate.schemes) if request.quant == AUTO else resolved.specs,
+        offload=best.offload,
+        budget=best.left if best.offload == "balanced" else None,
+        why=_why(best, rows, opened, free, rest),
+        foreseen=best.foreseen,
+    )
 
 
 def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
     """Return the only candidate if the request names the quantization."""
-    request = dataclasses.replace(opened.asked, offload="none", budget=None)
-    plan = planner.build_plan(request, opened.detected, device=opened.device, versions=opened.machine.versions)
+    plan = planner.build_plan(opened.resolved, opened.machine)
     used = {(part.scheme, part.action == "found", part.runtime) for part in plan.components if part.scheme is not None}
     verdicts: dict[str, str] = {}
     for mode in modes:
@@ -190,13 +159,13 @@ def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
 def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:
     """Return three sizes in bytes: free memory, the share reserved for activations, the most that weights may take."""
     device = next(
-        (row for row in opened.machine.devices if row.torch_name == opened.device),
+        (row for row in opened.machine.devices if row.torch_name == opened.resolved.device),
         next(row for row in opened.machine.devices if row.kind == opened.kind),
     )
     free = device.memory_total if device.memory_free is None else device.memory_free
     if free is None or device.memory_total is None:
         raise BudgetError(
-            f"Cannot choose settings for {_asked(opened.asked)}",
+            f"Cannot choose settings for {_asked(opened.resolved.request)}",
             f"{device.torch_name} does not report how much memory it has",
             "Set the quantization scheme and the offload mode explicitly",
         )
@@ -206,7 +175,7 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
         peaks.append(allowance(sum(part.bytes_bf16 for part in parts)))
     rest = max(peaks)
     room = memory_budget.room(free, device.memory_total, rest)
-    budget = opened.asked.budget_bytes
+    budget = opened.resolved.request.budget_bytes
     return free, rest, room if budget is None else min(room, budget)
 
 
@@ -236,7 +205,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int)
     one = way.candidate
     schemes: Mapping[str, str] = one.schemes
     what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
-    unchanged = "quantized as requested" if opened.asked.quant != AUTO else "not quantized further"
+    unchanged = "quantized as requested" if opened.resolved.request.quant != AUTO else "not quantized further"
     summary = f"{what or unchanged}, offload {way.offload}"
     text = f"{summary}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
     if way.each_step:

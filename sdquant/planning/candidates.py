@@ -20,14 +20,13 @@ from ..compat.row import meant
 from ..core import registry
 from ..errors import BackendUnavailableError, SdquantError
 from . import planner, resolve
-from .component_sources import whole_of
 from .component_types import ROLES, role_of
 from .estimate.scheme_snr import snr
 
 if TYPE_CHECKING:
-    from ..models.detection import Detected
+    from ..core.scheme import QuantSpec
     from .plan import ComponentPlan, Plan
-    from .request import Request
+    from .resolve import Resolved
     from .settings_values import Settings
 
 # The roles that presets choose a scheme for; the VAE is small and sensitive.
@@ -39,32 +38,32 @@ _BLOCK = re.compile(r"(?:.*?\.)??(?:[^.]+\.\d+|mid_block)(?=\.)")
 
 @dataclass(frozen=True)
 class Opened:
-    """A model whose headers have been read, with the settings that a preset does not change.
+    """A model whose headers have been read, and the machine that is to run it.
 
     Attributes:
-        settings: without schemes, offload and budget, which the preset chooses.
-        asked: the request made from them, with path, base and dtype resolved from the files.
-        kind: of the compute device.
+        resolved: with the schemes that the request names, and without offload.
     """
 
-    settings: Settings
-    asked: Request
-    detected: Detected
-    device: str
-    kind: str
+    resolved: Resolved
     machine: machine.Machine
+
+    @property
+    def kind(self) -> str:
+        """The kind of the compute device."""
+        return machine.device_kind(self.resolved.device, self.machine)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Component names as used in plans."""
-        return tuple(self.detected.sources)
+        """Component names."""
+        return tuple(self.resolved.detected.sources)
 
-    def plan(self, settings: Settings) -> Plan:
-        """Return the plan with these settings. Raises like the planner; does not consult the matrix."""
-        same = {name: getattr(self.asked, name) for name in ("base", "parts", "variant", "progress")}
-        request = settings.request(self.asked.path, self.names, **same)
-        request = dataclasses.replace(request, dtype=self.asked.dtype)
-        return planner.build_plan(request, self.detected, device=self.device, versions=self.machine.versions)
+    def specs(self, schemes: Mapping[str, str]) -> dict[str, QuantSpec | None]:
+        """Return the scheme of each component, for schemes by role."""
+        return {name: registry.parse(scheme) for role, scheme in schemes.items() for name in self.playing(role)}
+
+    def plan(self, schemes: Mapping[str, str]) -> Plan:
+        """Return the plan with these schemes by role. Raises like the planner; does not consult the matrix."""
+        return planner.build_plan(dataclasses.replace(self.resolved, specs=self.specs(schemes)), self.machine)
 
     def playing(self, role: str) -> tuple[str, ...]:
         """Return the names of the components that have this role."""
@@ -73,8 +72,8 @@ class Opened:
     def verdict(self, scheme: str, offload: str, *, prequantized: bool, plain_only: bool = False) -> str | None:
         """Return the matrix's verdict on a scheme with this offload mode; None if its packages are missing."""
         row = registry.scheme(scheme)
-        compute = self.settings["compute"] or "float"
-        runtime = "plain" if plain_only else meant(self.settings["runtime"], compute) or "default"
+        compute = self.resolved.request.compute or "float"
+        runtime = "plain" if plain_only else meant(self.resolved.request.runtime, compute) or "default"
         if runtime != "default" and runtime not in row.runtimes:
             return None
         query = Query(
@@ -133,23 +132,18 @@ def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mappi
     Raises:
         SdquantError: what loading it as found would raise before reading weights.
     """
-    fixed_settings = settings.but(
-        {f"quant.{row.name}": None for row in ROLES} | {"offload": "none", "budget": None, "mode": "auto"}
-    )
-    request = fixed_settings.request(path, (), **call)
-    device = resolve.device_of(request, here)
-    request = resolve.located(request)
-    request = resolve.with_dtype(request, whole_of(request, complete=False))
-    whole = whole_of(request, complete=True)
-    kind = machine.device_kind(device, here)
-    return Opened(settings=fixed_settings, asked=request, detected=whole, device=device, kind=kind, machine=here)
+    fixed = settings.but({f"quant.{row.name}": None for row in ROLES} | {"offload": "none", "budget": None})
+    request = fixed.request(path, (), **call)
+    resolved = resolve.resolve(request, resolve.device_of(request, here))
+    planner.refuse_conflicts(resolved)
+    return Opened(resolve.completed(resolved), here)
 
 
 def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced")) -> list[Candidate]:
     """Return the unchanged model and every scheme that works here, for the UNet or transformer, for the text encoders
     and for both. Components that are quantized on disk stay as they are."""
-    plan = opened.plan(opened.settings)
-    on_disk = resolve.prequantized_schemes(opened.detected)
+    plan = opened.plan({})
+    on_disk = resolve.prequantized_schemes(opened.resolved.detected)
     whole = {
         name: worst_of(opened.verdict(s, name, prequantized=True, plain_only=p) for s, p in on_disk)
         for name in offloads
@@ -173,7 +167,7 @@ def _of_scheme(opened: Opened, scheme: str, roles: list[str], base: Candidate) -
     if not verdicts:
         return []
     try:
-        every = opened.plan(opened.settings.but({f"quant.{role}": scheme for role in roles}))
+        every = opened.plan(dict.fromkeys(roles, scheme))
     except SdquantError:  # the scheme fits no weight of this model
         return []
     ratio = snr(scheme)

@@ -1,103 +1,36 @@
-"""Find the files that make up a requested model: those of the path, of its base and of its parts."""
+"""Merge the files of single components into the pipeline that they belong to."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.choices import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
-from ..formats import known_configs, lora_files, model_families, text_encoders
-from ..models import detection
-from ..models.hub_references import Reference
+from ..formats import known_configs, model_families, text_encoders
+from ..models.detection import Detected, joined
 from . import component_places as places
+from .component_files import ComponentFile
 from .component_places import CHECKPOINT
 
 if TYPE_CHECKING:
     from ..formats.checkpoint import Source
-    from .component_files import ComponentFile
-    from .request import Request
+    from .model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 
 
-def with_base(request: Request) -> Request:
-    """Return the request with `base` set if one is needed but missing.
-
-    An all-in-one checkpoint has no configs, tokenizers or scheduler; diffusers knows which repository has them.
-
-    Raises:
-        MissingComponentError: they cannot be downloaded.
-    """
-    detected = detect_request(request, complete=False)
-    row = (
-        model_families.recognise(detected.sources[LONE].names)
-        if request.base is None and LONE in detected.sources
-        else None
-    )
-    if row is None or row.component != CHECKPOINT:
-        return request
-    from ..models import components, hub
-
-    lone = detected.sources[LONE]
-    name = components.reference({key: info.shape for key, info in lone.tensors.items()})
-    try:
-        folder = hub.fetch(Reference(name), progress=request.progress, weights=False, token=request.token)
-    except MissingComponentError as error:
-        raise MissingComponentError(
-            f"Cannot load {request.path}",
-            f"it is a {detected.family} checkpoint in the {row.layout} layout, which contains neither configs nor "
-            f"tokenizers, and those of {name} could not be downloaded: {error.__cause__}".splitlines()[0],
-            "Give base=<pipeline folder of the same model> (its weights are not needed), or connect to the hub once",
-        ) from error
-    return dataclasses.replace(request, base=str(folder))
-
-
-def detect_request(request: Request, *, complete: bool) -> detection.Detected:
-    """Detect what the path itself contains. If parts are given, a pipeline may lack the weights of some components."""
-    detect = detection.detect_base if request.parts else detection.headers
-    return detect(request.path, complete=complete, allow_pickle=request.allow_pickle, variant=request.variant)
-
-
-def lender(request: Request, detected: detection.Detected, *, complete: bool) -> detection.Detected | None:
-    """Return the base pipeline that single-component files are merged into, or None if there is nothing to merge.
-
-    It is the base, or the path itself if parts are given.
-
-    Raises:
-        MissingComponentError: there is no such pipeline, or one too many.
-    """
-    whole = detected.container == "pipeline"
-    if request.base is None:
-        if request.parts and not whole:
-            raise MissingComponentError(
-                f"Cannot load {request.path} with parts",
-                "it is not a pipeline folder, and none of the files contains the rest of the pipeline (configs, "
-                "tokenizers, scheduler)",
-                "Give base=<pipeline folder of the same model> (it needs no weights for components in these files)",
-            )
-        return detected if request.parts else None
-    base = detection.detect_base(request.base, complete=complete, allow_pickle=request.allow_pickle)
-    if whole or base.container != "pipeline":
-        raise MissingComponentError(
-            f"Cannot load {request.path} with base={request.base}",
-            "base is for a single component and must be a pipeline folder",
-            "Remove base" if whole else "Give the folder with the model_index.json",
-        )
-    return base
-
-
-def whole_of(request: Request, *, complete: bool) -> detection.Detected:
-    """Return everything to load: the path, or the base pipeline with single-component files merged into it.
+def whole_of(files: ModelFiles, *, complete: bool) -> Detected:
+    """Return everything to load: the path, or the pipeline with single-component files merged into it.
 
     Args:
-        complete: also check the components against their models and use the models' tensor names (`models.fitting`).
+        complete: also check that files are as long as their headers say, check the components against their models, and
+            use the models' tensor names (`models.fitting`).
     """
-    detected = _gathered(request, complete=complete)
+    detected = merge(files, complete=complete)
     sources = {name: text_encoders.tidied(src) for name, src in detected.sources.items()}
     if complete:
         from ..models.fitting import fitted
@@ -106,41 +39,30 @@ def whole_of(request: Request, *, complete: bool) -> detection.Detected:
     return dataclasses.replace(detected, sources=sources)
 
 
-def lacking(request: Request) -> list[str]:
-    """Return the components whose weights have to come from the pipeline folder, since no file contains them."""
-    detected = _gathered(request, complete=True, may_lack=True)
-    return [name for name, src in detected.sources.items() if src.empty]
+def merge(files: ModelFiles, *, complete: bool, may_lack: bool = False) -> Detected:
+    """Merge the files of single components into the pipeline that has the rest, if there is one.
 
-
-def _gathered(request: Request, *, complete: bool, may_lack: bool = False) -> detection.Detected:
-    detected = detect_request(request, complete=complete)
-    own, others = _own_place(request)
-    parts = [detection.detect_part(one.path, complete=complete, allow_pickle=request.allow_pickle) for one in others]
-    for lora in (one for one in (detected, *parts) if one.component == "lora"):
-        lora_files.refuse_lora(lora.path, lora.sources[LONE].names)
-    base = lender(request, detected, complete=complete)
+    Args:
+        complete: see `whole_of`. may_lack: components without weights are allowed.
+    """
+    detected, base = files.detected, files.pipeline
+    contents = [detected, *(seen for _, seen in files.parts)]
+    if complete:
+        for one in (*contents, *([] if base is None or base is detected else [base])):
+            for src in one.sources.values():
+                src.refuse_other_lengths()
     if base is None:
         return _with_config(detected) if complete else detected
-    lone = [] if detected is base else [(detected, own)]
-    files = [*lone, *((_one_component(part), one.component) for part, one in zip(parts, others, strict=True))]
-    names = _places(files, base)
-    takes = [_taken(one, name, base, complete=complete) for (one, _), name in zip(files, names, strict=True)]
+    lone = [] if detected is base else [(detected, files.place)]
+    assigned = [*lone, *((_one_component(seen), one.component) for one, seen in files.parts)]
+    names = _places(assigned, base)
+    takes = [_taken(one, name, base, complete=complete) for (one, _), name in zip(assigned, names, strict=True)]
     _refuse_twice(takes, base)
     sources = {**base.sources, **{name: src for take in takes for name, src in take.sources.items()}}
     if complete and not may_lack:
-        _refuse_missing(request, sources)
-    merged = detection.joined(base, {take.place: take.seen for take in takes}, sources, path=request.path)
-    return dataclasses.replace(merged, warnings=[*merged.warnings, *_chosen_by_name(files, names, base)])
-
-
-def _own_place(request: Request) -> tuple[str | None, tuple[ComponentFile, ...]]:
-    """Return the component that a part assigns to the path itself (it names the same file), and the other parts."""
-    own = [one for one in request.parts if one.component is not None and _same_file(one.path, request.path)]
-    return (own[0].component if own else None), tuple(one for one in request.parts if one not in own[:1])
-
-
-def _same_file(one: str, other: str) -> bool:
-    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
+        _refuse_missing(files, sources)
+    merged = joined(base, {take.place: take.seen for take in takes}, sources, path=files.path)
+    return dataclasses.replace(merged, warnings=[*merged.warnings, *_chosen_by_name(assigned, names, base)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +74,12 @@ class _Take:
         sources: all components that come from the file.
     """
 
-    seen: detection.Detected
+    seen: Detected
     place: str
     sources: Mapping[str, Source]
 
 
-def _taken(detected: detection.Detected, name: str, base: detection.Detected, *, complete: bool) -> _Take:
+def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> _Take:
     lone = detected.sources[LONE]
     row = model_families.recognise(lone.names)
     owner = base.sources[name]
@@ -173,7 +95,7 @@ def _taken(detected: detection.Detected, name: str, base: detection.Detected, *,
     return _Take(detected, name, {name: convert.with_projection(src)})
 
 
-def _one_component(part: detection.Detected) -> detection.Detected:
+def _one_component(part: Detected) -> Detected:
     """Return the part unchanged; raise MissingComponentError for pipelines and all-in-one checkpoints."""
     if part.container == "pipeline" or part.component == CHECKPOINT:
         raise MissingComponentError(
@@ -185,7 +107,7 @@ def _one_component(part: detection.Detected) -> detection.Detected:
     return part
 
 
-def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
+def _refuse_twice(takes: list[_Take], base: Detected) -> None:
     """Raise ConflictError if two files are for the same component. Components of a checkpoint give way to others."""
     owners: dict[str, _Take] = {}
     for take in takes:
@@ -203,7 +125,7 @@ def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
             owners[name] = take
 
 
-def _with_config(detected: detection.Detected) -> detection.Detected:
+def _with_config(detected: Detected) -> Detected:
     """Convert a single UNet or transformer in a foreign layout to diffusers' names, if its config is known."""
     lone = detected.sources.get(LONE)
     row = model_families.recognise(lone.names) if lone is not None else None
@@ -223,23 +145,22 @@ def _with_config(detected: detection.Detected) -> detection.Detected:
     )
 
 
-def _refuse_missing(request: Request, sources: Mapping[str, Source]) -> None:
+def _refuse_missing(files: ModelFiles, sources: Mapping[str, Source]) -> None:
     """Raise MissingComponentError for components without weights in any of the files and folders."""
-    missing = [name for name, src in sources.items() if src.empty]
+    missing = [name for name, src in sources.items() if src.is_empty]
     if missing:
         places = ", ".join(str(sources[name].path) for name in missing)
-        options = f" with base={request.base}" if request.base is not None else ""
-        options += (
-            f"{' and' if options else ' with'} parts {', '.join(map(str, request.parts))}" if request.parts else ""
-        )
+        parts = [*([ComponentFile(files.path, files.place)] if files.place else []), *(one for one, _ in files.parts)]
+        options = f" with base={files.base}" if files.base is not None else ""
+        options += f"{' and' if options else ' with'} parts {', '.join(map(str, parts))}" if parts else ""
         raise MissingComponentError(
-            f"Cannot load {request.path}{options}",
-            f"{'none' if request.parts else 'neither'} of them has weights for {' and '.join(missing)}",
+            f"Cannot load {files.path}{options}",
+            f"{'none' if parts else 'neither'} of them has weights for {' and '.join(missing)}",
             f"Put the weights of the same model into {places}, pass their files as parts=, or use a base that has them",
         )
 
 
-def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, Source]:
+def _translated(lone: Source, base: Detected, main: str) -> dict[str, Source]:
     """Convert the components of a file in a foreign layout to the base's names: the main one (a UNet or transformer)
     and any others in the file."""
     from ..models.single_file import convert
@@ -259,10 +180,10 @@ def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, 
     return parts
 
 
-_Wanted = Sequence[tuple[detection.Detected, str | None]]  # files, each with the component that the user assigned it to
+_Wanted = Sequence[tuple[Detected, str | None]]  # files, each with the component that the user assigned it to
 
 
-def _places(files: _Wanted, base: detection.Detected) -> list[str]:
+def _places(files: _Wanted, base: Detected) -> list[str]:
     """Return the component of the base that each file replaces: the one that the user assigned, the only one that it
     fits, the one that its name indicates, or the only one that the other files leave.
 
@@ -284,7 +205,7 @@ def _places(files: _Wanted, base: detection.Detected) -> list[str]:
     return [str(name) for name in slots]
 
 
-def _named(detected: detection.Detected, name: str, base: detection.Detected) -> str:
+def _named(detected: Detected, name: str, base: Detected) -> str:
     """Return the component that the user assigned a file to, after checking that it exists and may fit."""
     if name not in base.sources:
         near = difflib.get_close_matches(name, base.sources, n=1, cutoff=0.5)
@@ -304,14 +225,14 @@ def _named(detected: detection.Detected, name: str, base: detection.Detected) ->
     return name
 
 
-def _sure(detected: detection.Detected, names: Sequence[str], base: detection.Detected) -> str | None:
+def _sure(detected: Detected, names: Sequence[str], base: Detected) -> str | None:
     """Return the only component that a file fits, or the one of several that its name indicates; None if unclear."""
     if not names:
         raise _no_place(detected, base)
     return names[0] if len(names) == 1 else places.hinted(detected.path, names)
 
 
-def _not_told(detected: detection.Detected, names: Sequence[str], base: detection.Detected) -> MissingComponentError:
+def _not_told(detected: Detected, names: Sequence[str], base: Detected) -> MissingComponentError:
     """Return the error for a file that fits several components, none of which its name indicates."""
     each = " or ".join(f"parts={_spelled({name: detected.path})}" for name in names)
     return MissingComponentError(
@@ -327,7 +248,7 @@ def _spelled(parts: Mapping[str, str]) -> str:
     return "{" + ", ".join(f'"{name}": "{path}"' for name, path in parts.items()) + "}"
 
 
-def _chosen_by_name(files: _Wanted, slots: Sequence[str], base: detection.Detected) -> list[str]:
+def _chosen_by_name(files: _Wanted, slots: Sequence[str], base: Detected) -> list[str]:
     """Return a warning for each file whose component was guessed from its name while the base keeps the other one."""
     lines = []
     for (detected, name), place in zip(files, slots, strict=True):
@@ -341,7 +262,7 @@ def _chosen_by_name(files: _Wanted, slots: Sequence[str], base: detection.Detect
     return lines
 
 
-def _no_place(detected: detection.Detected, base: detection.Detected) -> MissingComponentError:
+def _no_place(detected: Detected, base: Detected) -> MissingComponentError:
     """Return the error for a file that fits no component of a pipeline."""
     has = ", ".join(base.sources)
     if detected.family in text_encoders.KINDS:

@@ -14,7 +14,7 @@ from ..core.dtypes import FLOATS
 from ..core.name_patterns import skipped
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..formats.type_histogram import weights_of
-from ..models.detection import Detected, same_scheme
+from ..models.detection import same_scheme
 from ..models.keep_in_fp32 import float32_of_class
 from ..nn import openvino
 from ..rules.quant_spec import RulesSpec
@@ -23,13 +23,15 @@ from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rule
 from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
+    from ..compat.hardware import Machine
     from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Source
     from .request import Request
+    from .resolve import Resolved
 
 __all__ = [
-    "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "build_plan", "refuse_computing",
-    "select",
+    "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "build_plan", "refuse_computing", "refuse_conflicts",
+    "select", "spec_for",
 ]  # fmt: skip
 
 # Components that are quantized by default; the VAE never is. diffusers also has two-word names:
@@ -37,75 +39,89 @@ __all__ = [
 QUANTIZED_BY_DEFAULT = re.compile(r"^((\w+_)?(unet|transformer|prior|text_encoder)|decoder)(_\d+)?$")
 
 
-def build_plan(
-    request: Request,
-    detected: Detected,
-    *,
-    device: str,
-    versions: Mapping[str, str] | None = None,
-    marked: Callable[[Source, RulesSpec], Marked] | None = None,
-) -> Plan:
-    """Return the plan for a request on the detected files.
-
-    Args:
-        detected: the whole model (with `base`, the base's components with the single one merged in).
-        versions: installed packages; a weight that is quantized on disk runs in plain layers if its package is
-            missing. None: all are installed.
-        marked: finds the modules of a model that multiply activations. None: rules for such products are assumed to
-            match some.
+def refuse_conflicts(resolved: Resolved) -> None:
+    """Raise for what contradicts the files, before they are compared with their models.
 
     Raises:
         ConflictError: the request has another scheme for a pre-quantized component.
         IncompatibleError: the request has a scheme for float weights that exists only in files.
         SettingsError: the request names a component that does not exist.
     """
-    sources = detected.sources
-    named = request.quant if isinstance(request.quant, Mapping) else {}
-    unknown = [name for name in (*named, *(request.components or ())) if name != "*" and name not in sources]
+    sources = resolved.detected.sources
+    unknown = [name for name in resolved.named if name not in sources]
     if unknown:
         near = difflib.get_close_matches(unknown[0], sources, n=1, cutoff=0.5)
         raise SettingsError(
             f"Unknown component {unknown[0]!r}",
-            f"{detected.path} has {', '.join(sources)}",
+            f"{resolved.detected.path} has {', '.join(sources)}",
             f"Did you mean {near[0]!r}?" if near else "Name one of them",
         )
+    for name, src in sources.items():
+        is_set, spec = spec_for(name, resolved)
+        if src.found:
+            _refuse_conflict(name, src, is_set, spec)
+        elif not _is_float_gguf(src, spec):
+            refuse_computing(spec, resolved.request.compute)
+            _refuse_file_scheme(src, spec, resolved.files.path)
+
+
+def build_plan(
+    resolved: Resolved, machine: Machine, *, marked: Callable[[str, Source, RulesSpec], Marked] | None = None
+) -> Plan:
+    """Return the plan for a request whose conflicts with its files have been refused.
+
+    Args:
+        machine: the one that the plan is for. Weights that are quantized on disk run in plain layers if their package
+            is missing there.
+        marked: finds the modules of a model that multiply activations. None: rules for such products are assumed to
+            match some.
+
+    Raises:
+        IncompatibleError: nothing would be quantized. SettingsError: the same for a component that was named.
+    """
+    request, detected = resolved.request, resolved.detected
+    sources = detected.sources
+    specs = {name: spec_for(name, resolved)[1] for name in sources}
     products = {
-        name: marked(src, spec)
-        for name, src in sources.items()
-        for spec in (asked_for(name, request)[1],)
-        if marked is not None and isinstance(spec, RulesSpec) and spec.products and not src.found
+        name: marked(name, sources[name], spec)
+        for name, spec in specs.items()
+        if marked is not None and isinstance(spec, RulesSpec) and spec.products and not sources[name].found
     }
     parts = tuple(
-        _component(name, src, asked_for(name, request), request, device, versions, products.get(name))
+        _found(name, src, resolved, machine)
+        if src.found
+        else _unquantized(name, src, specs[name], resolved, machine, products.get(name))
         for name, src in sources.items()
     )
     warnings = [
         *detected.warnings,
-        *_without_effect(request, parts, sources),
+        *_without_effect(resolved, parts, sources),
         *_unused_rules(request, parts, sources, products),
-        *_require_something(request, parts, sources),
+        *_require_something(resolved, parts, sources),
     ]
     return Plan(
-        path=request.path,
-        base=request.base,
+        path=resolved.files.path,
+        base=resolved.files.base,
         container=detected.container,
         family=detected.family,
-        offload=request.offload,
-        device=device,
-        dtype=request.dtype,
-        budget=request.budget_bytes,
+        offload=resolved.offload,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        budget=resolved.budget,
         components=parts,
         warnings=tuple(warnings),
         detected=detected,
+        why=resolved.why,
+        foreseen=resolved.foreseen,
     )
 
 
-def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
+def spec_for(name: str, resolved: Resolved) -> tuple[bool, QuantSpec | None]:
     """Return whether the request says how to quantize this component, and the scheme (None: do not quantize)."""
-    specs = request.specs()
+    specs = resolved.specs
     if name in specs:
         spec = specs[name]
-    elif "*" not in specs or not _chosen(name, request):
+    elif "*" not in specs or not _chosen(name, resolved.request):
         return False, None
     else:
         spec = specs["*"]
@@ -118,37 +134,36 @@ def _chosen(name: str, request: Request) -> bool:
     return name == LONE or bool(QUANTIZED_BY_DEFAULT.match(name))
 
 
-def _component(
-    name: str,
-    src: Source,
-    requested: tuple[bool, QuantSpec | None],
-    request: Request,
-    device: str,
-    versions: Mapping[str, str] | None,
-    marked: Marked,
-) -> ComponentPlan:
-    is_set, spec = requested
-    if src.found:
-        _refuse_conflict(name, src, is_set, spec)
-        return _found(name, src, request, device, versions)
-    if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
-        spec = None  # a GGUF file of floats, requested by its type: loaded as it is
+def _is_float_gguf(src: Source, spec: QuantSpec | None) -> bool:
+    """Return whether it is a GGUF file of floats that is requested by its type: it is loaded as it is."""
+    return spec is not None and spec.scheme.bits >= 16 and src.container == "gguf"
+
+
+def _refuse_file_scheme(src: Source, spec: QuantSpec | None, path: str) -> None:
     if spec is not None and not spec.scheme.on_the_fly:
         row = spec.scheme
         raise IncompatibleError(
             f"Cannot quantize the float weights of {src.path} to {row.name}",
             "GGUF files can be loaded, but models cannot be quantized to GGUF at load time",
-            f"Write the file with `sdquant quantize {request.path} model-{row.name}.gguf --quant {row.name}`, "
+            f"Write the file with `sdquant quantize {path} model-{row.name}.gguf --quant {row.name}`, "
             "or use a scheme that quantizes on the fly, such as int8 or nf4",
         )
-    shapes = {key: (info.shape, _in_memory(src, key, request.dtype)) for key, info in src.tensors.items()}
+
+
+def _unquantized(
+    name: str, src: Source, spec: QuantSpec | None, resolved: Resolved, machine: Machine, marked: Marked
+) -> ComponentPlan:
+    """Return the plan for a component of float weights."""
+    request = resolved.request
+    if _is_float_gguf(src, spec):
+        spec = None
+    shapes = {key: (info.shape, _in_memory(src, key, resolved.dtype)) for key, info in src.tensors.items()}
     total = sum(nbytes(shape, dtype) for shape, dtype in shapes.values())
     as_bf16 = sum(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
-    refuse_computing(spec, request.compute)
     named = _runtime(name, src, request)
-    runtime = named or (default_runtime(spec, device) if spec else "plain")
+    runtime = named or (default_runtime(spec, resolved.device, isa=machine.native) if spec else "plain")
     if spec is None:
         runtime = "plain" if runtime == openvino.NAME else runtime  # floats are torch's
         return ComponentPlan(
@@ -184,14 +199,15 @@ def _products(spec: QuantSpec, marked: Marked) -> int | None:
     return None if marked is None else len(marked)
 
 
-def _require_something(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
+def _require_something(
+    resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]
+) -> list[str]:
     """Apply `require_something` to the components that are to be quantized now, not to those quantized on disk."""
     extents = extents_of(parts, sources)
-    has_scheme = any(spec is not None for spec in request.specs().values())
+    has_scheme = any(spec is not None for spec in resolved.specs.values())
     if not extents and (not has_scheme or any(part.weights for part in parts)):
         return []
-    named = {*(request.components or ()), *(request.quant if isinstance(request.quant, Mapping) else ())} - {"*"}
-    return require_something(request.path, extents, named)
+    return require_something(resolved.files.path, extents, resolved.named)
 
 
 def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | None) -> None:
@@ -209,7 +225,9 @@ def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | Non
         refuse_other_rules(name, src, spec)
 
 
-def _found(name: str, src: Source, request: Request, device: str, versions: Mapping[str, str] | None) -> ComponentPlan:
+def _found(name: str, src: Source, resolved: Resolved, machine: Machine) -> ComponentPlan:
+    """Return the plan for a component that is quantized on disk."""
+    request = resolved.request
     decoded = {key: weights_of(src, key) for key in src.found if not _of_a_layer(src, key)}
     weights = tuple(
         WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.found_bytes(key))
@@ -218,10 +236,10 @@ def _found(name: str, src: Source, request: Request, device: str, versions: Mapp
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
     scheme = registry.scheme(max(counts, key=lambda name: counts[name]))
-    default = default_runtime(scheme, device, found=True, versions=versions)
+    default = default_runtime(scheme, resolved.device, isa=machine.native, found=True, versions=machine.versions)
     runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
-    plain = sum(nbytes(info.shape, _in_memory(src, key, request.dtype)) for key, info in src.plain.items())
-    plain += sum(nbytes((count,), request.dtype or "float32") for count in decoded.values())
+    plain = sum(nbytes(info.shape, _in_memory(src, key, resolved.dtype)) for key, info in src.plain.items())
+    plain += sum(nbytes((count,), resolved.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
     return ComponentPlan(
         name=name,
@@ -260,10 +278,11 @@ def _runtime(name: str, src: Source, request: Request) -> str | None:
     return request.plain_runtime
 
 
-def _without_effect(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
+def _without_effect(resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
     """Return a warning for each setting that has no effect."""
+    request = resolved.request
     lines = []
-    if request.components is not None and "*" not in request.specs():
+    if request.components is not None and "*" not in resolved.specs:
         lines.append("components= has no effect: it needs one scheme for all of them, such as quant='nf4'")
     lines += [
         f"runtime='library' has no effect on {part.name}: the library has no module for the file's format"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from ..models.classes import class_of
 from ..rules.quant_spec import RulesSpec
 from ..rules.range_checks import require_ranges
 from . import planner
-from .component_sources import whole_of
 from .request import Request, request
-from .resolve import device_of, located, prequantized_schemes, with_dtype
-from .rule_checks import marked_in_file
+from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
+from .rule_checks import Marked, marked_in_file
 
 if TYPE_CHECKING:
+    from ..core.scheme import QuantSpec
+    from ..formats.checkpoint import Source
     from . import plan as planner_plan
 
 
@@ -42,39 +43,73 @@ def prepare(request: Request) -> planner_plan.Plan:
     """Check and plan a request. Everything that can be refused is refused here, after reading only headers.
 
     The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
-    Only after that are the files checked against their own headers.
+    Only after that are the files checked against their own headers and their models.
     """
     here = hardware.probe()
-    why = step_ratio = None
+    device = device_of(request, here)
+    if not request.automatic:
+        check_schemes(request, request.specs, request.offload, device, here)
+    found = resolve(request, device)
+    on_disk = prequantized_schemes(found.detected)
     if request.automatic:
         from . import auto
 
-        resolved = auto.resolve(request, here)
-        request, why, step_ratio = resolved.request, resolved.why, resolved.foreseen
-    device = device_of(request, here)
+        planner.refuse_conflicts(found)
+        whole = auto.choose(completed(found), here)
+        check_schemes(request, whole.specs, whole.offload, device, here)
+        _check_files(request, on_disk, whole.offload, device, here)
+    else:
+        _check_files(request, on_disk, found.offload, device, here)
+        planner.refuse_conflicts(found)
+        whole = completed(found)
+    plan = plan_resolved(whole, here)
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *_needs(plan)))
 
-    def check(quant: Any, mode: str, runtime: str | None = request.plain_runtime) -> None:
-        compat.check(
-            quant, request.offload, mode=mode, runtime=runtime, device=device, machine=here, compute=request.compute,
-            allow_incompatible=request.allow_incompatible,
-        )  # fmt: skip
 
-    # A gguf scheme is not refused yet, since the file may be quantized to it.
-    named = {name: str(spec) for name, spec in request.specs().items() if spec is not None}
-    check(None if not named else (named.get("*") if set(named) == {"*"} else named), request.mode)
-    request = located(request)
-    detected = whole_of(request, complete=False)
-    for scheme, plain_only in prequantized_schemes(detected):
-        check(scheme, "found", runtime="plain" if plain_only else request.plain_runtime)
-    request = with_dtype(request, detected)
-    planner.build_plan(request, detected, device=device)  # conflicts, and schemes that exist only in files
-    whole = whole_of(request, complete=True)
-    plan = planner.build_plan(request, whole, device=device, versions=here.versions, marked=marked_in_file)
+def plan_resolved(
+    resolved: Resolved,
+    here: hardware.Machine,
+    marked: Callable[[str, Source, RulesSpec], Marked] = marked_in_file,
+) -> planner_plan.Plan:
+    """Return the plan for a request that has been checked against the matrix and its files.
+
+    Args:
+        marked: see `planner.build_plan`.
+    """
+    plan = planner.build_plan(resolved, here, marked=marked)
     for part in plan.components:
         if isinstance(part.spec, RulesSpec):
             shapes = plan.detected.sources[part.name].tensors
             require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
-    return dataclasses.replace(plan, why=why, foreseen=step_ratio, warnings=(*plan.warnings, *_needs(plan)))
+    return plan
+
+
+def check_schemes(
+    request: Request, specs: Mapping[str, QuantSpec | None], offload: str, device: str, here: hardware.Machine
+) -> None:
+    """Consult the matrix for what is to be quantized. A gguf scheme is not refused yet: the file may be quantized to
+    it."""
+    named = {name: str(spec) for name, spec in specs.items() if spec is not None}
+    quant = None if not named else (named.get("*") if set(named) == {"*"} else named)
+    _check(request, quant, request.mode, request.plain_runtime, offload, device, here)
+
+
+def _check_files(
+    request: Request, schemes: list[tuple[str, bool]], offload: str, device: str, here: hardware.Machine
+) -> None:
+    """Consult the matrix for what is quantized on disk."""
+    for scheme, plain_only in schemes:
+        runtime = "plain" if plain_only else request.plain_runtime
+        _check(request, scheme, "found", runtime, offload, device, here)
+
+
+def _check(
+    request: Request, quant: Any, mode: str, runtime: str | None, offload: str, device: str, here: hardware.Machine
+) -> None:
+    compat.check(
+        quant, offload, mode=mode, runtime=runtime, device=device, machine=here, compute=request.compute,
+        allow_incompatible=request.allow_incompatible,
+    )  # fmt: skip
 
 
 def _needs(plan: planner_plan.Plan) -> list[str]:

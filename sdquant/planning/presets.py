@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware as machines
 from ..errors import BudgetError, SettingsError
-from ..utils.byte_sizes import parse_size
+from ..utils.byte_sizes import parse_budget, parse_size
 from .candidates import Candidate, Opened, candidates, open_model
 from .estimate import meta_models, step_time
 from .estimate.activation_allowance import allowance
@@ -186,11 +186,12 @@ def choose(
         raise SettingsError(
             f"Unknown preset {name!r}", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one of them"
         )
-    opened = open_model(path, settings or Settings(), machine or machines.probe(), call)
-    return _chosen(row, opened, candidates(opened), held)
+    fixed = (settings or Settings()).but({"budget": None, "mode": "auto"})
+    opened = open_model(path, fixed, machine or machines.probe(), call)
+    return _chosen(row, fixed, opened, candidates(opened), held)
 
 
-def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], in_use: int) -> Chosen:
+def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidate], in_use: int) -> Chosen:
     limit = _limit(preset, opened, in_use)
     rest = allowance(max(sum(part.bytes_bf16 for part in row.plan.components) for row in rows))
     room = max(limit - rest, 0)
@@ -201,10 +202,11 @@ def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], in_use: int) 
     changes = best.candidate.changes | {"offload": best.offload}
     if best.offload == "balanced":
         changes["budget"] = _budget(room)
-    settings = opened.settings.but(changes)
-    return Chosen(
-        settings=settings, plan=opened.plan(settings), why=_why(best, rows, opened, limit, rest, preset.order)
+    settings = fixed.but(changes)
+    plan = dataclasses.replace(
+        opened.plan(best.candidate.schemes), offload=best.offload, budget=parse_budget(settings["budget"])
     )
+    return Chosen(settings=settings, plan=plan, why=_why(best, rows, opened, limit, rest, preset.order))
 
 
 def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
@@ -227,7 +229,7 @@ def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
         return parse_size(preset.memory, "A preset")
     names = {row.torch_name: row for row in opened.machine.devices}
     same = [row for row in opened.machine.devices if row.kind == opened.kind]
-    device = names.get(opened.device) or same[0]
+    device = names.get(opened.resolved.device) or same[0]
     memory = device.memory_total if device.memory_free is None else device.memory_free
     if memory is None:
         raise BudgetError(
@@ -292,7 +294,7 @@ def _next(way: _Way, rows: list[Candidate], order: str) -> Candidate | None:
 def _named(candidate: Candidate, opened: Opened) -> str:
     """Describe a candidate, such as "nf4 for the transformer and the text encoders"."""
     if not candidate.schemes:
-        scheme = opened.detected.quant
+        scheme = opened.resolved.detected.quant
         return f"as found ({scheme})" if scheme else "not quantized"
     words = [_role(role, opened.playing(role)) for role in candidate.schemes]
     return f"{next(iter(candidate.schemes.values()))} for {' and '.join(words)}"

@@ -9,6 +9,7 @@ import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
@@ -205,7 +206,7 @@ class Request:
             for name in self.quant:
                 _text("component in quant", name)
         self._refuse_beside_auto()
-        self.specs()
+        _ = self.specs  # parsed once, now, so that errors are raised here
 
     @property
     def automatic(self) -> bool:
@@ -223,9 +224,10 @@ class Request:
                 "Cannot combine mode='post' with quant='auto'", "auto chooses the mode itself", "Remove one of the two"
             )
 
-    def specs(self) -> dict[str, QuantSpec | None]:
-        """Parse `quant` to a scheme for each component, "*" for all others; None means "do not quantize". Components
-        that are absent are loaded as they are on disk.
+    @cached_property
+    def specs(self) -> Mapping[str, QuantSpec | None]:
+        """The scheme of each component in `quant`, "*" for all others; None means "do not quantize". Components that
+        are absent are loaded as they are on disk.
 
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.

@@ -1,9 +1,11 @@
-"""Resolve the names in a request to what this machine has: its device, its files, one dtype."""
+"""Resolve a request to what this machine has: its device, its files, one dtype."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..backends.gguf import READ_DTYPE
@@ -11,11 +13,68 @@ from ..compat import hardware
 from ..core import choices
 from ..errors import BackendUnavailableError
 from .component_places import CHECKPOINT
-from .component_sources import detect_request, lender, with_base
+from .component_sources import whole_of
+from .model_files import ModelFiles, locate
 
 if TYPE_CHECKING:
-    from ..models import detection
+    from ..core.scheme import QuantSpec
+    from ..formats.checkpoint import Source
+    from ..models.detection import Detected
     from .request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A request with everything in it found: what the planner plans.
+
+    Attributes:
+        request: as the user made it.
+        files: of the model.
+        detected: the whole model, made of them.
+        device: the compute device, by torch name. dtype: what floats are cast to; None to leave them as stored.
+        specs: the scheme of each component, see `Request.specs`; those that `auto` chose, if the request says so.
+        offload, budget: the mode, and the bytes that weights may take; likewise.
+        why, foreseen: for "auto", see `Plan`.
+    """
+
+    request: Request
+    files: ModelFiles
+    detected: Detected
+    device: str
+    dtype: str | None
+    specs: Mapping[str, QuantSpec | None]
+    offload: str
+    budget: int | None
+    why: str | None = None
+    foreseen: float | None = None
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The components that the request names."""
+        quant = self.request.quant
+        names = (*(quant if isinstance(quant, Mapping) else ()), *(self.request.components or ()))
+        return tuple(name for name in dict.fromkeys(names) if name != "*")
+
+
+def resolve(request: Request, device: str) -> Resolved:
+    """Return the request with its files, not yet compared with their models, and one dtype."""
+    files = locate(request)
+    detected = whole_of(files, complete=False)
+    return Resolved(
+        request=request,
+        files=files,
+        detected=detected,
+        device=device,
+        dtype=request.dtype or _one_dtype(files, detected),
+        specs=request.specs,
+        offload=request.offload,
+        budget=request.budget_bytes,
+    )
+
+
+def completed(resolved: Resolved) -> Resolved:
+    """Return it with the files checked against their headers and their models, and under the models' names."""
+    return dataclasses.replace(resolved, detected=whole_of(resolved.files, complete=True))
 
 
 def device_of(request: Request, here: hardware.Machine) -> str:
@@ -34,15 +93,7 @@ def device_of(request: Request, here: hardware.Machine) -> str:
     return device
 
 
-def located(request: Request) -> Request:
-    """Return the request with local paths, and with a base if it needs one."""
-    from . import fetching
-
-    request = with_base(fetching.fetched(request))
-    return dataclasses.replace(request, revision=None, subfolder=None, token=None)  # no longer needed
-
-
-def prequantized_schemes(detected: detection.Detected) -> list[tuple[str, bool]]:
+def prequantized_schemes(detected: Detected) -> list[tuple[str, bool]]:
     """Return the schemes of the weights quantized on disk, each with whether only plain layers can run it.
 
     A file has several if two libraries have quantized its layers. GGUF files mix types; only the main one counts.
@@ -56,45 +107,38 @@ def prequantized_schemes(detected: detection.Detected) -> list[tuple[str, bool]]
     return sorted(rows)
 
 
-def with_dtype(request: Request, detected: detection.Detected) -> Request:
-    """Return the request with `dtype` set if it names none and all floats have to be cast to one dtype."""
-    return dataclasses.replace(request, dtype=request.dtype or _one_dtype(request, detected))
-
-
-def _one_dtype(request: Request, detected: detection.Detected) -> str | None:
+def _one_dtype(files: ModelFiles, detected: Detected) -> str | None:
     """Return the dtype to cast all floats to if the files mix dtypes; None to leave them unchanged.
 
     Dtypes mix when a single component joins those of its base, in all-in-one checkpoints (whose VAE is often float32),
     and in GGUF files, which keep small tensors in float32. The dtype with the most bytes decides: for a single
     component that of the base, else that of the file. GGUF files written by sdquant record their original dtype.
     """
-    lone = detect_request(request, complete=False)
-    base = lender(request, lone, complete=False)
-    if base is None:
+    if files.pipeline is None:
         packed = any(src.container == "gguf" for src in detected.sources.values())
-        return _most(detected) if packed else None
-    if lone.component == CHECKPOINT:
-        return _most(lone)
-    sources = {name: src for name, src in base.sources.items() if not name.startswith("vae")}  # which is often in F32
-    return _most(dataclasses.replace(base, sources=sources)) or _most_of_lone(detected)
+        return _most(detected.sources.values()) if packed else None
+    if files.detected.component == CHECKPOINT:
+        return _most(files.detected.sources.values())
+    kept = [src for name, src in files.pipeline.sources.items() if not name.startswith("vae")]  # which is often in F32
+    return _most(kept) or _most_of_lone(detected)
 
 
-def _most_of_lone(detected: detection.Detected) -> str:
+def _most_of_lone(detected: Detected) -> str:
     """Return the main component's dtype, for a base that provides only configs.
 
     The dtype for packed weights if there is no other: float32 in a GGUF file tells nothing, since small tensors are
     always stored in it.
     """
     main = next((detected.sources[name] for name in choices.MAIN if name in detected.sources), None)
-    dtype = _most(dataclasses.replace(detected, sources={} if main is None else {"main": main}))
+    dtype = _most([] if main is None else [main])
     foreign = main is not None and main.container == "gguf" and main.named_dtype is None
     return READ_DTYPE if dtype is None or (foreign and dtype == "float32") else dtype
 
 
-def _most(detected: detection.Detected) -> str | None:
+def _most(sources: Iterable[Source]) -> str | None:
     """Return the float dtype with the most bytes; None if there are no floats."""
     sizes: Counter[str] = Counter()
-    for src in detected.sources.values():
+    for src in sources:
         for info in src.plain.values():
             if info.dtype in ("float32", "float16", "bfloat16"):
                 sizes[src.named_dtype or info.dtype] += info.nbytes

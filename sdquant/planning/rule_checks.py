@@ -55,7 +55,7 @@ def refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
             )
 
 
-def marked_in_file(src: Source, spec: RulesSpec) -> Marked:
+def marked_in_file(name: str, src: Source, spec: RulesSpec) -> Marked:
     """Return the modules in a source's model whose activation products match a rule; None if its class is unknown.
 
     Raises:

@@ -179,7 +179,7 @@ def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     for name, src in plan.detected.sources.items():
         if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
-            marked_in_file(src, spec)
+            marked_in_file(name, src, spec)
 
 
 def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:

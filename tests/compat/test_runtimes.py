@@ -21,30 +21,28 @@ BOTH = [row.name for row in backends.schemes() if "library" in row.runtimes]
 
 
 @pytest.fixture(params=sorted(MEASURED))
-def measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A machine with C kernels for these instructions."""
-    monkeypatch.setattr(cpu, "isa", lambda: request.param)
+def measured(request: pytest.FixtureRequest) -> str:
+    """C kernels that were measured, by their instructions."""
     return str(request.param)
 
 
 def test_by_device(measured: str) -> None:
     for row in backends.schemes():
-        assert default_runtime(row, "cpu") == "plain"
+        assert default_runtime(row, "cpu", isa=measured) == "plain"
         for device in ("cuda:0", "cuda", "mps", "xpu", "privateuseone:0"):
-            assert default_runtime(row, device) == row.runtimes[0]
+            assert default_runtime(row, device, isa=measured) == row.runtimes[0]
 
 
 @pytest.mark.parametrize("isa", [None, "portable"])
-def test_without_kernels_that_were_measured(isa: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "isa", lambda: isa)
-    assert [default_runtime(backends.scheme(name), "cpu") for name in BOTH] == ["library"] * len(BOTH)
-    assert default_runtime(backends.scheme("nf4"), "cpu", found=True, versions={}) == "plain"
-    assert default_runtime(backends.scheme("nf4"), "cpu", found=True, versions=VERSIONS) == "library"
+def test_without_kernels_that_were_measured(isa: str | None) -> None:
+    assert [default_runtime(backends.scheme(name), "cpu", isa=isa) for name in BOTH] == ["library"] * len(BOTH)
+    assert default_runtime(backends.scheme("nf4"), "cpu", isa=isa, found=True, versions={}) == "plain"
+    assert default_runtime(backends.scheme("nf4"), "cpu", isa=isa, found=True, versions=VERSIONS) == "library"
 
 
 def test_an_option_of_the_library(measured: str) -> None:
     for text, runtime in (("nf4,compute_dtype=float32", "library"), ("nf4,double_quant", "plain")):
-        assert default_runtime(backends.parse(text), "cpu") == runtime
+        assert default_runtime(backends.parse(text), "cpu", isa=measured) == runtime
 
 
 def test_the_same_weights_on_every_machine(sd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

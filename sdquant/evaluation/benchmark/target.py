@@ -10,7 +10,6 @@ from ...core.choices import LONE, MAIN
 from ...errors import UnsupportedFileError
 from ...planning.preparation import prepare
 from ...planning.request import NOT_QUANTIZED, Request
-from ...planning.resolve import located
 from .specs import ModelUnderTest
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ def find_model(request: Request) -> ModelUnderTest:
     Raises:
         SdquantError: as `preparation.prepare`; or the model has no UNet or transformer.
     """
-    request = located(request)
     plan = prepare(request)
+    request = dataclasses.replace(request, path=plan.path, base=plan.base, revision=None, subfolder=None, token=None)
     name, src = _main(plan)
     pipeline: Request | None = request
     folder = Path(request.path) / name
