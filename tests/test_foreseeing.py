@@ -22,6 +22,8 @@ from sdquant.planning.estimate.scheme_snr import USABLE
 from sdquant.planning.request import request
 from tools import facts
 
+from .test_automatic import quant_of
+
 if TYPE_CHECKING:
     from sdquant.models.activation_memory import Trace
     from sdquant.planning import plan as planner_plan
@@ -145,9 +147,9 @@ def resolved(model: str, isa: str, room: int | None = None, **asked: Any) -> aut
 
 
 def test_what_computes_faster_is_chosen_where_all_fits() -> None:
-    assert resolved("digits-sd", "not built").request.quant is None
+    assert quant_of(resolved("digits-sd", "not built")) is None
     made = resolved("digits-sd", "amx")
-    assert isinstance(made.request.quant, dict) and made.request.quant.keys() == {"unet"}
+    assert isinstance(quant_of(made), dict) and quant_of(made).keys() == {"unet"}
     assert made.foreseen is not None and made.foreseen < 0.95
     assert f"a step takes about {made.foreseen:.2g} of the unquantized" in made.why
 
@@ -172,11 +174,11 @@ def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch
     near = [way for way in good if way.time <= (1 + step_time.NEAR) * fastest]
     best = min(near, key=lambda way: way.candidate.noise)
     assert made.foreseen == best.time < 1 and len(good) > len(near) > 1
-    assert {"unet": best.candidate.schemes["model"]} == made.request.quant
+    assert {"unet": best.candidate.schemes["model"]} == quant_of(made)
 
 
 def test_where_less_fits_the_fastest_of_what_fits() -> None:
     eight = sdquant.plan(sdquant.demo.path("digits-flux"), "int8")
     less = resolved("digits-flux", "amx", int(0.6 * eight.bytes) + 14_000_000)  # activations take 13.5 MB
-    assert less.request.quant is not None and less.foreseen is not None
-    assert sdquant.plan(sdquant.demo.path("digits-flux"), less.request.quant).bytes < eight.bytes
+    assert quant_of(less) is not None and less.foreseen is not None
+    assert sdquant.plan(sdquant.demo.path("digits-flux"), quant_of(less)).bytes < eight.bytes

@@ -32,11 +32,12 @@ from .estimate import meta_models, peak_memory, step_time
 from .estimate.activation_allowance import allowance
 from .estimate.scheme_snr import USABLE
 from .request import AUTO, Request
+from .resolve import Resolved, completed, device_of
+from .resolve import resolve as resolve_request
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..models.activation_memory import Trace
-    from .resolve import Resolved
 
 # Tie-break between modes: none has no hooks, balanced prefetches, the others wait for their transfers.
 ORDER = ("none", "balanced", "model", "group", "sequential")
@@ -105,13 +106,15 @@ def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
         yield from sorted(same, key=lambda way: (step_time.counted(way.time, fastest), way.candidate.noise))
 
 
-def choose(resolved: Resolved, here: Machine) -> Resolved:
-    """Return it with every "auto" of its request decided. Traces shapes to estimate the activations.
+def resolve(request: Request, here: Machine) -> Resolved:
+    """Resolve a request for a machine and decide every "auto" in it. Traces shapes to estimate the activations.
 
     Raises:
-        BudgetError: nothing fits.
+        BudgetError: nothing fits. SdquantError: what loading the model as found would raise before reading weights.
     """
-    request = resolved.request
+    found = resolve_request(request, device_of(request, here))
+    planner.refuse_conflicts(found)
+    resolved = completed(found)
     opened = Opened(dataclasses.replace(resolved, offload="none", budget=None), here)
     modes = OFFLOADS if request.offload == AUTO else (request.offload,)
     rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]

@@ -47,19 +47,16 @@ def prepare(request: Request) -> planner_plan.Plan:
     """
     here = hardware.probe()
     device = device_of(request, here)
-    if not request.automatic:
-        check_schemes(request, request.specs, request.offload, device, here)
-    found = resolve(request, device)
-    on_disk = prequantized_schemes(found.detected)
     if request.automatic:
         from . import auto
 
-        planner.refuse_conflicts(found)
-        whole = auto.choose(completed(found), here)
+        whole = auto.resolve(request, here)
         check_schemes(request, whole.specs, whole.offload, device, here)
-        _check_files(request, on_disk, whole.offload, device, here)
+        _check_files(whole, here)
     else:
-        _check_files(request, on_disk, found.offload, device, here)
+        check_schemes(request, request.specs, request.offload, device, here)
+        found = resolve(request, device)
+        _check_files(found, here)
         planner.refuse_conflicts(found)
         whole = completed(found)
     plan = plan_resolved(whole, here)
@@ -94,13 +91,11 @@ def check_schemes(
     _check(request, quant, request.mode, request.plain_runtime, offload, device, here)
 
 
-def _check_files(
-    request: Request, schemes: list[tuple[str, bool]], offload: str, device: str, here: hardware.Machine
-) -> None:
+def _check_files(resolved: Resolved, here: hardware.Machine) -> None:
     """Consult the matrix for what is quantized on disk."""
-    for scheme, plain_only in schemes:
-        runtime = "plain" if plain_only else request.plain_runtime
-        _check(request, scheme, "found", runtime, offload, device, here)
+    for scheme, plain_only in prequantized_schemes(resolved.detected):
+        runtime = "plain" if plain_only else resolved.request.plain_runtime
+        _check(resolved.request, scheme, "found", runtime, resolved.offload, resolved.device, here)
 
 
 def _check(
