@@ -94,7 +94,7 @@ def int4pack(floats: nn.Linear, scheme: str) -> Run | None:
 def in_torch(floats: nn.Linear, scheme: str) -> Run:
     """sdquant's own arithmetic in torch: rules have no other library for torch that runs them."""
     held = packed(floats, scheme)
-    backend = backends.of_scheme(held.spec.scheme)
+    backend = held.spec.scheme.codec
     if backend.computes(held.spec):
         return lambda x: backend.linear(held, x)
     return lambda x: F.linear(x, backend.decode(held, x.dtype))

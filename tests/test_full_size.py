@@ -137,8 +137,8 @@ def check_against(folder: Path, model: nn.Module, scheme: str) -> None:
     assert bool(packed) == (scheme not in FLOATS)
     with safe_open(file, "pt") as written:
         for name, one in one_of_each_shape(packed).items():
-            spec = backends.parse(scheme if backends.parse(scheme).scheme.on_the_fly else one.spec.scheme)
-            wanted = backends.of_scheme(one.spec.scheme).encode(written.get_tensor(name), spec)
+            spec = backends.parse(scheme if backends.parse(scheme).scheme.on_the_fly else one.spec.scheme.name)
+            wanted = one.spec.scheme.codec.encode(written.get_tensor(name), spec)
             assert same_parts(one, wanted), name
         for name, tensor in plain(model).items():
             assert torch.equal(tensor, written.get_tensor(name).to(tensor.dtype)), name

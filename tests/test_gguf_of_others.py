@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
-from sdquant import backends
 from sdquant.errors import BadFileError
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
@@ -133,7 +132,7 @@ def decoded(model: nn.Module) -> State:
     """Every weight of a loaded model in float32, under diffusers' names."""
     state = {name: tensor.float() for name, tensor in plain(model).items() if tensor.numel()}
     for name, packed in quantized(model):
-        state[name] = backends.of_scheme(packed.spec.scheme).decode(packed, torch.float32)
+        state[name] = packed.spec.scheme.codec.decode(packed, torch.float32)
     return state
 
 

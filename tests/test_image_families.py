@@ -156,7 +156,7 @@ def _holds(row: Row, model: Any, there: dict[str, Tensor], floats: dict[str, Ten
             wanted |= dict(zip(part.sources, pieces, strict=True))
     assert packed.keys() == wanted.keys()
     for name, weight in packed.items():
-        got = backends.of_scheme(weight.spec.scheme).decode(weight, torch.float32)
+        got = weight.spec.scheme.codec.decode(weight, torch.float32)
         assert torch.equal(got, wanted[name]), name
     equal(plain(model), {name: tensor for name, tensor in floats.items() if name not in packed})
 

@@ -11,7 +11,6 @@ import torch
 from diffusers import ControlNetModel, UNet2DConditionModel, UNetMotionModel
 
 import sdquant
-from sdquant import backends
 from sdquant.errors import IncompatibleError
 from sdquant.nn import packed_of
 
@@ -29,7 +28,7 @@ def floats_of(unet: Any) -> Any:
         packed, target = packed_of(layer), other.get_submodule(name)
         own = {k: v for k, v in layer._parameters.items() if v is not None and k in target._parameters}
         if packed is not None:
-            own["weight"] = backends.of_scheme(packed.spec.scheme).decode(packed, torch.float32)
+            own["weight"] = packed.spec.scheme.codec.decode(packed, torch.float32)
         for key, value in own.items():
             target._parameters[key].data.copy_(value)
     return other

@@ -149,7 +149,7 @@ def _run(model: str, cell: Cell, work: Path) -> Run:
     if key not in _RUNS:
         pipe = _load(model, cell, work)
         parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-        schemes = frozenset(packed.spec.scheme for part in parts for _, packed in quantized(part))
+        schemes = frozenset(packed.spec.scheme.name for part in parts for _, packed in quantized(part))
         image = _draw(pipe)
         report = pipe.sdquant.offload.report()
         pipe.sdquant.offload.remove()

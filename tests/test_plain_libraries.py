@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import sdquant
-from sdquant import backends, demo
+from sdquant import demo
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import quantized
 
@@ -96,7 +96,7 @@ def test_read_with_the_same_weights(name: str, pipes: dict[str, Any], outcome: d
     for part, module in ours.items():
         theirs = load_file(outcome[name][part])
         for weight, packed in quantized(module):
-            wanted = backends.of_scheme(packed.spec.scheme).decode(packed, torch.float32)
+            wanted = packed.spec.scheme.codec.decode(packed, torch.float32)
             # Each in its own order of the same few operations; a step of the codes is a thousand times that.
             torch.testing.assert_close(theirs.pop(weight), wanted, rtol=1e-2, atol=1e-5)
         floats = {key: tensor for key, tensor in module.named_parameters() if key in theirs}
@@ -115,7 +115,7 @@ def test_the_same_picture(name: str, folders: dict[str, Path], outcome: dict[str
 def test_still_quantized(name: str, pipes: dict[str, Any], folders: dict[str, Path]) -> None:
     """All but text encoders in quanto, of which transformers reads nothing: those are floats."""
     for part, module in weight_parts(pipes[name]).items():
-        schemes = {packed.spec.scheme for _, packed in quantized(module)}
+        schemes = {packed.spec.scheme.name for _, packed in quantized(module)}
         config = json.loads((folders[name] / part / "config.json").read_text()).get("quantization_config") or {}
         known = {"quanto" if scheme.startswith("q") else "bitsandbytes" for scheme in schemes}
         said = {config["quant_method"]} if config else set()
@@ -161,7 +161,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
     mine, wanted = dict(quantized(one)), dict(quantized(other))
     assert set(mine) == set(wanted)
     for name, packed in mine.items():
-        backend = backends.of_scheme(packed.spec.scheme)
+        backend = packed.spec.scheme.codec
         assert torch.equal(backend.decode(packed, torch.float32), backend.decode(wanted[name], torch.float32)), name
     floats = dict(one.named_parameters())
     for name, tensor in other.named_parameters():

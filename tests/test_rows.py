@@ -25,7 +25,7 @@ def packed(scheme: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> P
 
 
 def floats(row: Packed) -> torch.Tensor:
-    return backends.of_scheme(row.spec.scheme).decode(row, torch.float32)
+    return row.spec.scheme.codec.decode(row, torch.float32)
 
 
 @pytest.mark.parametrize(

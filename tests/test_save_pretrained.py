@@ -20,7 +20,7 @@ from torch import nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 import sdquant
-from sdquant import backends, demo
+from sdquant import demo
 from sdquant.cli import main
 from sdquant.models.generate import draw
 from sdquant.nn.weights import quantized
@@ -159,10 +159,7 @@ class TestLife:
     def test_floats_again(self, row: int, quant: str, runtime: str, tmp_path: Path) -> None:
         cls, folder = PARTS[row]
         model = sdquant.load_model(folder, quant, runtime=runtime, progress=False)
-        wanted = {
-            name: backends.of_scheme(packed.spec.scheme).decode(packed, torch.bfloat16)
-            for name, packed in quantized(model)
-        }
+        wanted = {name: packed.spec.scheme.codec.decode(packed, torch.bfloat16) for name, packed in quantized(model)}
         model.dequantize()
         assert wanted and not dict(quantized(model))
         assert {type(model.get_submodule(name[:-7])) for name in wanted} <= {nn.Linear, nn.Conv2d, nn.Embedding}

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends
 from sdquant.cli import main
 from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, IncompatibleError, SettingsError
 from sdquant.models.pipelines import main_part
@@ -53,7 +52,7 @@ def test_other_tools_read_it_and_sdquant_the_same(
     mine, original = dict(quantized(main_part(pipe))), plain(main_part(sdquant.load_model(base, progress=False)))
     assert len(mine) >= len(packed)
     for name, part in mine.items():
-        weight = backends.of_scheme(part.spec.scheme).decode(part, torch.bfloat16)
+        weight = part.spec.scheme.codec.decode(part, torch.bfloat16)
         assert torch.equal(weight, theirs[name]), name
         wide = original[name].float()
         assert (weight.float() - wide).norm() < ERROR[scheme] * wide.norm(), name
@@ -77,7 +76,7 @@ def test_a_text_encoder(scheme: str, flux: Path, tmp_path: Path, capsys: pytest.
     pipe = sdquant.load_model(file, base=flux, progress=False)
     mine = dict(quantized(pipe.text_encoder_2))
     for name, part in mine.items():
-        assert torch.equal(backends.of_scheme(part.spec.scheme).decode(part, torch.float32), floats[name]), name
+        assert torch.equal(part.spec.scheme.codec.decode(part, torch.float32), floats[name]), name
 
 
 def test_a_checkpoint_gives_its_unet(sd: Path, tmp_path: Path) -> None:

@@ -54,9 +54,7 @@ def refused(folder: Path, name: str) -> bool:
 
 def decoded(model: nn.Module) -> dict[str, Tensor]:
     """Every quantized weight as floats, in whosever layers it is."""
-    found = {
-        name: backends.of_scheme(packed.spec.scheme).decode(packed, torch.bfloat16) for name, packed in quantized(model)
-    }
+    found = {name: packed.spec.scheme.codec.decode(packed, torch.bfloat16) for name, packed in quantized(model)}
     for path, layer in model.named_modules():
         ask: Any = getattr(layer, "sdnq_dequantizer", None)  # the sdnq package's
         if ask is not None:

@@ -142,7 +142,7 @@ def test_embeddings_of_a_gguf_file_stay_packed(tmp_path: Path, flux: Path) -> No
     quantize_file(flux, "q8_0,embeddings", tmp_path / "out", progress=False)
     pipe = sdquant.load_model(tmp_path / "out", progress=False)
     table = pipe.text_encoder_2.shared
-    assert type(table).__name__ == "QuantizedEmbedding" and table.spec.scheme == "q8_0"
+    assert type(table).__name__ == "QuantizedEmbedding" and table.spec.scheme.name == "q8_0"
     assert pipe.text_encoder_2.encoder.embed_tokens is table
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
     assert np.isfinite(images(pipe)).all()
@@ -241,7 +241,7 @@ def test_quantized_twice_is_a_conflict(loaded: Any, saved: Any) -> None:
 
 def test_components_and_dicts(sd: Path) -> None:
     pipe = sdquant.load_model(sd, {"unet": "int8", "text_encoder": "int4", "vae": "none"}, progress=False)
-    schemes = {(part, packed.spec.scheme) for (part, _), packed in _packed(pipe).items()}
+    schemes = {(part, packed.spec.scheme.name) for (part, _), packed in _packed(pipe).items()}
     assert schemes == {("unet", "int8"), ("text_encoder", "int4")}
     pipe = sdquant.load_model(sd, "int8", components="vae", progress=False)
     assert {part for part, _ in _packed(pipe)} == {"vae"}

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends
 from sdquant.errors import ConflictError, IncompatibleError
 from sdquant.nn.weights import quantized
 
@@ -59,7 +58,7 @@ def test_each_layer_is_what_it_was(
     assert loaded.keys() == wanted.keys()
     for name, packed in loaded.items():
         assert packed.spec.scheme == wanted[name].spec.scheme
-        values = (backends.of_scheme(one.spec.scheme).decode(one, torch.float32) for one in (packed, wanted[name]))
+        values = (one.spec.scheme.codec.decode(one, torch.float32) for one in (packed, wanted[name]))
         assert torch.equal(*values)
 
 

@@ -74,7 +74,7 @@ def test_a_single_file_that_is_quantized(name: str, quant: str, tmp_path: Path) 
             assert torch.equal(floats[key], tensor), key
             continue
         weight = packed[key]
-        got = backends.of_scheme(weight.spec.scheme).decode(weight, torch.float32)
+        got = weight.spec.scheme.codec.decode(weight, torch.float32)
         assert got.shape == tensor.shape
         error = (got - tensor.float()).norm() / tensor.float().norm()
         assert error < {"nf4": 0.15, "fp8": 0.05, "qint8": 0.02}[quant], key

@@ -43,7 +43,7 @@ def packing_of(scheme: str, packing: str | None) -> str:
 
 def key(name: str, part: str, spec: PackedSpec) -> str:
     """See `Backend.key`."""
-    packing = packing_of(spec.scheme, spec.details.get("packing"))
+    packing = packing_of(spec.scheme.name, spec.details.get("packing"))
     if "block" in spec.details:
         packing += " in blocks"
     return _KEYS[packing][part].format(name=name, stem=leaf(name, ""))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
+from ..core import registry
 from ..core.backend import OFFSET, Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.code_tables import dynamic_code, fourbit_code
 from ..core.packed_layout import PackedLayout
@@ -82,14 +83,14 @@ class FourBit(Codec):
             nested = outer.absmax if bool(torch.isfinite(offset)) else torch.full_like(outer.absmax, torch.nan)
             parts |= {"absmax": inner, "nested_absmax": nested}
             details[OFFSET] = offset.item()  # float32, which a Python float holds exactly
-        return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details=details), parts=parts)
+        return Packed(spec=PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details), parts=parts)
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, absmax = packed.parts["codes"].view(-1), _absmax(packed)
         block: int = packed.spec.details["block_size"]
         if block > _KERNEL_BLOCK:
             absmax, block = absmax.repeat_interleave(block // _KERNEL_BLOCK), _KERNEL_BLOCK
-        flat, kind = out.view(-1), packed.spec.scheme
+        flat, kind = out.view(-1), packed.spec.scheme.name
         theirs = installed() if out.device.type == "cpu" else on_library("dequantize_4bit", out.device)
         whole = flat.numel() // block * block if theirs else 0
         step = tile(out.device, whole)
@@ -112,7 +113,7 @@ class FourBit(Codec):
             codes="codes",
             packing="nibbles-high",
             group=spec.details["block_size"],
-            table=spec.scheme,
+            table=spec.scheme.name,
             scale="absmax",
             nested="nested_absmax" if nested else "",
             offset=spec.details[OFFSET] if nested else 0.0,
@@ -144,7 +145,7 @@ class FourBit(Codec):
             bias=False,
             compute_dtype=dtype,
             compress_statistics=nested,
-            quant_type=packed.spec.scheme,
+            quant_type=packed.spec.scheme.name,
             device="meta",
         )
         weight = library().nn.Params4bit(
@@ -153,7 +154,7 @@ class FourBit(Codec):
             quant_state=state,
             blocksize=block,
             compress_statistics=nested,
-            quant_type=packed.spec.scheme,
+            quant_type=packed.spec.scheme.name,
             quant_storage=torch.uint8,
             module=layer,
             bnb_quantized=True,
@@ -190,7 +191,7 @@ class FourBit(Codec):
         """Return the tensors of bitsandbytes' `QuantState.as_dict(packed=True)`."""
         details, absmax = packed.spec.details, packed.parts["absmax"]
         says = {
-            "quant_type": packed.spec.scheme,
+            "quant_type": packed.spec.scheme.name,
             "blocksize": details["block_size"],
             "dtype": packed.spec.dtype,
             "shape": list(packed.spec.shape),
@@ -198,7 +199,7 @@ class FourBit(Codec):
         tensors = {
             name: packed.parts["codes"],
             f"{name}.absmax": absmax,
-            f"{name}.quant_map": fourbit_code(packed.spec.scheme, absmax.device).clone(),
+            f"{name}.quant_map": fourbit_code(packed.spec.scheme.name, absmax.device).clone(),
         }
         if "nested_absmax" in packed.parts:
             tensors[f"{name}.nested_absmax"] = packed.parts["nested_absmax"]
@@ -243,7 +244,8 @@ class FourBit(Codec):
             details[OFFSET] = torch.tensor(metadata["nested_offset"], dtype=torch.float32).item()
         else:
             parts["absmax"] = scales(key, absmax)
-        spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=metadata["dtype"], details=details)
+        scheme = registry.scheme(detected.scheme)
+        spec = PackedSpec(scheme=scheme, shape=shape, dtype=metadata["dtype"], details=details)
         return Packed(spec=spec, parts=parts)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any]:
@@ -266,7 +268,8 @@ def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str, offse
         parts["nested_absmax"] = state.state2.absmax
         # A float32, which a Python float holds exactly.
         details[OFFSET] = offset if state.offset.is_meta else state.offset.item()
-    return Packed(spec=PackedSpec(scheme=state.quant_type, shape=shape, dtype=dtype, details=details), parts=parts)
+    spec = PackedSpec(scheme=registry.scheme(state.quant_type), shape=shape, dtype=dtype, details=details)
+    return Packed(spec=spec, parts=parts)
 
 
 def _state(packed: Packed) -> Any:
@@ -282,9 +285,9 @@ def _state(packed: Packed) -> Any:
     return new(
         absmax,
         shape=torch.Size(packed.spec.shape),
-        code=fourbit_code(packed.spec.scheme, absmax.device).clone(),
+        code=fourbit_code(packed.spec.scheme.name, absmax.device).clone(),
         blocksize=details["block_size"],
-        quant_type=packed.spec.scheme,
+        quant_type=packed.spec.scheme.name,
         dtype=_COMPUTE[packed.spec.dtype],
         **nested,
     )

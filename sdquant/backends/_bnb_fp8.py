@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.code_tables import e4m3_code
 from ..core.packed_layout import PackedLayout
@@ -52,7 +53,7 @@ class Blockwise(Codec):
         else:
             parts = _encode(flat)
         return Packed(
-            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype, details=details),
+            spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype, details=details),
             parts=parts,
         )
 
@@ -78,7 +79,8 @@ class Blockwise(Codec):
             why = f"it is {absmax.dtype} {list(absmax.shape)}, but {size} weights make {math.ceil(size / BLOCK)} blocks"
             raise bad(scale_key, why)
         details = {"packing": "blockwise", "block_size": BLOCK}
-        spec = PackedSpec(scheme=detected.scheme, shape=shape, dtype=detected.details["dtype"], details=details)
+        scheme = registry.scheme(detected.scheme)
+        spec = PackedSpec(scheme=scheme, shape=shape, dtype=detected.details["dtype"], details=details)
         return Packed(spec=spec, parts={"codes": codes, "absmax": absmax})
 
     def form(self, packed: Packed) -> PackedLayout:

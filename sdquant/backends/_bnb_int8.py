@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.packed_layout import PackedLayout
 from ..utils.parameters import put
@@ -47,7 +48,7 @@ class Int8(Codec):
         dtype = str(weight.dtype).removeprefix("torch.")
         layout = self.layout(spec, tuple(weight.shape), dtype)
         return Packed(
-            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
+            spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype),
             parts=by_rows(weight.detach(), layout, _encode),
         )
 
@@ -102,7 +103,7 @@ class Int8(Codec):
         if dtype is None:  # another tool's module: bitsandbytes does not keep it
             dtype = "float16" if layer.bias is None else str(layer.bias.dtype).removeprefix("torch.")
         return Packed(
-            spec=PackedSpec(scheme="bnb-int8", shape=tuple(codes.shape), dtype=dtype),
+            spec=PackedSpec(scheme=registry.scheme("bnb-int8"), shape=tuple(codes.shape), dtype=dtype),
             parts={"codes": codes, "scb": scb},
         )
 
@@ -125,7 +126,7 @@ class Int8(Codec):
             raise bad(key, f"it has shape {list(scb.shape)}, but the weight has {shape[0]} rows")
         return Packed(
             # The file does not say what was encoded; float16 is what bitsandbytes rounds every weight to.
-            spec=PackedSpec(scheme=detected.scheme, shape=shape, dtype="float16"),
+            spec=PackedSpec(scheme=registry.scheme(detected.scheme), shape=shape, dtype="float16"),
             parts={"codes": codes.reshape(matrix), "scb": scales(key, scb)},
         )
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.packed_layout import BYTES, PackedLayout
 from ..kernels.division import divided
@@ -34,7 +35,7 @@ from ._float8_scales import factors, fitted, grid_shape, rows_of_scales
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..core.scheme import QuantSpec
+    from ..core.scheme import QuantSpec, Scheme
 
 DTYPES = {name: getattr(torch, name) for name in FLOAT8}
 _LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN
@@ -59,7 +60,7 @@ class Float8(Codec):
         dtype = str(weight.dtype).removeprefix("torch.")
         layout = self.layout(spec, tuple(weight.shape), dtype)
         return Packed(
-            spec=_spec(spec.scheme.name, tuple(weight.shape), dtype), parts=by_rows(weight.detach(), layout, _encode)
+            spec=_spec(spec.scheme, tuple(weight.shape), dtype), parts=by_rows(weight.detach(), layout, _encode)
         )
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
@@ -126,7 +127,7 @@ class Float8(Codec):
         elif mx:
             raise bad(detected.name, "it is in MXFP8, but the file has no scales for it")
         # The file does not say what was encoded; bfloat16 holds every value of float8.
-        return Packed(spec=_spec(detected.scheme, shape, "bfloat16", details), parts=parts)
+        return Packed(spec=_spec(registry.scheme(detected.scheme), shape, "bfloat16", details), parts=parts)
 
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:
@@ -151,7 +152,7 @@ def _table(dtype: torch.dtype) -> Tensor:
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
-def _spec(scheme: str, shape: tuple[int, ...], dtype: str, details: dict[str, Any] | None = None) -> PackedSpec:
+def _spec(scheme: Scheme, shape: tuple[int, ...], dtype: str, details: dict[str, Any] | None = None) -> PackedSpec:
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
 
 

@@ -158,7 +158,7 @@ def _float8_values(dtype: torch.dtype, target: torch.dtype) -> Tensor:
 def _slabs(packed: Packed, shape: torch.Size) -> Iterator[tuple[slice, Tensor]]:
     """Yield the codes of the weight viewed as `shape` (its groups as rows), some rows at a time: (rows, codes)."""
     data = packed.parts["data"]
-    bits = BITS[packed.spec.scheme]
+    bits = BITS[packed.spec.scheme.name]
     step = max(1, SLAB.get(data.device.type, SLAB_ELSEWHERE) // max(1, shape[1:].numel()))
     if bits == 8 or bits == 3:
         for start in range(0, len(data), step):

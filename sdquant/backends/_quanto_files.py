@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..core import registry
 from ..core.backend import PLAIN_ONLY, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
 from ..core.tensor_keys import leaf
 from ..errors import BadFileError
@@ -163,7 +164,8 @@ def read(detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Te
                 f"for a weight of {list(shape)} in {detected.scheme}, {detected.keys[part]} must be {want.dtype} "
                 f"{list(want.shape)}, but is {have.dtype} {list(have.shape)}",
             )
-    spec = PackedSpec(scheme=detected.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
+    scheme = registry.scheme(detected.scheme)
+    spec = PackedSpec(scheme=scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
     return Packed(spec=spec, parts=parts)
 
 

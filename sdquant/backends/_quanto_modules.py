@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core import registry
 from ..core.backend import Packed, PackedSpec
 from ..utils.parameters import put
 from ._quanto_extension import without_compiler
@@ -99,10 +100,10 @@ def _tensor(packed: Packed, quanto: Any) -> Any:
     size = torch.Size(spec.shape)
     stride = _stride(size)
     data, scale = _aligned(parts["data"]), parts["scale"]
-    if BITS[spec.scheme] == 8:
+    if BITS[spec.scheme.name] == 8:
         axis = 0 if scale.ndim else None
-        return quanto.WeightQBytesTensor(_qtype(spec.scheme, data, quanto), axis, size, stride, data, scale, None)
-    qtype = quanto.qtypes[spec.scheme]
+        return quanto.WeightQBytesTensor(_qtype(spec.scheme.name, data, quanto), axis, size, stride, data, scale, None)
+    qtype = quanto.qtypes[spec.scheme.name]
     group = spec.details["group_size"]
     rows = torch.Size((size.numel() // group, group)) if group else size
     codes = PackedTensor(data, qtype.bits, rows, _stride(rows))
@@ -147,5 +148,5 @@ def from_library(module: nn.Module) -> Packed | None:
             parts = {"data": weight._data._data, "scale": weight._scale, "shift": weight._shift}
             details = {"group_size": weight._group_size}
     dtype = str(weight.dtype).removeprefix("torch.")
-    spec = PackedSpec(scheme=scheme, shape=tuple(weight.shape), dtype=dtype, details=details)
+    spec = PackedSpec(scheme=registry.scheme(scheme), shape=tuple(weight.shape), dtype=dtype, details=details)
     return Packed(spec=spec, parts={name: part.detach().contiguous() for name, part in parts.items()})

@@ -170,7 +170,7 @@ def _codec(scheme: str, packing: str | None) -> Codec:
 
 
 def _codec_of(spec: PackedSpec) -> Codec:
-    return _codec(spec.scheme, spec.details.get("packing"))
+    return _codec(spec.scheme.name, spec.details.get("packing"))
 
 
 def _packing(spec: QuantSpec) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..core import registry
 from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
 from ..core.gguf_mixes import BASES, dominant, mix_type
 from ..core.gguf_types import TYPES, GGMLType
@@ -118,9 +119,8 @@ class GGUF(Backend):
             blocks = _encode(weight.detach(), kind).to(weight.device)
         if not (finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
             raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
-        return Packed(
-            spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={BLOCKS: blocks}
-        )
+        described = PackedSpec(scheme=registry.scheme(kind), shape=shape, dtype=dtype, details={"type": kind})
+        return Packed(spec=described, parts={BLOCKS: blocks})
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
@@ -227,7 +227,7 @@ class GGUF(Backend):
                 f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, but the model needs {list(shape)}",
                 "Check that the file and base= (or the config.json next to it) are for the same model",
             )
-        spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
+        spec = PackedSpec(scheme=registry.scheme(kind.name), shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
         return Packed(spec=spec, parts={BLOCKS: blocks})
 
 

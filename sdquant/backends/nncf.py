@@ -142,7 +142,7 @@ class NNCF(Backend):
 
             with errors_only("nncf"):
                 parts = by_rows(matrix, layout, partial(_encode_four, mode=MODES[spec.scheme.name], group=group))
-        return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype), parts=parts)
+        return Packed(spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype), parts=parts)
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
@@ -159,8 +159,8 @@ class NNCF(Backend):
         row, groups = math.prod(shape[1:]), scale.shape[1]
         zeros: Tensor | int
         if "zero_point" not in packed.parts:
-            zeros = 8 if packed.spec.scheme == "int4_sym" else 0
-        elif packed.spec.scheme == "int4":
+            zeros = 8 if packed.spec.scheme.name == "int4_sym" else 0
+        elif packed.spec.scheme.name == "int4":
             zeros = _unpack(packed.parts["zero_point"], torch.float16)[: scale.numel()].view(scale.shape)
         else:
             zeros = packed.parts["zero_point"].to(torch.float16)
@@ -178,7 +178,7 @@ class NNCF(Backend):
             out[rows].copy_(grouped.view(len(part), *shape[1:]))
 
     def form(self, packed: Packed) -> PackedLayout:
-        scheme, scale = packed.spec.scheme, packed.parts["scale"]
+        scheme, scale = packed.spec.scheme.name, packed.parts["scale"]
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
         eight = scheme.startswith("int8")
         symmetric: int = 0 if eight else 8
@@ -195,7 +195,7 @@ class NNCF(Backend):
         )
 
     def by_row(self, packed: Packed) -> bool:
-        return packed.spec.scheme != "int4" or packed.parts["scale"].shape[1] % 2 == 0  # two zero points in a byte
+        return packed.spec.scheme.name != "int4" or packed.parts["scale"].shape[1] % 2 == 0  # two zero points in a byte
 
 
 def _group(spec: QuantSpec, row: int) -> int:

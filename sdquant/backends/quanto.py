@@ -74,7 +74,7 @@ class Quanto(Backend):
         check(scheme, shape, dtype)
         group = _group(spec, shape)
         details = {"group_size": group} if spec.scheme.bits < 8 else {}
-        described = PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details)
+        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
         layout = parts_of(scheme, shape, dtype, group)
         return Packed(spec=described, parts=encode(weight, scheme, group, layout))
 
@@ -96,7 +96,7 @@ class Quanto(Backend):
         scale, shift = packed.parts["scale"], packed.parts.get("shift")
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
         group = packed.spec.details.get("group_size") or columns
-        bits = BITS[packed.spec.scheme]
+        bits = BITS[packed.spec.scheme.name]
         if scale.ndim == 0:
             group = rows * columns
         if scale.numel() != rows * columns // group:  # a scale for each weight of a single row
@@ -119,14 +119,14 @@ class Quanto(Backend):
         )
 
     def by_row(self, packed: Packed) -> bool:
-        if packed.spec.scheme == "qint3":
+        if packed.spec.scheme.name == "qint3":
             return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["group_size"] == 0)
-        return BITS[packed.spec.scheme] == 8  # fewer bits: a byte holds codes of rows far apart
+        return BITS[packed.spec.scheme.name] == 8  # fewer bits: a byte holds codes of rows far apart
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         from ._quanto_modules import to_library
 
-        if packed.spec.scheme == "qint3":
+        if packed.spec.scheme.name == "qint3":
             raise NotImplementedError("optimum-quanto has no 3-bit type; use runtime='plain' for qint3")
         return to_library(module, packed)
 
@@ -138,11 +138,11 @@ class Quanto(Backend):
         return from_library(module)
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return name + (files.data_key(spec.scheme) if part == "data" else f"._{part}")
+        return name + (files.data_key(spec.scheme.name) if part == "data" else f"._{part}")
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         tensors = super().write(name, packed)
-        if packed.spec.scheme == "qint3":
+        if packed.spec.scheme.name == "qint3":
             return tensors
         module = name.rpartition(".")[0]
         for buffer in files.BUFFERS:  # of quanto's activation quantization, which is off: one

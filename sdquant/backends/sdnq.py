@@ -25,6 +25,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..core import registry
 from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
@@ -130,7 +131,7 @@ class SDNQ(Backend):
             return {name: getattr(layer, name).data.contiguous() for name in layout}
 
         return Packed(
-            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
+            spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype),
             parts=by_rows(weight.detach(), layout, encode),
         )
 
@@ -145,7 +146,7 @@ class SDNQ(Backend):
         """Dequantize in the order and dtype of SDNQ's dequantizer: in the scale's dtype, then SVD, then the cast."""
         import torch
 
-        code, shape, parts = CODES[packed.spec.scheme], packed.spec.shape, packed.parts
+        code, shape, parts = CODES[packed.spec.scheme.name], packed.spec.shape, packed.parts
         scale, zero_point, up = parts["scale"], parts.get("zero_point"), parts.get("svd_up")
         row = math.prod(shape[1:])
         grouped = scale.ndim == len(shape) + 1
@@ -169,7 +170,7 @@ class SDNQ(Backend):
             out[rows].copy_(values)
 
     def form(self, packed: Packed) -> PackedLayout | None:
-        code, parts, shape = CODES[packed.spec.scheme], packed.parts, packed.spec.shape
+        code, parts, shape = CODES[packed.spec.scheme.name], packed.parts, packed.spec.shape
         packing = _PACKINGS.get(code.sdnq)
         if packing is None or "svd_up" in parts:
             return None
@@ -193,7 +194,7 @@ class SDNQ(Backend):
         )
 
     def by_row(self, packed: Packed) -> bool:
-        per_unit = len(CODES[packed.spec.scheme].fields) or 1
+        per_unit = len(CODES[packed.spec.scheme.name].fields) or 1
         return math.prod(packed.spec.shape[1:]) % per_unit == 0 and "svd_up" not in packed.parts
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
@@ -248,7 +249,7 @@ class SDNQ(Backend):
                 "Download the file again, or check that config.json belongs to it",
             )
         return Packed(
-            spec=PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=found.details["dtype"]),
+            spec=PackedSpec(scheme=registry.scheme(found.scheme), shape=tuple(shape), dtype=found.details["dtype"]),
             parts=parts,
         )
 

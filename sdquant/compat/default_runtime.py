@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core import registry
 from ..core.registry import QuantSpec
 from .requirements import problem
 
@@ -43,7 +42,7 @@ def default_runtime(
         versions: installed packages; None: all are installed.
     """
     scheme, options = (spec.scheme, spec.options) if isinstance(spec, QuantSpec) else (spec, ())
-    lacks = found and versions is not None and problem(registry.get(scheme.backend), versions) is not None
+    lacks = found and versions is not None and problem(scheme.codec, versions) is not None
     faster = device.partition(":")[0] == PLAIN_FIRST and isa in MEASURED
     for_library = any(scheme.options[name].library for name, _ in options if name in scheme.options)
     if lacks or ("plain" in scheme.runtimes and faster and not for_library):

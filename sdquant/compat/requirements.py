@@ -58,7 +58,7 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
     Raises:
         BackendUnavailableError: it is missing or too old; names the pip command and the available backends.
     """
-    backend = registry.get(scheme.backend)
+    backend = scheme.codec
     lacks = runtime_problem(backend, runtime, versions)
     if lacks is not None:
         fix = f'Run: {pip_line(backend, runtime)}. Or use runtime="{scheme.runtimes[0]}", which needs no other package'

@@ -2,35 +2,35 @@
 
 A backend quantizes float weights to *packed* ones and dequantizes them. A packed weight is a few plain tensors
 (`parts`) and a small frozen description (`PackedSpec`), nothing else, so that moving, saving and copying need no
-knowledge of the backend. Nothing here imports torch at run time: the planner uses schemes and layouts with only names
-and shapes.
+knowledge of the backend. The description leads to the scheme, and the scheme to its backend (`Scheme.codec`), which is
+why all of these are in one file. Nothing here imports torch at run time: the planner uses schemes and layouts with only
+names and shapes.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from .found import PLAIN_ONLY, Cut, Found
+from .options import EMBEDDINGS, Option, Requirement
+from .products import FloatGemm, Geometry
+from .tensor_info import DTYPE_BITS, TensorInfo, TensorSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from .packed_layout import Activations, PackedLayout
-    from .scheme import QuantSpec, Requirement, Scheme
 
-# Sizes in bits of the dtypes that occur in files, by torch name.
-DTYPE_BITS: Mapping[str, int] = {
-    "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
-    "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
-    "int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8, "bool": 8,
-}  # fmt: skip
+# All that a backend is written with.
+__all__ = [
+    "DTYPE_BITS", "OFFSET", "PLAIN_ONLY", "Backend", "Cut", "FloatGemm", "Found", "Geometry", "Option", "Packed",
+    "PackedSpec", "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit",
+]  # fmt: skip
 
-
-# Key in the details of weights that no module of the scheme's library can run: `Found.plain_only`.
-PLAIN_ONLY = "plain_only"
 # Key in the details of weights with doubly quantized scales: a float32 number that is added to every scale.
 OFFSET = "offset"
 
@@ -40,30 +40,120 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorSpec:
-    """Layout of one tensor of a packed weight: torch dtype name and shape."""
+class Scheme:
+    """A quantization scheme: one row of the registry.
 
-    dtype: str
-    shape: tuple[int, ...]
+    Attributes:
+        name: canonical lower-case name, what the user types.
+        backend: the name of the backend that encodes and decodes it.
+        codec: that backend, once there is one.
+        bits: nominal bits per code, without scales.
+        summary: one line for help and tables.
+        group: number of weights that share a scale; None if it is a whole output row.
+        runtimes: supported runtimes: "library" (the library's own modules), "plain" (sdquant's layers) or "openvino" (a
+            whole component at once). The first determines which weights are quantized if the call names none, and is
+            the default unless `compat.default_runtime` knows a faster one.
+        library_kinds: the layer types ("linear", "conv", or only "Conv2d" of the convolutions) that the library has
+            modules for. Plain layers exist for these and for "embedding".
+        on_the_fly: float weights can be quantized to it while or after loading.
+        least_bits: the fewest bits of any weight, if that is less than `bits`.
+        options: user options, by name.
+        aliases: other names of this scheme.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+    name: str
+    backend: str
+    bits: float
+    summary: str
+    group: int | None = None
+    runtimes: tuple[str, ...] = ("plain",)
+    library_kinds: frozenset[str] = frozenset()
+    on_the_fly: bool = True
+    options: Mapping[str, Option] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    least_bits: float | None = None
+    codec: Backend = field(init=False, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __reduce__(self) -> tuple[Callable[[type[Backend], str], Scheme], tuple[type[Backend], str]]:
+        """Pickle and copy a reference to this row of its backend, whose file is all that unpickling imports."""
+        return _row, (type(self.codec), self.name)
+
+    def runs(self, runtime: str, kind: str, shape: tuple[int, ...]) -> bool:
+        """Return whether `runtime` has a module for this layer type ("linear", "conv") with a weight of this shape.
+
+        Not for embeddings, which are plain layers in every runtime.
+        """
+        return runtime != "library" or not self.library_kinds.isdisjoint({kind, layer_name(kind, shape)})
+
+
+def _row(backend: type[Backend], name: str) -> Scheme:
+    return next(row for row in backend.schemes if row.name == name)
+
+
+def layer_name(kind: str, shape: tuple[int, ...]) -> str:
+    """Return the layer name of a layer type and weight shape: "conv" with a 5-dimensional weight is "Conv3d"."""
+    return f"Conv{len(shape) - 2}d" if kind == "conv" else kind.capitalize()
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """A scheme with its options: the parsed form of `nf4,double_quant`.
+
+    Attributes:
+        options: the scheme's options that are set.
+        embeddings: embeddings are quantized too (`nf4,embeddings`); an option of every scheme.
+    """
+
+    scheme: Scheme
+    options: tuple[tuple[str, bool | int | str | None], ...] = ()
+    embeddings: bool = False
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of option `name`, or its default."""
+        return dict(self.options).get(name, self.scheme.options[name].default)
+
+    def of(self, name: str, shape: tuple[int, ...]) -> QuantSpec:
+        """Return the spec for one weight, by its name and shape; it differs between weights only for rules.
+
+        Raises:
+            Unfit: the weight is not to be quantized; the message says why.
+        """
+        return self
+
+    def of_component(self, name: str) -> QuantSpec:
+        """Return the spec for the component of this name."""
+        return self
+
+    def described(self) -> str:
+        """Return a string with everything that the encoded bits depend on."""
+        return str(self)
+
+    def __str__(self) -> str:
+        words = [self.scheme.name]
+        words += [name if value is True else f"{name}={value}" for name, value in self.options]
+        words += [EMBEDDINGS] if self.embeddings else []
+        return ",".join(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSpec:
     """Description of a packed weight: JSON-serializable and sufficient to dequantize its parts.
 
+    `registry.packed_spec` inverts `to_dict`.
+
     Attributes:
-        scheme: canonical scheme name.
         shape: shape of the float weight: [out, in] for linear, [out, in, k...] for convolutions.
         dtype: torch dtype name of the float weight that was encoded.
         details: other parameters of the codec (block size, packing, offsets): JSON values only.
     """
 
-    scheme: str
+    scheme: Scheme
     shape: tuple[int, ...]
     dtype: str
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -71,21 +161,11 @@ class PackedSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return {
-            "scheme": self.scheme,
+            "scheme": self.scheme.name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "details": dict(self.details),
         }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PackedSpec:
-        """Invert `to_dict`. Raises KeyError or TypeError if a field is missing or of the wrong kind."""
-        return cls(
-            scheme=values["scheme"],
-            shape=tuple(int(n) for n in values["shape"]),
-            dtype=values["dtype"],
-            details=dict(values["details"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,92 +190,6 @@ class Packed:
         return sum(part.numel() * part.element_size() for part in self.parts.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorInfo:
-    """A tensor as a header describes it: torch dtype name (or GGUF type name), logical shape, bytes in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A quantized weight found in a file's header.
-
-    Attributes:
-        name: the weight's name as the model knows it, e.g. "proj.weight".
-        scheme: canonical scheme name.
-        keys: file key of each part.
-        extra: file keys that belong to the weight but are not weights (code tables, descriptions).
-        evidence: description of how the header shows it, the same for all weights of one format.
-        details: entries of `PackedSpec.details` that are known from the header.
-        nbytes: size of the parts in memory, if it differs from the file.
-        cut: set if the weight is only some rows of the tensors in the file; the fields above are those of the whole.
-    """
-
-    name: str
-    scheme: str
-    keys: Mapping[str, str]
-    evidence: str
-    extra: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
-    nbytes: int | None = None
-    cut: Cut | None = None
-
-    @property
-    def plain_only(self) -> bool:
-        """True if the scheme's library has no module for this variant, so that only plain layers can run it."""
-        return bool(self.details.get(PLAIN_ONLY))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """Some rows of a quantized weight of a file.
-
-    Attributes:
-        of: the weight. shape: of the whole as floats.
-        rows: ranges of its first dimension; () for all of it.
-        nbytes: what these rows take in memory.
-    """
-
-    of: Found
-    shape: tuple[int, ...]
-    rows: tuple[tuple[int, int], ...]
-    nbytes: int
-
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return sum(end - begin for begin, end in self.rows) if self.rows else self.shape[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Geometry:
-    """Parameters of a convolution, one number per spatial dimension. For padding modes other than zeros the input is
-    already padded.
-    """
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...] | str
-    dilation: tuple[int, ...]
-    groups: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class FloatGemm:
-    """`Backend.linear` or `convolve` expressed as a floating-point GEMM.
-
-    Attributes:
-        x: replaces the activations.
-        scales: factors of the product, applied one after another, each result rounded to the dtype of x. If there are
-            any, x is multiplied by the codes of the weight as numbers, else by the dequantized weight.
-    """
-
-    x: Tensor
-    scales: tuple[Tensor, ...] = ()
-
-
 class Backend(ABC):
     """Interface to a quantization library: the few operations that sdquant needs.
 
@@ -211,6 +205,13 @@ class Backend(ABC):
     runtime_requires: ClassVar[Mapping[str, Requirement]] = {}
     # Parts whose values are magnitudes: negative values mean that the file is damaged.
     magnitudes: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
+        """Make the backend the codec of its schemes, unless another object of its class is that already."""
+        backend = super().__new__(cls)
+        for row in cls.schemes:
+            vars(row).setdefault("codec", backend)
+        return backend
 
     @abstractmethod
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:

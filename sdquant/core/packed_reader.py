@@ -50,7 +50,7 @@ def read_weight(weight: Found, spec: PackedSpec | None, shape: tuple[int, ...] |
 
 def require_sound(weight: Found, packed: Packed) -> None:
     """Raise BadFileError if a scale among the codes of a weight is NaN or infinite: see `Backend.sound`."""
-    if not registry.of_scheme(weight.scheme).sound(packed):
+    if not packed.spec.scheme.codec.sound(packed):
         key = next(iter(weight.keys.values()))
         raise _bad(key, f"it is in {weight.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
 

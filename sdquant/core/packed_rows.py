@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..utils.buffers import dense
-from . import registry
 from .backend import Packed
 
 Range = tuple[int, int]  # first row, and the one after the last
@@ -31,7 +30,7 @@ def join(packs: Sequence[Packed]) -> Packed | None:
     """Concatenate packed weights along the output dimension; None if their parts cannot simply be concatenated."""
     if len(packs) == 1:
         return packs[0]
-    backend = registry.of_scheme(packs[0].spec.scheme)
+    backend = packs[0].spec.scheme.codec
     loose = [backend.cuttable(packed) for packed in packs]
     first = loose[0]
     alike = all(replace(packed.spec, shape=first.spec.shape) == first.spec for packed in loose)
@@ -75,5 +74,5 @@ def _of_rows(packed: Packed, count: int, select: Callable[[Tensor], Tensor]) -> 
 
     return Packed(
         spec=replace(packed.spec, shape=(count, *packed.spec.shape[1:])),
-        parts=registry.of_scheme(packed.spec.scheme).rows_by(packed, chosen),
+        parts=packed.spec.scheme.codec.rows_by(packed, chosen),
     )

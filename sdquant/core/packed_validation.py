@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from . import registry
 from .backend import Unfit
 from .scheme import QuantSpec
 
@@ -21,24 +20,22 @@ def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
 def has_layout(packed: Packed) -> bool:
     """Return whether the parts match the scheme's layout for such a weight, for some values of its options."""
     spec = packed.spec
-    row = registry.scheme(spec.scheme)
-    backend = registry.get(row.backend)
-    recorded = backend.spec_of(spec)
+    recorded = spec.scheme.codec.spec_of(spec)
     if recorded is not None:
         return _is_of(packed, recorded)
     values = [
         (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
-        for name, option in row.options.items()
+        for name, option in spec.scheme.options.items()
     ]
     for combination in itertools.product(*values):
-        if _is_of(packed, QuantSpec(row, tuple(zip(row.options, combination, strict=True)))):
+        if _is_of(packed, QuantSpec(spec.scheme, tuple(zip(spec.scheme.options, combination, strict=True)))):
             return True
     return False
 
 
 def _is_of(packed: Packed, spec: QuantSpec) -> bool:
     try:
-        layout = registry.get(spec.scheme.backend).layout(spec, packed.spec.shape, packed.spec.dtype)
+        layout = spec.scheme.codec.layout(spec, packed.spec.shape, packed.spec.dtype)
     except Unfit:
         return False
     return forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}

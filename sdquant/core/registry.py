@@ -15,13 +15,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
-from .backend import Backend, Found
-from .scheme import EMBEDDINGS, Option, QuantSpec, Scheme
+from .backend import Backend, Found, PackedSpec, QuantSpec, Scheme
+from .options import EMBEDDINGS, Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
-__all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
+__all__ = [
+    "Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "packed_spec", "parse", "scheme", "schemes",
+]  # fmt: skip
 
 ENTRY_POINTS = HOME = "sdquant.backends"
 # Backends that are not in that folder, by name.
@@ -144,7 +147,21 @@ def scheme(name: str) -> Scheme:
 
 def of_scheme(name: str) -> Backend:
     """Return the backend of the scheme called `name`."""
-    return _registry()[scheme(name).backend]
+    return scheme(name).codec
+
+
+def packed_spec(values: Mapping[str, Any]) -> PackedSpec:
+    """Return the description of a packed weight that `PackedSpec.to_dict` gave these JSON values.
+
+    Raises:
+        UnknownQuantError: no backend has its scheme. KeyError, TypeError: a field is missing or of the wrong kind.
+    """
+    return PackedSpec(
+        scheme=scheme(values["scheme"]),
+        shape=tuple(int(n) for n in values["shape"]),
+        dtype=values["dtype"],
+        details=dict(values["details"]),
+    )
 
 
 _EMBEDDINGS = Option(default=False, help="quantize tables of embeddings too")

@@ -44,9 +44,7 @@ class Case:
     @property
     def backend(self) -> str:
         """The backend as people call it: "bitsandbytes"."""
-        return (
-            "not quantized" if self.quant is None else registry.of_scheme(registry.parse(self.quant).scheme.name).title
-        )
+        return "not quantized" if self.quant is None else registry.parse(self.quant).scheme.codec.title
 
 
 CASES: tuple[Case, ...] = (

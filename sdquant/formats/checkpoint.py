@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
 from . import folders as folders
@@ -17,11 +16,12 @@ from .gguf.file import GGUFFile, GGUFHeader
 from .gguf.file import read_header as read_gguf
 from .pickle import PickleFile, refused
 from .pickle import read_header as read_pickle
-from .sdquant_metadata import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rule_rows
+from .sdquant_metadata import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rule_rows, specs_in
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..core.backend import Found, PackedSpec, TensorInfo
     from .recipe import Recipe
     from .tensor_file import Header, TensorFile
 
@@ -266,7 +266,7 @@ def _source(
         raise BadFileError(f"Cannot load {path}", "it contains no tensors", "Download the file again from its source")
     _check_index(path, index or {}, home)
     own = merged_own(metadata_of)
-    specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
+    specs = specs_in(files[0], own)
     if specs:
         quantized = found_in(files[0], own, specs, tensors)
     else:

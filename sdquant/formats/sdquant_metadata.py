@@ -107,13 +107,32 @@ def damaged(file: Path, why: str) -> BadFileError:
     return BadFileError(f"Cannot read {file}", f"its sdquant metadata is damaged: {why}", "Quantize the model again")
 
 
+def specs_in(file: Path, own: Mapping[str, Any]) -> dict[str, PackedSpec]:
+    """Return the descriptions of the quantized weights in sdquant's metadata, by name.
+
+    Raises:
+        UnsupportedFileError: a scheme that no backend provides.
+    """
+    specs: dict[str, PackedSpec] = {}
+    for name, row in own.get("weights", {}).items():
+        try:
+            specs[name] = registry.packed_spec(row)
+        except UnknownQuantError as error:
+            raise UnsupportedFileError(
+                f"Cannot read {file}",
+                f"its weight {name!r} is quantized to {row['scheme']!r}, which no installed backend provides",
+                "Update sdquant, or install the package that provides this scheme",
+            ) from error
+    return specs
+
+
 def found_in(
     file: Path, own: Mapping[str, Any], specs: Mapping[str, PackedSpec], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, Found]:
     """Return the quantized weights that sdquant's metadata describes, by name.
 
     Raises:
-        BadFileError: the tensors contradict it. UnsupportedFileError: a scheme that no backend provides.
+        BadFileError: the tensors contradict it.
     """
     weights: dict[str, Found] = {}
     owner: dict[str, str] = {}
@@ -131,7 +150,7 @@ def found_in(
                 raise damaged(file, f"tensor {key!r} is listed for both {owner[key]!r} and {name!r}")
         weights[name] = Found(
             name=name,
-            scheme=spec.scheme,
+            scheme=spec.scheme.name,
             keys=keys,
             extra=tuple(row["extra"]),
             evidence=f"sdquant's own metadata says {spec.scheme}",
@@ -139,8 +158,7 @@ def found_in(
         )
         # Before anything of that size is allocated: the codes of so many weights cannot take less than their bits.
         size = sum(tensors[key].nbytes for key in keys.values())
-        row = registry.scheme(spec.scheme)
-        if size * 8 < math.prod(spec.shape) * (row.least_bits or row.bits):
+        if size * 8 < math.prod(spec.shape) * (spec.scheme.least_bits or spec.scheme.bits):
             raise damaged(file, f"weight {name!r} has {size} bytes, too few for its shape {list(spec.shape)}")
     return weights
 
@@ -148,14 +166,6 @@ def found_in(
 def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str, str]:
     """Return the file key of each part of a weight."""
     try:
-        backend = registry.of_scheme(spec.scheme)
-    except UnknownQuantError as error:
-        raise UnsupportedFileError(
-            f"Cannot read {file}",
-            f"its weight {name!r} is quantized to {spec.scheme!r}, which no installed backend provides",
-            "Update sdquant, or install the package that provides this scheme",
-        ) from error
-    try:
-        return {part: backend.key(name, part, spec) for part in parts}
+        return {part: spec.scheme.codec.key(name, part, spec) for part in parts}
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(file, f"its entry for weight {name!r} does not match {spec.scheme}: {error!r}") from error

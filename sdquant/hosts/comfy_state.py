@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
 from ..core.backend import Packed, TensorInfo, Unfit
 from ..core.choices import LONE
 from ..core.dtypes import FLOATS
@@ -210,7 +209,7 @@ def _swapped(packed: Packed) -> Packed | None:
     """Swap the first and the second half of the rows; None if the scheme cannot slice rows."""
     from ..core.packed_rows import cut
 
-    backend = registry.of_scheme(packed.spec.scheme)
+    backend = packed.spec.scheme.codec
     loose = backend.cuttable(packed)
     half, rows = packed.spec.shape[0] // 2, packed.spec.shape[0]
     return cut(loose, [(half, rows), (0, half)]) if backend.by_row(loose) else None

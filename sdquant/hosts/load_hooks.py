@@ -94,7 +94,7 @@ def schemes_in(module: nn.Module) -> set[str]:
     """Return the schemes of the layers with packed weights."""
     from ..nn.weights import quantized
 
-    return {packed.spec.scheme for _, packed in quantized(module)}
+    return {packed.spec.scheme.name for _, packed in quantized(module)}
 
 
 def quantized_elsewhere(module: Any) -> bool:

@@ -19,7 +19,7 @@ from ..core.packed_reader import read_weight
 from ..core.range_keys import is_range
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
-from ..formats.sdquant_metadata import found_in, merged_own, rule_rows
+from ..formats.sdquant_metadata import found_in, merged_own, rule_rows, specs_in
 from ..models.components import set_module, tied
 from ..models.names import conversions, remember, to_model
 from ..models.quantize_weight import encode
@@ -37,7 +37,7 @@ from ..rules.quant_spec import RulesSpec
 from ..rules.range_checks import require_ranges
 
 if TYPE_CHECKING:
-    from ..core.backend import Found, Packed, TensorInfo
+    from ..core.backend import Found, Packed, PackedSpec, TensorInfo
     from .config import Config
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class LoadingWeights:
                 "config.json says that it is quantized, but the file has no sdquant metadata",
                 "Save the model again, or import the package that wrote it",
             )
-        self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
+        self.specs = specs_in(paths[0], own)
         self.found = found_in(paths[0], own, self.specs, self.headers)
         self.rules = rules_in(paths[0], rule_rows(paths[0], own))
         self.ranges = tuple(key for key in self.headers if is_range(key))

@@ -31,8 +31,9 @@ def described(spec: PackedSpec, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> tuple[Backend, PackedSpec, tuple[str, ...]]:
-    spec, names = json.loads(text)
-    return registry.of_scheme(spec["scheme"]), PackedSpec.from_dict(spec), tuple(names)
+    values, names = json.loads(text)
+    spec = registry.packed_spec(values)
+    return spec.scheme.codec, spec, tuple(names)
 
 
 def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, PackedLayout | None]:

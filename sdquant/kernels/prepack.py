@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..core import registry
 from ..core.backend import Packed
 from . import dispatch
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def laid_out(packed: Packed, device: str) -> Packed:
     """Return the weight of a linear layer or a convolution in the order for `device`; `packed` itself if it already is,
     or has no bytes (on the meta device)."""
-    backend = registry.of_scheme(packed.spec.scheme)
+    backend = packed.spec.scheme.codec
     form = backend.form(packed)
     if form is None or form.apart or packed.device.type == "meta" or not wanted(form, device):
         return packed
@@ -36,7 +35,7 @@ def wanted(form: PackedLayout, device: str) -> bool:
 
 def is_apart(packed: Packed) -> bool:
     """Return whether a weight is prepacked, that is, not in the order of its file."""
-    form = registry.of_scheme(packed.spec.scheme).form(packed)
+    form = packed.spec.scheme.codec.form(packed)
     return form is not None and form.apart
 
 
@@ -48,7 +47,7 @@ def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:
 
     A weight of another size than `own` is left to torch, which reports the mismatch.
     """
-    backend = registry.of_scheme(own.spec.scheme)
+    backend = own.spec.scheme.codec
     tensors = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not all(isinstance(value, Tensor) for value in tensors.values()):
         return

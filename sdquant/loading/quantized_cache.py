@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..core import registry
 from ..errors import ConflictError, SdquantError
 from ..formats import safetensors_writer
 from ..formats.checkpoint import Source, single_file
@@ -57,7 +56,7 @@ class Cache:
     def place(self, part: ComponentPlan, src: Source, dtype: str | None, device: str, *, progress: bool) -> Path:
         """Return the path of a component's cached weights. Hashes the source files if their digests are not known."""
         assert part.spec is not None
-        package = registry.get(part.spec.scheme.backend).requires
+        package = part.spec.scheme.codec.requires
         named = {} if package is None else {package.package: hardware.versions().get(package.package)}
         inputs = {
             "format": _FORMAT,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
 from ..core.backend import Found, Unfit
 from ..core.choices import LONE
 from ..core.packed_reader import NOT_FINITE, read_weight, require_sound
@@ -137,7 +136,7 @@ class _Contents:
             require_sound(entry, packed)
             for part, tensor in packed.parts.items():
                 self._finite(entry.keys[part], tensor)
-            weight = registry.of_scheme(entry.scheme).decode(packed, torch.float32)
+            weight = packed.spec.scheme.codec.decode(packed, torch.float32)
         except BadFileError as error:
             why = f"{error.inner}: {error.why}"
             raise BadFileError(f"{self._file(entry.name)} failed verification", why, error.fix) from error

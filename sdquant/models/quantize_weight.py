@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core import registry
 from ..core.name_patterns import skipped
 from ..errors import BadFileError
 from ..utils.finite import finite
@@ -31,7 +30,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
         BadFileError: it has values that are NaN, infinite, or too large for the scheme's scales. A codec takes the
             largest value of each block, so that one such value shows in a scale.
     """
-    packed = registry.get(spec.scheme.backend).encode(weight, spec.of(name, tuple(weight.shape)))
+    packed = spec.scheme.codec.encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
         if part.dtype in _FLOATS:
             require_finite(name, part, spec)

@@ -272,18 +272,18 @@ def install_packed(
     paths = [name.rpartition(".")[0] for name in names]
     modules = [model.get_submodule(path) for path in paths]
     kind = common_kind(model, names)
-    row = registry.scheme(packed.spec.scheme)
+    scheme = packed.spec.scheme
     if kind is None:
         raise UnsupportedFileError(
-            f"Cannot load weight {names[0]!r}, which is quantized to {row.name}",
+            f"Cannot load weight {names[0]!r}, which is quantized to {scheme}",
             f"it belongs to a {' and a '.join(type(module).__name__ for module in modules)}, "
             "which sdquant cannot run quantized",
             "Quantize the model again without it (skip=)",
         )
     replacement: nn.Module
-    library = runtime == "library" and "library" in row.runtimes and row.runs("library", kind, packed.spec.shape)
+    library = runtime == "library" and "library" in scheme.runtimes and scheme.runs("library", kind, packed.spec.shape)
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
-        replacement = registry.get(row.backend).to_library(modules[0], packed, spec)
+        replacement = scheme.codec.to_library(modules[0], packed, spec)
     else:
         replacement = layer = quantized_layer(modules[0], packed, dtype, path=paths[0])
         layer.lay_out(device or str(packed.device))

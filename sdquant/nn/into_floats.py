@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core import registry
 from ..core.backend import OFFSET, Packed
 from ..errors import IncompatibleError
 from .layer_factory import packed_of
@@ -92,7 +91,7 @@ def _packed(layer: nn.Module, state: Mapping[str, Any], path: str) -> Packed | N
 def _decoded(packed: Packed, target: nn.Module) -> Tensor:
     weight = getattr(target, "weight", None)
     dtype = weight.dtype if isinstance(weight, Tensor) else getattr(torch, packed.spec.dtype)
-    return registry.of_scheme(packed.spec.scheme).decode(packed, dtype)
+    return packed.spec.scheme.codec.decode(packed, dtype)
 
 
 def _at(module: nn.Module, path: str) -> nn.Module | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core import registry
 from ..errors import IncompatibleError
 from ..kernels import dispatch
 from .read_only import AsTensor, ReadOnly
@@ -113,7 +112,7 @@ class LayerWeight(AsTensor, PackedTensor):
 def decoded(weight: PackedTensor) -> Tensor:
     """Dequantize the weight to the tensor's dtype, in new memory."""
     packed = weight.packed
-    backend = registry.of_scheme(packed.spec.scheme)
+    backend = packed.spec.scheme.codec
     out = torch.empty(packed.spec.shape, dtype=weight.dtype, device=packed.device)
     dispatch.decode_into(backend, packed, backend.form(packed), out)
     return out

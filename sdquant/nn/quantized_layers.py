@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..core import registry
 from ..core.backend import Backend, Geometry, Packed, PackedSpec
 from ..errors import IncompatibleError
 from ..kernels import dispatch, ops, scheme_activations
@@ -98,7 +97,7 @@ class QuantizedLayer(nn.Module):
     def _know(self, packed: Packed) -> None:
         """Set the attributes derived from a packed weight whose parts are this layer's parameters already."""
         self.spec = packed.spec
-        self._backend = registry.of_scheme(packed.spec.scheme)
+        self._backend = packed.spec.scheme.codec
         self.part_names = tuple(packed.parts)
         self._form, self._activations = self._backend.form(packed), self._backend.activations(packed)
         self._text = ops.described(packed.spec, self.part_names)

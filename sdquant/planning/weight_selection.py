@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..core import registry
 from ..core.backend import DTYPE_BITS, Unfit
 from ..core.dtypes import FLOATS
 from ..core.name_patterns import skipped
@@ -65,7 +64,7 @@ def select(
         layers: layer types from the model, see `Source.layers`; None if only names and shapes are known.
         keys: names of the weights in their file, which `skip` may match as well.
     """
-    backend = registry.get(spec.scheme.backend)
+    backend = spec.scheme.codec
     weights, skipped_weights, floats = [], {}, keep_in_fp32.kept(class_name, spec)
     for name, guess in candidates(shapes):
         kind, why = (layers or {}).get(name, (guess, ""))

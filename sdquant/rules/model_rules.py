@@ -61,7 +61,7 @@ def rules_of_model(model: nn.Module) -> list[QuantizationRule]:
         if isinstance(module, QtLayer):
             layers[path] = Layer(operation_of(tuple(module._float()[0].shape)), module.rule)
         elif isinstance(module, QuantizedLayer):
-            ours = module.spec.scheme == SCHEME
+            ours = module.spec.scheme.name == SCHEME
             layers[path] = Layer(operation_of(module.spec.shape), rule_of_layer(module) if ours else None)
         elif kind_of(module) in ("linear", "conv"):
             layers[path] = Layer(operation_of(tuple(module.weight.shape)), None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..core import registry
 from ..core.backend import Packed, PackedSpec
 from .core.bit_packing import pack, unpack
 from .core.numerics import storage
@@ -47,7 +48,8 @@ def pack_array(array: QArray, rule: QuantizationRule, static: StaticRange | None
             parts["act_zero_point"] = static.zero_point.to(codes.device)
         details[ACT_SHAPE] = list(static.scale.shape)
     dtype = str(array.dtype).removeprefix("torch.")
-    return Packed(spec=PackedSpec(scheme="rules", shape=shape, dtype=dtype, details=details), parts=parts)
+    spec = PackedSpec(scheme=registry.scheme("rules"), shape=shape, dtype=dtype, details=details)
+    return Packed(spec=spec, parts=parts)
 
 
 def weight_of(packed: Packed, rule: QuantizationRule, rows: slice | None = None) -> QArray:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from .core.qtypes import qtype
@@ -120,7 +121,7 @@ def read(weight: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tens
         raise _bad(weight.name, f"its codes have shape {list(row.shape)}, but the model expects {list(shape)}")
     if row.dtype == "float16":  # as `rules.core.qarray` has it: the same numbers
         parts["scale"] = parts["scale"].to(torch.float32)
-    spec = PackedSpec(scheme="rules", shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
+    spec = PackedSpec(scheme=registry.scheme("rules"), shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
     return Packed(spec=spec, parts=parts)
 
 

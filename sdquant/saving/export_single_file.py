@@ -108,8 +108,8 @@ def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
 
     tensors: dict[str, Tensor] = {}
     for name, packed in rows.items():
-        scheme = SCHEMES.get(packed.spec.scheme)
-        spec = QuantSpec(registry.scheme(packed.spec.scheme))
+        scheme = SCHEMES.get(packed.spec.scheme.name)
+        spec = QuantSpec(packed.spec.scheme)
         if scheme is None or len(packed.spec.shape) != 2 or hidden(name, spec) or _whole_file(spec):
             return None
         layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
@@ -160,7 +160,7 @@ def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dic
         part: torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
         for part, form in row.layout(spec, shape, dtype).items()
     }
-    described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
+    described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
     tensors = row.write(name, Packed(spec=described, parts=parts))
     return {key: safetensors_writer.part_of(tensor) for key, tensor in tensors.items()}
 
@@ -195,7 +195,7 @@ def _tensors(
 
 
 def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
-    return registry.get(spec.scheme.backend).layout(spec, shape, dtype)
+    return spec.scheme.codec.layout(spec, shape, dtype)
 
 
 def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
@@ -205,7 +205,7 @@ def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
 
 
 def _bitsandbytes(name: str, packed: Packed) -> Mapping[str, Tensor]:
-    return registry.get("bnb").write(name, packed)
+    return packed.spec.scheme.codec.write(name, packed)
 
 
 def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
@@ -229,7 +229,7 @@ def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
 
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     layout = {"codes": _float8_layout(spec, shape, dtype)["codes"]}
-    described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype)
+    described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype)
     return Packed(spec=described, parts={**by_rows(tensor, layout, codes), "scale": scale})
 
 

@@ -6,7 +6,6 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..core import registry
 from ..nn.weights import quantized
 from .portable import Later
 
@@ -26,7 +25,7 @@ def as_filed(packed: Packed) -> Packed:
     if not is_apart(packed):
         return packed
     here = packed if packed.device.type == "meta" else packed.to(torch.device("cpu"))
-    return registry.of_scheme(packed.spec.scheme).for_files(here)
+    return packed.spec.scheme.codec.for_files(here)
 
 
 def file_shape(packed: Packed) -> Packed:
@@ -52,10 +51,10 @@ def reordered(
         if name in without or shape is packed:
             continue
         there = (keys or {}).get(name, name)
-        forms = registry.of_scheme(packed.spec.scheme).write(there, shape)
+        forms = packed.spec.scheme.codec.write(there, shape)
         later |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
     return later
 
 
 def _written(name: str, packed: Packed, key: str) -> Tensor:
-    return registry.of_scheme(packed.spec.scheme).write(name, as_filed(packed))[key]
+    return packed.spec.scheme.codec.write(name, as_filed(packed))[key]

@@ -23,7 +23,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
 from ..core.choices import LONE, METHOD
 from ..errors import SettingsError
 from ..formats import safetensors_writer
@@ -261,7 +260,7 @@ def written(
     weights: dict[str, Any] = {}
     for name, weight in rows:
         packed = as_filed(weight)
-        backend = registry.of_scheme(packed.spec.scheme)
+        backend = packed.spec.scheme.codec
         mine = backend.write(name, packed)
         tensors |= mine
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core.backend import Packed
+    from ..core.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,18 @@ def refuse(model: Any) -> None:
         if schemes and not any(readable(scheme) for scheme in schemes):
             refuse_scheme(schemes.most_common(1)[0][0], f"the {name}")
         if not schemes and said_rules(part):
-            refuse_scheme("rules", f"the {name}")
+            refuse_scheme(registry.scheme("rules"), f"the {name}")
 
 
-def refuse_scheme(scheme: str, what: str = "a model") -> None:
+def refuse_scheme(scheme: Scheme, what: str = "a model") -> None:
     """Raise ConflictError if weights in this scheme cannot be read without sdquant."""
     if readable(scheme):
         return
-    row = registry.scheme(scheme)
-    config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
+    config = scheme.codec.config(registry.QuantSpec(scheme), "bfloat16")
     package = f" without the package {config['quant_method']}" if config else ""
     raise ConflictError(
-        f"Cannot save {what} in {row.name} for diffusers without sdquant (portable)",
-        f"diffusers and transformers cannot read {row.name}{package}",
+        f"Cannot save {what} in {scheme} for diffusers without sdquant (portable)",
+        f"diffusers and transformers cannot read {scheme}{package}",
         "Leave portable out, or quantize to nf4, fp4, bnb-int8, qint8, qfloat8, qint4 or qint2",
     )
 
@@ -102,7 +102,7 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
         # A plain layer may have been cast since.
         dtype = layer.compute_dtype if isinstance(layer, QuantizedLayer) else getattr(torch, packed.spec.dtype)
         form = torch.empty(packed.spec.shape, dtype=dtype, device="meta")
-        return Later(form, lambda: registry.of_scheme(packed.spec.scheme).decode(packed, dtype))
+        return Later(form, lambda: packed.spec.scheme.codec.decode(packed, dtype))
 
     return {name: later(name.rpartition(".")[0], packed) for name, packed in quantized(model) if name in names}
 
@@ -143,7 +143,7 @@ def _of_component(name: str, part: nn.Module) -> FloatWeights | None:
     names = reading(part).floats
     if not names:
         return None
-    schemes = tuple(dict.fromkeys(packed[weight].spec.scheme for weight in sorted(names)))
+    schemes = tuple(dict.fromkeys(packed[weight].spec.scheme.name for weight in sorted(names)))
     forms = decoded(part, names)
     more = sum(row.form.numel() * row.form.itemsize - packed[weight].nbytes for weight, row in forms.items())
     return FloatWeights(name, schemes, names, more)

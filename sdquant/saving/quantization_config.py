@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
 from ..core.choices import METHOD
+from ..core.scheme import QuantSpec
 from ..models import libraries
 from ..models.keep_in_fp32 import matched
 from ..models.libraries import is_of_transformers
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..core.backend import PackedSpec
-    from ..core.scheme import QuantSpec
+    from ..core.scheme import Scheme
 
 _LINEAR = ("linear",)
 
@@ -62,7 +62,7 @@ def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> d
 
 def own_config(model: nn.Module) -> dict[str, Any]:
     """Return the `quantization_config` of a quantized component that names sdquant as its method."""
-    counts = Counter(spec.scheme for spec in _specs(model).values())
+    counts = Counter(spec.scheme.name for spec in _specs(model).values())
     most = counts.most_common(1)[0][0] if counts else "rules"
     return {"quant_method": METHOD, "quant": most, "skip": [], **said_rules(model)}
 
@@ -88,7 +88,7 @@ def reading(model: nn.Module) -> Reading:
         return Reading()
     scheme = counts.most_common(1)[0][0]
     first = next(spec for spec in specs.values() if spec.scheme == scheme)
-    config = registry.of_scheme(scheme).config(_asked(scheme, first.details), first.dtype)
+    config = scheme.codec.config(_asked(scheme, first.details), first.dtype)
     if not config:
         return Reading(floats=frozenset(specs))
     read = _READ.get(config["quant_method"])
@@ -123,14 +123,15 @@ def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str
     return ""
 
 
-def readable(scheme: str) -> bool:
+def readable(scheme: Scheme) -> bool:
     """Return whether diffusers reads the scheme without a further package for quantized models."""
-    row = registry.scheme(scheme)
-    config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
+    config = scheme.codec.config(QuantSpec(scheme), "bfloat16")
     return config is not None and config["quant_method"] in _READ
 
 
-def _bitsandbytes(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
+def _bitsandbytes(
+    model: nn.Module, specs: Mapping[str, PackedSpec], scheme: Scheme, config: Mapping[str, Any]
+) -> Reading:
     """Return the reading of bitsandbytes weights. The libraries treat every linear layer as quantized, except those
     that the config names or the model's class keeps in float32. A name also matches other layers: quantized ones among
     these have to be floats as well."""
@@ -146,7 +147,7 @@ def _bitsandbytes(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str
     return Reading({**config, "llm_int8_skip_modules": unquantized} if read else {}, floats)
 
 
-def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
+def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: Scheme, config: Mapping[str, Any]) -> Reading:
     """Return the reading of quanto weights. transformers cannot load quanto's and would start from random weights.
     diffusers treats every linear layer as quantized, except those whose own name, without a path, is in the config or
     kept in float32 by the model's class; float weights in the others would be quantized at every step."""
@@ -169,7 +170,7 @@ def _specs(model: nn.Module) -> dict[str, PackedSpec]:
     return {name: packed.spec for name, packed in quantized(model)}
 
 
-def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
+def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: Scheme) -> bool:
     """Return whether SDNQ runs a weight: it has this scheme, is no embedding, and the model's class does not keep it in
     float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the codes.)"""
     from torch import nn
@@ -179,7 +180,7 @@ def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool
     return spec.scheme == scheme and not table and not matched(_path(name), keep_in_fp32)
 
 
-def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
+def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: Scheme) -> bool:
     """Return whether a weight has this scheme and belongs to a linear layer."""
     from torch import nn
 
@@ -209,6 +210,5 @@ def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _asked(scheme: str, details: Mapping[str, Any]) -> QuantSpec:
-    row = registry.scheme(scheme)
-    return registry.QuantSpec(row, tuple(sorted((k, details[k]) for k in row.options if k in details)))
+def _asked(scheme: Scheme, details: Mapping[str, Any]) -> QuantSpec:
+    return QuantSpec(scheme, tuple(sorted((k, details[k]) for k in scheme.options if k in details)))

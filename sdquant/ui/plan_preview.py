@@ -155,12 +155,12 @@ def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return SupportBadge(verdict="breaks", why=why, fix="Leave the runtime at its default")
     mode = "found" if disk_scheme is not None else values["mode"] if values["mode"] != "auto" else "pre"
-    trouble = problem(registry.get(scheme.backend), here.versions)
+    trouble = problem(scheme.codec, here.versions)
     if trouble is not None and disk_scheme is None and scheme.name not in PACKAGE_OPTIONAL:
-        return SupportBadge(verdict="breaks", why=trouble, fix=pip_line(registry.get(scheme.backend)) or "")
-    lacks = runtime_problem(registry.get(scheme.backend), runtime, here.versions)
+        return SupportBadge(verdict="breaks", why=trouble, fix=pip_line(scheme.codec) or "")
+    lacks = runtime_problem(scheme.codec, runtime, here.versions)
     if lacks is not None:
-        return SupportBadge(verdict="breaks", why=lacks, fix=pip_line(registry.get(scheme.backend), runtime) or "")
+        return SupportBadge(verdict="breaks", why=lacks, fix=pip_line(scheme.codec, runtime) or "")
     named = values["offload"]
     rows = [
         look_up(

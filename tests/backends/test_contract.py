@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sdquant import backends
-from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
+from sdquant.core import registry
+from sdquant.core.backend import Packed, TensorInfo, Unfit
 from sdquant.kernels import dispatch, fp32_gemm
 from sdquant.nn import quantized_layer
 
@@ -93,7 +94,7 @@ class TestCodec:
 
     def test_spec_survives_json(self, name: str, kind: str) -> None:
         _, packed = _packed(name, kind)
-        assert PackedSpec.from_dict(json.loads(json.dumps(packed.spec.to_dict()))) == packed.spec
+        assert registry.packed_spec(json.loads(json.dumps(packed.spec.to_dict()))) == packed.spec
 
     def test_written_keys_are_found_and_read_back(self, name: str, kind: str) -> None:
         weight, packed = _packed(name, kind)

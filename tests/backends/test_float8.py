@@ -40,7 +40,7 @@ def _same_again(packed: Packed) -> bool:
     """Whether the weight comes back out of a file of sdquant's own."""
     spec, file = packed.spec, BACKEND.write(NAME, packed)
     keys = {part: BACKEND.key(NAME, part, spec) for part in packed.parts}
-    found = Found(name=NAME, scheme=spec.scheme, keys=keys, evidence="", details=spec.details)
+    found = Found(name=NAME, scheme=spec.scheme.name, keys=keys, evidence="", details=spec.details)
     back = read_weight(found, spec, spec.shape, file.__getitem__)
     return back.spec == spec and all(
         torch.equal(back.parts[part].float(), t.float()) for part, t in packed.parts.items()

@@ -57,7 +57,7 @@ def random_blocks(name: str, count: int) -> torch.Tensor:
 
 def packed_of(name: str, blocks: torch.Tensor) -> Packed:
     numel = len(blocks) * TYPES[name].block
-    spec = PackedSpec(scheme=name, shape=(numel // 32, 32), dtype="bfloat16", details={"type": name})
+    spec = PackedSpec(scheme=backends.scheme(name), shape=(numel // 32, 32), dtype="bfloat16", details={"type": name})
     return Packed(spec=spec, parts={"blocks": blocks})
 
 
@@ -168,7 +168,7 @@ class TestEncode:
     @pytest.mark.parametrize("mix", BASES)
     def test_a_mix_is_its_base_type(self, mix: str) -> None:
         packed = BACKEND.encode(weights(8, 256), backends.parse(mix))
-        assert packed.spec.scheme == BASES[mix] == packed.spec.details["type"]
+        assert packed.spec.scheme.name == BASES[mix] == packed.spec.details["type"]
 
     @pytest.mark.parametrize("name", ["q8_0", "q4_1", "q2_k", "q6_k", "f16", "f32"])
     def test_values_that_cannot_be_held_are_refused(self, name: str) -> None:

@@ -151,7 +151,7 @@ def test_a_folder_that_sdnq_saved_is_read(sdnq: Any, scheme: str, make: Any, tmp
     layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "sdnq_dequantizer")}
     assert set(packed) == {f"{name}.weight" for name in layers} and len(packed) > 10
     for name, layer in layers.items():
-        assert packed[f"{name}.weight"].spec.scheme == scheme
+        assert packed[f"{name}.weight"].spec.scheme.name == scheme
         assert packed[f"{name}.weight"].spec.dtype == "bfloat16"
         assert torch.equal(
             BACKEND.decode(packed[f"{name}.weight"], torch.bfloat16), _dequantized(layer, torch.bfloat16)
@@ -168,7 +168,7 @@ def test_a_folder_that_diffusers_saved_is_read(sdnq: Any, tmp_path: Path) -> Non
     file = load_file(tmp_path / "sdnq" / "diffusion_pytorch_model.safetensors")
     settings = json.loads((tmp_path / "sdnq" / "config.json").read_text())["quantization_config"]
     packed = _read_all(file, settings, model)
-    assert {row.spec.scheme for row in packed.values()} == {"sdnq-uint4", "sdnq-int8"}
+    assert {row.spec.scheme.name for row in packed.values()} == {"sdnq-uint4", "sdnq-int8"}
     for name, row in packed.items():
         layer = model.get_submodule(name.removesuffix(".weight"))
         assert torch.equal(BACKEND.decode(row, torch.bfloat16), _dequantized(layer, torch.bfloat16))

@@ -118,7 +118,8 @@ def test_a_file_gives_what_our_own_load_gives(comfy: SimpleNamespace, form: str)
     assert files == [path.name]
     patcher = load(comfy, path)
     packed = dict(quantized(patcher.model))
-    assert (LAYER in packed) is (form != "float") and {row.spec.scheme for row in packed.values()} <= {form, "q6_k"}
+    assert (LAYER in packed) is (form != "float")
+    assert {row.spec.scheme.name for row in packed.values()} <= {form, "q6_k"}
     torch.testing.assert_close(theirs(patcher), ours(own_load(path)), rtol=1e-4, atol=1e-4)
 
 
@@ -144,12 +145,10 @@ def test_float_weights_are_quantized_on_load(comfy: SimpleNamespace, quant: str)
     patcher = load(comfy, written(comfy, "float"), quant)
     packed = dict(quantized(patcher.model))
     exact = floats(comfy)
-    assert len(packed) > 10 and {row.spec.scheme for row in packed.values()} == {quant.partition(",")[0]}
+    assert len(packed) > 10 and {row.spec.scheme.name for row in packed.values()} == {quant.partition(",")[0]}
     assert not any("img_in" in name or "final_layer" in name for name in packed)
     for name, row in packed.items():  # the codec's own numbers
-        encoded = backends.of_scheme(row.spec.scheme).encode(
-            exact[name.removeprefix("diffusion_model.")], backends.parse(quant)
-        )
+        encoded = row.spec.scheme.codec.encode(exact[name.removeprefix("diffusion_model.")], backends.parse(quant))
         assert all(torch.equal(part, encoded.parts[key]) for key, part in row.parts.items()), name
     seen, meant = theirs(patcher), ours(own_load(sdquant.demo.path(FLUX) / "transformer"))
     error = float((seen - meant).norm() / meant.norm())
@@ -198,7 +197,7 @@ def test_a_lora_takes_effect_at_its_size(comfy: SimpleNamespace, memory: float) 
     model = patcher.model.diffusion_model
     state = {name: tensor.to(torch.float32, copy=True) for name, tensor in model.state_dict().items()}
     for name, row in quantized(model):
-        state[name] = backends.of_scheme(row.spec.scheme).decode(row, torch.float32)
+        state[name] = row.spec.scheme.codec.decode(row, torch.float32)
     up, down, _ = lora()[LAYER][1]
     name = LAYER.removeprefix("diffusion_model.")
     state[name] = state[name] + 0.8 * up @ down
@@ -323,7 +322,7 @@ def test_a_saved_model_reloads_equal(comfy: SimpleNamespace, quant: str) -> None
     before, after = dict(quantized(patcher.model)), dict(quantized(again.model))
     assert before.keys() == after.keys()
     for name, row in before.items():
-        decode = backends.of_scheme(row.spec.scheme).decode
+        decode = row.spec.scheme.codec.decode
         assert torch.equal(decode(row, torch.bfloat16), decode(after[name], torch.bfloat16)), name
     # ComfyUI's int8 has scales in float32, which we round a product less by.
     spare = 1e-2 if quant == "qint8" else 0.0

@@ -141,7 +141,7 @@ def test_a_linear_is_the_exact_product_of_codes(text: str, dtype: torch.dtype) -
     if text in BYTES_BY_ROW:
         a, a_scale = codes(flat.float().numpy())
         parts = {name: part.numpy().astype(np.int64) for name, part in layer.packed.parts.items() if name != "scale"}
-        assert int8_reference.direct(backends.of_scheme(layer.spec.scheme).form(layer.packed))
+        assert int8_reference.direct(layer.spec.scheme.codec.form(layer.packed))
         # The scale of a row, from the decoded weight: (code - zero) * scale, rounded to what the backend computes in.
         weight = layer.dequantize(torch.float32).double().numpy()
         raw = next(part for part in parts.values() if part.size == 48 * 256).reshape(48, 256)

@@ -52,7 +52,7 @@ def packed_of(scheme: str, weight: Tensor) -> Any:
 
 def unpacked(layer: Any) -> Tensor:
     """The float weight, by the backend."""
-    return backends.of_scheme(layer.packed.spec.scheme).decode(layer.packed, layer.compute_dtype)
+    return layer.packed.spec.scheme.codec.decode(layer.packed, layer.compute_dtype)
 
 
 def close(got: Tensor, exact: Tensor, sizes: Tensor) -> bool:

@@ -32,9 +32,9 @@ def test_codes_and_values(scheme: str, shape: tuple[int, ...]) -> None:
     node = decompressed(packed, kept)
     model = library().ov.Model([node], [])
     codes = [op for op in model.get_ops() if op.get_type_name() == "Constant" and op.get_output_size() == 1]
-    codes = [op for op in codes if op.get_element_type().get_type_name() == TYPES[packed.spec.scheme]]
+    codes = [op for op in codes if op.get_element_type().get_type_name() == TYPES[packed.spec.scheme.name]]
     most = max(codes, key=lambda op: op.get_byte_size())
-    bits = 4 if packed.spec.scheme.startswith("int4") else 8
+    bits = 4 if packed.spec.scheme.name.startswith("int4") else 8
     assert most.get_byte_size() == np.prod(shape) * bits // 8
     assert np.array_equal(np.array(most.data).reshape(-1), packed.parts["codes"].numpy().reshape(-1))
     (values,) = run(compiled(model, torch.float32).create_infer_request(), [])

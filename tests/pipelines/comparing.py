@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
-from sdquant import backends
 from sdquant.errors import BudgetError
 from sdquant.nn.weights import plain, quantized
 
@@ -107,7 +106,7 @@ def quantize_known(loaded: Any, known: Any) -> int:
                 continue
             there.add(layer)
             spec = specs[name] or quant  # Z-Image's ControlNet has layers that are its transformer's
-            backend = backends.of_scheme(weight.spec.scheme)
+            backend = weight.spec.scheme.codec
             original = part.get_parameter(key)
             expected = backend.encode(original.data, spec)
             dtype = original.dtype

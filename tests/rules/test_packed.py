@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.core.backend import PackedSpec, Unfit
+from sdquant.core import registry
+from sdquant.core.backend import Unfit
 from sdquant.errors import SettingsError
 from sdquant.rules.backend import TYPES
 from sdquant.rules.core.bit_packing import pack, unpack
@@ -83,7 +84,7 @@ def test_packed_as_foretold_and_decoded_as_dequantized(
     }
     wanted = dequantize(quantize(weight, weight_how(rule, shape)))
     assert torch.equal(BACKEND.decode(packed, dtype), wanted)
-    again = BACKEND.spec_of(PackedSpec.from_dict(packed.spec.to_dict()))
+    again = BACKEND.spec_of(registry.packed_spec(packed.spec.to_dict()))
     assert isinstance(again, RuleSpec) and again.rule == rule
     if BACKEND.by_row(packed):
         from sdquant.core.packed_rows import cut

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.portable:
         for text in each:
             if text != "none":
-                refuse_scheme(registry.parse(text).scheme.name)
+                refuse_scheme(registry.parse(text).scheme)
         if out.suffix in (".safetensors", ".gguf"):
             refuse_portable_file(out)
     if distributed.launched():

@@ -57,7 +57,6 @@ class HeldModel:
         import torch
 
         from ...core.backend import Unfit
-        from ...core.registry import of_scheme
         from ...loading.loader import import_classes, load_planned
         from ...planning.preparation import prepare
 
@@ -71,7 +70,7 @@ class HeldModel:
             if spec is not None and part.action == "encode" and not hasattr(spec, "rules"):
                 # The first quantization of a process imports the scheme's library: that is not loading.
                 with contextlib.suppress(Unfit):
-                    of_scheme(spec.scheme.name).encode(torch.ones(64, 64, dtype=torch.bfloat16), spec)
+                    spec.scheme.codec.encode(torch.ones(64, 64, dtype=torch.bfloat16), spec)
         return lambda: load_planned(request, plan)
 
     def _prepare_peer(self) -> Callable[[], Any]:

@@ -57,7 +57,7 @@ def decompressed(packed: Packed, keep_alive: list[Any]) -> Any:
     ops = library().ops
     shape, parts = packed.spec.shape, packed.parts
     out, row, groups = shape[0], math.prod(shape[1:]), parts["scale"].shape[1]
-    four = packed.spec.scheme.startswith("int4")
+    four = packed.spec.scheme.name.startswith("int4")
     grouped = (out, groups, row // groups) if groups > 1 else (out, row)
     each = (out, groups, 1) if groups > 1 else (out, 1)
     floats = ops.convert(_codes(parts["codes"], grouped, four, keep_alive), "f16")
@@ -74,4 +74,4 @@ def decompressed(packed: Packed, keep_alive: list[Any]) -> Any:
 
 def in_graph(packed: Packed) -> bool:
     """Return whether `decompressed` supports the weight's scheme."""
-    return packed.spec.scheme in SCHEMES
+    return packed.spec.scheme.name in SCHEMES

@@ -30,7 +30,7 @@ def snr(scheme: str) -> float | None:
     import torch
 
     spec = registry.parse(scheme)
-    backend = registry.get(spec.scheme.backend)
+    backend = spec.scheme.codec
     weight = torch.empty(_SHAPE).normal_(generator=torch.Generator().manual_seed(0))
     try:
         packed = backend.encode(weight.to(torch.bfloat16), spec)

@@ -111,7 +111,8 @@ def template(weight: Tensor, rule: QuantizationRule) -> Packed:
         name: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
         for name, part in layout(rule, shape, dtype).items()
     }
-    return Packed(spec=PackedSpec(scheme=SCHEME, shape=shape, dtype=dtype, details=to_dict(rule)), parts=parts)
+    spec = PackedSpec(scheme=registry.scheme(SCHEME), shape=shape, dtype=dtype, details=to_dict(rule))
+    return Packed(spec=spec, parts=parts)
 
 
 def rule_of_layer(layer: QuantizedLayer) -> QuantizationRule:

@@ -1,0 +1,31 @@
+"""The user options of schemes, and the packages behind backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The option of every scheme that also quantizes embeddings.
+EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A user option of a scheme, written as `nf4,block_size=128` or `nf4,double_quant`.
+
+    Attributes:
+        library: it applies only to the library's modules, and selects them if the call names no runtime.
+    """
+
+    default: bool | int | str | None
+    help: str
+    choices: tuple[bool | int | str | None, ...] = ()
+    library: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """The package behind a backend: distribution name, least version that works, sdquant's extra that installs it."""
+
+    package: str
+    minimum: str
+    extra: str
