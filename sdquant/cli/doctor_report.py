@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import look_up
 from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from ..compat.row import Query
-from ..core import registry as backends
+from ..core import registry
 from ..planning.estimate.activation_allowance import allowance
 from .doctor_hints import Finding, advice, gib
 
@@ -99,7 +99,7 @@ def examine(machine: Machine) -> Report:
     """Report the schemes that `machine` can run, and the hints that apply to it."""
     return Report(
         machine=machine,
-        backends=tuple(_backend(backends.get(name), machine) for name in backends.names()),
+        backends=tuple(_backend(backend, machine) for backend in registry.backends()),
         findings=advice(machine),
         fits=tuple(_fit(*model, machine) for model in MODELS),
     )

@@ -134,8 +134,7 @@ def versions() -> dict[str, str]:
     """Return the versions of installed distributions that matter, by name. Reads metadata, imports none of them."""
     from ..core import registry
 
-    known = [registry.get(name) for name in registry.names()]
-    required = [row for one in known for row in (one.requires, *one.runtime_requires.values())]
+    required = [row for one in registry.backends() for row in (one.requires, *one.runtime_requires.values())]
     installed = {}
     for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):
         try:

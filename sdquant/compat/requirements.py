@@ -66,6 +66,6 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return
-    here = [name for name in registry.names() if problem(registry.get(name), versions) is None]
+    here = [one.name for one in registry.backends() if problem(one, versions) is None]
     instead = f". Or use a scheme of {' or '.join(here)}, which can be used here" if here else ""
     raise BackendUnavailableError(f"Cannot use {scheme.name}", why, f"Run: {pip_line(backend)}{instead}")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "packed_spec", "parse", "scheme", "schemes",
+    "Backend", "Found", "QuantSpec", "Scheme", "backends", "get", "names", "of_scheme", "packed_spec", "parse",
+    "scheme", "schemes",
 ]  # fmt: skip
 
 ENTRY_POINTS = HOME = "sdquant.backends"
@@ -92,6 +93,11 @@ def _schemes() -> Mapping[str, Scheme]:
 def names() -> tuple[str, ...]:
     """Return the names of all backends."""
     return tuple(_registry())
+
+
+def backends() -> tuple[Backend, ...]:
+    """Return all backends, the built-in ones first."""
+    return tuple(_registry().values())
 
 
 def get(name: str) -> Backend:

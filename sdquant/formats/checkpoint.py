@@ -324,15 +324,15 @@ def _header(file: Path, *, complete: bool) -> Header:
 
 def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
     quantized: dict[str, Found] = {}
-    for name in registry.names():
+    for backend in registry.backends():
         try:
-            rows = registry.get(name).find(tensors, side)
+            rows = backend.find(tensors, side)
         except (UnsupportedFileError, BadFileError) as error:
             raise type(error)(f"{error.what} (in {path})", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
             raise BadFileError(
                 f"Cannot read {path}",
-                f"the quantization settings in its config are invalid ({name}): {error!r}",
+                f"the quantization settings in its config are invalid ({backend.name}): {error!r}",
                 "Get the config.json that belongs to the weights",
             ) from error
         for row in rows:

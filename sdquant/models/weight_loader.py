@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core import registry
 from ..core.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
 from ..core.packed_rows import cut
 from ..errors import BadFileError, UnsupportedFileError
@@ -23,7 +22,7 @@ from .quantize_weight import encode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed, PackedSpec
+    from ..core.backend import Found, Packed, PackedSpec, QuantSpec
     from ..formats.checkpoint import Source
 
 log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class Installer:
         """Set a tensor of the model's shape, by the model's name."""
         components.set_tensor(self.model, self._names(name), tensor)
 
-    def quantizable(self, key: str, spec: registry.QuantSpec) -> str | None:
+    def quantizable(self, key: str, spec: QuantSpec) -> str | None:
         """Return the model's name for a weight to be quantized; None, and log a warning, if it cannot be quantized."""
         name = components.model_name(key, self.known)
         kind = kind_to_quantize(self.model, self._names(name)) if name is not None else None
@@ -91,7 +90,7 @@ class Installer:
             return None
         return name
 
-    def encode(self, key: str, tensor: Tensor, spec: registry.QuantSpec, device: str, file: Path | None = None) -> None:
+    def encode(self, key: str, tensor: Tensor, spec: QuantSpec, device: str, file: Path | None = None) -> None:
         """Quantize a float weight and load it; `file`: see `plain`."""
         name = self.quantizable(key, spec)
         if name is None:
@@ -102,13 +101,12 @@ class Installer:
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
-    def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: registry.QuantSpec | None = None) -> None:
+    def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: QuantSpec | None = None) -> None:
         """Load a weight that is quantized on disk, by its name in `src.found`; `spec`: set if it was requested."""
         name, match = components.model_name(key, self.known), src.found[key]
         if name is None:
             self.unexpected.append(key)
             return
-        backend = registry.of_scheme(match.scheme)
 
         def get(part: str) -> Tensor:
             return src.read(files, part)
@@ -123,11 +121,11 @@ class Installer:
         if common_kind(self.model, self._names(name)) is None:
             # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
             log.info("%s is dequantized: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
-            self.plain(name, backend.decode(packed, self._computes_in(name, "float32")))
+            self.plain(name, packed.spec.scheme.codec.decode(packed, self._computes_in(name, "float32")))
             return
         self.packed(name, packed, spec)
 
-    def packed(self, name: str, packed: Packed, spec: registry.QuantSpec | None) -> None:
+    def packed(self, name: str, packed: Packed, spec: QuantSpec | None) -> None:
         """Load a packed weight: replace its module by one that can run it."""
         dtype = self._computes_in(name, packed.spec.dtype)
         install_packed(self.model, self._names(name), packed, self.runtime, spec, dtype, self.device)
@@ -197,9 +195,7 @@ def misfit(shape: tuple[int, ...], floats: bool, expected: Tensor) -> str | None
     return None
 
 
-def _read(
-    match: registry.Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
-) -> Packed:
+def _read(match: Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
     """Read a weight of `shape` that is quantized on disk, and validate its parts.
 
     Raises:
@@ -210,13 +206,13 @@ def _read(
     return read_weight(match, spec, shape, get)
 
 
-def _read_cut(match: registry.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def _read_cut(match: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
     """Read some rows of a weight that is quantized on disk."""
     assert match.cut is not None
-    whole, backend = match.cut.of, registry.of_scheme(match.scheme)
     if not match.cut.rows:
-        return read_weight(whole, None, shape, get)
-    packed = cut(backend.cuttable(read_weight(whole, None, match.cut.shape, get)), match.cut.rows)
+        return read_weight(match.cut.of, None, shape, get)
+    whole = read_weight(match.cut.of, None, match.cut.shape, get)
+    packed = cut(whole.spec.scheme.codec.cuttable(whole), match.cut.rows)
     if packed.spec.shape != shape:
         raise BadFileError(
             f"Cannot load weight {match.name!r} in {match.scheme}",
@@ -256,7 +252,7 @@ def install_packed(
     names: tuple[str, ...],
     packed: Packed,
     runtime: str,
-    spec: registry.QuantSpec | None = None,
+    spec: QuantSpec | None = None,
     dtype: torch.dtype | None = None,
     device: str | None = None,
 ) -> None:

@@ -95,8 +95,8 @@ def packed_of(module: nn.Module) -> Packed | None:
     """Return the packed weight of a layer, sdquant's or a library's; None if its weight is not quantized."""
     if isinstance(module, QuantizedLayer):
         return module.packed
-    for name in registry.names():
-        packed = registry.get(name).from_library(module)
+    for backend in registry.backends():
+        packed = backend.from_library(module)
         if packed is not None:
             return packed
     return None

@@ -230,8 +230,9 @@ def _data(part: OutputTensor, type_: str, src: Source, files: Any, spec: QuantSp
         tensor = tensor.to(getattr(torch, str(TYPES[type_].dtype)))
         refuse_not_finite(name, tensor, spec, skip)
         return tensor
+    wanted = registry.parse(type_)
     try:
-        return registry.get("gguf").encode(tensor, registry.parse(type_)).parts["blocks"]
+        return wanted.scheme.codec.encode(tensor, wanted).parts["blocks"]
     except Unfit as error:
         raise BadFileError(
             f"Cannot quantize weight {name!r} to {type_}",

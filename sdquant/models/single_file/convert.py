@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ...core import registry
 from ...core.backend import Cut, Found, TensorInfo, Unfit
 from ...core.dtypes import FLOATS
 from ...core.packed_reader import read_weight
@@ -260,7 +259,6 @@ def _packs(src: Source) -> dict[str, _Pack]:
 
 
 def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
-    backend = registry.of_scheme(match.scheme)
     try:
         packed = read_weight(match, None, None, lambda key: src.read(files, key))
     except BadFileError as error:
@@ -271,10 +269,11 @@ def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
             f"weight {match.name!r} is quantized to {match.scheme}, and the file does not give its shape: {error}",
             "Use the same model as a diffusers folder",
         ) from error
-    by_row = backend.cuttable(packed)
+    codec = packed.spec.scheme.codec
+    by_row = codec.cuttable(packed)
     # Of each part its share; one number for all rows is in every cut: see `rows`.
     constant = sum(part.element_size() for part in by_row.parts.values() if part.numel() == 1)
-    each = (by_row.nbytes - constant) // packed.spec.shape[0] if backend.by_row(by_row) else None
+    each = (by_row.nbytes - constant) // packed.spec.shape[0] if codec.by_row(by_row) else None
     return _Pack(packed.spec, packed.nbytes, each, constant)
 
 
