@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import sdquant
+from sdquant import backends
+from sdquant.core.backend import PackedSpec
 from sdquant.errors import SettingsError
 
 # Each class of layer once: bitsandbytes' own two, quanto's, sdquant's, and what OpenVINO runs.
@@ -54,3 +59,22 @@ def test_a_state_dict_is_pickled_without_its_model(offload: str, sd: Path) -> No
     for other in (saved, copy.deepcopy(state)):
         assert list(other) == list(state) and all(torch.equal(other[name], state[name]) for name in state)
     assert saved._metadata == state._metadata and not hasattr(saved, "owner")
+
+
+@pytest.mark.parametrize("scheme", backends.schemes(), ids=str)
+def test_a_scheme_is_the_same_object_in_every_copy(scheme: backends.Scheme) -> None:
+    assert scheme.codec is backends.get(scheme.backend)
+    assert copy.deepcopy(scheme) is scheme and pickle.loads(pickle.dumps(scheme)) is scheme
+    assert str(scheme) == scheme.name
+
+
+def test_a_description_is_unpickled_with_the_file_of_its_backend_alone() -> None:
+    spec = PackedSpec(scheme=backends.scheme("nf4"), shape=(4, 64), dtype="float32", details={"block_size": 64})
+    code = (
+        "import pickle, sys\n"
+        "spec = pickle.load(sys.stdin.buffer)\n"
+        "assert {'torch', 'sdquant.backends.quanto', 'sdquant.rules'}.isdisjoint(sys.modules)\n"
+        "from sdquant import backends\n"
+        "assert spec.scheme is backends.scheme('nf4') and spec.scheme.codec is backends.get('bnb')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(spec), check=True)
