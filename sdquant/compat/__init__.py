@@ -24,7 +24,7 @@ from ..errors import (
     UntestedWarning,
 )
 from ..utils.arguments import answered
-from . import hardware as machines
+from . import hardware
 from .requirements import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
@@ -91,14 +91,14 @@ def matrix(
         machine: the machine to describe; None for this one.
     """
     if machine is None and device is None:
-        machine = machines.probe()
+        machine = hardware.probe()
     if device is None:
         kinds = machine.kinds if machine is not None else ()
     else:
         names = [device] if isinstance(device, str) else device
-        kinds = tuple(dict.fromkeys(machines.device_kind(name, machine) for name in names))
+        kinds = tuple(dict.fromkeys(hardware.device_kind(name, machine) for name in names))
     rows = registry.schemes() if schemes is None else tuple(registry.scheme(name) for name in schemes)
-    versions = machine.versions if machine is not None else machines.versions()
+    versions = machine.versions if machine is not None else hardware.versions()
     return tuple(
         _cell(scheme, mode, offload, runtime, kind, versions)
         for scheme in rows
@@ -163,7 +163,7 @@ def check(
     source = _choice("source", source, SOURCES)
     compute = _choice("compute", compute or "float", COMPUTES)
     if device is not None:
-        machines.device_kind(device, machine)  # a wrong name is an error even if nothing is quantized
+        hardware.device_kind(device, machine)  # a wrong name is an error even if nothing is quantized
     specs = [registry.parse(name).scheme for name in _names(quant)]
     for scheme in specs:
         if named_runtime != "default" and named_runtime not in scheme.runtimes:
@@ -175,7 +175,7 @@ def check(
     if not specs:
         return
     kind = _kind(device, machine)
-    versions = machine.versions if machine is not None else machines.versions()
+    versions = machine.versions if machine is not None else hardware.versions()
     for scheme in {spec.name: spec for spec in specs}.values():
         way = ("pre" if scheme.on_the_fly else "found") if mode == "auto" else mode
         _check(
@@ -274,8 +274,8 @@ def _choice(setting: str, value: str, known: tuple[str, ...]) -> str:
 def _kind(device: str | None, machine: Machine | None) -> str:
     """Return the kind of the compute device. Only torch knows the default device, and whether "cuda" is rocm."""
     if device is None:
-        machine = machine or machines.probe()
-        return machines.device_kind(machines.default_device(machine), machine)
-    if machine is None and machines.device_kind(device) == "cuda":
-        machine = machines.probe()
-    return machines.device_kind(device, machine)
+        machine = machine or hardware.probe()
+        return hardware.device_kind(hardware.default_device(machine), machine)
+    if machine is None and hardware.device_kind(device) == "cuda":
+        machine = hardware.probe()
+    return hardware.device_kind(device, machine)

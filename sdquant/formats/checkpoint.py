@@ -51,7 +51,7 @@ class Source:
         metadata: the metadata of the first file.
         container: "safetensors", "gguf", or "pickle".
         made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
-        variant, variants: which of the variants in a folder it is, and the others; see `folder.weights`.
+        variant, variants: which of the variants in a folder it is, and the others; see `folders.weights`.
         rules: by which it was quantized, where sdquant wrote the file; `rules.file_rules` reads them.
         keys: what the file calls tensors and quantized weights that the model calls otherwise; see `models.fitting`,
             which the fields below are of, too.
@@ -179,7 +179,7 @@ def is_pickle(path: Path) -> bool:
 def component_folder(
     folder: Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Source:
-    """Return the component in a folder with a config.json and weights; `variant`: see `folder.weights`.
+    """Return the component in a folder with a config.json and weights; `variant`: see `folders.weights`.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.

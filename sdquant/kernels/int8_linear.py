@@ -32,8 +32,7 @@ from torch import Tensor
 
 from ..core.backend import Geometry
 from ..core.packed_rows import cut
-from . import int8_reference as steps
-from . import int_matmul
+from . import int8_reference, int_matmul
 from .base import Coding
 from .cpu import int8 as native
 from .im2col import outputs, patches
@@ -90,7 +89,7 @@ def _least(packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> Lea
 def least(packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> int:
     """Return the number of rows of activations of `dtype` from which integers are faster."""
     limits = _least(packed, form, dtype)
-    return limits.again if steps.coding(packed, form) & Coding.AGAIN else limits.rows
+    return limits.again if int8_reference.coding(packed, form) & Coding.AGAIN else limits.rows
 
 
 def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> bool:
@@ -101,7 +100,9 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> boo
         return False
     if native.reads(form, packed.parts):
         return True
-    if steps.coding(packed, form) & Coding.BY_RUN:  # in torch: as many passes over the results as there are runs
+    if (
+        int8_reference.coding(packed, form) & Coding.BY_RUN
+    ):  # in torch: as many passes over the results as there are runs
         return x.is_cuda and imports.eight(x.device) is not None
     return int_matmul.fast(x.device)
 
@@ -118,14 +119,14 @@ def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometr
 
 def whole(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> Coding | None:
     """Return the codes of a weight that the C kernels multiply; None if they do not support it."""
-    return steps.coding(packed, form) if dtype in _FLOATS and _by_c(backend, packed, form, dtype) else None
+    return int8_reference.coding(packed, form) if dtype in _FLOATS and _by_c(backend, packed, form, dtype) else None
 
 
 def linear(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype."""
     flat = x.reshape(-1, x.shape[-1])
     if form is not None and _by_c(backend, packed, form, x.dtype):
-        out = native.linear(form, packed.parts, steps.coding(packed, form), flat, bias)
+        out = native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias)
     else:
         out = by_steps(backend, packed, flat, bias)
     return out.view(*x.shape[:-1], packed.spec.shape[0])
@@ -144,12 +145,12 @@ def _convolve_by_c(packed: Packed, form: PackedLayout, x: Tensor, bias: Tensor |
     _, _, high, wide = packed.spec.shape
     places = outputs(x.shape[2:], (high, wide), geometry)
     return native.convolve(
-        form, packed.parts, steps.coding(packed, form), (high, wide), x, bias, geometry, (places[0], places[1])
+        form, packed.parts, int8_reference.coding(packed, form), (high, wide), x, bias, geometry, (places[0], places[1])
     )
 
 
 def by_steps(
-    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, by: type[steps.Steps] | None = None
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, by: type[int8_reference.Steps] | None = None
 ) -> Tensor:
     """Multiply x [m, in] in integers, step by step. `by`: the implementation; None for the fastest."""
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
@@ -163,7 +164,7 @@ def convolve_by_steps(
     x: Tensor,
     bias: Tensor | None,
     geometry: Geometry,
-    by: type[steps.Steps] | None = None,
+    by: type[int8_reference.Steps] | None = None,
 ) -> Tensor:
     """Convolve x [b, in, ...] in integers: im2col, a tile of patches at a time, and the product."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
@@ -208,14 +209,14 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns).to(dtype)
     bias = torch.linspace(-1, 1, packed.spec.shape[0], dtype=torch.float32).to(dtype)
     if len(packed.spec.shape) == 2:
-        result = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
-        same = torch.equal(result, by_steps(backend, packed, x, bias, steps.Steps))
+        result = native.linear(form, packed.parts, int8_reference.coding(packed, form), x, bias)
+        same = torch.equal(result, by_steps(backend, packed, x, bias, int8_reference.Steps))
     else:
         image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
         one = (1, 1)
         pad = (packed.spec.shape[2] // 2, packed.spec.shape[3] // 2)
         how = Geometry(stride=one, padding=pad, dilation=one, groups=1)
-        by_torch = convolve_by_steps(backend, packed, image, bias, how, steps.Steps)
+        by_torch = convolve_by_steps(backend, packed, image, bias, how, int8_reference.Steps)
         same = torch.equal(_convolve_by_c(packed, form, image, bias, how), by_torch)
     if not same:
         log.warning(
@@ -227,14 +228,14 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
 
 
 def _multiply(
-    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[steps.Steps] | None
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[int8_reference.Steps] | None
 ) -> None:
     """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
-    impl = steps.fastest(x) if by is None else by(x.device)
+    impl = int8_reference.fastest(x) if by is None else by(x.device)
     codes, x_scale, sums = impl.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
         form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
-        if form is not None and steps.coding(part, form) & Coding.BY_RUN:
+        if form is not None and int8_reference.coding(part, form) & Coding.BY_RUN:
             impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
             continue
         weight, scale, added = impl.weight(backend, part, form)

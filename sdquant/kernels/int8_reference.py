@@ -19,8 +19,7 @@ from torch import Tensor
 from ..core.packed_rows import take
 from . import int_matmul
 from .base import Coding
-from .cpu import extension
-from .cpu import int8_epilogue as c
+from .cpu import extension, int8_epilogue
 from .division import divided
 from .self_check import undisturbed
 from .triton import imports
@@ -223,14 +222,14 @@ class InC(Steps):
         x = x if x.stride(-1) == 1 else x.contiguous()
         codes = x.new_empty(x.shape, dtype=torch.int8)
         scale, sums = (x.new_empty(len(x), 1, dtype=dtype) for dtype in (torch.float32, torch.int32))
-        c.quantize_rows(x, codes, scale, sums)
+        int8_epilogue.quantize_rows(x, codes, scale, sums)
         return codes, scale, sums
 
     def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
-        if form is None or not c.recodes(form, packed.parts):
+        if form is None or not int8_epilogue.recodes(form, packed.parts):
             return super().again(backend, packed, form, codes)
         scale = codes.new_empty(len(codes), dtype=torch.float32)
-        c.recode(_of_width(form, codes.shape[1]), packed.parts, codes, scale)
+        int8_epilogue.recode(_of_width(form, codes.shape[1]), packed.parts, codes, scale)
         return scale
 
     def finish(
@@ -245,7 +244,7 @@ class InC(Steps):
     ) -> None:
         if not isinstance(added, Tensor):
             added = total.new_full((total.shape[1],), added, dtype=torch.int32)
-        c.finish(total.contiguous(), sums, added, row_scale, scale.contiguous(), bias, out)
+        int8_epilogue.finish(total.contiguous(), sums, added, row_scale, scale.contiguous(), bias, out)
 
 
 class InTriton(Steps):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..formats.checkpoint import Source
     from ..models.weight_loader import Installer
     from ..offload import OffloadHandle
-    from ..planning import plan as planner_plan
+    from ..planning.plan import ComponentPlan, Plan
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Loaded:
         seconds: duration of the load. cached: components whose quantized weights came from the cache.
     """
 
-    plan: planner_plan.Plan
+    plan: Plan
     offload: OffloadHandle
     seconds: float
     cached: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def load(request: Request) -> Any:
 
 
 @ordinary
-def load_planned(request: Request, plan: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
+def load_planned(request: Request, plan: Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
     """Load a model for a Request whose plan exists already.
 
     Args:
@@ -170,7 +170,7 @@ def load_planned(request: Request, plan: planner_plan.Plan, on_bytes: Callable[[
     return whole
 
 
-def import_classes(plan: planner_plan.Plan) -> None:
+def import_classes(plan: Plan) -> None:
     """Import the classes of diffusers and transformers that the plan needs, so that import is not timed as loading."""
     from ..models.components import model_class, quiet
     from ..models.pipeline_folders import pipeline_class
@@ -182,7 +182,7 @@ def import_classes(plan: planner_plan.Plan) -> None:
             pipeline_class(folder_of(plan))
 
 
-def _parts(request: Request, plan: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+def _parts(request: Request, plan: Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """Return all components by name, and the names of those that came from the cache."""
     cache, parts, used = cache_of(request), {}, {}
     for part in plan.components:
@@ -207,9 +207,7 @@ def _parts(request: Request, plan: planner_plan.Plan, tick: Tick) -> tuple[dict[
     return parts, tuple(used)
 
 
-def build(
-    part: planner_plan.ComponentPlan, src: Source, plan: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
-) -> nn.Module:
+def build(part: ComponentPlan, src: Source, plan: Plan, tick: Tick, skip: tuple[str, ...] = ()) -> nn.Module:
     """Return one component; its weights are read, and if need be quantized, one at a time.
 
     Args:
@@ -250,9 +248,9 @@ def build(
 
 def fill(
     install: Installer,
-    part: planner_plan.ComponentPlan,
+    part: ComponentPlan,
     src: Source,
-    plan: planner_plan.Plan,
+    plan: Plan,
     tick: Callable[[int], None],
     skip: tuple[str, ...] = (),
     only: Container[str] | None = None,
@@ -292,7 +290,7 @@ def fill(
             file.close()
 
 
-def assemble(plan: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
+def assemble(plan: Plan, parts: Mapping[str, nn.Module]) -> Any:
     """Return the pipeline of these components, or the component itself if it is loaded alone."""
     if set(parts) == {LONE}:
         return parts[LONE]
@@ -316,9 +314,7 @@ class Tick:
 
 
 @contextlib.contextmanager
-def _one_bar(
-    plan: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
-) -> Iterator[Tick]:
+def _one_bar(plan: Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None) -> Iterator[Tick]:
     """Yield a counter with a progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 

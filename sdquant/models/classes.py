@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
-from ..formats import folders as folders
-from ..formats import model_families
+from ..formats import folders, model_families
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,7 @@ from ..core import registry
 from ..core.choices import LONE, MAIN
 from ..core.gguf_mixes import dominant
 from ..errors import BadFileError, MissingComponentError
-from ..formats import checkpoint, lora_files, model_families, text_encoders
-from ..formats import folders as folder
+from ..formats import checkpoint, folders, lora_files, model_families, text_encoders
 from ..formats.filename_hints import suffix_hint
 from ..formats.shards import refuse_shard
 from ..formats.type_histogram import TypeRow, high_precision, histogram
@@ -168,10 +167,10 @@ def _seen(path: str | Path, how: _How) -> Detected:
         detected = _look(Path(os.path.expanduser(path)), str(path), how)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
-    folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.is_empty]
-    there = {name for src in folders for name in (src.variant, *src.variants)}
+    in_folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.is_empty]
+    there = {name for src in in_folders for name in (src.variant, *src.variants)}
     if how.variant is not None and how.variant not in there:
-        raise folder.no_variant(str(path), how.variant, there)
+        raise folders.no_variant(str(path), how.variant, there)
     return detected
 
 
@@ -183,10 +182,10 @@ def _look(place: Path, path: str, how: _How) -> Detected:
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, replace(how, partial=False)), path, how)
-    contents = folder.read_json(folder.inside(index, place))
+    contents = folders.read_json(folders.inside(index, place))
     each = {
         name: checkpoint.as_named(_part(sub, how), contents[name])
-        for name, sub in folder.pipeline_parts(place, contents).items()
+        for name, sub in folders.pipeline_parts(place, contents).items()
     }
     if not each:
         raise MissingComponentError(
@@ -232,7 +231,7 @@ def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, S
 
 
 def _part(folder_: Path, how: _How) -> Source:
-    if how.partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
+    if how.partial and not folders.visible_weights(folder_, folders.WEIGHTS + folders.PICKLES):
         return checkpoint.without_weights(folder_)
     return checkpoint.component_folder(folder_, complete=how.complete, allow_pickle=how.pickles, variant=how.variant)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingComponentError, UnsupportedFileError
-from ..formats import folders as folders
+from ..formats import folders
 from .hub_references import page
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def fetch(
 
     Args:
         weights: False leaves them out; names of components leave out those of the others.
-        variant: see `folder.weights`. token: as huggingface_hub takes it; None for that of the environment or login.
+        variant: see `folders.weights`. token: as huggingface_hub takes it; None for that of the environment or login.
 
     Raises:
         MissingComponentError: it cannot be downloaded, or has no such variant. UnsupportedFileError: it has several

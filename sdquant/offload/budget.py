@@ -12,8 +12,7 @@ from torch import nn
 
 from ..compat import hardware
 from ..errors import SdquantError, SettingsError
-from ..models import activation_memory as activations
-from ..models import components, pipelines
+from ..models import activation_memory, components, pipelines
 from ..models.pipelines import components_of
 from ..nn.weights import quantized
 
@@ -83,7 +82,7 @@ def activations_of(model: Any) -> int | None:
     except SdquantError as error:
         log.debug("Cannot estimate the memory of activations: %s", error)
         return None
-    known = [trace.peak for trace in activations.of_pipeline(twin).values() if trace is not None]
+    known = [trace.peak for trace in activation_memory.of_pipeline(twin).values() if trace is not None]
     return max(known) + max(_scratch(part) for part in parts.values()) if known else None
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..compat import Query, look_up
-from ..compat import hardware as machine
+from ..compat import Query, hardware, look_up
 from ..compat.requirements import require
 from ..compat.row import meant
 from ..core import registry
@@ -45,12 +44,12 @@ class Opened:
     """
 
     resolved: Resolved
-    machine: machine.Machine
+    machine: hardware.Machine
 
     @property
     def kind(self) -> str:
         """The kind of the compute device."""
-        return machine.device_kind(self.resolved.device, self.machine)
+        return hardware.device_kind(self.resolved.device, self.machine)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +125,7 @@ class Candidate:
         return max(min(part.bytes, _least(part, sources)) for part in self.plan.components)
 
 
-def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mapping[str, Any]) -> Opened:
+def open_model(path: Any, settings: Settings, here: hardware.Machine, call: Mapping[str, Any]) -> Opened:
     """Read the headers of a model.
 
     Raises:

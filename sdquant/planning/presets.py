@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..compat import hardware as machines
+from ..compat import hardware
 from ..errors import BudgetError, SettingsError
 from ..utils.byte_sizes import parse_budget, parse_size
 from .candidates import Candidate, Opened, candidates, open_model
@@ -187,7 +187,7 @@ def choose(
             f"Unknown preset {name!r}", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one of them"
         )
     fixed = (settings or Settings()).but({"budget": None, "mode": "auto"})
-    opened = open_model(path, fixed, machine or machines.probe(), call)
+    opened = open_model(path, fixed, machine or hardware.probe(), call)
     return _chosen(row, fixed, opened, candidates(opened), held)
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import attention as attentions
-from .core import einsum as einsums
+from .core import attention, einsum
 from .core.qarray import FLOATS
 from .providers.product import Site, product
 
@@ -74,8 +73,8 @@ def _sdpa(
     if not _activations(query, key, value):
         return None
     query, key, value = _cast(query, key, value)
-    return attentions.attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=attentions.sites(site, number)
+    return attention.attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=attention.sites(site, number)
     )
 
 
@@ -119,9 +118,9 @@ def _einsum(site: Site, number: int, equation: Any, *operands: Any) -> Tensor | 
     if len(both) == 1:
         return None
     if len(both) > 2:
-        raise einsums.refused(equation, f"it multiplies {len(both)} tensors")
+        raise einsum.refused(equation, f"it multiplies {len(both)} tensors")
     a, b = _cast(*both)
-    return einsums.einsum(equation, a, b, _named(site, "einsum", number))
+    return einsum.einsum(equation, a, b, _named(site, "einsum", number))
 
 
 def _named(site: Site, operation: str, number: int) -> Site:

@@ -64,7 +64,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         ConflictError: `portable`, and diffusers has no reader for the scheme; or a LoRA is on the model.
     """
     from ..models import pipelines
-    from . import portable as plainly
+    from .portable import advice, not_here, of_model, refuse
 
     target = Path(path)
     refuse_existing(target, overwrite)
@@ -81,19 +81,19 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
     if portable:
         if target.suffix == ".safetensors":
             refuse_portable_file(target)
-        plainly.refuse(model)
+        refuse(model)
     with offload_suspended(model):
         for name, part in parts.items():
             _refuse_empty(name, part)
         if target.suffix == ".safetensors":
             _write_weights(model, target)
             return target
-        unread = plainly.of_model(model)
+        unread = of_model(model)
         if unread and not portable:
-            log.warning("%s", plainly.advice(unread))
+            log.warning("%s", advice(unread))
         floats = {row.component: row.names for row in unread} if portable else {}
         more = sum(row.nbytes for row in unread) if portable else 0
-        for line in plainly.not_here(model, floats) if portable else ():
+        for line in not_here(model, floats) if portable else ():
             log.warning("%s", line)
         with whole_folder(target, weight_bytes(model) + more) as folder:
             if whole:

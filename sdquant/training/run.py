@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..utils.distributed import launched
-from . import checkpoints, data, latent_cache, metrics_log, pipeline_types, samples, trainable
-from . import losses as objectives
-from . import pipeline as model
+from . import checkpoints, data, latent_cache, losses, metrics_log, pipeline, pipeline_types, samples, trainable
 from .config.generate import save as save_config
 from .config.keys import key
 from .config.loading import shards_of
@@ -86,13 +84,13 @@ def train(config: RunConfig, *, progress: bool = False) -> Summary:
     checkpoint = checkpoints.choose(settings.folder / "checkpoints", settings.resume)
     rows = data.examples(settings)
     with _accelerator(settings) as accelerator, Interrupts() as interrupts:
-        whole = model.load(settings)
+        whole = pipeline.load(settings)
         pipe = whole.pipe
         family = pipeline_types.of(pipe)
         _tell_guidance(settings, whole)
         encoded = latent_cache.encode(pipe, rows, settings, accelerator.device)
         encoded, teacher = _taught(settings, whole, encoded, accelerator.device)
-        objective = objectives.of(pipe, family, teacher)
+        objective = losses.of(pipe, family, teacher)
         net = trainable.trainable(whole.net, settings, whole.quantized)
         from . import loop
 
@@ -161,7 +159,7 @@ def _accelerator(settings: TrainingSettings) -> Iterator[Any]:
 
 
 def _taught(
-    settings: TrainingSettings, whole: model.Model, encoded: latent_cache.Encoded, device: Any
+    settings: TrainingSettings, whole: pipeline.Model, encoded: latent_cache.Encoded, device: Any
 ) -> tuple[latent_cache.Encoded, Any]:
     """Return the data with the teacher's text states, and the unquantized network as teacher; None if there is none."""
     if not settings.distillation:
@@ -179,7 +177,7 @@ def _taught(
     return encoded, teacher.eval().requires_grad_(False).to(device)
 
 
-def _tell_guidance(settings: TrainingSettings, whole: model.Model) -> None:
+def _tell_guidance(settings: TrainingSettings, whole: pipeline.Model) -> None:
     """Warn of guidance keys if the network has no guidance input."""
     if getattr(pipeline_types.net_config(whole.net), "guidance_embeds", False):
         return
@@ -274,7 +272,7 @@ def _place(settings: TrainingSettings) -> Path:
     return settings.folder / ("lora" if settings.lora_rank else "model")
 
 
-def _finish(job: loop.TrainingJob, whole: model.Model) -> Path:
+def _finish(job: loop.TrainingJob, whole: pipeline.Model) -> Path:
     """Draw the last sheet of samples, save the trained model, and return its path."""
     from ..models.components import quiet
     from ..saving.model_files import save

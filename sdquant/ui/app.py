@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import gradio as gr
 
 from . import header
-from . import header as heads
 from .app_state import Desk
 from .tabs import compare, generate, inspect, settings
 from .theme import look
@@ -35,11 +34,11 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
                 inspect.add(desk)
             with gr.Tab("Compare", id="compare"):
                 compare.add(desk, head)
-        heads.wire(head, desk)
+        header.wire(head, desk)
 
         def left(request: gr.Request) -> None:
             desk.cancel(str(request.session_hash))
 
-        page.load(lambda: heads.chip(desk), None, head.chip, show_progress="hidden", api_visibility="private")
+        page.load(lambda: header.chip(desk), None, head.chip, show_progress="hidden", api_visibility="private")
         page.unload(left)
     return page

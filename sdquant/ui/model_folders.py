@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .. import demo
 from ..errors import SettingsError
-from ..formats import folders as folders
+from ..formats import folders
 from ..planning import bundled_models
 
 MAX_TEXT = 1024  # characters of a name that is looked up

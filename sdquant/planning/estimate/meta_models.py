@@ -16,7 +16,7 @@ from ...models import activation_memory, classes, components, pipeline_folders
 from ...nn import openvino
 from ...nn.openvino import memory_model
 from ...offload.host_store import aligned
-from .. import plan as loader_plan
+from ..plan import folder_of, source_of
 
 if TYPE_CHECKING:
     from ...formats.checkpoint import Source
@@ -82,7 +82,7 @@ class Network:
 
 def of_plan(plan: Plan) -> dict[str, Network]:
     """Build the network of each component. Raises SdquantError for unusable configs, as loading would."""
-    return {part.name: _network(part, loader_plan.source_of(plan, part), plan.dtype) for part in plan.components}
+    return {part.name: _network(part, source_of(plan, part), plan.dtype) for part in plan.components}
 
 
 def trace_plan(
@@ -106,7 +106,7 @@ def trace_plan(
     networks = of_plan(plan) if networks is None else networks
     if set(networks) == {LONE}:
         return {LONE: activation_memory.of_component(networks[LONE].module, width=width, height=height)}
-    folder = loader_plan.folder_of(plan)
+    folder = folder_of(plan)
     pipeline_folders.check_pipeline(folder)
     pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
     return activation_memory.of_pipeline(pipe, width=width, height=height)

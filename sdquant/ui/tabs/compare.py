@@ -13,8 +13,7 @@ from ...evaluation import compare
 from ...models.generate import Stopped
 from ...planning.settings_fields import fields
 from ...utils.byte_sizes import size
-from .. import header as heads
-from .. import html_components
+from .. import header, html_components
 from ..background_task import follow
 from ..model_manager import Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
@@ -120,7 +119,7 @@ def _nothing() -> tuple[Any, ...]:
 
 
 def _idle(desk: Desk) -> tuple[Any, ...]:
-    return gr.update(interactive=True), gr.update(interactive=False), heads.chip(desk)
+    return gr.update(interactive=True), gr.update(interactive=False), header.chip(desk)
 
 
 def _schemes(selection: object) -> list[str]:

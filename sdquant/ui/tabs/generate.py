@@ -9,8 +9,7 @@ import gradio as gr
 
 from ...errors import SdquantError
 from ...models.generate import Stopped
-from .. import header as heads
-from .. import html_components
+from .. import header, html_components
 from ..background_task import Done, follow
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole_number
@@ -101,7 +100,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         if isinstance(event, Progress):
             yield html_components.progress(event), *nothing, *_buttons(busy=True), gr.skip()
         else:
-            yield *_ended(desk, event), *_buttons(busy=False), heads.chip(desk)
+            yield *_ended(desk, event), *_buttons(busy=False), header.chip(desk)
 
 
 def _ended(desk: Desk, done: Done) -> tuple[Any, Any, Any]:

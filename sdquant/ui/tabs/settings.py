@@ -19,8 +19,7 @@ from ...planning.settings_fields import fields
 from ...settings import Settings, field_named
 from ...settings import file as settings_file
 from ...settings.suggestions import Fix
-from .. import header as heads
-from .. import html_components, support_view, widgets
+from .. import header, html_components, support_view, widgets
 from ..background_task import follow
 from ..html import escape
 from ..model_manager import Job, LoadedModel, Progress
@@ -264,9 +263,9 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         if isinstance(event, Progress):
             yield html_components.progress(event), *_buttons(busy=True), gr.skip()
         elif event.error is not None:
-            yield _refused(desk, event.error), *_buttons(busy=False), heads.chip(desk)
+            yield _refused(desk, event.error), *_buttons(busy=False), header.chip(desk)
         else:
-            yield event.value, *_buttons(busy=False), heads.chip(desk)
+            yield event.value, *_buttons(busy=False), header.chip(desk)
 
 
 def _buttons(*, busy: bool) -> tuple[Any, Any]:
