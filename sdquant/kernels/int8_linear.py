@@ -100,9 +100,7 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> boo
         return False
     if native.reads(form, packed.parts):
         return True
-    if (
-        int8_reference.coding(packed, form) & Coding.BY_RUN
-    ):  # in torch: as many passes over the results as there are runs
+    if int8_reference.coding(packed, form) & Coding.BY_RUN:  # in torch a pass over the results for each run
         return x.is_cuda and imports.eight(x.device) is not None
     return int_matmul.fast(x.device)
 
