@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from ..planning.bundled_models import place as place
 from ..planning.request import AUTO, Request, request
 from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
+from ..utils.suggestions import nearest
 
 _SHORT = {"quant": "-q"}
 _ONE = {"parts": "part"}  # flags that are given once for each
@@ -78,10 +78,10 @@ def flags_meant(words: Sequence[str]) -> dict[str, str]:
     suggestions = {}
     for word in (word.partition("=")[0] for word in words if word.startswith("--")):
         answer = ANSWERS.get(word.lstrip("-").replace("-", "_"))
-        near = [name for name, field in flags.items() if answer is not None and field == answer.use]
-        near = near or difflib.get_close_matches(word, flags, n=1)
-        if near and near[0] != word:
-            suggestions[word] = near[0]
+        same = [name for name, field in flags.items() if answer is not None and field == answer.use]
+        near = same[0] if same else nearest(word, flags)
+        if near and near != word:
+            suggestions[word] = near
     return suggestions
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +23,9 @@ from ..errors import (
     UntestedWarning,
 )
 from ..utils.arguments import answered
+from ..utils.suggestions import did_you_mean
 from . import hardware
+from . import hardware as machines
 from .requirements import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
@@ -254,20 +255,19 @@ def _offload(name: str) -> str:
     short = str(name).strip().lower()
     if short in OFFLOADS:
         return short
-    near = difflib.get_close_matches(short, OFFLOADS, n=2, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Use one of {', '.join(OFFLOADS)}"
-    raise UnknownOffloadError(f"Unknown offload mode {name!r}", f"the modes are {', '.join(OFFLOADS)}", hint)
+    known = ", ".join(OFFLOADS)
+    fix = did_you_mean(short, OFFLOADS, f"Use one of {known}", most=2)
+    raise UnknownOffloadError(f"Unknown offload mode {name!r}", f"the modes are {known}", fix)
 
 
 def _choice(setting: str, value: str, known: tuple[str, ...]) -> str:
     short = str(value).strip().lower()
     if short in known:
         return short
-    near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     raise SettingsError(
         f"Unknown {setting} {value!r}",
         f"{setting} must be one of {', '.join(known)}",
-        f"Did you mean {near[0]!r}?" if near else f"Use {known[0]!r}, or remove {setting}",
+        did_you_mean(short, known, f"Use {known[0]!r}, or remove {setting}"),
     )
 
 

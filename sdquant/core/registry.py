@@ -6,7 +6,6 @@ group. Modules whose name starts with an underscore are helpers.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 import re
@@ -15,8 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
+from ..utils.suggestions import did_you_mean
 from .backend import Backend, Found, PackedSpec, QuantSpec, Scheme
 from .options import EMBEDDINGS, Option
+from .scheme import EMBEDDINGS, Option, QuantSpec, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -215,5 +216,4 @@ def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | st
 
 
 def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Known: {', '.join(known)}"
+    return did_you_mean(name, known, f"Known: {', '.join(known)}", most=3)

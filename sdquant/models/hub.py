@@ -6,14 +6,14 @@ one checkpoint beside the folders. The files that a load needs are selected by t
 
 from __future__ import annotations
 
-import difflib
 import glob
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingComponentError, UnsupportedFileError
-from ..formats import folders
+from ..formats import folders as folders
+from ..utils.suggestions import nearest
 from .hub_references import page
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def _wanted(
         return [home, *(one for one in beside if _SHARDS not in one)]
     mine = [file.removeprefix(f"{home}/") for file in files if not home or file.startswith(f"{home}/")]
     if not mine:
-        near = difflib.get_close_matches(home, files, n=1)
+        near = nearest(home, files)
         raise MissingComponentError(
             f"Cannot load {what}",
             f"the repository {what.repository} has no {home}",
-            f"Did you mean {near[0]}?" if near else f"See the files on {page(what.repository)}/tree/main",
+            f"Did you mean {near}?" if near else f"See the files on {page(what.repository)}/tree/main",
         )
     index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
     parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))

@@ -11,7 +11,6 @@ Importing this package imports no torch.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from ..models.pipelines import components_of
 from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
+from ..utils.suggestions import did_you_mean
 from .handle import HANDLE, OffloadHandle
 
 if TYPE_CHECKING:
@@ -82,11 +82,10 @@ def apply(
     """
     names = [row.name for row in MODES]
     if mode not in names:
-        near = difflib.get_close_matches(str(mode).lower(), names, n=1, cutoff=0.5)
         raise UnknownOffloadError(
             f"Unknown offload mode {mode!r}",
             f"the modes are {', '.join(names)}",
-            f"Did you mean {near[0]!r}?" if near else "Choose one of them",
+            did_you_mean(str(mode).lower(), names, "Choose one of them"),
         )
     size = parse_budget(budget)
     if size is not None and mode != "balanced":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from ..core.choices import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
 from ..models.detection import Detected, joined
+from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
 from .component_places import CHECKPOINT
@@ -208,11 +208,10 @@ def _places(files: _Wanted, base: Detected) -> list[str]:
 def _named(detected: Detected, name: str, base: Detected) -> str:
     """Return the component that the user assigned a file to, after checking that it exists and may fit."""
     if name not in base.sources:
-        near = difflib.get_close_matches(name, base.sources, n=1, cutoff=0.5)
         raise SettingsError(
             f"Cannot use {detected.path} as {name!r}",
             f"{base.path} has {', '.join(base.sources)}",
-            f"Did you mean {near[0]!r}?" if near else "Name one of these",
+            did_you_mean(name, base.sources, "Name one of these"),
         )
     why = places.misfit(detected, name, base)
     if why is not None:

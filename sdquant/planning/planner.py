@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from ..models.detection import same_scheme
 from ..models.keep_in_fp32 import float32_of_class
 from ..nn import openvino
 from ..rules.quant_spec import RulesSpec
+from ..utils.suggestions import did_you_mean
 from .plan import ComponentPlan, Plan
 from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
 from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
@@ -50,11 +50,10 @@ def refuse_conflicts(resolved: Resolved) -> None:
     sources = resolved.detected.sources
     unknown = [name for name in resolved.named if name not in sources]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], sources, n=1, cutoff=0.5)
         raise SettingsError(
             f"Unknown component {unknown[0]!r}",
             f"{resolved.detected.path} has {', '.join(sources)}",
-            f"Did you mean {near[0]!r}?" if near else "Name one of them",
+            did_you_mean(unknown[0], sources, "Name one of them"),
         )
     for name, src in sources.items():
         is_set, spec = spec_for(name, resolved)

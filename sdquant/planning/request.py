@@ -5,7 +5,6 @@ The flags of the command line and the settings page are generated from these fie
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,6 +20,7 @@ from ..rules.parse import rules_of
 from ..rules.quant_spec import with_rules
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
+from ..utils.suggestions import did_you_mean
 from .component_files import ComponentFile, parts_of, require_parts
 
 if TYPE_CHECKING:
@@ -378,9 +378,8 @@ def _spec(text: str) -> QuantSpec | None:
 
 def _one_of(name: str, value: object, choices: Sequence[str], error: type[SdquantError] = SettingsError) -> None:
     if value not in choices:
-        near = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.5)
         raise error(
             f"Unknown {'offload mode' if name == 'offload' else name} {value!r}",
             f"{name} must be one of {', '.join(choices)}",
-            f"Did you mean {near[0]!r}?" if near else f"Remove it, or use {choices[0]!r}",
+            did_you_mean(str(value).lower(), choices, f"Remove it, or use {choices[0]!r}"),
         )

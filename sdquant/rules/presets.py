@@ -8,10 +8,10 @@ Ours keep convolutions at 8 bits: at 4 bits thousands of numbers would share a s
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 
 from ..errors import SettingsError, UnknownQuantError
+from ..utils.suggestions import did_you_mean
 from .core.calibration_method import method
 from .core.qtypes import QTYPES, qtype
 from .qconfig import QtRule, QuantizationRule
@@ -123,11 +123,10 @@ def preset(name: str) -> RulePreset:
     short = name.strip().lower()
     if short in known:
         return PRESETS[known.index(short)]
-    near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     raise UnknownQuantError(
         f"Unknown preset {name!r:.80}",
         f"the rule presets are {', '.join(known)}",
-        f"Did you mean {near[0]!r}?" if near else "Use one of them",
+        did_you_mean(short, known, "Use one of them"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from ..errors import SettingsError
+from .suggestions import nearest
 
 # The arguments of `load_model`, for calls that have fewer. A test holds them against `Request`.
 LOAD_MODEL_ARGUMENTS = frozenset({
@@ -177,9 +177,9 @@ def unknown(argument: str, known: Collection[str], call: str) -> SettingsError:
     answer, all_of_them = ANSWERS.get(argument), f"its arguments are {', '.join(known)}"
     if answer is not None and (not answer.use or answer.use in known):
         return SettingsError(what, answer.why, answer.fix)
-    near = difflib.get_close_matches(argument.lower(), known, n=1)
+    near = nearest(argument.lower(), known)
     if near:
-        return SettingsError(what, all_of_them, f"Did you mean {near[0]}=?")
+        return SettingsError(what, all_of_them, f"Did you mean {near}=?")
     loading = answer.use if answer is not None else argument
     if loading in LOAD_MODEL_ARGUMENTS:
         return SettingsError(what, all_of_them, f"Use load_model, which has {loading}=")

@@ -10,11 +10,11 @@ took that at or above the scale: its types have names of their own, ending in _c
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ...errors import SettingsError
+from ...utils.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +101,9 @@ def qtype(name: str) -> QType:
     for row in QTYPES:
         if row.name == short:
             return row
-    near = difflib.get_close_matches(short, [row.name for row in QTYPES], n=1, cutoff=0.5)
+    known = [row.name for row in QTYPES]
     raise SettingsError(
         f"Unknown type {name!r}",
-        f"the types are {', '.join(row.name for row in QTYPES)}",
-        f"Did you mean {near[0]!r}?" if near else "Use one of them",
+        f"the types are {', '.join(known)}",
+        did_you_mean(short, known, "Use one of them"),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ...utils.suggestions import nearest
 from .value_types import format_value
 
 
@@ -40,8 +40,8 @@ class RunConfig:
             raise AttributeError(name)
         if name in self._values:
             return self._values[name]
-        near = difflib.get_close_matches(name, self._values, n=1)
-        raise AttributeError(f"a config has no key {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        near = nearest(name, self._values)
+        raise AttributeError(f"a config has no key {name!r}" + (f"; did you mean {near!r}?" if near else ""))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{name} cannot be set: a config is read-only")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SdquantError, SettingsError
 from ...utils import strict_yaml
+from ...utils.suggestions import nearest
 from . import topology
 from .config import RunConfig
 from .key import COMMANDS, Key
@@ -169,8 +169,8 @@ def _said(row: Key) -> str:
 
 
 def _near(value: Any, choices: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else "Use one of them"
+    near = nearest(str(value), choices, cutoff=0.5)
+    return f"Did you mean {near}?" if near else "Use one of them"
 
 
 def _tell_unused(config: RunConfig, lines: Mapping[str, int]) -> None:

@@ -9,12 +9,12 @@ output.py         where results go, and over how many devices work is spread
 
 from __future__ import annotations
 
-import difflib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ....errors import SettingsError
 from ....utils.arguments import ANSWERS
+from ....utils.suggestions import nearest
 
 if TYPE_CHECKING:
     from ..key import Key
@@ -65,6 +65,5 @@ def did_you_mean(name: str) -> str:
     low = name.strip().lower().replace("-", "_")
     answer = ANSWERS.get(low)
     near = _OTHER_NAMES.get(low) or fields.get(low) or fields.get(answer.use if answer is not None else "")
-    if near is None:
-        near = next(iter(difflib.get_close_matches(low, _by_name(), n=1, cutoff=0.6)), None)
+    near = near or nearest(low, _by_name())
     return f"Did you mean {near}?" if near else "Remove it, or use one of these"

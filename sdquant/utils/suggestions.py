@@ -1,0 +1,17 @@
+"""The name that was probably meant, for the fix of an error about one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name most like `name`, or None if the ratio of none (difflib's, 0 to 1) reaches `cutoff`."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
+    """Return the fix "Did you mean 'nf4' or 'fp4'?" with up to `most` known names; `otherwise` if none is like it."""
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=0.5)
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise
