@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..core.torch_dtypes import COMPUTE_DTYPES
 from ..errors import BadFileError
 from ._bnb_find import key
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from ..core.backend import Found, Packed, TensorSpec
     from ..core.packed_layout import PackedLayout
     from ..core.scheme import QuantSpec
-
-_FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Codec(ABC):
@@ -74,7 +73,7 @@ def require(detected: Found, part: str, get: Callable[[str], Tensor]) -> tuple[s
 
 def scales(key: str, tensor: Tensor) -> Tensor:
     """Check that `tensor` holds finite scales and return it as float32. Half precision widens without loss."""
-    if tensor.dtype not in _FLOAT_SCALES:
+    if tensor.dtype not in COMPUTE_DTYPES:
         raise bad(key, f"scales must be float32, float16 or bfloat16, but these are {tensor.dtype}")
     if not torch.isfinite(tensor).all():
         raise bad(key, "a scale is infinite or not a number")

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..core import registry
+from ..core import registry, torch_dtypes
 from ..core.backend import OFFSET, Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.code_tables import dynamic_code, fourbit_code
+from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
 from ..kernels.dispatch_guard import transformed
 from ..utils.parameters import put
@@ -32,7 +33,7 @@ from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE
 from ._bnb_fourbit_file import NESTED_BLOCK, as_bytes, check_table, claims
-from ._bnb_library import FLOATS, TORCH_FLOATS, apply_to_layer, installed, library, on_library, tile
+from ._bnb_library import apply_to_layer, installed, library, on_library, tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +50,8 @@ class FourBit(Codec):
     quantization absmax uint8 [blocks] and nested_absmax float32 [ceil(blocks/256)], the offset in the details."""
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
+        if dtype not in COMPUTE_DTYPES:
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(COMPUTE_DTYPES)}, but the weight is {dtype}")
         size = math.prod(shape)
         blocks = math.ceil(size / spec["block_size"])
         parts = {"codes": TensorSpec(dtype="uint8", shape=(math.ceil(size / 2), 1))}
@@ -62,7 +63,7 @@ class FourBit(Codec):
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         self.layout(spec, tuple(weight.shape), dtype)
         shape, weight = tuple(weight.shape), weight.detach()
         if on_library("quantize_4bit", weight.device):
@@ -183,7 +184,7 @@ class FourBit(Codec):
         codes = layer.weight.data
         if getattr(state, "packing_format_for_cpu", False):
             codes, state = _undo_cpu_packing(codes, state)
-        shape, dtype = tuple(state.shape), str(state.dtype).removeprefix("torch.")
+        shape, dtype = tuple(state.shape), dtype_name(state.dtype)
         offset = getattr(layer, "encoded_offset", None)
         return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype, offset)
 
@@ -310,7 +311,7 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
     [64, 288] with blocks of 64), and for a row of odd length it compiles a fallback for a minute.
     """
     functional = library().functional
-    dtype = out.dtype if out.dtype in TORCH_FLOATS else torch.float32
+    dtype = out.dtype if out.dtype in torch_dtypes.COMPUTE_DTYPES else torch.float32
     state = functional.QuantState(absmax, shape=out.shape, blocksize=out.shape[1], quant_type=kind, dtype=dtype)
     if out.device.type == "cuda" and out.dtype == dtype:
         functional.dequantize_4bit(codes, state, out=out)

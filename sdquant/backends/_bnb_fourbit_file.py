@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..core import dtypes, torch_dtypes
 from ..utils import strict_json
 from ..utils.buffers import dense
 from ._bnb_codec import bad
 from ._bnb_find import STATE
-from ._bnb_library import FLOATS, TORCH_FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ NESTED_BLOCK = 256  # fixed in bitsandbytes' quantize_4bit
 def as_bytes(key: str, codes: Tensor) -> Tensor:
     """Return the codes as uint8 [bytes]."""
     # `bnb_4bit_quant_storage` lets a file hold the same bytes under another dtype.
-    if codes.dtype not in (torch.uint8, *TORCH_FLOATS):
+    if codes.dtype not in (torch.uint8, *torch_dtypes.COMPUTE_DTYPES):
         raise bad(key, f"4-bit codes must be uint8, bfloat16, float16 or float32, but these are {codes.dtype}")
     return dense(codes.reshape(-1)).view(torch.uint8)
 
@@ -52,7 +52,11 @@ def claims(
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     if not isinstance(claims, dict):
         raise bad(key, "its JSON is not an object")
-    allowed: dict[str, tuple[Any, ...]] = {"quant_type": (detected.scheme,), "blocksize": BLOCKS, "dtype": FLOATS}
+    allowed: dict[str, tuple[Any, ...]] = {
+        "quant_type": (detected.scheme,),
+        "blocksize": BLOCKS,
+        "dtype": dtypes.COMPUTE_DTYPES,
+    }
     if nested:
         allowed |= {"nested_blocksize": (NESTED_BLOCK,), "nested_dtype": ("float32",)}
     for field, values in allowed.items():

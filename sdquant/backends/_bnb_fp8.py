@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core import registry
+from ..core import registry, torch_dtypes
 from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
 from ..core.code_tables import e4m3_code
+from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
 from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec, bad, require
-from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
+from ._bnb_library import library, on_library
 from ._chunks import by_rows
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Blockwise(Codec):
     """The blockwise packing of fp8. Parts: codes uint8 [n]; absmax float32 [ceil(n/256)]."""
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
+        if dtype not in COMPUTE_DTYPES:
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(COMPUTE_DTYPES)}, but the weight is {dtype}")
         size = math.prod(shape)
         return {
             "codes": TensorSpec(dtype="uint8", shape=(size,)),
@@ -42,7 +43,7 @@ class Blockwise(Codec):
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         layout = self.layout(spec, tuple(weight.shape), dtype)
         details = {"packing": "blockwise", "block_size": BLOCK}
         flat = weight.detach().reshape(-1)
@@ -59,7 +60,7 @@ class Blockwise(Codec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, absmax, block = packed.parts["codes"], packed.parts["absmax"], packed.spec.details["block_size"]
-        if on_library("dequantize_blockwise.out", out.device) and out.dtype in TORCH_FLOATS:
+        if on_library("dequantize_blockwise.out", out.device) and out.dtype in torch_dtypes.COMPUTE_DTYPES:
             state = library().functional.QuantState(
                 absmax, code=e4m3_code(out.device), blocksize=block, dtype=out.dtype
             )

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
 from ..utils.parameters import put
 from ._bnb_codec import Codec, bad, require, scales
-from ._bnb_library import FLOATS, apply_to_layer, library, tile
+from ._bnb_library import apply_to_layer, library, tile
 from ._chunks import by_rows
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Int8(Codec):
     """The codec of bnb-int8. Parts: codes int8 [out, in * k...]; scb float32 [out]."""
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        if dtype not in FLOATS:
-            raise Unfit(f"bitsandbytes can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
+        if dtype not in COMPUTE_DTYPES:
+            raise Unfit(f"bitsandbytes can only quantize {', '.join(COMPUTE_DTYPES)}, but the weight is {dtype}")
         rows, columns = shape[0], math.prod(shape[1:])
         return {
             "codes": TensorSpec(dtype="int8", shape=(rows, columns)),
@@ -45,7 +46,7 @@ class Int8(Codec):
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         layout = self.layout(spec, tuple(weight.shape), dtype)
         return Packed(
             spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype),
@@ -101,7 +102,7 @@ class Int8(Codec):
             return None
         dtype = getattr(layer, "encoded_dtype", None)
         if dtype is None:  # another tool's module: bitsandbytes does not keep it
-            dtype = "float16" if layer.bias is None else str(layer.bias.dtype).removeprefix("torch.")
+            dtype = "float16" if layer.bias is None else dtype_name(layer.bias.dtype)
         return Packed(
             spec=PackedSpec(scheme=registry.scheme("bnb-int8"), shape=tuple(codes.shape), dtype=dtype),
             parts={"codes": codes, "scb": scb},

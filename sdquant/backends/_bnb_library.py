@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # What bitsandbytes quantizes; it raises for anything else.
-FLOATS = ("float32", "float16", "bfloat16")
-TORCH_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 # On the CPU weights are decoded in pieces of this many values, so that a piece stays in the cache and `decode_into`
 # needs no second full-size tensor. A multiple of every block size. On a GPU one launch is better than many.

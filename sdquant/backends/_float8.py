@@ -23,11 +23,12 @@ from torch import Tensor
 
 from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import BYTES, PackedLayout
 from ..kernels.division import divided
 from ..utils import strict_json
 from ._bnb_codec import Codec, bad, require
-from ._bnb_library import FLOATS, tile
+from ._bnb_library import tile
 from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
 from ._float8_scales import factors, fitted, grid_shape, rows_of_scales
@@ -49,15 +50,15 @@ class Float8(Codec):
     """
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        if dtype not in FLOATS:
-            raise Unfit(f"fp8 can only quantize {', '.join(FLOATS)}, but the weight is {dtype}")
+        if dtype not in COMPUTE_DTYPES:
+            raise Unfit(f"fp8 can only quantize {', '.join(COMPUTE_DTYPES)}, but the weight is {dtype}")
         return {
             "codes": TensorSpec(dtype="float8_e4m3fn", shape=shape),
             "scale": TensorSpec(dtype="float32", shape=(shape[0], *(1 for _ in shape[1:]))),
         }
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         layout = self.layout(spec, tuple(weight.shape), dtype)
         return Packed(
             spec=_spec(spec.scheme, tuple(weight.shape), dtype), parts=by_rows(weight.detach(), layout, _encode)
@@ -77,7 +78,7 @@ class Float8(Codec):
 
     def form(self, packed: Packed) -> PackedLayout | None:
         codes, scale = packed.parts["codes"], packed.parts.get("scale")
-        packing = str(codes.dtype).removeprefix("torch.")
+        packing = dtype_name(codes.dtype)
         if packing not in BYTES or "block" in packed.spec.details or (scale is not None and scale.dtype == torch.uint8):
             return None
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..core.backend import PLAIN_ONLY, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
+from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.tensor_keys import leaf
 from ..errors import BadFileError
-from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
+from ._quanto_layout import FLOAT8, GROUPS, parts_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,9 +147,9 @@ def read(detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Te
     if detected.plain_only:
         parts["scale"] = _of_rows(parts["scale"], tuple(parts["data"].shape))
         details[PLAIN_ONLY] = True
-    dtypes = {part: str(tensor.dtype).removeprefix("torch.") for part, tensor in parts.items()}
-    if dtypes["scale"] not in FLOATS:
-        raise _bad(detected, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")
+    dtypes = {part: dtype_name(tensor.dtype) for part, tensor in parts.items()}
+    if dtypes["scale"] not in COMPUTE_DTYPES:
+        raise _bad(detected, f"its scale is {dtypes['scale']}, not one of {', '.join(COMPUTE_DTYPES)}")
     if shape is None:
         shape = _shape(detected, parts, dtypes)
     if "shift" in needed:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 
 from ..core.backend import TensorSpec, Unfit
+from ..core.dtypes import COMPUTE_DTYPES
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
 PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `core.packed_layout` names them
-FLOATS = ("float32", "bfloat16", "float16")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 GROUPS = (128, 96, 64, 32)
 
@@ -46,8 +46,8 @@ def group_of_all(shape: tuple[int, ...], limit: int) -> int:
 
 def check(scheme: str, shape: tuple[int, ...], dtype: str) -> None:
     """Raise Unfit if quanto's schemes cannot hold such a weight, or would save nothing."""
-    if dtype not in FLOATS:
-        raise Unfit(f"quanto can only quantize {', '.join(FLOATS)}, not {dtype}")
+    if dtype not in COMPUTE_DTYPES:
+        raise Unfit(f"quanto can only quantize {', '.join(COMPUTE_DTYPES)}, not {dtype}")
     if len(shape) < 2 or not math.prod(shape):
         raise Unfit(f"quanto can only quantize non-empty weights of two dimensions or more, not {list(shape)}")
     if scheme in ("qint4", "qint2") and shape[0] == 1 and group_of_row(shape) is None:

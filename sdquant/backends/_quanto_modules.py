@@ -11,6 +11,7 @@ from torch import nn
 
 from ..core import registry
 from ..core.backend import Packed, PackedSpec
+from ..core.dtypes import dtype_name
 from ..utils.parameters import put
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS
@@ -120,7 +121,7 @@ def _aligned(data: torch.Tensor) -> torch.Tensor:
 
 
 def _qtype(scheme: str, data: torch.Tensor, quanto: Any) -> Any:
-    return quanto.qtypes["qint8" if scheme == "qint8" else f"q{str(data.dtype).removeprefix('torch.')}"]
+    return quanto.qtypes["qint8" if scheme == "qint8" else f"q{dtype_name(data.dtype)}"]
 
 
 def _stride(size: torch.Size) -> tuple[int, ...]:
@@ -147,6 +148,6 @@ def from_library(module: nn.Module) -> Packed | None:
             scheme = weight.qtype.name
             parts = {"data": weight._data._data, "scale": weight._scale, "shift": weight._shift}
             details = {"group_size": weight._group_size}
-    dtype = str(weight.dtype).removeprefix("torch.")
+    dtype = dtype_name(weight.dtype)
     spec = PackedSpec(scheme=registry.scheme(scheme), shape=tuple(weight.shape), dtype=dtype, details=details)
     return Packed(spec=spec, parts={name: part.detach().contiguous() for name, part in parts.items()})

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import UnsupportedFileError
 from ._sdnq_codes import OF_DTYPE
 
@@ -117,5 +118,5 @@ def shape_of(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:
 
 def float_dtype(dtypes: Iterable[str]) -> str:
     """Infer the model's float dtype from its unquantized tensors; SDNQ does not record it."""
-    floats = Counter(dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32"))
+    floats = Counter(dtype for dtype in dtypes if dtype in COMPUTE_DTYPES)
     return floats.most_common(1)[0][0] if floats else "bfloat16"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import registry
 from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
+from ..core.dtypes import dtype_name
 from ..core.gguf_mixes import BASES, dominant, mix_type
 from ..core.gguf_types import TYPES, GGMLType
 from ..core.packed_layout import PackedLayout
@@ -110,7 +111,7 @@ class GGUF(Backend):
         from ._gguf_scales import sound
 
         shape = tuple(weight.shape)
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         part = self.layout(spec, shape, dtype)[BLOCKS]
         kind = BASES.get(spec.scheme.name, spec.scheme.name)
         if TYPES[kind].dtype:

@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import Backend, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.dtypes import dtype_name
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..utils.no_telemetry import no_telemetry
@@ -128,7 +129,7 @@ class NNCF(Backend):
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         from ._chunks import by_rows
 
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
         matrix = weight.detach().reshape(weight.shape[0], -1)
         group = _group(spec, matrix.shape[1])

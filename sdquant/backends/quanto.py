@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec
+from ..core.dtypes import dtype_name
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from . import _quanto_files as files
@@ -70,7 +71,7 @@ class Quanto(Backend):
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         from ._quanto_codec import encode
 
-        scheme, shape, dtype = spec.scheme.name, tuple(weight.shape), str(weight.dtype).removeprefix("torch.")
+        scheme, shape, dtype = spec.scheme.name, tuple(weight.shape), dtype_name(weight.dtype)
         check(scheme, shape, dtype)
         group = _group(spec, shape)
         details = {"group_size": group} if spec.scheme.bits < 8 else {}
@@ -104,7 +105,7 @@ class Quanto(Backend):
         whole = shift is not None and not shift.is_floating_point()
         if whole and bits == 8:
             return None
-        data = str(packed.parts["data"].dtype).removeprefix("torch.")
+        data = dtype_name(packed.parts["data"].dtype)
         return PackedLayout(
             rows=rows,
             columns=columns,
@@ -115,7 +116,7 @@ class Quanto(Backend):
             zero="shift" if whole else 0,
             zero_packing="int8",
             shift="shift" if shift is not None and not whole else "",
-            arithmetic=str(scale.dtype).removeprefix("torch."),
+            arithmetic=dtype_name(scale.dtype),
         )
 
     def by_row(self, packed: Packed) -> bool:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import registry
 from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
+from ..core.dtypes import dtype_name
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..errors import BadFileError
@@ -119,7 +120,7 @@ class SDNQ(Backend):
         return parts | {"zero_point": scale} if code.zero_point else parts
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
         from ._chunks import by_rows
 
@@ -189,7 +190,7 @@ class SDNQ(Backend):
             zero=-code.low,
             shift="zero_point" if code.zero_point else "",
             added=True,
-            arithmetic=str(scale.dtype).removeprefix("torch."),
+            arithmetic=dtype_name(scale.dtype),
             fused=code.zero_point,
         )
 
@@ -240,8 +241,7 @@ class SDNQ(Backend):
                 parts[part] = parts[part].view(shape[0], *(1,) * (len(shape) - 1))
         if not belong_together(CODES[found.scheme], shape, parts):
             shapes = ", ".join(
-                f"{part} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-                for part, tensor in parts.items()
+                f"{part} {dtype_name(tensor.dtype)} {list(tensor.shape)}" for part, tensor in parts.items()
             )
             raise BadFileError(
                 f"Cannot read {found.name} as {found.scheme}",

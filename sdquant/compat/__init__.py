@@ -25,7 +25,6 @@ from ..errors import (
 from ..utils.arguments import answered
 from ..utils.suggestions import did_you_mean
 from . import hardware
-from . import hardware as machines
 from .requirements import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS

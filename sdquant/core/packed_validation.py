@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from .backend import Unfit
+from .dtypes import dtype_name
 from .scheme import QuantSpec
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the dtype and shape of each part."""
-    return {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
+    return {part: (dtype_name(t.dtype), tuple(t.shape)) for part, t in packed.parts.items()}
 
 
 def has_layout(packed: Packed) -> bool:

@@ -17,7 +17,6 @@ from ..errors import SettingsError, UnknownQuantError
 from ..utils.suggestions import did_you_mean
 from .backend import Backend, Found, PackedSpec, QuantSpec, Scheme
 from .options import EMBEDDINGS, Option
-from .scheme import EMBEDDINGS, Option, QuantSpec, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

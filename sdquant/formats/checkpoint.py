@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
+from ..core.backend import Found, PackedSpec, TensorInfo
+from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
 from . import folders as folders
@@ -118,7 +120,7 @@ class Source:
     def named_dtype(self) -> str | None:
         """Return the source dtype recorded in a GGUF file that sdquant wrote: its small tensors are always in F32."""
         name = self.metadata.get(f"{METADATA_KEY}.dtype")
-        return name if name in ("float32", "float16", "bfloat16") else None
+        return name if name in COMPUTE_DTYPES else None
 
     @property
     def plain_only(self) -> bool:

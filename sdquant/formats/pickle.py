@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import DTYPE_BITS, TensorInfo
+from ..core.dtypes import dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from .tensor_file import Header, TensorFile
 
@@ -155,7 +156,7 @@ def _weights(path: Path, loaded: Any) -> dict[str, Tensor]:
 def _info(path: Path, key: str, tensor: Tensor) -> TensorInfo:
     import torch
 
-    what, dtype = f"Cannot load {path}", str(tensor.dtype).removeprefix("torch.")
+    what, dtype = f"Cannot load {path}", dtype_name(tensor.dtype)
     nbytes = tensor.numel() * tensor.itemsize
     if dtype not in DTYPE_BITS or tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise UnsupportedFileError(

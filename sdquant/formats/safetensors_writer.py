@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..core.backend import TensorSpec
+from ..core.dtypes import dtype_name
 from ..utils.atomic_write import part_file, whole_file
 from .safetensors import NAMES
 
@@ -69,7 +70,7 @@ def write_parts(
 
 def part_of(tensor: Tensor) -> TensorSpec:
     """Return a tensor's header entry (dtype and shape). The tensor may be on the meta device."""
-    return TensorSpec(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+    return TensorSpec(dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
 
 
 def _header(parts: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:

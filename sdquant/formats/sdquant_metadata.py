@@ -10,13 +10,13 @@ from typing import Any
 
 from ..core import registry
 from ..core.backend import Found, PackedSpec, TensorInfo
+from ..core.dtypes import FLOATS
 from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
 from ..utils import strict_json
 
 METADATA_KEY = "sdquant"
 FORMAT_VERSION = 1
 RULES = "sdquant.rules.file_rules"  # reads the rules of a file, and refuses what is none
-FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:

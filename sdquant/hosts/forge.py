@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
+from ..core.dtypes import dtype_name
 from ..errors import ConflictError
 from . import display, load_hooks, options
 
@@ -63,7 +64,7 @@ class Adapter:
         if low is not None and "model" in load_hooks.asked(settings):
             raise ConflictError(
                 f"Cannot quantize to {load_hooks.asked(settings)['model']}, as sdquant's settings say",
-                f"Forge's 'Diffusion in Low Bits' is set to {str(low).removeprefix('torch.')}",
+                f"Forge's 'Diffusion in Low Bits' is set to {dtype_name(low)}",
                 "Set one of the two to its default: 'Automatic', or 'as found'",
             )
 

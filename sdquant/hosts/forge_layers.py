@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.dtypes import dtype_name
+from ..core.torch_dtypes import COMPUTE_DTYPES
 from ..models.quantize_weight import encode
 from ..nn.quantized_layers import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
 from ..planning import planner
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
 
 _SWAP = "parameters_manual_cast"
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -63,8 +64,7 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
     """
     layers = dict(_layers(model))
     shapes = {
-        f"{path}.weight": (tuple(layer.weight.shape), str(layer.weight.dtype).removeprefix("torch."))
-        for path, layer in layers.items()
+        f"{path}.weight": (tuple(layer.weight.shape), dtype_name(layer.weight.dtype)) for path, layer in layers.items()
     }
     weights, _ = planner.select(shapes, spec, "plain", skip, type(model).__name__)
     trimmer = Trimmer()
@@ -85,7 +85,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield Forge's own layers that have a float weight. Its linear ones are not `nn.Linear`."""
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
-        if not path or weight is None or weight.dtype not in _FLOATS or not hasattr(module, _SWAP):
+        if not path or weight is None or weight.dtype not in COMPUTE_DTYPES or not hasattr(module, _SWAP):
             continue
         if isinstance(module, _CONVS) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
             yield path, module

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core.backend import Packed
 from ..core.choices import METHOD
+from ..core.dtypes import dtype_name
 from ..errors import SettingsError, UnsupportedFileError
 from ..models import peft_hooks
 from ..models.components import quiet, set_tensor
@@ -29,7 +30,6 @@ with quiet():  # what it imports besides has remarks to make
     from diffusers.quantizers.base import DiffusersQuantizer
 
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _SAID = ("quantization_config", "_pre_quantization_dtype")  # in the config of a quantized model
 
 
@@ -116,7 +116,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                 ):
                     raise UnsupportedFileError(
                         f"Cannot quantize a single file to {self.weights.spec} with diffusers",
-                        f"it is already quantized: {name!r} is {str(tensor.dtype).removeprefix('torch.')}",
+                        f"it is already quantized: {name!r} is {dtype_name(tensor.dtype)}",
                         "Load it with sdquant.load_model(file, base=...)",
                     )
         return {self._names.get(key, key): value for key, value in state_dict.items() if key not in self._extra}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.choices import METHOD
+from ..core.dtypes import dtype_name
 from ..models.components import quiet
 from ..models.keep_in_fp32 import float32_of_model
 from ..models.names import remember
@@ -177,7 +178,7 @@ class _Read(_Op):
         if weight is None:
             (tensor,) = tensors.values()
             parameter = model.get_parameter(name)
-            dtype = str(self.hf_quantizer.dtype).removeprefix("torch.")
+            dtype = dtype_name(self.hf_quantizer.dtype)
             target_dtype: torch.dtype = getattr(torch, float32_of_model(model).dtype(name, dtype))
             return {"weight": [tensor.to(target_dtype).reshape(parameter.shape)]}
         parts = {part: tensors[_ending(weight, key)].contiguous() for part, key in weight.keys.items()}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..core.torch_dtypes import COMPUTE_DTYPES
 from .int8_reference import scaled_rows, spread
 from .triton import imports
 from .workspace import scratch
@@ -37,7 +38,6 @@ MULTIPLE = 16  # of both sides of a weight, for `torch._scaled_mm`
 # the bandwidth and the arithmetic of an H100, not measured.
 ROWS, ROWS_AGAIN = 64, 256
 _CODES = torch.float8_e4m3fn
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def direct(form: PackedLayout | None) -> bool:
@@ -63,7 +63,7 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor) -> bool:
 def computes(packed: Packed, x: Tensor) -> bool:
     """Return whether `linear` supports the dtype and the sizes."""
     sizes = packed.spec.shape
-    return x.dtype in _FLOATS and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
+    return x.dtype in COMPUTE_DTYPES and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
 
 
 @cache

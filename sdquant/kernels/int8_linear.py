@@ -32,6 +32,7 @@ from torch import Tensor
 
 from ..core.backend import Geometry
 from ..core.packed_rows import cut
+from ..core.torch_dtypes import COMPUTE_DTYPES
 from . import int8_reference, int_matmul
 from .base import Coding
 from .cpu import int8 as native
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = "int8"
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _CHECKED_ROWS = 40
 _DEVICES = ("cpu", "cuda")
 _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch buffer at a time
@@ -94,7 +94,7 @@ def least(packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> int:
 
 def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> bool:
     """Return whether the product of so many rows of activations like `x` is faster in integers."""
-    if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
+    if x.dtype not in COMPUTE_DTYPES or x.device.type not in _DEVICES:
         return False
     if rows < least(packed, form, x.dtype):
         return False
@@ -117,7 +117,9 @@ def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometr
 
 def whole(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> Coding | None:
     """Return the codes of a weight that the C kernels multiply; None if they do not support it."""
-    return int8_reference.coding(packed, form) if dtype in _FLOATS and _by_c(backend, packed, form, dtype) else None
+    return (
+        int8_reference.coding(packed, form) if dtype in COMPUTE_DTYPES and _by_c(backend, packed, form, dtype) else None
+    )
 
 
 def linear(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from ..core.backend import Geometry
 from ..core.packed_rows import cut
+from ..core.torch_dtypes import COMPUTE_DTYPES
 from . import dispatch
 from .base import Coding
 from .cpu import int8 as native
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _UNPACKED = ("nibbles-low", "twos", "threes", "fives", "sixes", "sevens")
 _CHECKED_ROWS = 40
 _verdicts: dict[tuple[object, ...], bool] = {}
@@ -138,7 +138,7 @@ def as_floats(
     else:
         y = dispatch.convolve(backend, packed, of_codes, operands.x, None, geometry)
     for scale in operands.scales:
-        y = y.mul_(scale if scale.dtype in _FLOATS else scale.float())
+        y = y.mul_(scale if scale.dtype in COMPUTE_DTYPES else scale.float())
     return y.to(x.dtype)
 
 
@@ -162,7 +162,7 @@ def _convolved(
 
 def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations, dtype: torch.dtype) -> bool:
     """Return whether the C kernels multiply such a weight; they are checked against the backend once per kind."""
-    if dtype not in _FLOATS or not native.reads(form, packed.parts):
+    if dtype not in COMPUTE_DTYPES or not native.reads(form, packed.parts):
         return False
     key = (_of_any_size(form, how), how, dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:

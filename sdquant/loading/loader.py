@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.choices import LONE
+from ..core.dtypes import dtype_named
 from ..errors import BadFileError
 from ..formats.readahead import Readahead
 from ..models.classes import class_of, meta_model
@@ -213,7 +214,6 @@ def build(part: ComponentPlan, src: Source, plan: Plan, tick: Tick, skip: tuple[
     Args:
         skip: patterns of modules that are not quantized, as in the request.
     """
-    from ..models import components
     from ..models.names import remember
     from ..models.weight_loader import Installer
     from ..nn.weights import quantized
@@ -223,7 +223,7 @@ def build(part: ComponentPlan, src: Source, plan: Plan, tick: Tick, skip: tuple[
 
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
-    dtype = components.dtype_named(plan.dtype) if plan.dtype else None
+    dtype = dtype_named(plan.dtype) if plan.dtype else None
     install = Installer(model, part.runtime, dtype, plan.device)
     ahead = Readahead(src.files)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
 from ..core.choices import LONE
+from ..core.dtypes import dtype_name
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
 from ..planning import planner
@@ -144,7 +145,7 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
         if weight is not None and weight.is_floating_point() and weight.itemsize == 1:
             raise IncompatibleError(
                 f"Cannot quantize the {name}",
-                f"layerwise casting stores its layer {path!r} in {str(weight.dtype).removeprefix('torch.')}",
+                f"layerwise casting stores its layer {path!r} in {dtype_name(weight.dtype)}",
                 "Load the model again and quantize it without enable_layerwise_casting()",
             )
 

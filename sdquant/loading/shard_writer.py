@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.backend import Packed, PackedSpec, TensorSpec
+from ..core.dtypes import dtype_named
 from ..formats import safetensors_writer
 from ..models import components
 from ..models.names import to_file
@@ -110,7 +111,7 @@ class Collector(Installer):
     def __init__(
         self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Source, out: ShardOutput
     ) -> None:
-        super().__init__(model, part.runtime, components.dtype_named(model_plan.dtype) if model_plan.dtype else None)
+        super().__init__(model, part.runtime, dtype_named(model_plan.dtype) if model_plan.dtype else None)
         self.out = out
         self.keys: dict[str, str] = {}
         self.sizes: dict[str, int] = {}

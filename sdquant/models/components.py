@@ -15,7 +15,6 @@ from itertools import chain
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import BadFileError, UnsupportedFileError
@@ -275,8 +274,3 @@ def _public(package: Any, name: Any) -> Any:
         return vars(package)[name]
     with quiet():
         return getattr(package, name, None)
-
-
-def dtype_named(name: str) -> torch.dtype:
-    """Return the torch dtype of one of the known names (`Request.dtype` is validated before)."""
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.backend import TensorInfo
+from ..core.dtypes import dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families
 from .left_out import may_lack
@@ -294,4 +295,4 @@ def _info(recipe: Recipe) -> TensorInfo:
     size = recipe.dtype.itemsize
     for n in recipe.shape:
         size *= n
-    return TensorInfo(dtype=str(recipe.dtype).removeprefix("torch."), shape=recipe.shape, nbytes=size)
+    return TensorInfo(dtype=dtype_name(recipe.dtype), shape=recipe.shape, nbytes=size)

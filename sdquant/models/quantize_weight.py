@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..core.name_patterns import skipped
+from ..core.torch_dtypes import COMPUTE_DTYPES
 from ..errors import BadFileError
 from ..utils.finite import finite
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from ..core.backend import Packed
     from ..core.scheme import QuantSpec
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -32,7 +29,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
     """
     packed = spec.scheme.codec.encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
-        if part.dtype in _FLOATS:
+        if part.dtype in COMPUTE_DTYPES:
             require_finite(name, part, spec)
     return packed
 

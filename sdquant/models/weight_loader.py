@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..core.dtypes import dtype_name
 from ..core.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
 from ..core.packed_rows import cut
 from ..errors import BadFileError, UnsupportedFileError
@@ -65,12 +66,12 @@ class Installer:
         """Cast an unquantized tensor of the file to its dtype in memory; float8 becomes a dtype to compute in."""
         if not tensor.is_floating_point():
             return tensor
-        dtype = "bfloat16" if tensor.element_size() == 1 else str(tensor.dtype).removeprefix("torch.")
+        dtype = "bfloat16" if tensor.element_size() == 1 else dtype_name(tensor.dtype)
         return tensor.to(self._computes_in(components.model_name(key, self.known) or key, dtype))
 
     def _computes_in(self, name: str, dtype: str) -> torch.dtype:
         """Return the dtype that the tensor `name` of dtype `dtype` is cast to, or that its layer computes in."""
-        target = dtype if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        target = dtype if self.dtype is None else dtype_name(self.dtype)
         result = getattr(torch, self.float32.dtype(name, target))
         assert isinstance(result, torch.dtype)
         return result

@@ -6,6 +6,8 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..core.dtypes import dtype_name
+
 if TYPE_CHECKING:
     import torch
 
@@ -19,7 +21,7 @@ def warn_of_cast(before: torch.dtype, after: torch.dtype) -> None:
     diffusers refuses `to(dtype)` on models of its own quantizers. Here it works, since layers compute in any dtype; but
     all that is not packed changes, and a pipeline's VAE and float layers may take twice the memory.
     """
-    old, new = (str(dtype).removeprefix("torch.") for dtype in (before, after))
+    old, new = (dtype_name(dtype) for dtype in (before, after))
     if after.itemsize > before.itemsize:
         effect = "takes more memory"
     else:

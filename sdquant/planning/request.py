@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import hardware
 from ..compat.row import COMPUTES, meant
 from ..core import registry
+from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import SdquantError, SettingsError, UnknownOffloadError
 from ..offload import MODES
 from ..rules.parse import rules_of
@@ -31,7 +32,6 @@ AUTO = "auto"  # the fastest that fits; see `auto`
 OFFLOADS = (*(row.name for row in MODES), AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
-DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
 RULES = "rules"
 
@@ -109,7 +109,7 @@ class Request:
         default=None, metadata=_about("compute device (default: the best there is)", metavar="DEVICE")
     )
     dtype: str | None = field(
-        default=None, metadata=_about("dtype of what is not quantized (default: as in the file)", DTYPES)
+        default=None, metadata=_about("dtype of what is not quantized (default: as in the file)", COMPUTE_DTYPES)
     )
     budget: int | str | None = field(
         default=None, metadata=_about("how much of the fast memory weights may take", metavar="6GB")
@@ -173,7 +173,7 @@ class Request:
         if self.compute is not None:
             _one_of("compute", self.compute, COMPUTES)
         if self.dtype is not None:
-            _one_of("dtype", self.dtype, DTYPES)
+            _one_of("dtype", self.dtype, COMPUTE_DTYPES)
         if self.device is not None:
             hardware.device_kind(_text("device", self.device))
         if self.token is not None and not (

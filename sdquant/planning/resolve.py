@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..backends.gguf import READ_DTYPE
 from ..compat import hardware
 from ..core import choices
+from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import BackendUnavailableError
 from .component_places import CHECKPOINT
 from .component_sources import whole_of
@@ -140,6 +141,6 @@ def _most(sources: Iterable[Source]) -> str | None:
     sizes: Counter[str] = Counter()
     for src in sources:
         for info in src.plain.values():
-            if info.dtype in ("float32", "float16", "bfloat16"):
+            if info.dtype in COMPUTE_DTYPES:
                 sizes[src.named_dtype or info.dtype] += info.nbytes
     return sizes.most_common(1)[0][0] if sizes else None

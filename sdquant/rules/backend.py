@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.backend import Backend, FloatGemm, Found, Geometry, Packed, PackedSpec, TensorInfo, TensorSpec
+from ..core.dtypes import dtype_name
 from ..core.packed_layout import Activations, PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..errors import SettingsError
@@ -86,7 +87,7 @@ class RulesBackend(Backend):
         from .statistics_file import of_component, read_statistics
 
         shape, one = tuple(weight.shape), _one(spec)
-        self.layout(one, shape, str(weight.dtype).removeprefix("torch."))  # raises Unfit
+        self.layout(one, shape, dtype_name(weight.dtype))  # raises Unfit
         static = None
         if one.rule.act_static_scale:
             known = {} if one.statistics is None else of_component(read_statistics(one.statistics), one.component)

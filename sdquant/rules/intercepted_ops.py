@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.torch_dtypes import FLOATS
 from .core import attention, einsum
-from .core.qarray import FLOATS
 from .providers.product import Site, product
 
 Handler = Callable[..., Tensor | None]

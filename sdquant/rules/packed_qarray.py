@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core import registry
 from ..core.backend import Packed, PackedSpec
+from ..core.dtypes import dtype_name
 from .core.bit_packing import pack, unpack
 from .core.numerics import storage
 from .core.qarray import QArray, quantize, quantize_with
@@ -47,7 +48,7 @@ def pack_array(array: QArray, rule: QuantizationRule, static: StaticRange | None
         if static.zero_point is not None:
             parts["act_zero_point"] = static.zero_point.to(codes.device)
         details[ACT_SHAPE] = list(static.scale.shape)
-    dtype = str(array.dtype).removeprefix("torch.")
+    dtype = dtype_name(array.dtype)
     spec = PackedSpec(scheme=registry.scheme("rules"), shape=shape, dtype=dtype, details=details)
     return Packed(spec=spec, parts=parts)
 

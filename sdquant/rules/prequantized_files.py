@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core import registry
 from ..core.backend import Found, Packed, PackedSpec, TensorInfo
+from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from .core.qtypes import qtype
 from .qconfig import QtRule, QuantizationRule, to_dict
@@ -29,7 +30,6 @@ PARTS = ("qvalue", "scale", "zero_point")
 # What stands between a weight's name and the name of a part: Qwix's tree has "array" there before it is unboxed.
 SPELLINGS = (".array.", ".", "_")
 CODES = ("int8", "int16", "float8_e4m3fn", "float8_e5m2")
-FLOATS = ("float32", "bfloat16", "float16")
 # Qwix's static ranges of activations.
 _RANGES = re.compile(r"(dot_general|einsum|conv_general_dilated)\d+_[lr]hs_(scale|zero_point)(\.array)?$")
 
@@ -147,8 +147,9 @@ def _inferred(name: str, parts: Mapping[str, TensorForm], keys: Mapping[str, str
     if "scale" not in parts:
         raise _bad(name, f"it has codes in {keys['qvalue']!r}, but no scale for them")
     dtype, sizes = _dtype(parts["scale"]), tuple(parts["scale"].shape)
-    if dtype not in FLOATS:
-        why = f"the dtype of its scale must be that of the original weight ({', '.join(FLOATS)}), and it is {dtype}"
+    if dtype not in COMPUTE_DTYPES:
+        known = ", ".join(COMPUTE_DTYPES)
+        why = f"the dtype of its scale must be that of the original weight ({known}), and it is {dtype}"
         raise UnsupportedFileError(f"Cannot read weight {name!r}", why, "Export the scales as float32 or bfloat16")
     _refuse_scale(name, shape, sizes)
     fields: dict[str, Any] = {"weight_qtype": kind}
@@ -206,7 +207,7 @@ def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point:
 
 
 def _dtype(form: TensorForm) -> str:
-    return str(form.dtype).removeprefix("torch.")
+    return dtype_name(form.dtype)
 
 
 def _bad(name: str, why: str) -> BadFileError:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..core.backend import Packed, PackedSpec, TensorSpec
+from ..core.dtypes import dtype_name
 from ..core.scheme import QuantSpec
 from ..formats import safetensors_writer
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
@@ -227,7 +228,7 @@ def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     def codes(rows: Tensor) -> dict[str, Tensor]:
         return {"codes": (rows.float() / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)}
 
-    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     layout = {"codes": _float8_layout(spec, shape, dtype)["codes"]}
     described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype)
     return Packed(spec=described, parts={**by_rows(tensor, layout, codes), "scale": scale})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.choices import LONE, MAIN
+from ..core.dtypes import dtype_name
 from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import lora_files, model_families
 from ..models.single_file import original_names
@@ -152,7 +153,7 @@ def dtype_of(part: OutputTensor, src: Source) -> str:
     if len(dtypes) == 1:
         return dtypes.pop()
     wide = reduce(torch.promote_types, (getattr(torch, dtype) for dtype in dtypes))
-    return str(wide).removeprefix("torch.")
+    return dtype_name(wide)
 
 
 def read(part: OutputTensor, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import SettingsError
-from ..planning.request import DTYPES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,8 +62,8 @@ def load(settings: TrainingSettings) -> Model:
         SettingsError: it is not a pipeline, or its weights are already quantized and no LoRA is trained.
     """
     from ..core.choices import MAIN
+    from ..core.dtypes import dtype_named
     from ..loading.loader import load as load_whole
-    from ..models.components import dtype_named
     from ..nn.weights import quantized
     from ..planning.preparation import prepare
 
@@ -128,6 +128,6 @@ def _dtype(src: Source) -> str:
     """Return the float dtype with the most bytes in a component's files."""
     sizes: Counter[str] = Counter({"float32": 0})
     for info in src.plain.values():
-        if info.dtype in DTYPES:
+        if info.dtype in COMPUTE_DTYPES:
             sizes[info.dtype] += info.nbytes
     return sizes.most_common(1)[0][0]

@@ -77,7 +77,7 @@ def _class(job: LoadSpec) -> Any:
 
 
 def _dtype(job: LoadSpec) -> Any:
-    from ...models.components import dtype_named
+    from ...core.dtypes import dtype_named
 
     return dtype_named(job.dtype)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.choices import LONE, MAIN
+from ...core.dtypes import COMPUTE_DTYPES
 from ...errors import UnsupportedFileError
 from ...planning.preparation import prepare
 from ...planning.request import NOT_QUANTIZED, Request
@@ -67,7 +68,7 @@ def _dtype(src: Source) -> str:
     """Return the dtype with the most bytes among a component's float tensors; float32 if all are quantized."""
     sizes: dict[str, int] = {}
     for info in src.plain.values():
-        if info.dtype in ("float32", "float16", "bfloat16"):
+        if info.dtype in COMPUTE_DTYPES:
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
     return max(sizes, key=sizes.__getitem__, default="float32")
 

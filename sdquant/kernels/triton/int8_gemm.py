@@ -24,12 +24,13 @@ import torch
 import triton
 from torch import Tensor
 
+from ...core.dtypes import dtype_name
 from ..division import divided
 from .activations import again_kernel, finish_kernel, quantize_kernel
 from .grouped_scales import runs_kernel
 from .launch import multiplies
 from .launch_config import plan_of, pointers
-from .launch_state import EXACT, INTERPRETED, Launch, name_of
+from .launch_state import EXACT, INTERPRETED, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +152,7 @@ def finishing(
         "number": 0 if isinstance(added, Tensor) else added,
         "BIASED": bias is not None,
         "ADDED": "" if sums is None else "each" if each else "number" if added else "",
-        "OUT": name_of(out.dtype),
+        "OUT": dtype_name(out.dtype),
         "BITS": INTERPRETED,
         "BLOCK_M": tall,
         "BLOCK_N": wide,
@@ -188,7 +189,7 @@ def product_by_run(
         "each": each,
         "taps": taps,
         "BIASED": bias is not None,
-        "OUT": name_of(out.dtype),
+        "OUT": dtype_name(out.dtype),
         "BITS": INTERPRETED,
         "BLOCK_M": tall,
         "BLOCK_N": wide,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import triton
 
+from ...core.dtypes import dtype_name
 from .blocks import block_of
 from .launch_config import plan_of, pointers
-from .launch_state import EXACT, INTERPRETED, Launch, name_of, works_on
+from .launch_state import EXACT, INTERPRETED, Launch, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
 
 __all__ = ["INTERPRETED", "decode", "multiplies", "product", "works_on"]
@@ -37,7 +38,7 @@ def decode(form: PackedLayout, parts: Mapping[str, Tensor], out: Tensor) -> Laun
         **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
-        "OUT": name_of(out.dtype),
+        "OUT": dtype_name(out.dtype),
         "BLOCK_C": at_once,
     }
     return Launch(decode_kernel, (math.ceil(chunks / at_once),), arguments, {"num_warps": _WARPS, **EXACT})
@@ -64,7 +65,7 @@ def product(form: PackedLayout, parts: Mapping[str, Tensor], x: Tensor, bias: Te
     plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
     weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights
-    compiled = {"OUT": name_of(x.dtype), "SPLIT": split, "BIASED": bias is not None}
+    compiled = {"OUT": dtype_name(x.dtype), "SPLIT": split, "BIASED": bias is not None}
     tensors: dict[str, object] = {"x": x, "bias": x if bias is None else bias, "out": out}
     if m == 1:
         # 256 lanes a row and turn: a turn is 2 KB of activations, which all programs find in the cache.

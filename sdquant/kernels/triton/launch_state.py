@@ -45,8 +45,3 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 def works_on(device: torch.device) -> bool:
     """Return whether kernels can be launched on a device. A GPU too old for Triton only fails at the first launch."""
     return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as kernels take it."""
-    return str(dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from ...core.gguf_types import TYPES
+from ...core.torch_dtypes import COMPUTE_DTYPES
 from ..base import Reader
 from . import imports
 from .blocks import GGUF, block_of
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ...core.packed_layout import PackedLayout
     from ..base import Parts
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
 # each: an H100 does about 240 of those while it reads two bytes, a 4090 about 165. Up to there the product waits for
 # memory, if its own arithmetic for decoding were free. It is not, and no card was at hand to measure: a quarter of it.
@@ -33,9 +33,9 @@ class TritonReader(Reader):
     name: ClassVar[str] = "triton"
 
     def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
-        if dtype not in _FLOATS or form.taps > 1 or block_of(form) is None:
+        if dtype not in COMPUTE_DTYPES or form.taps > 1 or block_of(form) is None:
             return False
-        if form.scale and not form.nested and parts[form.scale].dtype not in _FLOATS:
+        if form.scale and not form.nested and parts[form.scale].dtype not in COMPUTE_DTYPES:
             return False
         launcher, codes = imports.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...core.backend import Cut, Found, TensorInfo, Unfit
-from ...core.dtypes import FLOATS
+from ...core.dtypes import FLOATS, dtype_name
 from ...core.packed_reader import read_weight
 from ...errors import BadFileError, UnsupportedFileError
 from ...formats import model_families, text_encoders
@@ -123,7 +123,7 @@ def with_projection(src: Source) -> Source:
 
     dtype = _main_dtype(src)
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
-    info = TensorInfo(dtype=str(dtype).removeprefix("torch."), shape=recipe.shape, nbytes=_nbytes(recipe))
+    info = TensorInfo(dtype=dtype_name(dtype), shape=recipe.shape, nbytes=_nbytes(recipe))
     return replace(
         src,
         tensors={**src.tensors, name: info},
@@ -300,7 +300,7 @@ def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs:
     for name, recipe in recipes.items():
         packed = [source for source in recipe.sources if source in src.found]
         if not packed:
-            dtype = str(recipe.dtype).removeprefix("torch.")
+            dtype = dtype_name(recipe.dtype)
             tensors[name] = TensorInfo(dtype=dtype, shape=recipe.shape, nbytes=_nbytes(recipe))
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
             plain_recipes[name] = recipe

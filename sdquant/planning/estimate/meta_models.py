@@ -11,6 +11,7 @@ from torch import nn
 
 from ...core import registry
 from ...core.choices import LONE
+from ...core.dtypes import COMPUTE_DTYPES, dtype_named
 from ...errors import SdquantError
 from ...models import activation_memory, classes, components, pipeline_folders
 from ...nn import openvino
@@ -127,15 +128,15 @@ def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
     for name, parameter in module.named_parameters():
         if parameter.is_floating_point():
             file_dtype = stored.get(name, usual)
-            keeps_dtype = dtype is None and file_dtype in ("float32", "float16", "bfloat16")
-            parameter.data = parameter.data.to(components.dtype_named(file_dtype if keeps_dtype else usual))
+            keeps_dtype = dtype is None and file_dtype in COMPUTE_DTYPES
+            parameter.data = parameter.data.to(dtype_named(file_dtype if keeps_dtype else usual))
     return Network(part, module, _sizes(part, module))
 
 
 def _most(stored: Mapping[str, str], src: Source) -> str | None:
     sizes: dict[str, int] = {}
     for key, dtype in stored.items():
-        if dtype in ("float32", "float16", "bfloat16"):
+        if dtype in COMPUTE_DTYPES:
             sizes[dtype] = sizes.get(dtype, 0) + src.plain[key].nbytes
     return max(sizes, key=lambda name: sizes[name], default=None)
 

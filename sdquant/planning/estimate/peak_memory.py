@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def predict(
     plan: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None

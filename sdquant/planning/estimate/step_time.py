@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...core.dtypes import dtype_name
 from ...core.gguf_types import TYPES
 from ...models.components import model_name
 from ..component_types import role_of
@@ -98,7 +99,7 @@ def products(part: ComponentPlan, work: Work, isa: str) -> tuple[float, float] |
 
 def _tables(product: Product, isa: str) -> list[Facts]:
     """Return the measurements for this layer type, then those for linear layers, in the dtype of the activations."""
-    dtype, table = str(product.dtype).removeprefix("torch."), known()
+    dtype, table = dtype_name(product.dtype), known()
     near = [table.get((isa, kind, dtype)) for kind in (product.kind, "linear")]
     return [one for one in near if one is not None]
 

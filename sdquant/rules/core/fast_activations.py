@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...core.torch_dtypes import COMPUTE_DTYPES
 from ...kernels.cpu import int8 as native
 from ...kernels.self_check import undisturbed
 from ..packed_layout import act_how
 from .how_to_quantize import HowToQuantize, tile_sizes
 from .numerics import from_codes
-from .qarray import FLOATS, dequantize, quantize
+from .qarray import dequantize, quantize
 from .qtypes import qtype
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
     Return None for what is not done here: methods other than "absmax", static ranges, types with scales of
     their own, other devices.
     """
-    if rule.act_static_scale or x.dtype not in FLOATS[1:] or not x.is_cpu or not x.numel() or not x.ndim:
+    if rule.act_static_scale or x.dtype not in COMPUTE_DTYPES or not x.is_cpu or not x.numel() or not x.ndim:
         return None
     how, inputs = act_how(rule, x.ndim, conv=False), x.shape[-1]
     last = x.ndim - 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...core.dtypes import dtype_name
+from ...core.torch_dtypes import FLOATS
 from ...errors import SettingsError
 from .calibration import calibrate, scale_and_zero_point
 from .how_to_quantize import HowToQuantize, scale_shape, tile_sizes
@@ -15,8 +17,6 @@ from .numerics import from_codes, to_codes
 from .qtypes import qtype
 
 Find = Callable[[Tensor, HowToQuantize], Mapping[str, Tensor]]
-
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def quantize(x: Tensor, how: HowToQuantize, find: Find = range_of) -> QArray:
     """
     if x.dtype not in FLOATS:
         raise SettingsError(
-            f"Cannot quantize a tensor of {str(x.dtype).removeprefix('torch.')}",
+            f"Cannot quantize a tensor of {dtype_name(x.dtype)}",
             "only float64, float32, bfloat16 and float16 can be quantized",
             "Exclude it from the rules",
         )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...core.dtypes import dtype_name
+from ...core.torch_dtypes import FLOATS
 from ...errors import SettingsError
 from ...nn.state_dict import LIKE, PREFIX
 from ..core.numerics import storage
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from ...nn.quantized_layers import QuantizedLayer
 
 _TOGETHER = "Check that the weights and the template belong to the same model"
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrequantizedError(SettingsError, ValueError):
@@ -120,7 +121,7 @@ def process_prequantized_params(
         if layer_of(template, name) is not None:
             raise PrequantizedError(
                 f"Cannot put parameter {name!r} into the template",
-                f"it is {str(value.dtype).removeprefix('torch.')}, but it is quantized in the template",
+                f"it is {dtype_name(value.dtype)}, but it is quantized in the template",
                 "Use quantize_params for float parameters",
             )
         if name in known:
@@ -196,7 +197,7 @@ def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict
 
 def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
     """Return codes in the dtype of a type, which must be theirs or hold their integers."""
-    kind = str(codes.dtype).removeprefix("torch.")
+    kind = dtype_name(codes.dtype)
     if row.kind == "e2m1":
         raise _misfit(
             name, f"the template expects {row.name}, whose codes Qwix stores in a dtype that torch does not have"
@@ -214,8 +215,8 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
 
 def _scale(name: str, scale: Tensor, expected: TensorSpec, row: QType) -> Tensor:
     """Return a scale in the template's shape and dtype."""
-    if scale.dtype not in (*_FLOATS, getattr(torch, expected.dtype)):
-        raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is not a float dtype")
+    if scale.dtype not in (*FLOATS, getattr(torch, expected.dtype)):
+        raise _misfit(name, f"its scale is {dtype_name(scale.dtype)}, which is not a float dtype")
     cast = scale.to(getattr(torch, expected.dtype))
     if row.scale_type in SCALES and not torch.equal(cast.to(torch.float32), scale.to(torch.float32)):
         raise _misfit(name, f"its scales cannot be stored as those of {row.name} ({row.scale_type}) without rounding")
@@ -239,10 +240,10 @@ def _spread(name: str, small: Tensor, expected: TensorSpec) -> Tensor:
 def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     """Dequantize a weight to the dtype of its scale."""
     codes, scale, zero_point = parts["qvalue"], parts["scale"], parts.get("zero_point")
-    kind = str(codes.dtype).removeprefix("torch.")
+    kind = dtype_name(codes.dtype)
     row = next((row for row in (qtype(one) for one in CODES) if row.storage == kind), None)
-    if row is None or scale.dtype not in _FLOATS:
-        scale_dtype = str(scale.dtype).removeprefix("torch.")
+    if row is None or scale.dtype not in FLOATS:
+        scale_dtype = dtype_name(scale.dtype)
         raise _misfit(name, f"it has {kind} codes with {scale_dtype} scales, which do not say how to dequantize it")
     for small in (scale, *(() if zero_point is None else (zero_point,))):
         if small.ndim != codes.ndim or any(m == 0 or n % m for n, m in zip(codes.shape, small.shape, strict=True)):

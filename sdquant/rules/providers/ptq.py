@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...core import registry
 from ...core.backend import Packed, PackedSpec, Unfit
+from ...core.dtypes import dtype_name
 from ...errors import SettingsError
 from ...models.quantize_weight import require_finite
 from ...nn import QuantizedLayer, quantized_layer
@@ -106,7 +107,7 @@ def _packed(weight: Tensor, rule: QuantizationRule, path: str, statistics: Mappi
 
 def template(weight: Tensor, rule: QuantizationRule) -> Packed:
     """Return a packed weight on the meta device: tensors of the right shapes and dtypes, without values."""
-    shape, dtype = tuple(weight.shape), str(weight.dtype).removeprefix("torch.")
+    shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
     parts = {
         name: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
         for name, part in layout(rule, shape, dtype).items()
