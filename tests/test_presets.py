@@ -92,7 +92,7 @@ class TestFullSize:
             assert size - 0.02 * GB <= needed(one) <= size
             largest = max(part.bytes for part in one.plan.components)
             assert one.plan.budget is not None and one.plan.budget >= largest * 2 / 3 - 0.01 * GB
-            assert f"of {size // GB}.0 GB" in one.why and "would take" in one.why
+            assert f"of {size // GB}.00 GB" in one.why and "would take" in one.why
         assert precision(got["fits-8gb"]) >= precision(got["fits-6gb"])
         assert all(part.bytes < part.bytes_bf16 for part in got["fits-6gb"].plan.components if "vae" not in part.name)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..utils.byte_sizes import GIB, gib
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..compat.hardware import Machine
-
-GIB = 1 << 30
 
 # Age in seconds after which a lock is taken for a leftover. Compiling quanto's extension takes a minute or so.
 STALE_AFTER = 600.0
@@ -42,10 +42,6 @@ def advice(machine: Machine) -> tuple[Finding, ...]:
         for row in RULES
         if row.applies(machine)
     )
-
-
-def gib(size: float | None) -> str:
-    return "unknown" if size is None else f"{size / GIB:.1f} GiB"
 
 
 def _accelerated(machine: Machine) -> bool:

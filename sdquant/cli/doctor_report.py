@@ -13,7 +13,8 @@ from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_p
 from ..compat.row import Query
 from ..core import registry
 from ..planning.estimate.activation_allowance import allowance
-from .doctor_hints import Finding, advice, gib
+from ..utils.byte_sizes import gib
+from .doctor_hints import Finding, advice
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..planning.bundled_models import path
 from ..utils import images
+from ..utils.byte_sizes import size
 from ..utils.figure import RULE, SOFT, WRONG, Sheet, few_colours
 from .run import DemoRow, Result, SkippedCase
 
@@ -45,9 +46,9 @@ class _Sheet(Sheet):
 
     def head(self, result: Result, left: int) -> None:
         """Draw a panel's heading: the model, its size and the titles of the columns."""
-        size = f", {result.rows[0].bytes_bf16 / 1e6:.1f} MB in bf16" if result.rows else ""
+        weights = f", {size(result.rows[0].bytes_bf16)} in bf16" if result.rows else ""
         self.text((left, 30), result.model, "title")
-        self.text((left, 56), f"{_pipeline_class(result.model)}{size}, {result.steps} steps", "small", SOFT)
+        self.text((left, 56), f"{_pipeline_class(result.model)}{weights}, {result.steps} steps", "small", SOFT)
         facts = left + DIGITS + 20
         self.text((facts, 56), "weights in memory", "small", SOFT)
         self.text((facts + FACTS, 56), "digits right", "small", SOFT, "rm")
@@ -68,7 +69,7 @@ class _Sheet(Sheet):
         for column, picture in enumerate(case.pictures[:COLUMNS]):
             self.digit(picture, left + column * (CELL + GAP), top, case.wanted[column] == case.seen[column])
         facts, share = left + DIGITS + 20, case.bytes / case.bytes_bf16
-        self.text((facts, middle - 15), f"{case.bytes / 1e6:.1f} MB", "text")
+        self.text((facts, middle - 15), size(case.bytes), "text")
         self.text((facts + 68, middle - 15), f"{share:.0%}", "small", SOFT)
         self.text((facts + FACTS, middle - 15), f"{case.right} / {case.images}", "text", anchor="rm")
         self.bar(facts, middle + 1, FACTS, share)

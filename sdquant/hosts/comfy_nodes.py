@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import MissingComponentError
+from ..utils.byte_sizes import size
 from .comfy_load import choices
 
 FOLDER = "sdquant_diffusion_models"
@@ -114,7 +115,7 @@ class Inspect(_OfFile):
             model_name,
             f"{detected.family or 'unknown'} {detected.component or ''}, {detected.container}".strip(),
             f"quantization: {f'{detected.quant} ({detected.backend})' if detected.quant else 'none'}",
-            f"weights: {detected.bytes / 1e6:,.1f} MB in {detected.tensors} tensors",
+            f"weights: {size(detected.bytes)} in {detected.tensors} tensors",
             *detected.evidence,
             *(f"warning: {line}" for line in detected.warnings),
         ]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
+from ..utils.byte_sizes import size
 from . import folders
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def status_html(status: Status) -> str:
         contents = f" ({html.escape(last_load.found)})" if last_load.found else ""
         lines.append(f"<p>Last load: <b>{html.escape(last_load.model)}</b>{contents}</p>")
     if last_load.parts:
-        rows = [(row.component, row.scheme or "none", row.how, _size(row.bytes)) for row in last_load.parts.values()]
+        rows = [(row.component, row.scheme or "none", row.how, size(row.bytes)) for row in last_load.parts.values()]
         lines.append(_table(("component", "quantization", "how", "weights"), rows))
     lines += [f"<p>{html.escape(text)}.</p>" for text in host.can]
     lines += [f"<p><b>Not here:</b> {html.escape(text)}.</p>" for text in host.cannot]
@@ -69,7 +70,7 @@ def inspected_html(name: Any) -> str:
 
 def _detected_html(name: str, detected: Detected) -> str:
     rows = [
-        (part, one.container, one.family or "unknown", one.quant or "none", str(one.tensors), _size(one.bytes))
+        (part, one.container, one.family or "unknown", one.quant or "none", str(one.tensors), size(one.bytes))
         for part, one in (detected.parts or {detected.component or "": detected}).items()
     ]
     lines = [f"<p><b>{html.escape(name)}</b></p>"]
@@ -83,12 +84,6 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{html.escape(text)}</th>" for text in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _size(nbytes: int) -> str:
-    from ..utils.byte_sizes import size
-
-    return size(nbytes)
 
 
 def _names() -> list[str]:

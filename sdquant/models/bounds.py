@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import BadFileError
 from ..formats.config_sizes import config_numbers
+from ..utils.byte_sizes import gib
 
 # Bytes. The largest table that a class of diffusers makes, OmniGen's positions, has 0.9 GB; the largest parameter, a
 # language model's vocabulary, some 5 GB.
@@ -71,7 +72,7 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
         why = f"its config has {key} = {value}, so " if key else "with its config, "
         raise BadFileError(
             f"Cannot build {name}",
-            f"{why}a tensor of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
+            f"{why}a tensor of {list(shape)} would take {gib(size)}; no known model has one so large",
             "Get the config.json that belongs to the weights",
         ) from None
     except Exception:  # a constructor that looks at its numbers, of which there are none: it is tried for real

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
 from ..errors import BudgetError, SettingsError
-from ..utils.byte_sizes import parse_budget, parse_size
+from ..utils.byte_sizes import budget_text, parse_budget, parse_size, size
 from .candidates import Candidate, Opened, candidates, open_model
 from .estimate import meta_models, step_time
 from .estimate.activation_allowance import allowance
@@ -201,7 +201,7 @@ def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidat
     best = min(_timed(ways, opened) if preset.order == "fast" else ways, key=ORDERS[preset.order])
     changes = best.candidate.changes | {"offload": best.offload}
     if best.offload == "balanced":
-        changes["budget"] = _budget(room)
+        changes["budget"] = budget_text(room)
     settings = fixed.but(changes)
     plan = dataclasses.replace(
         opened.plan(best.candidate.schemes), offload=best.offload, budget=parse_budget(settings["budget"])
@@ -251,14 +251,14 @@ def _fits(way: _Way, opened: Opened) -> bool:
 def _nothing(preset: Preset, opened: Opened, rows: list[Candidate], limit: int, rest: int) -> BudgetError:
     streamed = [row for row in rows if "balanced" in row.verdicts]
     best = min(streamed or rows, key=lambda row: row.least)
-    needed = f"the smallest way to run this model ({_named(best, opened)}) needs {_size(best.least + rest)}" + (
-        f" with balanced offload, {_size(rest)} of it for activations" if streamed else " or more"
+    needed = f"the smallest way to run this model ({_named(best, opened)}) needs {size(best.least + rest)}" + (
+        f" with balanced offload, {size(rest)} of it for activations" if streamed else " or more"
     )
     ram = ""
     if opened.kind not in ("cpu", "mps") and best.least + rest <= limit:
-        ram = f", and {_size(best.plan.bytes)} of RAM, of which {_size(opened.machine.ram_available)} are free"
+        ram = f", and {size(best.plan.bytes)} of RAM, of which {size(opened.machine.ram_available)} are free"
     return BudgetError(
-        f"Cannot apply the preset {preset.label} with {_size(limit)} of memory",
+        f"Cannot apply the preset {preset.label} with {size(limit)} of memory",
         needed + ram,
         "Free memory, or use a smaller model",
     )
@@ -266,9 +266,9 @@ def _nothing(preset: Preset, opened: Opened, rows: list[Candidate], limit: int, 
 
 def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int, order: str) -> str:
     taken = min(way.bytes, way.room) + rest
-    text = f"{_named(way.candidate, opened)}: {_size(taken)} of {_size(limit)}, {_size(rest)} of it for activations"
+    text = f"{_named(way.candidate, opened)}: {size(taken)} of {size(limit)}, {size(rest)} of it for activations"
     if way.streams:
-        text += f"; {_size(way.bytes)} of weights take turns on the device"
+        text += f"; {size(way.bytes)} of weights take turns on the device"
         if way.share > 0:
             text += f", {way.share:.0%} of the largest part with every step"
     if way.foreseen is not None and way.candidate.schemes:
@@ -277,7 +277,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
         text += "; so few bits visibly degrade the images"
     larger = _next(way, rows, order)
     if larger is not None:
-        text += f"; {_named(larger, opened)} would take {_size(larger.plan.bytes + rest)}"
+        text += f"; {_named(larger, opened)} would take {size(larger.plan.bytes + rest)}"
     return text
 
 
@@ -304,20 +304,3 @@ def _role(role: str, components: tuple[str, ...]) -> str:
     if role == "model" and len(components) == 1:
         return f"the {components[0]}"
     return f"the {role.replace('_', ' ')}{'s' if len(components) > 1 else ''}"
-
-
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
-
-
-def _size(size: int) -> str:
-    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), (1, "bytes"))
-    return f"{size / unit:.1f} {name}" if unit > 1 else f"{size} bytes"
-
-
-def _budget(room: int) -> str:
-    """Format a budget the way users write it, rounded down."""
-    for unit, name in _UNITS:
-        if room >= unit:
-            hundredths = room * 100 // unit
-            return f"{hundredths // 100}.{hundredths % 100:02d}".rstrip("0").rstrip(".") + name
-    return str(room)

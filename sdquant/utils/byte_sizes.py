@@ -6,9 +6,9 @@ import re
 
 from ..errors import SettingsError
 
+GIB = 1 << 30
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
-
-
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -50,3 +50,16 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.2f} GB"
+
+
+def gib(nbytes: float | None) -> str:
+    """Return a size of memory in bytes as text: "7.8 GiB"; "unknown" for None."""
+    return "unknown" if nbytes is None else f"{nbytes / GIB:,.1f} GiB"
+
+
+def budget_text(nbytes: int) -> str:
+    """Return a budget in bytes as users write it, rounded down to hundredths: "5.42GB". `parse_budget` reads it."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes * 100 // unit / 100:.2f}".rstrip("0").rstrip(".") + name
+    return str(nbytes)

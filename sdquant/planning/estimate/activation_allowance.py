@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-GIB = 1 << 30
+from ...utils.byte_sizes import GIB
 
 # Activations and the VAE's temporaries at usual image sizes.
 MOST = int(1.5 * GIB)
