@@ -9,7 +9,6 @@
     losses.py          the target of the prediction: noise, sample, velocity or flow
     trainable.py       the network to train: rules, LoRA, and back to a model that can be saved
     checkpoints.py     written atomically; the last few are kept
-    signals.py         Ctrl-C ends a training after a step, never within one
     metrics_log.py     log.jsonl and the loss curve
     samples.py         sheets of images generated during training
     loop.py            the training loop, on accelerate

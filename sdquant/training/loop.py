@@ -16,10 +16,10 @@ from . import checkpoints, rng, trainable
 from .metrics_log import Line, Log
 
 if TYPE_CHECKING:
+    from ..utils.signals import Interrupts
     from .latent_cache import Batch, Encoded
     from .losses import Objective
     from .settings import TrainingSettings
-    from .signals import Interrupts
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..utils.distributed import launched
+from ..utils.signals import Interrupts
 from . import checkpoints, data, latent_cache, losses, metrics_log, pipeline, pipeline_types, samples, trainable
 from .config.generate import save as save_config
 from .config.keys import key
 from .config.loading import shards_of
 from .settings import settings_of
-from .signals import Interrupts
 
 if TYPE_CHECKING:
     from . import loop

@@ -11,16 +11,15 @@ import ctypes
 import errno
 import os
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..errors import ConflictError, DiskSpaceError, SettingsError
+from .signals import undisturbed
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _LONG = 200  # bytes of a name, of the 255 that file systems allow
@@ -174,25 +173,6 @@ def _one_writer(place: Path) -> Iterator[Path]:
                 lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
                 os.close(file)
             _unmake(new_folders)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM until the block is done. A second signal often comes while the first is handled: people
-    press Ctrl-C twice, and torchrun terminates a process that is already ending because another one failed."""
-    came: list[int] = []
-    old: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # only that one may set handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not None:  # set by C code, and not to be set again from here
-                old[number] = signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for each, handler in old.items():
-            signal.signal(each, handler)
-        for each in came[:1]:
-            signal.raise_signal(each)
 
 
 def _make_folder(folder: Path) -> list[Path]:

@@ -1,4 +1,15 @@
-"""Ctrl-C and SIGTERM while a command runs: the stack unwinds, and what is half-written goes."""
+"""Ctrl-C (SIGINT) and SIGTERM. Whatever handles them does so by one of these:
+
+    Stop                a command: the stack unwinds, what is half-written goes, and the exit code says which it was
+    Interrupts          a training: it ends after its step
+    undisturbed         a few lines that must not be torn apart: the signal comes after them
+    obey_only_parent    a process that belongs to another one of ours
+    handled             a block with a handler of its own: the ground of the others
+
+`Stop.say` clears a flag of CPython's with `exec("")`. An interrupt that passes through an `exec()` of text sets it,
+however it is handled later (run_eval_code_obj in Python/pythonrun.c), and `python -m` then ends as if by SIGINT,
+whatever the exit code (Py_RunMain in Modules/main.c). Nothing documented resets it; the next `exec()` of text does.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +18,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,7 +27,71 @@ from .distributed import label
 
 AGAIN = 0.02  # seconds until a signal that could not be obeyed comes again
 PATIENCE = 10.0  # seconds for which one waits for imports at the most
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IMPORTING = "<frozen importlib._bootstrap>"
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle both signals by `handler` until the block is done. Outside the main thread nothing is changed: only that
+    one may set handlers."""
+    old: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) is not None:  # set by C code, and not to be set again from here
+                    old[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for each, before in old.items():
+            signal.signal(each, before)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Defer Ctrl-C and SIGTERM until the block is done. A second signal often comes while the first is handled: people
+    press Ctrl-C twice, and torchrun terminates a process that is already ending because another one failed."""
+    came: list[int] = []
+    try:
+        with handled(lambda number, _: came.append(number)):
+            yield
+    finally:
+        for each in came[:1]:
+            signal.raise_signal(each)
+
+
+def obey_only_parent() -> None:
+    """Exit on SIGTERM, with the cleanup of what is open, and ignore Ctrl-C: that is for the process that started this
+    one, which ends it."""
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+class Interrupts:
+    """Context that records the first signal; a second one has its usual effect.
+
+    Attributes:
+        seen: the signal, or None.
+    """
+
+    def __init__(self) -> None:
+        self.seen: int | None = None
+        self._handler = ExitStack()
+
+    def __enter__(self) -> Interrupts:
+        self._handler.enter_context(handled(self._first))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handler.close()
+
+    def _first(self, number: int, _: object) -> None:
+        self.seen = number
+        self._handler.close()
 
 
 class Stop:
@@ -30,19 +107,17 @@ class Stop:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._until = 0.0
-        self._old: dict[signal.Signals, Any] = {}
+        self._handler = ExitStack()
         self._report = sys.unraisablehook
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # only that one may set handlers
-            self._old = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handler.enter_context(handled(self._stop))
+        if threading.current_thread() is threading.main_thread():
             self._report, sys.unraisablehook = sys.unraisablehook, self._forgotten
+            self._handler.callback(setattr, sys, "unraisablehook", self._report)
 
     def __exit__(self, *_: object) -> None:
-        if self._old:
-            sys.unraisablehook = self._report
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+        self._handler.close()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
@@ -73,9 +148,7 @@ class Stop:
 
     def say(self) -> int:
         """Print the final message, and return the exit code."""
-        # CPython takes an interrupt inside an exec() of text for unhandled, however it is handled later, and would end
-        # by the signal instead of with our code. The next exec() makes it forget.
-        exec("")
+        exec("")  # see the head of this file
         message = "terminated" if self.signal == signal.SIGTERM else "interrupted"
         if label() and self.signal == signal.SIGTERM:
             message += ", as torchrun does when another process has ended: look at the message of that one"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .atomic_write import undisturbed
+from .signals import undisturbed
 
 
 @contextmanager

@@ -12,12 +12,13 @@ import gc
 import json
 import os
 import pickle
-import signal
 import sys
 import time
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from ...utils.signals import obey_only_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -239,14 +240,9 @@ def _said(error: Exception) -> dict[str, Any]:
     return {"kind": type(error).__name__, "text": text, "parts": None}
 
 
-def _terminated(*_: object) -> None:
-    raise SystemExit(143)
-
-
 def main() -> None:
     """Execute commands until the input ends."""
-    signal.signal(signal.SIGTERM, _terminated)  # so that folders of the offload are removed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    obey_only_parent()  # whose SIGTERM leaves time to remove the folders of the offload
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")

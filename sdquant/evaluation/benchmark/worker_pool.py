@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
 from ...errors import SdquantError
-from ...utils.atomic_write import undisturbed
+from ...utils.signals import undisturbed
 from ...utils.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BackendUnavailableError, SettingsError
+from ...utils.signals import handled
 from ...utils.temp_dirs import temporary_folder
 from .basic_auth import SignIn
 from .guard import Guard
@@ -255,14 +256,8 @@ def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], 
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            here = threading.current_thread() is threading.main_thread()
-            numbers = (signal.SIGINT, signal.SIGTERM) if here else ()
-            old = {number: signal.signal(number, self.handle_exit) for number in numbers}
-            try:
+            with handled(self.handle_exit):
                 yield
-            finally:
-                for number, handler in old.items():
-                    signal.signal(number, handler)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             self.ended_by = sig
