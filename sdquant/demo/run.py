@@ -14,6 +14,7 @@ from ..errors import BackendUnavailableError
 from ..planning.bundled_models import path
 from ..training import digits
 from ..utils.images import psnr
+from ..utils.progress import count_bar
 from ..utils.temp_dirs import temporary_folder
 
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
@@ -168,13 +169,11 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
         BackendUnavailableError: scikit-learn or Pillow is missing.
     """
     need_extra()
-    from tqdm import tqdm
-
     results: list[DemoRow | SkippedCase] = []
     reference: DemoRow | None = None
     with (
         temporary_folder("sdquant-demo-") as work,
-        tqdm(total=len(cases), desc=model, unit="scheme", disable=not progress, leave=False) as bar,
+        count_bar(model, len(cases), "scheme", progress) as bar,
     ):
         for case in cases:
             bar.set_postfix_str(case.label)

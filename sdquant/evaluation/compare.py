@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from .comparison import Comparison, ComparisonRow
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
+    from ..utils.progress import OnProgress
 
 __all__ = ["AMPLIFY", "DEFAULT", "Comparison", "ComparisonRow", "allowed", "compare", "sheet"]
 
@@ -38,9 +39,6 @@ DEFAULT = ("nf4", "int8", "qint8", "fp8")
 AMPLIFY = 4  # factor by which difference images are brightened
 AS_FOUND = "as found"
 _OF_A_ROW = ("path", "quant", "progress")  # what of a Request is no setting of the whole comparison
-
-# Work done, total, and a description of the current step.
-OnProgress = Callable[[int, int, str], None]
 
 
 def compare(

@@ -24,8 +24,8 @@ from ..rules.product_ranges import ranges_of, register_ranges, stand_in
 from ..rules.qconfig import Rules
 from ..rules.quant_spec import RulesSpec
 from ..saving.model_files import config_of, write_config, write_rest
-from ..saving.original_layout import bar
 from ..utils.atomic_write import whole_folder
+from ..utils.progress import byte_bar
 from . import loader
 from .partition import shares
 from .shard_writer import Collector, ShardOutput
@@ -68,7 +68,7 @@ def quantize(
     spec = next(part.spec for part in model_plan.components if part.spec is not None)
     with (
         _one_folder(target, model_plan.bytes, ranks) as folder,
-        bar(total // ranks.count, spec, request.progress and ranks.first) as tick,
+        byte_bar(f"Writing {spec}", total // ranks.count, request.progress and ranks.first) as tick,
     ):
         models = {}
         for part in model_plan.components:

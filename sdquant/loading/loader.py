@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from ..rules.file_rules import rules_in
 from ..rules.quant_spec import RulesSpec
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
+from ..utils.progress import Tick, byte_bar
 from .quantized_cache import cache_of
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ def load_planned(request: Request, plan: Plan, on_bytes: Callable[[int, int], No
         class_of(lone)
     for warning in plan.warnings:
         log.warning("%s", warning)
-    with _one_bar(plan, request.progress, on_bytes) as tick:
+    total = sum(info.nbytes for src in plan.detected.sources.values() for info in src.tensors.values())
+    with byte_bar(f"Loading {Path(plan.path).name}", total, request.progress, on_bytes) as tick:
         parts, cached = _parts(request, plan, tick)
     whole = assemble(plan, parts)
     from .. import offload
@@ -297,30 +298,3 @@ def assemble(plan: Plan, parts: Mapping[str, nn.Module]) -> Any:
     from ..models.pipeline_folders import pipeline
 
     return pipeline(folder_of(plan), parts)
-
-
-class Tick:
-    """Counter of the bytes read, with a progress bar; `tick(n)` adds n."""
-
-    def __init__(self, bar: Any, on_bytes: Callable[[int, int], None] | None = None) -> None:
-        self._bar, self._on_bytes, self._done = bar, on_bytes, 0
-
-    def __call__(self, nbytes: int) -> None:
-        """Add `nbytes`."""
-        self._bar.update(nbytes)
-        self._done += nbytes
-        if self._on_bytes is not None:
-            self._on_bytes(self._done, int(self._bar.total))
-
-
-@contextlib.contextmanager
-def _one_bar(plan: Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None) -> Iterator[Tick]:
-    """Yield a counter with a progress bar over the bytes of all components, shown after two seconds."""
-    from tqdm import tqdm
-
-    total = sum(info.nbytes for src in plan.detected.sources.values() for info in src.tensors.values())
-    name = Path(plan.path).name
-    with tqdm(
-        total=total, desc=f"Loading {name}", unit="B", unit_scale=True, disable=not progress, delay=2, leave=False
-    ) as bar:
-        yield Tick(bar, on_bytes)

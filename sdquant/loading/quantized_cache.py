@@ -24,6 +24,7 @@ from ..formats import safetensors_writer
 from ..formats.checkpoint import Source, single_file
 from ..utils.atomic_write import whole_file
 from ..utils.byte_sizes import parse_size
+from ..utils.progress import byte_bar
 from ..utils.version import __version__
 
 if TYPE_CHECKING:
@@ -170,15 +171,9 @@ def default_folder() -> Path:
 
 
 def _sha256(file: Path, size: int, *, progress: bool) -> str:
-    from tqdm import tqdm
-
     digest, buffer = sha256(), memoryview(bytearray(_CHUNK))
-    label = f"Reading {file.name}"
-    with (
-        file.open("rb", buffering=0) as raw,
-        tqdm(total=size, desc=label, unit="B", unit_scale=True, disable=not progress, delay=2, leave=False) as bar,
-    ):
+    with file.open("rb", buffering=0) as raw, byte_bar(f"Reading {file.name}", size, progress) as tick:
         while count := raw.readinto(buffer):
             digest.update(buffer[:count])
-            bar.update(count)
+            tick(count)
     return digest.hexdigest()

@@ -21,6 +21,7 @@ from ..planning.rule_checks import marked_in
 from ..rules.quant_spec import RulesSpec
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
+from ..utils.progress import count_bar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,8 +60,6 @@ def quantize(
     Raises:
         ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
-    from tqdm import tqdm
-
     from ..models.pipelines import is_pipeline, weight_parts
     from . import finishing
 
@@ -96,7 +95,7 @@ def quantize(
     for line in plan.warnings:
         log.warning("%s", line)
     total = sum(map(len, names.values()))
-    with tqdm(total=total, desc="Quantizing", disable=not progress, delay=2, leave=False, unit="weight") as bar:
+    with count_bar("Quantizing", total, "weight", progress) as bar:
         for name, part in chosen.items():
             assert part.spec is not None
             quantize_module(

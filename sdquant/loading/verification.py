@@ -15,6 +15,7 @@ from ..errors import BadFileError, UnsupportedFileError
 from ..models.detection import Detected, detect
 from ..utils.arguments import answered
 from ..utils.finite import finite
+from ..utils.progress import count_bar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,12 +37,10 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
     Raises:
         BadFileError: the first fault, naming the tensor and the file.
     """
-    from tqdm import tqdm
-
     detected = detect(path, allow_pickle=allow_pickle)
     total = sum(len(src.tensors) for src in detected.sources.values())
     notes: dict[str, list[str]] = {}
-    with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:
+    with count_bar("Verifying", total, "tensor", progress) as bar:
         for name, src in detected.sources.items():
             notes[name] = _Contents(src).check(bar)
     parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in detected.parts.items()}

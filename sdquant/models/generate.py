@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import SettingsError
+from ..utils.progress import count_bar
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,6 @@ def draw(
             prompt is not a string, steps or seeds are out of range, or the model cannot generate the size.
     """
     import torch
-    from tqdm import tqdm
 
     _refuse(pipe, prompts, seeds, steps)
     known = set(inspect.signature(type(pipe).__call__).parameters)
@@ -63,9 +63,7 @@ def draw(
     pipe.set_progress_bar_config(disable=True)
     images: list[Any] = []
     chunks = [slice(i, i + batch) for i in range(0, len(prompts), batch)]
-    with tqdm(
-        total=steps * len(chunks), desc="Drawing", unit="step", disable=not progress, delay=2, leave=False
-    ) as bar:
+    with count_bar("Drawing", steps * len(chunks), "step", progress) as bar:
         count = _Steps(steps, len(chunks), bar, on_step)
         values["callback_on_step_end"] = count
         values = {name: value for name, value in values.items() if name in known}

@@ -34,6 +34,7 @@ from ..models.detection import detect
 from ..models.single_file import original_names
 from ..planning import planner
 from ..planning.request import request
+from ..utils.progress import byte_bar
 from . import original_layout
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def quantize_file(
     for src in sources.values():
         original_layout.refuse_quantized(src, spec)
     total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
-    with original_layout.bar(total, spec, progress) as tick:
+    with byte_bar(f"Writing {spec}", total, progress) as tick:
         if goal.suffix == ".gguf":
             write_component(next(iter(sources.values())), spec, skip, goal, tick, alone=True)
             return goal

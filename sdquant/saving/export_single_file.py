@@ -32,6 +32,7 @@ from ..models.detection import detect
 from ..models.single_file import original_names
 from ..planning import planner
 from ..planning.request import NOT_QUANTIZED, request
+from ..utils.progress import byte_bar
 from . import original_layout
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def quantize_file(
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     files = src.open()
     try:
-        with original_layout.bar(total, spec, progress) as tick:
+        with byte_bar(f"Writing {spec}", total, progress) as tick:
             metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
             safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
     finally:

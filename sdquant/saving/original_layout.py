@@ -6,12 +6,11 @@ Shared by `export_gguf` and `export_single_file`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.choices import LONE, MAIN
 from ..core.dtypes import dtype_name
@@ -165,13 +164,3 @@ def read(part: OutputTensor, src: Source, files: Mapping[Path, TensorFile]) -> T
     if part.swapped:
         tensor = torch.cat(tensor.chunk(2)[::-1])
     return tensor if part.shape is None else tensor.reshape(part.shape)
-
-
-@contextmanager
-def bar(total: int, spec: QuantSpec, progress: bool) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar over bytes; yields the function that advances it."""
-    from tqdm import tqdm
-
-    label = f"Writing {spec}"
-    with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=not progress, delay=2, leave=False) as shown:
-        yield shown.update

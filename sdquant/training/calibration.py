@@ -19,6 +19,7 @@ from ..errors import BadFileError, SettingsError
 from ..planning.planner import QUANTIZED_BY_DEFAULT
 from ..rules.qconfig import QuantizationRule, to_dict
 from ..rules.quant_spec import RulesSpec
+from ..utils.progress import count_bar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,7 +97,6 @@ def calibrate(
             file belongs to another task.
     """
     import torch
-    from tqdm import tqdm
 
     from ..models.generate import draw
     from ..rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
@@ -118,7 +118,7 @@ def calibrate(
         for model in models.values():
             stack.enter_context(collecting(model, own_ranges=True))
         shown = progress and (processes is None or processes.rank == 0)
-        with tqdm(total=len(mine), initial=done, desc="Calibrating", unit="image", disable=not shown) as bar:
+        with count_bar("Calibrating", len(mine), "image", shown, initial=done, delay=0, leave=True) as bar:
             for number in range(done, len(mine)):
                 prompt, seed = mine[number]
                 draw(

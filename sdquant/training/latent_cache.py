@@ -9,18 +9,21 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import SettingsError
 from ..models.pipelines import main_part
+from ..utils.progress import count_bar
 from . import pipeline_types, rng
 
 if TYPE_CHECKING:
     from .data import Example
     from .settings import TrainingSettings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +153,12 @@ def _on(pipe: Any, device: torch.device) -> Iterator[None]:
 
 
 def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.device, progress: bool) -> Tensor:
-    from tqdm import tqdm
-
     config, shift = pipe.vae.config, 0.0
     if pipeline_types.of(pipe).shift:
         shift = config.shift_factor or 0.0
-    latents, size = [], 16
-    for begin in tqdm(
-        range(0, len(examples), size), desc="Encoding pictures", unit="batch", disable=not progress, leave=False
-    ):
-        pixels = torch.stack([example.pixels(side) for example in examples[begin : begin + size]])
+    latents = []
+    for batch in _batches("pictures", examples, progress):
+        pixels = torch.stack([example.pixels(side) for example in batch])
         with torch.no_grad():
             mean = pipe.vae.encode(pixels.to(device, pipe.vae.dtype)).latent_dist.mean.float().cpu()
         latents.append((mean - shift) * config.scaling_factor)
@@ -168,14 +167,16 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
 
 def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: TrainingSettings) -> pipeline_types.Conditions:
     """Encode all prompts: text states in float32, on the CPU."""
-    from tqdm import tqdm
-
     batches: dict[str, list[Tensor]] = {}
-    size = 16
-    for begin in tqdm(
-        range(0, len(prompts), size), desc="Encoding captions", unit="batch", disable=not settings.progress, leave=False
-    ):
-        some = pipeline_types.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length or 0, side)
+    for batch in _batches("captions", prompts, settings.progress):
+        some = pipeline_types.encode(pipe, list(batch), settings.max_sequence_length or 0, side)
         for name, states in some.items():
             batches.setdefault(name, []).append(states.float().cpu())
     return {name: torch.cat(parts) for name, parts in batches.items()}
+
+
+def _batches(what: str, items: Sequence[T], progress: bool) -> Iterator[Sequence[T]]:
+    size = 16
+    begins = range(0, len(items), size)
+    for begin in count_bar(f"Encoding {what}", len(begins), "batch", progress, iterable=begins):
+        yield items[begin : begin + size]

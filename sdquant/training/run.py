@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..utils.distributed import launched
+from ..utils.progress import count_bar
 from ..utils.signals import Interrupts
 from . import checkpoints, data, latent_cache, losses, metrics_log, pipeline, pipeline_types, samples, trainable
 from .config.generate import save as save_config
@@ -104,7 +105,10 @@ def train(config: RunConfig, *, progress: bool = False) -> Summary:
             save_config(config, settings.folder / "config.yml", shards_of(config))
         record = metrics_log.Log(settings.folder / "log.jsonl", job.step) if first else None
         try:
-            with _bar(settings, job, shown=first) as bar:
+            with count_bar(
+                "Training", settings.max_train_steps, "step", first and settings.progress,
+                initial=job.step, smoothing=0.05, delay=0, leave=True,
+            ) as bar:  # fmt: skip
                 done = loop.run(job, record, interrupts, _after_each(job, pipe, bar, shown=first))
         finally:
             if record is not None:
@@ -195,17 +199,6 @@ def _require_space(job: loop.TrainingJob) -> None:
         weights = sum(row.nbytes for row in trainable.state_of(job.bare).values())
         count = job.settings.checkpoints_to_keep + 1
         require_space(job.settings.folder / "checkpoints", count * loop.bytes_of(job) + 2 * weights)
-
-
-@contextmanager
-def _bar(settings: TrainingSettings, job: loop.TrainingJob, *, shown: bool) -> Iterator[Any]:
-    from tqdm import tqdm
-
-    hidden = not (shown and settings.progress)
-    with tqdm(
-        total=settings.max_train_steps, initial=job.step, desc="Training", unit="step", disable=hidden, smoothing=0.05
-    ) as bar:
-        yield bar
 
 
 def _after_each(job: loop.TrainingJob, pipe: Any, bar: Any, *, shown: bool) -> Callable[[metrics_log.Line], None]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...evaluation.benchmark import CLOCKS, INPUT_KINDS, PROMPT
 from ...utils.byte_sizes import size
 from ...utils.images import SUFFIXES, save
+from ...utils.progress import report_bar
 from .. import _common
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark import Benchmark, BenchmarkRow
-    from ...evaluation.benchmark.progress import OnProgress
 
 HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
 
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     request = _common.request_of(args, quant=None)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     del values["quant"]
-    with _bar(args.progress) as on_progress:
+    with report_bar("Measuring", "turn", args.progress) as on_progress:
         result = bench(
             values.pop("path"),
             args.quant,
@@ -120,21 +118,6 @@ def _size(text: str) -> tuple[int, int]:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 512x512")
     return int(match[1]), int(match[2])
-
-
-@contextlib.contextmanager
-def _bar(progress: bool) -> Iterator[OnProgress]:
-    from tqdm import tqdm
-
-    with tqdm(desc="Measuring", unit="turn", disable=not progress, delay=2, leave=False) as bar:
-
-        def on_progress(done: int, total: int, text: str) -> None:
-            bar.total = total or None
-            bar.set_postfix_str(text, refresh=False)
-            bar.update(done - bar.n)
-            bar.refresh()
-
-        yield on_progress
 
 
 def render(result: Benchmark) -> str:

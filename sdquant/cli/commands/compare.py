@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...planning.request import NOT_QUANTIZED
 from ...utils.byte_sizes import size
 from ...utils.images import SUFFIXES, save
+from ...utils.progress import report_bar
 from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ...evaluation.compare import OnProgress
     from ...evaluation.comparison import Comparison, ComparisonRow
     from ...planning.request import Quant, Request
 
@@ -55,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     _common.refuse_auto(request, "all schemes are compared in the same offload mode")
     quants = [one(word) for word in args.quant] if args.quant else _default(request)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
-    with _bar(args.progress) as on_progress:
+    with report_bar("Comparing", "step", args.progress) as on_progress:
         comparison = compare(
             values.pop("path"),
             quants,
@@ -93,20 +91,6 @@ def _default(request: Request) -> tuple[Quant, ...]:
         device=request.device,
         allow_incompatible=request.allow_incompatible,
     )
-
-
-@contextlib.contextmanager
-def _bar(progress: bool) -> Iterator[OnProgress]:
-    from tqdm import tqdm
-
-    with tqdm(desc="Comparing", unit="step", disable=not progress, delay=2, leave=False) as bar:
-
-        def on_progress(done: int, total: int, text: str) -> None:
-            bar.total = total
-            bar.set_postfix_str(text, refresh=False)
-            bar.update(done - bar.n)
-
-        yield on_progress
 
 
 def render(comparison: Comparison) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Work done, total, and a description of the current step.
-OnProgress = Callable[[int, int, str], None]
+    from ...utils.progress import OnProgress
 
 
 class JobProgress:

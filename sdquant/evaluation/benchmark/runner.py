@@ -17,7 +17,7 @@ from ...errors import SettingsError
 from ...planning.request import Request, request
 from ...utils.atomic_write import whole_file
 from . import cases
-from .progress import JobProgress, OnProgress, counted
+from .progress import JobProgress, counted
 from .results import CLOCKS, Benchmark, BenchmarkRow
 from .specs import INPUTS, LoadSpec, ModelUnderTest
 from .target import find_model
@@ -27,6 +27,7 @@ from .worker_pool import Failed, start, working
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...utils.progress import OnProgress
     from .cases import Variant
     from .worker_pool import Worker
 
