@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .metrics import decibels
+
 # Endings of image files that are written.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -15,8 +17,7 @@ def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:
     import numpy as np
 
     a, b = (np.stack([_levels(image) for image in images]) for images in (one, other))
-    error = float(((a - b) ** 2).mean())
-    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+    return decibels(255**2, float(((a - b) ** 2).mean()))
 
 
 def largest_difference(one: Any, other: Any) -> int:

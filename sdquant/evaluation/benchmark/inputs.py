@@ -12,6 +12,7 @@ import torch
 
 from ...models.dummy_inputs import Inputs, moved
 from ...utils.byte_sizes import size as readable
+from ...utils.metrics import decibels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,7 +71,4 @@ def snr(actual: Tensor, expected: Tensor) -> float:
 
     It is infinite if both are equal.
     """
-    noise = float(((actual - expected) ** 2).sum())
-    if noise == 0:
-        return float("inf")
-    return float(10 * torch.log10((expected**2).sum() / noise))
+    return decibels(float((expected**2).sum()), float(((actual - expected) ** 2).sum()))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from functools import lru_cache
 
 from ...core import registry
 from ...errors import SdquantError
+from ...utils.metrics import decibels
 
 log = logging.getLogger(__name__)
 
@@ -38,5 +38,4 @@ def snr(scheme: str) -> float | None:
     except (SdquantError, ImportError, OSError, RuntimeError) as error:
         log.warning("%s cannot be used: %s", spec, error)
         return None
-    power = float(noise.square().mean())
-    return 10 * math.log10(float(weight.square().mean()) / power) if power else math.inf
+    return decibels(float(weight.square().mean()), float(noise.square().mean()))
