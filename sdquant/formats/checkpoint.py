@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,6 +152,21 @@ class Source:
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor by the file's own name for it."""
         return next(file for file in files.values() if key in file.tensors).get(key)
+
+
+def main_dtype(*sources: Source, dtypes: Sequence[str] = COMPUTE_DTYPES, recorded: bool = False) -> str | None:
+    """Return the dtype that most bytes of the unquantized tensors have; None if they have none of `dtypes`.
+
+    Args:
+        recorded: count the tensors of a GGUF file that sdquant wrote as the dtype that it records.
+    """
+    sizes: Counter[str] = Counter()
+    for src in sources:
+        named = src.named_dtype if recorded else None
+        for info in src.plain.values():
+            if info.dtype in dtypes:
+                sizes[named or info.dtype] += info.nbytes
+    return max(sizes, key=sizes.__getitem__, default=None)
 
 
 def open_file(path: Path, header: Header | None = None) -> TensorFile:

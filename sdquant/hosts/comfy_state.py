@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.backend import Packed, TensorInfo, Unfit
 from ..core.choices import LONE
-from ..core.dtypes import FLOATS
+from ..core.dtypes import FLOATS, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
+from ..formats.checkpoint import main_dtype
 from ..formats.gguf import conventions
 from ..models.detection import detect_elsewhere
 from ..models.single_file import original_names
@@ -193,16 +193,12 @@ def _shown(packed: Packed, src: Source) -> ComfyPackedTensor:
     ComfyUI chooses its compute dtype by the dtypes of the tensors. Some formats do not record that of the float weight
     (they say float32): then it is the dtype of most bytes of the unquantized tensors.
     """
-    import torch
-
     from .comfy_tensor import ComfyPackedTensor
 
-    dtypes: Counter[str] = Counter({packed.spec.dtype: 0})
-    if packed.spec.dtype == "float32":
-        for info in src.plain.values():
-            if info.dtype in FLOATS:
-                dtypes[info.dtype] += info.nbytes
-    return ComfyPackedTensor(packed, getattr(torch, dtypes.most_common(1)[0][0]))
+    dtype = packed.spec.dtype
+    if dtype == "float32":
+        dtype = main_dtype(src, dtypes=FLOATS) or dtype
+    return ComfyPackedTensor(packed, dtype_named(dtype))
 
 
 def _swapped(packed: Packed) -> Packed | None:

@@ -245,10 +245,3 @@ def _float(module: nn.Module, packed: Packed, dtype: torch.dtype | None) -> nn.M
     for name in vars(floats).keys() - usual.keys():
         delattr(floats, name)
     return floats
-
-
-def torch_dtype(info: TensorInfo) -> torch.dtype:
-    """Return the torch dtype of a tensor in a file."""
-    dtype: Any = getattr(torch, info.dtype)  # one of the names that `read_header` lets through
-    assert isinstance(dtype, torch.dtype)
-    return dtype

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core.backend import Packed
 from ..core.choices import METHOD
-from ..core.dtypes import dtype_name
+from ..core.dtypes import dtype_name, dtype_named
 from ..errors import SettingsError, UnsupportedFileError
 from ..models import peft_hooks
 from ..models.components import quiet, set_tensor
@@ -22,7 +22,7 @@ from ..models.weight_loader import install_packed
 from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
-from ._common import LoadingWeights, dequantize, torch_dtype
+from ._common import LoadingWeights, dequantize
 from .config import Config
 
 with quiet():  # what it imports besides has remarks to make
@@ -89,7 +89,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         """Install an empty quantized layer, so that diffusers finds parameters for the parts."""
         headers = self.weights.headers
         parts = {
-            part: torch.empty(headers[key].shape, dtype=torch_dtype(headers[key]), device="meta")
+            part: torch.empty(headers[key].shape, dtype=dtype_named(headers[key].dtype), device="meta")
             for part, key in self.weights.found[name].keys.items()
         }
         packed = Packed(spec=self.weights.specs[name], parts=parts)

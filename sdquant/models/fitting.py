@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.backend import TensorInfo
-from ..core.dtypes import dtype_name
+from ..core.dtypes import dtype_name, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families
 from .left_out import may_lack
@@ -23,7 +23,6 @@ from .names import Group, Mapped, to_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
     from torch import Tensor, nn
 
     from ..core.backend import Found, PackedSpec
@@ -191,7 +190,7 @@ def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
     """Return recipes that build the tensors of a group from those of the file."""
     from .single_file.trace import trace_conversion
 
-    shapes = {key: (src.tensors[key].shape, _dtype(src.tensors[key].dtype)) for key in group.sources}
+    shapes = {key: (src.tensors[key].shape, dtype_named(src.tensors[key].dtype)) for key in group.sources}
     try:
         recipes = trace_conversion(group.convert, shapes)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -282,13 +281,6 @@ def _why_not(model: nn.Module, names: tuple[str, ...]) -> str:
 
 def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
-
-
-def _dtype(name: str) -> torch.dtype:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def _info(recipe: Recipe) -> TensorInfo:

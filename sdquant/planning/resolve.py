@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..backends.gguf import READ_DTYPE
 from ..compat import hardware
 from ..core import choices
-from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import BackendUnavailableError
+from ..formats.checkpoint import main_dtype
 from .component_places import CHECKPOINT
 from .component_sources import whole_of
 from .model_files import ModelFiles, locate
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
     from ..models.detection import Detected
     from .request import Request
 
@@ -117,11 +115,11 @@ def _one_dtype(files: ModelFiles, detected: Detected) -> str | None:
     """
     if files.pipeline is None:
         packed = any(src.container == "gguf" for src in detected.sources.values())
-        return _most(detected.sources.values()) if packed else None
+        return main_dtype(*detected.sources.values(), recorded=True) if packed else None
     if files.detected.component == CHECKPOINT:
-        return _most(files.detected.sources.values())
+        return main_dtype(*files.detected.sources.values(), recorded=True)
     kept = [src for name, src in files.pipeline.sources.items() if not name.startswith("vae")]  # which is often in F32
-    return _most(kept) or _most_of_lone(detected)
+    return main_dtype(*kept, recorded=True) or _most_of_lone(detected)
 
 
 def _most_of_lone(detected: Detected) -> str:
@@ -131,16 +129,6 @@ def _most_of_lone(detected: Detected) -> str:
     always stored in it.
     """
     main = next((detected.sources[name] for name in choices.MAIN if name in detected.sources), None)
-    dtype = _most([] if main is None else [main])
+    dtype = None if main is None else main_dtype(main, recorded=True)
     foreign = main is not None and main.container == "gguf" and main.named_dtype is None
     return READ_DTYPE if dtype is None or (foreign and dtype == "float32") else dtype
-
-
-def _most(sources: Iterable[Source]) -> str | None:
-    """Return the float dtype with the most bytes; None if there are no floats."""
-    sizes: Counter[str] = Counter()
-    for src in sources:
-        for info in src.plain.values():
-            if info.dtype in COMPUTE_DTYPES:
-                sizes[src.named_dtype or info.dtype] += info.nbytes
-    return sizes.most_common(1)[0][0] if sizes else None

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ..core.gguf_mixes import BASES, FILE_TYPES
 from ..core.gguf_types import TYPES
 from ..core.scheme import QuantSpec
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source, main_dtype
 from ..formats.folders import inside
 from ..formats.gguf import conventions
 from ..formats.gguf.header import MAX_DIMS, MAX_NAME
@@ -154,7 +153,7 @@ def write_component(
         "general.quantization_version": 2,
         METADATA_KEY: json.dumps(own, sort_keys=True),
         f"{METADATA_KEY}.quant": spec.scheme.name,
-        f"{METADATA_KEY}.dtype": _main_dtype(src),
+        f"{METADATA_KEY}.dtype": main_dtype(src, dtypes=FLOATS) or "float32",  # small tensors are written as F32
     }
     number = next((number for number, scheme in FILE_TYPES.items() if scheme == spec.scheme.name), None)
     if number is not None:
@@ -168,14 +167,6 @@ def write_component(
     finally:
         for file in files.values():
             file.close()
-
-
-def _main_dtype(src: Source) -> str:
-    """Return the float dtype with the most bytes: the compute dtype, though small tensors are written as F32."""
-    sizes: Counter[str] = Counter()
-    for info in src.tensors.values():
-        sizes[info.dtype] += info.nbytes if info.dtype in FLOATS else 0
-    return max(FLOATS, key=lambda dtype: sizes[dtype])
 
 
 def _rows(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import SettingsError
+from ..formats.checkpoint import main_dtype
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..formats.checkpoint import Source
     from .settings import TrainingSettings
 
 
@@ -84,7 +82,7 @@ def load(settings: TrainingSettings) -> Model:
             "Set lora_rank, or use the model with float weights",
         )  # fmt: skip
     floats = {} if ruled is None else _by_rules(pipe, [name for name in ruled if name != main], settings)
-    dtype = dtype_named(settings.dtype or _dtype(detected.sources[main]))
+    dtype = dtype_named(settings.dtype or main_dtype(detected.sources[main]) or "float32")
     return Model(
         pipe=pipe, main=main, net=net, floats=floats, quantized=None if ruled is None else ruled[main], dtype=dtype
     )
@@ -122,12 +120,3 @@ def _by_rules(pipe: Any, names: list[str], settings: TrainingSettings) -> dict[s
             skip=settings.model.skip, progress=settings.progress,
         )  # fmt: skip
     return floats
-
-
-def _dtype(src: Source) -> str:
-    """Return the float dtype with the most bytes in a component's files."""
-    sizes: Counter[str] = Counter({"float32": 0})
-    for info in src.plain.values():
-        if info.dtype in COMPUTE_DTYPES:
-            sizes[info.dtype] += info.nbytes
-    return sizes.most_common(1)[0][0]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.choices import LONE, MAIN
-from ...core.dtypes import COMPUTE_DTYPES
 from ...errors import UnsupportedFileError
+from ...formats.checkpoint import main_dtype
 from ...planning.preparation import prepare
 from ...planning.request import NOT_QUANTIZED, Request
 from .specs import ModelUnderTest
@@ -44,7 +44,7 @@ def find_model(request: Request) -> ModelUnderTest:
         pipeline=pipeline,
         class_name=src.class_name or "",
         config=src.config or {},
-        dtype=plan.dtype or _dtype(src),
+        dtype=plan.dtype or main_dtype(src) or "float32",
         scheme=part.scheme,
         bytes=part.bytes,
         folder=folder if (folder / "config.json").is_file() else None,
@@ -62,15 +62,6 @@ def _main(plan: plan.Plan) -> tuple[str, Source]:
             "Use a pipeline, or a UNet or transformer",
         )
     return name, sources[name]
-
-
-def _dtype(src: Source) -> str:
-    """Return the dtype with the most bytes among a component's float tensors; float32 if all are quantized."""
-    sizes: dict[str, int] = {}
-    for info in src.plain.values():
-        if info.dtype in COMPUTE_DTYPES:
-            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
-    return max(sizes, key=sizes.__getitem__, default="float32")
 
 
 def request_for(target: ModelUnderTest, quant: str | None, **changes: str | None) -> Request:

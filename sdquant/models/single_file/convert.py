@@ -14,17 +14,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...core.backend import Cut, Found, TensorInfo, Unfit
-from ...core.dtypes import FLOATS, dtype_name
+from ...core.dtypes import FLOATS, dtype_name, dtype_named
 from ...core.packed_reader import read_weight
 from ...errors import BadFileError, UnsupportedFileError
 from ...formats import model_families, text_encoders
+from ...formats.checkpoint import main_dtype
 from . import converters
 from .converter_patches import completed
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
     from ...core.backend import PackedSpec
     from ...core.packed_rows import Range
@@ -88,8 +87,8 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
 
     converters.refuse_class(src, owner.class_name or "")
     packs = _packs(src)
-    inputs = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
-    inputs |= {key: (pack.spec.shape, _float(pack.spec.dtype)) for key, pack in packs.items()}
+    inputs = {key: (info.shape, dtype_named(info.dtype)) for key, info in src.plain.items()}
+    inputs |= {key: (pack.spec.shape, dtype_named(pack.spec.dtype)) for key, pack in packs.items()}
     try:
         recipes = trace_conversion(function, inputs)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
@@ -121,7 +120,7 @@ def with_projection(src: Source) -> Source:
 
     from ...formats.recipe import Recipe
 
-    dtype = _main_dtype(src)
+    dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
     info = TensorInfo(dtype=dtype_name(dtype), shape=recipe.shape, nbytes=_nbytes(recipe))
     return replace(
@@ -139,16 +138,10 @@ def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dic
     from ..components import empty
     from .trace import constant_recipe as constant
 
-    dtype = _main_dtype(src)
+    dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
     model = empty(owner.library, owner.class_name, owner.config)
     tables = dict(model.named_buffers())
     return {name: constant(tables[name].to(dtype)) for name in model.state_dict() if name in tables.keys() - recipes}
-
-
-def _main_dtype(src: Source) -> torch.dtype:
-    """Return the most common dtype of a file's float tensors."""
-    floats = [info.dtype for info in src.plain.values() if info.dtype in FLOATS]
-    return _float(max(floats, key=floats.count) if floats else "bfloat16")
 
 
 def beside(name: str, owner: Source) -> bool:
@@ -336,10 +329,3 @@ def _nbytes(recipe: Recipe) -> int:
     for n in recipe.shape:
         size *= n
     return size
-
-
-def _float(name: str) -> torch.dtype:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype

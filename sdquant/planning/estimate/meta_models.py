@@ -13,6 +13,7 @@ from ...core import registry
 from ...core.choices import LONE
 from ...core.dtypes import COMPUTE_DTYPES, dtype_named
 from ...errors import SdquantError
+from ...formats.checkpoint import main_dtype
 from ...models import activation_memory, classes, components, pipeline_folders
 from ...nn import openvino
 from ...nn.openvino import memory_model
@@ -124,21 +125,13 @@ def trace_if_sound(plan: Plan) -> dict[str, Trace | None]:
 def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
     module = classes.meta_model(src)
     stored = {key: info.dtype for key, info in src.plain.items()}
-    usual = dtype or _most(stored, src) or "bfloat16"
+    usual = dtype or main_dtype(src) or "bfloat16"
     for name, parameter in module.named_parameters():
         if parameter.is_floating_point():
             file_dtype = stored.get(name, usual)
             keeps_dtype = dtype is None and file_dtype in COMPUTE_DTYPES
             parameter.data = parameter.data.to(dtype_named(file_dtype if keeps_dtype else usual))
     return Network(part, module, _sizes(part, module))
-
-
-def _most(stored: Mapping[str, str], src: Source) -> str | None:
-    sizes: dict[str, int] = {}
-    for key, dtype in stored.items():
-        if dtype in COMPUTE_DTYPES:
-            sizes[dtype] = sizes.get(dtype, 0) + src.plain[key].nbytes
-    return max(sizes, key=lambda name: sizes[name], default=None)
 
 
 def _sizes(part: ComponentPlan, module: nn.Module) -> dict[str, int]:
