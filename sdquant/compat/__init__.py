@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
+from ..core.choices import check_offload_mode
 from ..errors import (
     BackendUnavailableError,
     IncompatibleError,
@@ -19,7 +20,6 @@ from ..errors import (
     SdquantError,
     SdquantWarning,
     SettingsError,
-    UnknownOffloadError,
     UntestedWarning,
 )
 from ..utils.arguments import answered
@@ -157,7 +157,8 @@ def check(
     """
     if offload == "auto":
         offload = _working(quant, mode=mode, runtime=runtime, device=device, machine=machine, source=source)
-    offload = _offload(offload)
+    offload = str(offload).strip().lower()
+    check_offload_mode(offload)
     mode = _choice("mode", mode, ("auto", *MODES))
     named_runtime = _choice("runtime", runtime or "default", RUNTIMES)
     source = _choice("source", source, SOURCES)
@@ -247,16 +248,6 @@ def _working(quant: str | Mapping[str, str | None] | None, **axes: Any) -> str:
             continue
         return name
     return OFFLOADS[0]
-
-
-def _offload(name: str) -> str:
-    """Return the offload mode called `name`, case-insensitive."""
-    short = str(name).strip().lower()
-    if short in OFFLOADS:
-        return short
-    known = ", ".join(OFFLOADS)
-    fix = did_you_mean(short, OFFLOADS, f"Use one of {known}", most=2)
-    raise UnknownOffloadError(f"Unknown offload mode {name!r}", f"the modes are {known}", fix)
 
 
 def _choice(setting: str, value: str, known: tuple[str, ...]) -> str:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from ..errors import UnknownOffloadError
+from ..utils.suggestions import did_you_mean
+
 METHOD = "sdquant"  # `quant_method` in a config.json
-
-# Offload modes, in the order of `offload.MODES`, which describes them.
-OFFLOAD_MODES = ("none", "model", "sequential", "balanced", "group")
-
 
 # The name of a component that is loaded alone, without a pipeline.
 LONE = "model"
 
 # The main component of a pipeline, whose quantization names the pipeline's.
 MAIN = ("transformer", "unet", "transformer_2", "prior", "decoder")
+
+# Offload modes: for each there is a file of this name in `offload/`.
+NO_OFFLOAD = "none"
+OFFLOAD_MODES = (NO_OFFLOAD, "model", "sequential", "balanced", "group")
+
+
+def check_offload_mode(name: object, *more: str) -> None:
+    """Raise UnknownOffloadError if this is not the name of an offload mode, nor one of `more`."""
+    known = (*OFFLOAD_MODES, *more)
+    if name in known:
+        return
+    raise UnknownOffloadError(
+        f"Unknown offload mode {name!r}",
+        f"the modes are {', '.join(known)}",
+        did_you_mean(str(name).lower(), known, f"Use one of {', '.join(known)}"),
+    )

@@ -14,16 +14,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
+from ..core.choices import NO_OFFLOAD, OFFLOAD_MODES
+from ..errors import IncompatibleError, SettingsError
 from ..models.pipelines import components_of
 from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
 from ..utils.suggestions import did_you_mean
 from .handle import HANDLE, OffloadHandle
+from .mode import OffloadMode, OffloadOptions, check_budget, mode_named
 
 if TYPE_CHECKING:
     import os
@@ -31,24 +33,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["MODES", "Mode", "OffloadHandle", "apply", "components_of", "parse_budget", "weight_bytes"]
+__all__ = [
+    "MODES", "OffloadHandle", "OffloadMode", "apply", "check_budget", "components_of", "mode_named", "parse_budget",
+    "weight_bytes",
+]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Mode:
-    """An offload mode: the name of its file in this folder, and a one-line summary."""
-
-    name: str
-    summary: str
-
-
-MODES: tuple[Mode, ...] = (
-    Mode("none", "everything stays on the compute device"),
-    Mode("model", "one component at a time is on the compute device"),
-    Mode("sequential", "one leaf module at a time is on the compute device: least memory, slowest"),
-    Mode("balanced", "as much as a budget allows stays on the compute device, the rest is streamed block by block"),
-    Mode("group", "groups of layers are on the compute device while they run, by diffusers' own hooks"),
-)
+MODES: tuple[OffloadMode, ...] = tuple(mode_named(name) for name in OFFLOAD_MODES)
 
 
 @ordinary
@@ -80,22 +70,10 @@ def apply(
         IncompatibleError: OpenVINO runs a component of the model, or another tool casts or moves its weights.
         BudgetError: the model cannot run within the budget.
     """
-    names = [row.name for row in MODES]
-    if mode not in names:
-        raise UnknownOffloadError(
-            f"Unknown offload mode {mode!r}",
-            f"the modes are {', '.join(names)}",
-            did_you_mean(str(mode).lower(), names, "Choose one of them"),
-        )
-    size = parse_budget(budget)
-    if size is not None and mode != "balanced":
-        raise SettingsError(
-            f"Cannot use a budget with offload={mode!r}",
-            "only balanced offload has a budget",
-            "Leave the budget out, or use offload='balanced'",
-        )
+    row = mode_named(mode)
+    size = check_budget(mode, budget)
     parts = components_of(model)
-    if mode != "none":
+    if mode != NO_OFFLOAD:
         _refuse_openvino(mode, parts)
     if any(HANDLE in part.__dict__ for part in parts.values()):
         raise SettingsError(
@@ -107,12 +85,13 @@ def apply(
 
     target = torch.device(device)
     handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
-    options: dict[str, Any] = {"budget": size, "folder": folder}
-    if mode == "balanced" and size is None:
+    options = OffloadOptions(budget=size, folder=folder)
+    if row.takes_budget and size is None:
         from .budget import activations_of
 
-        options["activations"] = handle.facts["activations"] = activations_of(model)
-    if mode == "none":  # nothing to suspend, and the model has to be freed with its last reference
+        handle.facts["activations"] = activations_of(model)
+        options = replace(options, activations=handle.facts["activations"])
+    if mode == NO_OFFLOAD:  # nothing to suspend, and the model has to be freed with its last reference
         try:
             _engage(handle, parts, target, options)
         except BaseException:
@@ -142,21 +121,19 @@ def apply(
 
 
 @ordinary
-def _engage(
-    handle: OffloadHandle, parts: dict[str, nn.Module], target: torch.device, options: Mapping[str, Any]
-) -> None:
+def _engage(handle: OffloadHandle, parts: dict[str, nn.Module], target: torch.device, options: OffloadOptions) -> None:
     """Apply the handle's mode to these components."""
     handle.total = weight_bytes(*parts.values())
     handle.counters.resident = 0
     handle.components.clear()
-    offloaded = handle.mode != "none"
+    offloaded = handle.mode != NO_OFFLOAD
     if offloaded:
         from .foreign_hooks import refuse_hooked
 
         refuse_hooked(handle.mode, parts)
         _refuse_without_values(handle.mode, parts)
         make_ordinary(*parts.values())
-    importlib.import_module(f"{__name__}.{handle.mode}").apply(parts, handle, target, **options)
+    mode_named(handle.mode).apply(parts, handle, target, options)
     for part in parts.values():
         part.__dict__[HANDLE] = handle
         handle.undo.callback(part.__dict__.pop, HANDLE, None)
@@ -182,12 +159,12 @@ def suspended(*parts: nn.Module) -> Iterator[None]:
 
 def refuse_training(*parts: nn.Module) -> None:
     """Raise IncompatibleError if one of these components is offloaded in a mode that cannot compute gradients."""
-    from . import backward
-
     for part in parts:
         handle: OffloadHandle | None = part.__dict__.get(HANDLE)
-        if handle is not None and handle.mode not in backward.TRAINS:
-            raise backward.unable(handle, type(part).__name__)
+        if handle is not None and not mode_named(handle.mode).trains:
+            from .backward import unable
+
+            raise unable(handle, type(part).__name__)
 
 
 def _refuse_without_values(mode: str, parts: Mapping[str, nn.Module]) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .handle import OffloadHandle
     from .recompute import Recompute
 
-TRAINS = ("none", "model", "balanced")  # modes in which a LoRA can be trained
-
 
 @dataclass(frozen=True)
 class _Weight:

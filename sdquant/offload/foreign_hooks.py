@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IncompatibleError
+from .mode import mode_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +57,9 @@ def refuse_taken(mode: str, part: nn.Module, hook: Any) -> None:
     Raises:
         IncompatibleError: the weights are not where the mode expects them.
     """
-    if mode in ("model", "balanced") and hook_of(part) is not hook and any(one.is_meta for one in part.parameters()):
+    if hook_of(part) is hook or mode_named(mode).hooks != "sdquant":
+        return
+    if any(one.is_meta for one in part.parameters()):
         raise IncompatibleError(f"Cannot run the {type(part).__name__} with offload={mode!r}", *_ACCELERATE)
 
 
@@ -67,7 +70,7 @@ def _reason(module: nn.Module, mode: str) -> tuple[str, str] | None:
         if registry is not None and registry.get_hook(name) is not None:
             return reason
     hook = hook_of(module)
-    return _ACCELERATE if hook is not None and _moves(hook, placed=mode == "group") else None
+    return _ACCELERATE if hook is not None and _moves(hook, placed=mode_named(mode).hooks == "diffusers") else None
 
 
 def _moves(hook: Any, *, placed: bool) -> bool:

@@ -1,229 +1,64 @@
 """Group offload: groups of layers are on the compute device while they run, by diffusers' group offloading.
 
 Groups are blocks if a component has them, else single layers. Offloaded groups are in RAM if the device is a GPU, and
-on disk if it is the CPU, unless diffusers' files cannot hold the weights: see `why_not_disk`.
+on disk if it is the CPU, unless diffusers' files cannot hold the weights: see `group_hooks.why_not_disk`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from ..compat.hardware import ram
-from ..errors import IncompatibleError, SettingsError
-from ..models.call_hooks import serialize, tidy
-from ..utils.malloc_trim import trim
-from .backward import refusing
-from .host_store import ANOTHER_FOLDER, DiskStore, pinned_limit
-from .pinned_memory import ByTorch
-from .tensor_refs import bytes_of_weights, slots, tensor_bytes
+from .mode import ComponentSizes, OffloadMode, OffloadOptions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import torch
+    from torch import nn
 
-    from .handle import Counters, OffloadHandle
-
-# diffusers' names of the hooks that group offloading registers.
-HOOKS = ("lazy_prefetch_group_offloading", "layer_execution_tracker", "group_offloading")
-OUTERMOST = "sdquant_outermost"
+    from .handle import OffloadHandle
 
 
-def apply(
-    parts: dict[str, nn.Module],
-    handle: OffloadHandle,
-    device: torch.device,
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    **unused: Any,
-) -> None:
-    """Hook every component; on a GPU the next group is prefetched on a stream of its own."""
-    on_disk = device.type == "cpu"
-    store = DiskStore(folder) if on_disk else None  # for its folder; diffusers writes the files
-    if store is not None:
-        handle.undo.callback(store.close)
-    for index, (name, part) in enumerate(parts.items()):
-        reason = why_not_disk(part) if on_disk else None
-        # A folder per component: diffusers names files by layer, and treats an existing file as its own.
-        path = store.folder / str(index) if store is not None and reason is None else None
-        by = level(part)
-        handle.components[name] = {
-            "bytes": bytes_of_weights(part),
-            "kept": "on disk" if path else "in RAM",
-            "by": by,
-            **({"why not on disk": reason} if reason else {}),
-        }
-        handle.undo.callback(_remove, part)
-        if not on_disk:
-            _refuse_hidden(name, part)
-        _hook(part, by, device, path)
-        _register_outermost(part)
-        handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
-        if on_disk and path is None:
-            handle.counters.hold(bytes_of_weights(part))  # nothing of it moves
-            continue
-        for group in _groups(part):
-            if path is not None:
-                _own_after_onload(group)
-            _count(group, handle.counters)
-        trim()
+class GroupOffload(OffloadMode):
+    """Every component is hooked; on a GPU the next group is prefetched on a stream of its own."""
+
+    name = "group"
+    summary = "groups of layers are on the compute device while they run, by diffusers' own hooks"
+    order = 3
+    hooks = "diffusers"
+
+    def each_step(self, largest: int, room: int) -> int:
+        return largest
+
+    def peak(self, parts: Mapping[str, ComponentSizes], device: torch.device, budget: int | None) -> dict[str, int]:
+        """Predict it: weights outside groups and one group, on CUDA two, and components that disk cannot hold."""
+        from . import group_hooks
+
+        ahead = 2 if device.type == "cuda" else 1
+        away, stays = {}, 0
+        for name, one in parts.items():
+            blocks = group_hooks.level(one.module) == "block_level"
+            sizes = one.by_module(group_hooks.block_names(one.module)) if blocks else one.by_leaf()
+            rest = sizes.pop("", 0)
+            if device.type == "cpu" and (one.from_library or group_hooks.why_not_disk(one.module)):
+                stays += one.nbytes
+                away[name] = 0
+            else:
+                away[name] = rest + sum(sorted(sizes.values())[-ahead:])
+        return {name: stays + size for name, size in away.items()}
+
+    def apply(
+        self, parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, options: OffloadOptions
+    ) -> None:
+        from .group_hooks import offload_groups
+        from .host_store import DiskStore
+
+        # For its folder: diffusers writes the files.
+        store = DiskStore(options.folder) if device.type == "cpu" else None
+        if store is not None:
+            handle.undo.callback(store.close)
+        for index, (name, part) in enumerate(parts.items()):
+            # A folder per component: diffusers names files by layer, and treats an existing file as its own.
+            offload_groups(name, part, handle, device, None if store is None else store.folder / str(index))
 
 
-def _refuse_hidden(name: str, part: nn.Module) -> None:
-    """Raise IncompatibleError for weights of which a library hides tensors from diffusers: GPU kernels would read CPU
-    memory, which ends in "an illegal memory access" and makes the process unusable."""
-    for slot in slots(part):
-        if "." in slot.places[0].name or slot.opaque:
-            raise IncompatibleError(
-                f"Cannot use offload='group' for the {name}",
-                f"{slot.name} belongs to a library's own layer, which diffusers' group offload moves only in part",
-                "Use offload='balanced' or 'model', or load the pipeline with runtime='plain'",
-            )
-
-
-def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) -> None:
-    from diffusers.hooks import apply_group_offloading
-    from safetensors import SafetensorError
-
-    streams = device.type == "cuda"
-    try:
-        apply_group_offloading(
-            part,
-            onload_device=device,
-            offload_device="cpu",
-            offload_type=level,
-            num_blocks_per_group=1 if level == "block_level" else None,
-            use_stream=streams,
-            low_cpu_mem_usage=streams and not can_pin(part),
-            offload_to_disk_path=None if path is None else str(path),
-        )
-    except (OSError, SafetensorError) as error:
-        raise SettingsError(
-            f"Cannot store offloaded weights in {path}",
-            f"they cannot be written: {error}",
-            f"Free space there, or choose a folder on another disk: {ANOTHER_FOLDER}",
-        ) from error
-
-
-def _register_outermost(part: nn.Module) -> None:
-    """Register an empty diffusers hook as the component's last one. diffusers removes its prefetching hook after the
-    first call, and removing the last hook would restore the component's earlier `forward`."""
-    from diffusers.hooks import ModelHook
-
-    registry = part.__dict__.get("_diffusers_hook")
-    if registry is not None:
-        registry.register_hook(ModelHook(), OUTERMOST)
-
-
-def level(part: nn.Module) -> str:
-    """Return "block_level" if the component's children include lists of blocks. A VAE's blocks are nested deeper."""
-    return "block_level" if any(isinstance(child, nn.ModuleList) for child in part.children()) else "leaf_level"
-
-
-def can_pin(part: nn.Module) -> bool:
-    """Return whether diffusers may pin the whole component at once, each tensor by torch's allocator, which takes up to
-    twice their bytes. If not, it pins the tensors of a group when they are fetched, which is slower."""
-    taken = sum(ByTorch(rounds=True).takes(tensor_bytes(t)) for slot in slots(part) if (t := slot.get()) is not None)
-    return taken <= pinned_limit(*ram())
-
-
-def why_not_disk(part: nn.Module) -> str | None:
-    """Return why diffusers' files cannot hold the component's weights, or None if they can."""
-    for slot in slots(part):
-        if slot.opaque or "." in slot.places[0].name:
-            return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file only in part"
-        if len(slot.places) > 1:
-            return f"{slot.name} is tied to another tensor: the second of two groups would be written empty"
-        tensor = slot.get()
-        if tensor is not None and not tensor.is_contiguous():
-            return f"{slot.name} is not contiguous, and safetensors cannot write such tensors"
-    return None
-
-
-def _groups(part: nn.Module) -> Iterator[Any]:
-    """Yield diffusers' groups of the component, each once."""
-    for module in part.modules():
-        registry = module.__dict__.get("_diffusers_hook")
-        hook = registry.get_hook("group_offloading") if registry is not None else None
-        if hook is not None and hook.group.offload_leader is module:
-            yield hook.group
-
-
-def _own(group: Any) -> None:
-    """Copy the tensors that the group has just read to memory of their own.
-
-    safetensors maps the file, and its tensors start at any multiple of 8 bytes; matrix products of the same numbers
-    round differently from there than from torch's own memory, which would change images.
-    """
-    for tensor in group.tensor_to_key:
-        tensor.data = tensor.data.clone()
-
-
-def _own_after_onload(group: Any) -> None:
-    onload = group.onload_
-
-    def onload_() -> None:
-        onload()
-        _own(group)
-
-    group.onload_ = onload_
-
-
-def _count(group: Any, counters: Counters) -> None:
-    """Count a group's transfers, since diffusers does not."""
-    tensors = [*group.parameters, *group.buffers]
-    for module in group.modules:
-        tensors += [*module.parameters(), *module.buffers()]
-    nbytes = sum(tensor_bytes(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values())
-    onload, offload, there = group.onload_, group.offload_, [False]
-
-    def onload_() -> None:
-        onload()
-        if not there[0]:
-            there[0] = True
-            counters.hold(nbytes)
-            counters.fetched += nbytes
-            counters.fetches += 1
-
-    def offload_() -> None:
-        offload()
-        if there[0]:
-            there[0] = False
-            counters.hold(-nbytes)
-            counters.evicted += nbytes
-            counters.evictions += 1
-
-    group.onload_, group.offload_ = onload_, offload_
-
-
-def _remove(part: nn.Module) -> None:
-    """Bring all weights to ordinary memory and remove the hooks, with what diffusers leaves behind.
-
-    Groups in RAM are offloaded, not fetched: all together need not fit on the device, and the last would still be in
-    transfer on diffusers' stream when it is read. Pinned tensors are copied, since pinned memory is not available to
-    other programs.
-    """
-    for group in _groups(part):
-        if group.offload_to_disk_path is None:
-            group.offload_()
-        else:
-            group.onload_()
-    for module in part.modules():
-        registry = module.__dict__.get("_diffusers_hook")
-        if registry is None:
-            continue
-        for name in (OUTERMOST, *HOOKS):
-            registry.remove_hook(name, recurse=False)
-        if not registry.hooks:
-            del module.__dict__["_diffusers_hook"]
-            tidy(module)
-    for slot in slots(part):
-        tensor = slot.get()
-        if tensor is not None and tensor.device.type != "cpu":
-            slot.put(tensor.to("cpu"))
-        elif tensor is not None and tensor.is_pinned():
-            slot.put(tensor.clone())
+MODE = GroupOffload()

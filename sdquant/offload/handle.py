@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..core.choices import NO_OFFLOAD
 from ..errors import SettingsError
 from ..utils.inference_mode import ordinary
 from .locking import ComputingLock
@@ -89,7 +90,7 @@ class OffloadHandle:
     @property
     def works(self) -> bool:
         """Return whether the model has a mode that moves its weights, active or resting."""
-        return self.active and self.mode != "none"
+        return self.active and self.mode != NO_OFFLOAD
 
     @contextmanager
     def suspended(self, what: str = "suspend the offload mode") -> Iterator[None]:
@@ -186,7 +187,7 @@ class OffloadHandle:
             self._undo()
             if self.owners is not None:
                 self.owners.release()
-        if self.mode != "none":
+        if self.mode != NO_OFFLOAD:
             from ..utils.buffers import give_back
 
             give_back()
@@ -199,7 +200,7 @@ class OffloadHandle:
     def __reduce__(self) -> Any:
         """Pickle the handle of a model that is not offloaded as one of mode "none", with nothing to undo."""
         self.refuse("pickle")
-        return OffloadHandle, ("none", self.device, self.total)
+        return OffloadHandle, (NO_OFFLOAD, self.device, self.total)
 
     def refuse(self, what: str, why: str = "its weights are managed by hooks that belong to this one model") -> None:
         """Raise SettingsError if hooks of a mode manage the model's weights.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from .tensor_refs import bring, bytes_of_weights, slots
+from .mode import ComponentSizes, OffloadMode, OffloadOptions
 
 if TYPE_CHECKING:
     import torch
@@ -13,9 +14,29 @@ if TYPE_CHECKING:
     from .handle import OffloadHandle
 
 
-def apply(parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, **unused: Any) -> None:
-    """Move all weights to the device. `remove` leaves them there."""
-    for name, part in parts.items():
-        handle.components[name] = {"bytes": bytes_of_weights(part), "kept": "on the device"}
-    handle.counters.fetches += bring(slots(*parts.values()), device)
-    handle.counters.hold(handle.total)
+class NoOffload(OffloadMode):
+    """All weights are on the device; `remove` leaves them there."""
+
+    name = "none"
+    summary = "everything stays on the compute device"
+    order = 0
+    hooks = None
+
+    def needed(self, *, total: int, largest: int, least: int) -> int:
+        return total
+
+    def peak(self, parts: Mapping[str, ComponentSizes], device: torch.device, budget: int | None) -> dict[str, int]:
+        return dict.fromkeys(parts, sum(one.nbytes for one in parts.values()))
+
+    def apply(
+        self, parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, options: OffloadOptions
+    ) -> None:
+        from .tensor_refs import bring, bytes_of_weights, slots
+
+        for name, part in parts.items():
+            handle.components[name] = {"bytes": bytes_of_weights(part), "kept": "on the device"}
+        handle.counters.fetches += bring(slots(*parts.values()), device)
+        handle.counters.hold(handle.total)
+
+
+MODE = NoOffload()

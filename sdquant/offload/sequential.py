@@ -1,155 +1,52 @@
-"""Sequential offload: one leaf module at a time is on the compute device, by accelerate's hooks.
-
-accelerate moves every parameter and persistent buffer of a module to the meta device and creates a new one for each
-call. It does not see tensors that libraries hide, so their layers break here; sdquant's own layers hide none.
-"""
+"""Sequential offload: one leaf module at a time is on the compute device, by accelerate's hooks."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ..models.call_hooks import serialize, tidy
-from ..utils.malloc_trim import trim
-from .backward import refusing
-from .residency import tier
-from .tensor_refs import bytes_of_weights, is_opaque, slots, tensor_bytes
+from .mode import ComponentSizes, OffloadMode, OffloadOptions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Mapping
-
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from .handle import OffloadHandle
-    from .host_store import Store
-
-PIECE = 1 << 26  # bytes
 
 
-def apply(
-    parts: dict[str, nn.Module],
-    handle: OffloadHandle,
-    device: torch.device,
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    **unused: Any,
-) -> None:
-    """Hook every leaf of every component. On the CPU leaves compute from the mapped file without a copy."""
-    store = tier(device, folder)
-    handle.undo.callback(store.close)
-    for name, part in parts.items():
-        handle.components[name] = {
-            "bytes": bytes_of_weights(part),
-            "kept": "stored; fetched leaf by leaf",
-        }
-        _offload(part, store, handle, device)
-        handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
-        trim()
+class SequentialOffload(OffloadMode):
+    """Every leaf of every component is hooked. On the CPU leaves compute from the mapped file without a copy."""
+
+    name = "sequential"
+    summary = "one leaf module at a time is on the compute device: least memory, slowest"
+    order = 4
+    hooks = "accelerate"
+
+    def each_step(self, largest: int, room: int) -> int:
+        return largest
+
+    def peak(self, parts: Mapping[str, ComponentSizes], device: torch.device, budget: int | None) -> dict[str, int]:
+        if device.type == "cpu":
+            return dict.fromkeys(parts, 0)
+        return {name: max(one.by_leaf().values()) for name, one in parts.items()}
+
+    def apply(
+        self, parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, options: OffloadOptions
+    ) -> None:
+        from ..models.call_hooks import serialize
+        from ..utils.malloc_trim import trim
+        from .backward import refusing
+        from .residency import tier
+        from .sequential_hooks import offload_leaves
+        from .tensor_refs import bytes_of_weights
+
+        store = tier(device, options.folder)
+        handle.undo.callback(store.close)
+        for name, part in parts.items():
+            handle.components[name] = {"bytes": bytes_of_weights(part), "kept": "stored; fetched leaf by leaf"}
+            offload_leaves(part, store, handle, device)
+            handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
+            trim()
 
 
-def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch.device) -> None:
-    from accelerate import cpu_offload
-    from accelerate.hooks import remove_hook_from_submodules
-
-    before = _Registered(part)
-    weights: dict[str, Tensor] = dict(part.state_dict())
-    # Tied weights are stored once. Tensors that cannot be stored are passed to accelerate directly.
-    memory = {key: _memory(t) for key, t in weights.items() if not is_opaque(t) and t.numel()}
-    owner = {where: key for key, where in reversed(memory.items())}
-
-    def undo() -> None:
-        _disarm(part)
-        remove_hook_from_submodules(part)
-        before.restore(weights)
-        for module in part.modules():
-            tidy(module)
-        trim()
-
-    handle.undo.callback(undo)
-    for keys in _pieces(weights, owner.values(), device):
-        region = store.add([weights[key] for key in keys])
-        handle.counters.stored += region.nbytes
-        stored = {memory[key]: tensor for key, tensor in zip(keys, region.waiting, strict=True)}
-        now = {key: stored[where] for key, where in memory.items() if where in stored}
-        weights |= now
-        before.point(now)
-        trim()
-    cpu_offload(part, execution_device=device, offload_buffers=True, state_dict=weights)
-    before.let_go(weights)
-
-
-def _pieces(weights: Mapping[str, Tensor], keys: Iterable[str], device: torch.device) -> Iterator[list[str]]:
-    """Yield the keys to store at a time: few bytes in RAM, since these are there twice meanwhile; all for a file."""
-    piece: list[str] = []
-    size = 0
-    for key in keys:
-        piece.append(key)
-        size += tensor_bytes(weights[key])
-        if size >= PIECE and device.type != "cpu":
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
-
-
-def _disarm(part: nn.Module) -> None:
-    """Stop hooks from bringing weights back when they are removed: `restore` does that, also where they cannot."""
-    for module in part.modules():
-        hook: Any = module.__dict__.get("_hf_hook")
-        for one in getattr(hook, "hooks", (hook,)):
-            if hasattr(one, "offload"):
-                one.offload = False
-
-
-def _memory(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-class _Registered:
-    """The registered parameters and buffers of a module, to be restored as the same objects.
-
-    Hidden tensors as well: accelerate does not see them, but accidentally moves some to the meta device.
-    """
-
-    def __init__(self, part: nn.Module) -> None:
-        owners = list(part.named_modules(remove_duplicate=False))
-        self._parameters = [(f"{n}.{k}".lstrip("."), m, k, p) for n, m in owners for k, p in m._parameters.items()]
-        self._buffers = [(f"{n}.{k}".lstrip("."), m, k, b) for n, m in owners for k, b in m._buffers.items()]
-        self._hidden = [(slot, slot.get()) for slot in slots(part) if "." in slot.places[0].name]
-
-    def point(self, weights: Mapping[str, Tensor]) -> None:
-        """Point the parameters at these tensors."""
-        for key, _, _, parameter in self._parameters:
-            if parameter is not None and key in weights and not is_opaque(parameter):
-                parameter.data = weights[key]
-
-    def let_go(self, weights: Mapping[str, Tensor]) -> None:
-        """Keep the objects, but release memory that is stored elsewhere now."""
-        self.point(weights)
-        self._buffers = [(key, m, k, None if key in weights else b) for key, m, k, b in self._buffers]
-
-    def restore(self, weights: dict[str, Tensor]) -> None:
-        """Restore everything with memory of its own; entries of `weights` are released on the way."""
-        tied = {number for number, count in Counter(map(id, weights.values())).items() if count > 1}
-        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # of tied ones, with the stored tensor, to keep its id in use
-        for key, module, name, parameter in self._parameters:
-            if parameter is not None and key in weights and not is_opaque(parameter):
-                stored = weights[key]
-                if id(stored) in fresh:
-                    parameter.data = fresh[id(stored)][0]
-                else:
-                    parameter.data = stored.to("cpu", copy=True)
-                    if id(stored) in tied:
-                        fresh[id(stored)] = parameter.data, stored
-                weights[key] = parameter.data
-            shown = module._parameters.get(name)
-            if parameter is not None and shown is not None and shown.is_floating_point():
-                parameter.requires_grad_(shown.requires_grad)  # may have been changed meanwhile
-            module._parameters[name] = parameter
-        for key, module, name, buffer in self._buffers:
-            module._buffers[name] = weights[key].to("cpu", copy=True) if key in weights else buffer
-        for slot, hidden in self._hidden:
-            if hidden is not None:
-                slot.put(hidden)
+MODE = SequentialOffload()

@@ -4,7 +4,7 @@ The choice depends only on the machine, the detected files and the request, so i
 Candidates are ranked by these criteria, in this order:
 1. fewer bytes copied to the device in every step (none if every component fits);
 2. everything on the device all the time, before components that take turns once per image;
-3. the offload mode that moves less (ORDER), and combinations that the matrix does not call slow;
+3. the offload mode that moves less (`OffloadMode.order`), and combinations that the matrix does not call slow;
 4. shorter predicted computing time, where it is known (`estimate.step_time`: CPUs whose kernels were measured); times
    close to the fastest count as equal;
 5. not quantized, else more precise.
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..compat.row import OFFLOADS
-from ..core.choices import LONE
+from ..core.choices import LONE, NO_OFFLOAD, OFFLOAD_MODES
 from ..errors import BudgetError, SdquantError
 from ..nn import openvino
 from ..offload import budget as memory_budget
+from ..offload import mode_named
 from ..utils.byte_sizes import size
 from . import planner
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
@@ -38,9 +38,7 @@ from .resolve import resolve as resolve_request
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..models.activation_memory import Trace
-
-# Tie-break between modes: none has no hooks, balanced prefetches, the others wait for their transfers.
-ORDER = ("none", "balanced", "model", "group", "sequential")
+    from ..offload import OffloadMode
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class _Way:
     """
 
     candidate: Candidate
-    offload: str
+    offload: OffloadMode
     room: int
     foreseen: float | None = None
 
@@ -70,16 +68,13 @@ class _Way:
 
     @property
     def fits(self) -> bool:
-        """Return whether the weights fit, so that it can run."""
-        needed = {"none": self.candidate.plan.bytes, "model": self.candidate.largest, "balanced": self.candidate.least}
-        return needed.get(self.offload, 0) <= self.left
+        """Return whether the weights fit, as far as plans tell, so that it can run."""
+        return (self.candidate.needed(self.offload) or 0) <= self.left
 
     @property
     def each_step(self) -> int:
         """Bytes that come to the device with every step."""
-        if self.offload in ("group", "sequential"):
-            return self.candidate.largest
-        return max(0, self.candidate.largest - self.left)
+        return self.offload.each_step(self.candidate.largest, self.left)
 
     @property
     def time(self) -> float:
@@ -92,9 +87,9 @@ class _Way:
         return (
             one.worst is not None and one.worst < USABLE,
             self.each_step,
-            self.offload == "model" or one.plan.bytes > self.left,
-            ORDER.index(self.offload),
-            one.verdicts[self.offload] == "slow",
+            self.offload.takes_turns or one.plan.bytes > self.left,
+            self.offload.order,
+            one.verdicts[self.offload.name] == "slow",
         )
 
 
@@ -115,13 +110,15 @@ def resolve(request: Request, here: Machine) -> Resolved:
     found = resolve_request(request, device_of(request, here))
     planner.refuse_conflicts(found)
     resolved = completed(found)
-    opened = Opened(dataclasses.replace(resolved, offload="none", budget=None), here)
-    modes = OFFLOADS if request.offload == AUTO else (request.offload,)
+    opened = Opened(dataclasses.replace(resolved, offload=NO_OFFLOAD, budget=None), here)
+    modes = OFFLOAD_MODES if request.offload == AUTO else (request.offload,)
     rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
     times = [step_time.step(row.plan, traced, here.native) for row in rows]
-    ways = [_Way(row, mode, room, time) for row, time in zip(rows, times, strict=True) for mode in row.verdicts]
+    ways = [
+        _Way(row, mode_named(name), room, time) for row, time in zip(rows, times, strict=True) for name in row.verdicts
+    ]
     fitting = _ordered(way for way in ways if way.fits)
     best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
     if best is None:
@@ -140,8 +137,8 @@ def resolve(request: Request, here: Machine) -> Resolved:
     return dataclasses.replace(
         resolved,
         specs=opened.specs(best.candidate.schemes) if request.quant == AUTO else resolved.specs,
-        offload=best.offload,
-        budget=best.left if best.offload == "balanced" else None,
+        offload=best.offload.name,
+        budget=best.left if best.offload.takes_budget else None,
         why=_why(best, rows, opened, free, rest),
         foreseen=best.foreseen,
     )
@@ -185,14 +182,14 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
 def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
     """Return whether the weights that are on the device at once fit.
 
-    For group and sequential offload the modules have to be known, since on the CPU weights that cannot be mapped from
-    a file stay in memory; the same goes for OpenVINO, which keeps a copy of its weights.
+    For some modes the modules have to be known, since on the CPU weights that cannot be mapped from a file stay in
+    memory; the same goes for OpenVINO, which keeps a copy of its weights.
     """
     compiled = any(part.runtime == openvino.NAME for part in way.candidate.plan.components)
-    if way.offload not in ("group", "sequential") and not compiled:
+    if way.candidate.needed(way.offload) is not None and not compiled:
         return True
     try:
-        plan = dataclasses.replace(way.candidate.plan, offload=way.offload)
+        plan = dataclasses.replace(way.candidate.plan, offload=way.offload.name)
         peak = peak_memory.predict(plan, traced=traced or None)
     except SdquantError:  # loading raises it again, with a better message
         return True
@@ -209,11 +206,11 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int)
     schemes: Mapping[str, str] = one.schemes
     what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
     unchanged = "quantized as requested" if opened.resolved.request.quant != AUTO else "not quantized further"
-    summary = f"{what or unchanged}, offload {way.offload}"
+    summary = f"{what or unchanged}, offload {way.offload.name}"
     text = f"{summary}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
     if way.each_step:
         text += f"; {size(way.each_step)} are copied to the device in every step"
-    elif one.plan.bytes <= way.left and way.offload == "none":
+    elif one.plan.bytes <= way.left and way.offload.name == NO_OFFLOAD:
         text += "; everything stays on the device"
     else:
         text += "; components take turns on the device, none is copied again between steps"

@@ -17,6 +17,7 @@ from ..compat import Query, hardware, look_up
 from ..compat.requirements import require
 from ..compat.row import meant
 from ..core import registry
+from ..core.choices import NO_OFFLOAD
 from ..errors import BackendUnavailableError, SdquantError
 from . import planner, resolve
 from .component_types import ROLES, role_of
@@ -24,6 +25,7 @@ from .estimate.scheme_snr import snr
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
+    from ..offload import OffloadMode
     from .plan import ComponentPlan, Plan
     from .resolve import Resolved
     from .settings_values import Settings
@@ -124,6 +126,10 @@ class Candidate:
         sources = self.plan.detected.sources
         return max(min(part.bytes, _least(part, sources)) for part in self.plan.components)
 
+    def needed(self, mode: OffloadMode) -> int | None:
+        """Return the bytes of weights that the device must have room for in a mode; None if the modules tell."""
+        return mode.needed(total=self.plan.bytes, largest=self.largest, least=self.least)
+
 
 def open_model(path: Any, settings: Settings, here: hardware.Machine, call: Mapping[str, Any]) -> Opened:
     """Read the headers of a model.
@@ -131,14 +137,14 @@ def open_model(path: Any, settings: Settings, here: hardware.Machine, call: Mapp
     Raises:
         SdquantError: what loading it as found would raise before reading weights.
     """
-    fixed = settings.but({f"quant.{row.name}": None for row in ROLES} | {"offload": "none", "budget": None})
+    fixed = settings.but({f"quant.{row.name}": None for row in ROLES} | {"offload": NO_OFFLOAD, "budget": None})
     request = fixed.request(path, (), **call)
     resolved = resolve.resolve(request, resolve.device_of(request, here))
     planner.refuse_conflicts(resolved)
     return Opened(resolve.completed(resolved), here)
 
 
-def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced")) -> list[Candidate]:
+def candidates(opened: Opened, offloads: Iterable[str]) -> list[Candidate]:
     """Return the unchanged model and every scheme that works here, for the UNet or transformer, for the text encoders
     and for both. Components that are quantized on disk stay as they are."""
     plan = opened.plan({})

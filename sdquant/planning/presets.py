@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
+from ..core.choices import NO_OFFLOAD
 from ..errors import BudgetError, SettingsError
+from ..offload import MODES, mode_named
 from ..utils.byte_sizes import budget_text, parse_budget, parse_size, size
 from .candidates import Candidate, Opened, candidates, open_model
 from .estimate import meta_models, step_time
@@ -26,7 +28,11 @@ from .settings_values import Settings
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
+    from ..offload import OffloadMode
     from .plan import Plan
+
+# The offload modes that presets choose from: everything on the device, or what a budget allows.
+_MODES = tuple(mode.name for mode in MODES if mode.name == NO_OFFLOAD or mode.takes_budget)
 
 # The share of the largest component that may be copied in every step before fewer bits are the better choice: a third
 # is copied while the rest computes.
@@ -90,7 +96,7 @@ class _Way:
     """
 
     candidate: Candidate
-    offload: str
+    offload: OffloadMode
     room: int
     foreseen: float | None = None
     counted: float = 1.0
@@ -119,7 +125,7 @@ class _Way:
 
     @property
     def slow(self) -> bool:
-        return self.candidate.verdicts[self.offload] == "slow"
+        return self.candidate.verdicts[self.offload.name] == "slow"
 
 
 def _precise(way: _Way) -> tuple[Any, ...]:
@@ -188,23 +194,23 @@ def choose(
         )
     fixed = (settings or Settings()).but({"budget": None, "mode": "auto"})
     opened = open_model(path, fixed, machine or hardware.probe(), call)
-    return _chosen(row, fixed, opened, candidates(opened), held)
+    return _chosen(row, fixed, opened, candidates(opened, _MODES), held)
 
 
 def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidate], in_use: int) -> Chosen:
     limit = _limit(preset, opened, in_use)
     rest = allowance(max(sum(part.bytes_bf16 for part in row.plan.components) for row in rows))
     room = max(limit - rest, 0)
-    ways = [way for row in rows for offload in row.verdicts if _fits(way := _Way(row, offload, room), opened)]
+    ways = [way for row in rows for name in row.verdicts if _fits(way := _Way(row, mode_named(name), room), opened)]
     if not ways:
         raise _nothing(preset, opened, rows, limit, rest)
     best = min(_timed(ways, opened) if preset.order == "fast" else ways, key=ORDERS[preset.order])
-    changes = best.candidate.changes | {"offload": best.offload}
-    if best.offload == "balanced":
+    changes = best.candidate.changes | {"offload": best.offload.name}
+    if best.offload.takes_budget:
         changes["budget"] = budget_text(room)
     settings = fixed.but(changes)
     plan = dataclasses.replace(
-        opened.plan(best.candidate.schemes), offload=best.offload, budget=parse_budget(settings["budget"])
+        opened.plan(best.candidate.schemes), offload=best.offload.name, budget=parse_budget(settings["budget"])
     )
     return Chosen(settings=settings, plan=plan, why=_why(best, rows, opened, limit, rest, preset.order))
 
@@ -241,15 +247,14 @@ def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
 
 
 def _fits(way: _Way, opened: Opened) -> bool:
-    if way.offload == "none":
-        return not way.streams
+    needed = way.candidate.needed(way.offload)
     # Offloaded weights are in RAM for graphics cards, and on disk for CPUs.
     ram = math.inf if opened.kind in ("cpu", "mps") else opened.machine.ram_available + way.room
-    return way.candidate.least <= way.room and way.bytes <= ram
+    return needed is not None and needed <= way.room and way.bytes <= ram
 
 
 def _nothing(preset: Preset, opened: Opened, rows: list[Candidate], limit: int, rest: int) -> BudgetError:
-    streamed = [row for row in rows if "balanced" in row.verdicts]
+    streamed = [row for row in rows if any(mode_named(name).takes_budget for name in row.verdicts)]
     best = min(streamed or rows, key=lambda row: row.least)
     needed = f"the smallest way to run this model ({_named(best, opened)}) needs {size(best.least + rest)}" + (
         f" with balanced offload, {size(rest)} of it for activations" if streamed else " or more"

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..compat import hardware
 from ..compat.row import COMPUTES, meant
 from ..core import registry
+from ..core.choices import OFFLOAD_MODES, check_offload_mode
 from ..core.dtypes import COMPUTE_DTYPES
-from ..errors import SdquantError, SettingsError, UnknownOffloadError
-from ..offload import MODES
+from ..errors import SettingsError
+from ..offload import check_budget
 from ..rules.parse import rules_of
 from ..rules.quant_spec import with_rules
 from ..utils.arguments import unknown
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..rules.qconfig import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `auto`
-OFFLOADS = (*(row.name for row in MODES), AUTO)
+OFFLOADS = (*OFFLOAD_MODES, AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
 NOT_QUANTIZED = "none"
@@ -166,7 +167,7 @@ class Request:
 
     def __post_init__(self) -> None:
         _text("path", self.path)
-        _one_of("offload", self.offload, OFFLOADS, UnknownOffloadError)
+        check_offload_mode(self.offload, AUTO)
         _one_of("mode", self.mode, LOAD_MODES)
         if self.runtime is not None:
             _one_of("runtime", self.runtime, RUNTIMES)
@@ -196,12 +197,10 @@ class Request:
                 raise SettingsError(
                     f"Invalid {name}={getattr(self, name)!r}", f"{name} must be True or False", "Use one of them"
                 )
-        if parse_budget(self.budget) is not None and self.offload not in ("balanced", AUTO):
-            raise SettingsError(
-                f"Cannot use budget={self.budget!r} with offload={self.offload!r}",
-                "only balanced offload keeps to a budget",
-                "Use offload='balanced', or remove the budget",
-            )
+        if self.offload == AUTO:
+            parse_budget(self.budget)
+        else:
+            check_budget(self.offload, self.budget)
         if isinstance(self.quant, Mapping):
             for name in self.quant:
                 _text("component in quant", name)
@@ -376,10 +375,10 @@ def _spec(text: str) -> QuantSpec | None:
     return None if text.strip().lower() == NOT_QUANTIZED else registry.parse(text)
 
 
-def _one_of(name: str, value: object, choices: Sequence[str], error: type[SdquantError] = SettingsError) -> None:
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise error(
-            f"Unknown {'offload mode' if name == 'offload' else name} {value!r}",
+        raise SettingsError(
+            f"Unknown {name} {value!r}",
             f"{name} must be one of {', '.join(choices)}",
             did_you_mean(str(value).lower(), choices, f"Remove it, or use {choices[0]!r}"),
         )

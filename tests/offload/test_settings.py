@@ -12,7 +12,7 @@ from torch import nn
 from sdquant import backends, offload
 from sdquant.compat import check
 from sdquant.errors import IncompatibleError, SettingsError, UnknownOffloadError
-from sdquant.offload import group
+from sdquant.offload import group_hooks
 from sdquant.utils import byte_sizes
 
 
@@ -48,6 +48,7 @@ def test_every_mode_has_its_file_and_no_file_is_forgotten() -> None:
     folder = Path(offload.__file__).parent
     assert {"none", "model", "sequential", "balanced", "group"} == {row.name for row in offload.MODES}
     assert all((folder / f"{row.name}.py").exists() and row.summary for row in offload.MODES)
+    assert len({row.order for row in offload.MODES}) == len(offload.MODES)
 
 
 def test_the_package_is_there_without_torch() -> None:
@@ -55,7 +56,7 @@ def test_the_package_is_there_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("mode", "near"), [("balance", "balanced"), ("Model", "model"), ("xyzzy", "Choose one")])
+@pytest.mark.parametrize(("mode", "near"), [("balance", "balanced"), ("Model", "model"), ("xyzzy", "Use one of")])
 def test_unknown_mode(mode: str, near: str) -> None:
     with pytest.raises(UnknownOffloadError) as error:
         offload.apply(nn.Linear(2, 2), mode, device="cpu")
@@ -65,7 +66,7 @@ def test_unknown_mode(mode: str, near: str) -> None:
 
 @pytest.mark.parametrize("mode", [row.name for row in offload.MODES if row.name != "balanced"])
 def test_a_budget_belongs_to_balanced(mode: str) -> None:
-    with pytest.raises(SettingsError, match="only balanced offload has a budget"):
+    with pytest.raises(SettingsError, match="only balanced offload keeps to a budget"):
         offload.apply(nn.Linear(2, 2), mode, device="cpu", budget="6GB")
 
 
@@ -152,7 +153,7 @@ def test_group_offload_to_a_card_of_a_librarys_layers_is_refused(scheme: str) ->
     packed = backends.of_scheme(spec.scheme.name).encode(linear.weight.data, spec)
     layer = backends.of_scheme(spec.scheme.name).to_library(linear, packed, spec)
     with pytest.raises(IncompatibleError, match=r"^Cannot use offload='group' for the unet: 0.weight.* belongs to"):
-        group.apply({"unet": nn.Sequential(layer)}, handle, torch.device("cuda"))
+        group_hooks.offload_groups("unet", nn.Sequential(layer), handle, torch.device("cuda"), None)
     handle.undo.close()
 
 
