@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core import registry
+from ..core.choices import NO_OFFLOAD
 from ..errors import SdquantError
+from ..offload import MODES, mode_named
 from ..planning.component_types import ROLES
-from ..planning.request import NOT_QUANTIZED
+from ..planning.request import AUTO, NOT_QUANTIZED
 from ..planning.settings_fields import field_named
 from ..planning.settings_values import Settings
-
-# Offload modes by what they give up, the least first: balanced keeps what fits, sequential is the slowest.
-_OFFLOADS = ("balanced", "model", "group", "none", "sequential")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +52,14 @@ def _would(values: Mapping[str, Any], fix: Fix, accepts: Callable[[Settings], bo
 
 
 def _another_offload(values: Mapping[str, Any]) -> Iterator[Fix]:
-    for name in (*_OFFLOADS, *field_named("offload").choices):
+    """Yield the other modes, those that need little memory first, fast ones before slow ones; the slowest is the last
+    resort after no offload."""
+    *moving, slowest = (mode.name for mode in sorted(MODES, key=lambda mode: mode.order) if mode.name != NO_OFFLOAD)
+    for name in (*moving, NO_OFFLOAD, slowest, AUTO):
         if name != values["offload"]:
-            changes = {"offload": name} | ({} if name == "balanced" else {"budget": None})
-            yield Fix(text=f"Use {name} offload" if name != "none" else "Use no offload", changes=changes)
+            keeps = name != AUTO and mode_named(name).takes_budget
+            text = f"Use {name} offload" if name != NO_OFFLOAD else "Use no offload"
+            yield Fix(text=text, changes={"offload": name} | ({} if keeps else {"budget": None}))
 
 
 def _another_runtime(values: Mapping[str, Any]) -> Iterator[Fix]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ..core.choices import NO_OFFLOAD
 from ..utils.byte_sizes import size
 from .html import escape
 
@@ -137,7 +138,7 @@ def chip(shown: str, how: str) -> str:
 def scheme_words(plan: Plan) -> str:
     """Describe the schemes of a plan in a few words: "nf4, balanced offload"."""
     names = list(dict.fromkeys(str(part.spec or part.scheme) for part in plan.components if part.action != "keep"))
-    return f"{' and '.join(names) or 'as it is'}, {plan.offload if plan.offload != 'none' else 'no'} offload"
+    return f"{' and '.join(names) or 'as it is'}, {plan.offload if plan.offload != NO_OFFLOAD else 'no'} offload"
 
 
 def note(text: str) -> str:

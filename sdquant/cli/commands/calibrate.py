@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.choices import NO_OFFLOAD
 from ...errors import SettingsError
 from .. import _common
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     _common.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)
-    request = _common.request_of(args, rules=None, offload="none", budget=None)
+    request = _common.request_of(args, rules=None, offload=NO_OFFLOAD, budget=None)
     _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)
     task = Calibration(
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with processes() as here:
         pipe = load_planned(dataclasses.replace(request, progress=request.progress and here.rank == 0), plan)
         models = prepare_models(pipe, task)
-        if args.offload != "none":
+        if args.offload != NO_OFFLOAD:
             pipe.sdquant.offload.remove()
             handle = offload.apply(pipe, args.offload, device=pipe.sdquant.plan.device, budget=args.budget)
             pipe.sdquant = dataclasses.replace(pipe.sdquant, offload=handle)
