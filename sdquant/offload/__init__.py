@@ -11,7 +11,6 @@ Importing this package imports no torch.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,7 +22,6 @@ from ..models.pipelines import components_of
 from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
-from ..utils.suggestions import did_you_mean
 from .handle import HANDLE, OffloadHandle
 from .mode import OffloadMode, OffloadOptions, check_budget, mode_named
 

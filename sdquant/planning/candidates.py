@@ -19,6 +19,7 @@ from ..compat.row import meant
 from ..core import registry
 from ..core.choices import NO_OFFLOAD
 from ..errors import BackendUnavailableError, SdquantError
+from ..offload import MODES
 from . import planner, resolve
 from .component_types import ROLES, role_of
 from .estimate.scheme_snr import snr
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 # The roles that presets choose a scheme for; the VAE is small and sensitive.
 CHOSEN = ("model", "text_encoder")
+
+# The offload modes that presets choose from: everything on the device, or what a budget allows.
+WHOLE_OR_BUDGET = tuple(mode.name for mode in MODES if mode.name == NO_OFFLOAD or mode.takes_budget)
 
 GOOD = ("works", "slow")
 _BLOCK = re.compile(r"(?:.*?\.)??(?:[^.]+\.\d+|mid_block)(?=\.)")
@@ -144,7 +148,7 @@ def open_model(path: Any, settings: Settings, here: hardware.Machine, call: Mapp
     return Opened(resolve.completed(resolved), here)
 
 
-def candidates(opened: Opened, offloads: Iterable[str]) -> list[Candidate]:
+def candidates(opened: Opened, offloads: Iterable[str] = WHOLE_OR_BUDGET) -> list[Candidate]:
     """Return the unchanged model and every scheme that works here, for the UNet or transformer, for the text encoders
     and for both. Components that are quantized on disk stay as they are."""
     plan = opened.plan({})

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..core.choices import NO_OFFLOAD
 from ..errors import BudgetError, SettingsError
-from ..offload import MODES, mode_named
+from ..offload import mode_named
 from ..utils.byte_sizes import budget_text, parse_budget, parse_size, size
 from .candidates import Candidate, Opened, candidates, open_model
 from .estimate import meta_models, step_time
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..offload import OffloadMode
     from .plan import Plan
-
-# The offload modes that presets choose from: everything on the device, or what a budget allows.
-_MODES = tuple(mode.name for mode in MODES if mode.name == NO_OFFLOAD or mode.takes_budget)
 
 # The share of the largest component that may be copied in every step before fewer bits are the better choice: a third
 # is copied while the rest computes.
@@ -194,7 +190,7 @@ def choose(
         )
     fixed = (settings or Settings()).but({"budget": None, "mode": "auto"})
     opened = open_model(path, fixed, machine or hardware.probe(), call)
-    return _chosen(row, fixed, opened, candidates(opened, _MODES), held)
+    return _chosen(row, fixed, opened, candidates(opened), held)
 
 
 def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidate], in_use: int) -> Chosen:
