@@ -4,6 +4,10 @@
 
 torchrun starts the processes and tells each its rank in the environment. gloo transfers tensors on the CPU, nccl those
 on GPUs. Without torchrun there is one process, and nothing is started or imported.
+
+accelerate is not used: its PartialState is one for the whole process and stays as whoever asked first made it, so that
+without a GPU it can say that there is one process, and gather from that one alone; and before 1.14 its `reduce` adds up
+where a maximum is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import DistributedError, SettingsError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 T = TypeVar("T")
@@ -33,9 +36,6 @@ _TIMEOUT = 1800.0
 _LOOK = "Look at the first message of another process: it says why that one ended"
 
 _AT = re.compile(r"^\[[^]]*\] ?")  # gloo's errors begin with the place in its source
-
-# What is compared instead of numbers of a dtype: whole numbers in the same order, of a kind that gloo and nccl carry.
-_BITS = {8: ("int64", "int64"), 4: ("int32", "int32"), 2: ("int16", "int32")}
 
 # Groups started so far. Each writes addresses of its own under it: one that read those of the group before would hang.
 _STARTED = itertools.count()
@@ -86,18 +86,18 @@ class Processes:
     def largest(self, tensor: Tensor) -> Tensor:
         """Return the elementwise maximum of all processes' tensors (of one shape and dtype), NaN where one is NaN.
 
-        Exactly one of the numbers that went in: they are compared as whole numbers, so that neither the dtype nor a
-        NaN depends on what gloo or nccl makes of it. Zeros of both signs are one number.
+        Exactly one of the numbers that went in: they are gathered and compared here, since what gloo and nccl make of a
+        NaN depends on the order. Zeros of both signs are one number.
         """
         if self.count == 1:
             return tensor
-        from torch import distributed
+        import torch
 
-        ordered = _ordered(tensor)
-        carried = ordered if ordered.is_cuda and self._on_cards else ordered.cpu()
+        carried = tensor.contiguous() if tensor.is_cuda and self._on_cards else tensor.cpu().contiguous()
+        rows = carried.new_empty(self.count, *carried.shape)
         with _collective("finding the largest of all processes' numbers"):
-            distributed.all_reduce(carried, distributed.ReduceOp.MAX, group=self.group)
-        return _numbers(carried.to(tensor.device), tensor.dtype)
+            torch.distributed.all_gather(list(rows), carried, group=self.group)
+        return rows.amax(0).add(0.0).to(tensor.device)  # -0.0 becomes 0.0
 
     def least(self, tensor: Tensor) -> Tensor:
         """Return the elementwise minimum of all processes' tensors, as `largest`."""
@@ -273,27 +273,3 @@ def _collective(doing: str) -> Iterator[None]:
         ended = "another process did not reach this point in time" if late else "another process has ended"
         fix = f"{_LOOK}, or set {TIMEOUT} to more seconds" if late else _LOOK
         raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({message:.200})", fix) from error
-
-
-def _ordered(tensor: Tensor) -> Tensor:
-    """Return integers in the same order as a float tensor's values, NaN the largest. `_numbers` is the inverse."""
-    import torch
-
-    bits, carried = (getattr(torch, name) for name in _BITS[tensor.element_size()])
-    plain = torch.where(tensor == 0, 0.0, tensor)  # without the sign of a zero
-    ordered = _flipped(plain.contiguous().view(bits))
-    return torch.where(tensor.isnan(), torch.iinfo(bits).max, ordered).to(carried)
-
-
-def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:
-    import torch
-
-    bits = getattr(torch, _BITS[dtype.itemsize][0])
-    return _flipped(ordered.to(bits)).view(dtype)
-
-
-def _flipped(bits: Tensor) -> Tensor:
-    """Convert sign and magnitude to two's complement, and back: flip the bits below the sign if it is set."""
-    import torch
-
-    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
