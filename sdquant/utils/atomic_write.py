@@ -2,6 +2,9 @@
 
 Data is written beside the target under a temporary name, synced to the disk, and replaces the target at the end. A
 process that is killed leaves the target as it was; the next that writes there removes what it left behind.
+
+filelock keeps a second writer out. The rest is done here, since tempfile and os.replace alone neither replace a folder
+at once nor remove what a killed process left.
 """
 
 from __future__ import annotations
@@ -16,15 +19,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import ConflictError, DiskSpaceError, SettingsError
 from .signals import undisturbed
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _LONG = 200  # bytes of a name, of the 255 that file systems allow
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux' renameat2
 _HERE = -100  # AT_FDCWD
+_WAIT = 0.1  # seconds for the lock of a writer that is done but has not let go
 
 
 @contextmanager
@@ -156,22 +163,23 @@ def _one_writer(place: Path) -> Iterator[Path]:
     The parent folder is made if it is missing, and removed again if nothing is written into it.
     """
     name = place.name if len(os.fsencode(place.name)) < _LONG else sha256(os.fsencode(place.name)).hexdigest()
-    beside, lock = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
+    beside, lock_file = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
     new_folders = _make_folder(place.parent)
-    file = None
+    lock = None
     try:
         with undisturbed():  # Ctrl-C comes when it is known that the lock is ours
-            file = _locked(place, lock)
+            lock = _locked(place, lock_file)
         if not place.exists() and beside.with_suffix(".old").exists():
             beside.with_suffix(".old").rename(place)  # killed between two renames
         _remove_shared(beside)
         yield beside
     finally:
         with undisturbed():
-            if file is not None:
+            if lock is not None:
                 _remove_shared(beside)
-                lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
-                os.close(file)
+                with contextlib.suppress(OSError):  # Windows, where filelock removes it
+                    lock_file.unlink()  # while it is held: who waits for it sees that it is gone
+                lock.release()
             _unmake(new_folders)
 
 
@@ -189,42 +197,20 @@ def _unmake(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _locked(place: Path, lock: Path) -> int:
-    """Return the open lock file (a descriptor), locked."""
-    while True:
-        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            _lock(file)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), os.stat(lock)):
-                    return file
-        except BlockingIOError:
-            os.close(file)
-            raise ConflictError(
-                f"Cannot write {place}", "another process is writing to it", "Wait until it is done"
-            ) from None
-        os.close(file)  # its holder has removed it meanwhile
+def _locked(place: Path, lock_file: Path) -> FileLock:
+    """Return the acquired lock of a target. File systems without locks (network) are ignored."""
+    from filelock import FileLock, Timeout
 
-
-def _lock(file: int) -> None:
-    """Lock a file; raise BlockingIOError if another process has. File systems without locks (network) are ignored."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-        except PermissionError as error:
-            raise BlockingIOError from error
-        return
-    import fcntl
-
+    lock = FileLock(lock_file, timeout=_WAIT, mode=0o600, thread_local=False, poll_interval=_WAIT / 5)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
+        lock.acquire()
+    except Timeout:
+        why, fix = "another process is writing to it", "Wait until it is done"
+        raise ConflictError(f"Cannot write {place}", why, fix) from None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
+    return lock
 
 
 def _exchange(new: Path, target: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from .signals import undisturbed
@@ -16,14 +15,8 @@ from .signals import undisturbed
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """Yield a folder (its real path) that only this user can read, removed at the end of the block."""
-    folder: Path | None = None
-    try:
-        with undisturbed():  # between the folder and its name nobody could remove it
-            folder = Path(os.path.realpath(tempfile.mkdtemp(prefix=prefix)))
-        yield folder
-    finally:
-        if folder is not None:
-            _remove(folder)
+    with closing(OwnFolder(prefix, Path(tempfile.gettempdir()).resolve())) as folder:
+        yield folder.path
 
 
 class OwnFolder:
@@ -40,10 +33,7 @@ class OwnFolder:
     def __init__(self, prefix: str, place: Path) -> None:
         with undisturbed():
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-            self._close = weakref.finalize(self, _remove, self.path)
-
-    def close(self) -> None:
-        self._close()
+            self.close = weakref.finalize(self, _remove, self.path)
 
 
 def _remove(folder: Path) -> None:
