@@ -1,21 +1,18 @@
 """Strict YAML parsing of untrusted files to plain values. The only module that imports yaml.
 
 One document of mappings, lists and scalars; no tags, no anchors, no key twice. The values are made here from the
-parser's events, so nothing can be constructed that is not plain, and every error names its line.
+loader's nodes, so nothing can be constructed that is not plain, and every error names its line.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import BackendUnavailableError, BadFileError, SettingsError
 from .yaml_scalars import resolved
-
-T = TypeVar("T")
 
 LARGEST = 1 << 18  # bytes; all keys with a line of comment each take a fiftieth of it
 DEEPEST = 20
@@ -74,117 +71,80 @@ def text_of(path: str | os.PathLike[str], what: str) -> str:
 
 def loads(text: str, what: str = "Cannot read the config") -> Document:
     """Parse a text, as `read`; `what` begins the errors."""
-    return _parsed(text, what, _Reader.document)
+    node = _composed(text, what)
+    if node is None or (node.id == "scalar" and not node.value and node.style is None):
+        return Document()  # without a document, or with one of "---" alone
+    if node.id != "mapping":
+        raise _refusal(what, node.start_mark, "it is not a mapping", "Write one `key: value` in each line")
+    lines: dict[str, int] = {}
+    return Document(_value_of(node, what, lines), lines)
 
 
 def value(text: str, what: str) -> Any:
     """Return the value of a text that need not be a mapping, such as a config's value for a key. Errors: see `read`."""
-    return _parsed(text, what, _Reader.value)
+    node = _composed(text, what)
+    return None if node is None else _value_of(node, what, {})
 
 
-def _parsed(text: str, what: str, read: Callable[[_Reader], T]) -> T:
-    yaml = _yaml(what)
+def _composed(text: str, what: str) -> Any:
+    """Return the node of the only document, None if there is none. Refuse anchors, aliases, tags and deep nesting."""
     try:
-        return read(_Reader(yaml, iter(yaml.parse(text, Loader=yaml.SafeLoader)), what))
+        import yaml
+    except ImportError as error:
+        raise BackendUnavailableError(what, "PyYAML is not installed", "pip install pyyaml") from error
+
+    class Loader(yaml.SafeLoader):
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()
+            at = event.start_mark
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise _refusal(what, at, f"it is nested deeper than {DEEPEST} levels", "Pass a config file")
+            if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+                why = "anchors (&) and aliases (*) are not supported"
+                raise _refusal(what, at, why, "Write the value out, or put it in quotes")
+            if event.tag is not None:
+                why = f"tags such as {event.tag!r} are not supported"
+                raise _refusal(what, at, why, "Write the value alone, or in quotes")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    try:
+        loader = Loader(text)
+        node = loader.get_node() if loader.check_node() else None
+        if loader.check_node():
+            at = loader.peek_event().start_mark
+            raise _refusal(what, at, "a second document begins there", "Give each its own file")
+        return node
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
         why = f"it is not valid YAML: {error.problem or error.context}"
-        raise BadFileError(_at(what, mark), why, "Correct that line") from error
+        raise _refusal(what, error.problem_mark or error.context_mark, why, "Correct that line") from error
     except yaml.YAMLError as error:  # a character that YAML does not allow
         line = text[: getattr(error, "position", 0)].count("\n") + 1
         why = f"it has a character that YAML does not allow ({getattr(error, 'character', '?')!r})"
         raise BadFileError(f"{what}, line {line}", why, "Remove it") from error
 
 
-class _Reader:
-    """Values from the events of a YAML parser."""
-
-    def __init__(self, yaml: Any, events: Iterator[Any], what: str) -> None:
-        self._yaml, self._events, self._what = yaml, events, what
-
-    def document(self) -> Document:
-        """Return the mapping that the stream consists of."""
-        yaml = self._yaml
-        event = self._first()
-        if event is None:
-            return Document()
-        if isinstance(event, yaml.ScalarEvent) and not event.value and event.implicit[0]:
-            return Document()  # "---" alone
-        if not isinstance(event, yaml.MappingStartEvent):
-            self._refuse(event, "it is not a mapping", "Write one `key: value` in each line")
-        lines: dict[str, int] = {}
-        values = self._mapping(event, 1, lines)
-        self._end()
-        return Document(values, lines)
-
-    def value(self) -> Any:
-        """Return the value that the stream consists of; None if it is empty."""
-        event = self._first()
-        if event is None:
-            return None
-        parsed = self._value(event, 1)
-        self._end()
-        return parsed
-
-    def _first(self) -> Any:
-        """Return the event that the document begins with; None if there is no document."""
-        next(self._events)  # the start of the stream
-        return None if isinstance(next(self._events), self._yaml.StreamEndEvent) else next(self._events)
-
-    def _end(self) -> None:
-        next(self._events)  # the end of the document
-        event = next(self._events)
-        if not isinstance(event, self._yaml.StreamEndEvent):
-            self._refuse(event, "a second document begins there", "Give each its own file")
-
-    def _value(self, event: Any, depth: int) -> Any:
-        yaml = self._yaml
-        if depth > DEEPEST:
-            self._refuse(event, f"it is nested deeper than {DEEPEST} levels", "Pass a config file")
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            self._refuse(
-                event, "anchors (&) and aliases (*) are not supported", "Write the value out, or put it in quotes"
-            )
-        if event.tag is not None:
-            self._refuse(event, f"tags such as {event.tag!r} are not supported", "Write the value alone, or in quotes")
-        if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(event, depth, {})
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._list(depth)
-        return resolved(event.value) if event.implicit[0] else event.value
-
-    def _list(self, depth: int) -> list[Any]:
-        items = []
-        while not isinstance(event := next(self._events), self._yaml.SequenceEndEvent):
-            items.append(self._value(event, depth + 1))
-        return items
-
-    def _mapping(self, start: Any, depth: int, lines: dict[str, int]) -> dict[str, Any]:
-        if start.anchor is not None or start.tag is not None:
-            self._refuse(start, "anchors, aliases and tags are not supported", "Write the value alone")
-        values: dict[str, Any] = {}
-        while not isinstance(event := next(self._events), self._yaml.MappingEndEvent):
-            if not isinstance(event, self._yaml.ScalarEvent):
-                self._refuse(event, "a key there is not a plain name", "Write `key: value`")
-            self._value(event, depth)  # which refuses tags and anchors
-            name = event.value
-            if name in values:
-                self._refuse(event, f"{name!r:.80} appears twice, first in line {lines[name]}", "Keep one of them")
-            lines[name] = event.start_mark.line + 1
-            values[name] = self._value(next(self._events), depth + 1)
-        return values
-
-    def _refuse(self, event: Any, why: str, fix: str) -> None:
-        raise BadFileError(_at(self._what, event.start_mark), why, fix)
+def _value_of(node: Any, what: str, lines: dict[str, int]) -> Any:
+    """Return the value of a node; put the lines of a mapping's keys into `lines`."""
+    if node.id == "scalar":
+        return resolved(node.value) if node.style is None else node.value
+    if node.id == "sequence":
+        return [_value_of(item, what, {}) for item in node.value]
+    values: dict[str, Any] = {}
+    for key, item in node.value:
+        if key.id != "scalar":
+            raise _refusal(what, key.start_mark, "a key there is not a plain name", "Write `key: value`")
+        if (name := key.value) in values:
+            why = f"{name!r:.80} appears twice, first in line {lines[name]}"
+            raise _refusal(what, key.start_mark, why, "Keep one of them")
+        lines[name] = key.start_mark.line + 1
+        values[name] = _value_of(item, what, {})
+    return values
 
 
-def _at(what: str, mark: Any) -> str:
-    return what if mark is None else f"{what}, line {mark.line + 1}"
-
-
-def _yaml(what: str) -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise BackendUnavailableError(what, "PyYAML is not installed", "pip install pyyaml") from error
-    return yaml
+def _refusal(what: str, mark: Any, why: str, fix: str) -> BadFileError:
+    return BadFileError(what if mark is None else f"{what}, line {mark.line + 1}", why, fix)
