@@ -35,6 +35,7 @@ from sdquant.evaluation.benchmark.worker import HeldModel
 from sdquant.evaluation.benchmark.worker_pool import Failed, start, working
 from sdquant.models import dummy_inputs
 from sdquant.planning.request import request
+from sdquant.utils import figure
 
 ROOT = Path(__file__).parent.parent
 UNET = sdquant.demo.path("digits-sd") / "unet"
@@ -312,10 +313,20 @@ def test_a_row_and_a_benchmark_are_json() -> None:
     assert values["rows"][1]["step_spread"] == [0.4, 0.6]
 
 
-def test_the_picture_has_a_line_for_each_row() -> None:
+def test_the_picture_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     some = [sheet(benchmark(*rows)).size for rows in ((), (row(),), (row(), row(name="x", error="It fails.")))]
     assert [height - some[0][1] for _, height in some] == [0, 44, 88]
     assert len({width for width, _ in some}) == 1
+    rows = (row(), row(name="theirs", by="peer", peak=None), row(name="x", error="It fails."))
+    monkeypatch.setattr(figure, "rendered", lambda drawn: drawn.axes)
+    step, weights, memory, load, accuracy = sheet(benchmark(*rows))
+    assert [label.get_text() for label in step.get_yticklabels()] == ["as found (bfloat16)", "nf4", "theirs", "x"]
+    words = [[text.get_text() for text in axes.texts] for axes in (step, weights, memory, load, accuracy)]
+    assert words[0] == ["1.00 x    500 ms", "1.25 x    500 ms", "1.25 x    500 ms", "It fails."]
+    assert words[1:] == [["10 B"] * 3, ["20 B", "20 B", ""], ["1.50 s"] * 3, ["-", "20.0 dB", "20.0 dB"]]
+    lengths = [round(bar.get_width()) for bar in step.patches]
+    assert lengths == [190, 152, 190, 190, 190, 190]  # tracks and bars, the longest of which fills its track
+    assert memory.patches[1].get_facecolor() != step.patches[5].get_facecolor() and len(memory.patches) == 4
 
 
 # Models with random weights.

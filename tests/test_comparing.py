@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 import sdquant
 from sdquant import backends, cli
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("comparing")
 
 PROMPT = "a handwritten seven"
+RENDERED = figure.rendered
 BOTH = {"unet": "int8", "text_encoder": "nf4"}
 
 
@@ -225,30 +228,59 @@ def colours(image: Any) -> set[Any]:
     return {colour for _, colour in image.getcolors(1 << 24)}
 
 
+@pytest.fixture
+def drawn(made: Comparison, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """drawn(columns, **values): the sheet of `made`, changed so, as a figure of matplotlib."""
+    monkeypatch.setattr(figure, "rendered", lambda drawn: drawn)
+    return lambda *columns, **values: sheet(replace(made, **values), *columns)
+
+
 @pytest.mark.parametrize(("columns", "across", "lines"), [(1, 1, 5), (2, 2, 3), (4, 3, 2), (5, 5, 1), (9, 5, 1)])
-def test_the_sheet_wraps(columns: int, across: int, lines: int, made: Comparison) -> None:
-    image = sheet(made, columns)
-    cells = max(across, 2) * (256 + compare_figure.GAP) - compare_figure.GAP
-    assert image.width == 2 * compare_figure.MARGIN + cells
-    line = 2 * 256 + compare_figure.BETWEEN + compare_figure.CAPTION + compare_figure.APART
-    assert image.height == compare_figure.HEAD + lines * line - compare_figure.APART + compare_figure.FOOT
+def test_the_sheet_wraps(columns: int, across: int, lines: int, drawn: Callable[..., Any]) -> None:
+    places = drawn(columns).axes
+    assert len(places) == lines * max(across, 2)
+    places = [axes.get_position() for axes in places if axes.get_title("left")]
+    assert len(places) == 5
+    assert len({round(place.x0, 6) for place in places}) == across
+    assert len({round(place.y0, 6) for place in places}) == lines
 
 
-def test_the_sheet_shows_the_pictures(made: Comparison) -> None:
-    image, left, top = sheet(made), compare_figure.MARGIN, compare_figure.HEAD
-    for number, row in enumerate(made.rows[:4]):
-        at = left + number * (256 + compare_figure.GAP)
-        shown = image.crop((at, top, at + 256, top + 256))
-        assert shown.resize((32, 32), Image.Resampling.NEAREST).tobytes() == row.image.convert("RGB").tobytes()
+def test_the_sheet_shows_the_pictures(made: Comparison, drawn: Callable[..., Any]) -> None:
+    shown = drawn()
+    image, places = RENDERED(shown), shown.axes
+    for axes, row in zip(places[:4], made.rows, strict=False):
+        left, top = round(axes.bbox.x0), round(image.height - axes.bbox.y1)
+        shown = image.crop((left, top, left + 256, top + 256))
+        assert shown == row.image.convert("RGB").resize((256, 256), Image.Resampling.NEAREST)
         if row.difference is not None:
             below = top + 256 + compare_figure.BETWEEN
-            shown = image.crop((at, below, at + 256, below + 256))
-            assert shown.resize((32, 32), Image.Resampling.NEAREST).tobytes() == row.difference.tobytes()
+            shown = image.crop((left, below, left + 256, below + 256))
+            assert shown == row.difference.resize((256, 256), Image.Resampling.NEAREST)
+
+
+def test_the_words_of_the_sheet(made: Comparison, drawn: Callable[..., Any]) -> None:
+    words = drawn(prompt="it costs $5, \u4e03 and $6")
+    RENDERED(words)  # a dollar is no formula, and a letter that the font lacks no warning
+    assert words.get_suptitle() == "\u201cit costs $5, \u4e03 and $6\u201d"
+    assert not any(text.get_parse_math() for text in (*words.texts, words.axes[0].xaxis.label))
+    titles = ["as found", "nf4", "not quantized", "unet=int8+text_encoder=nf4", "qint8"]
+    assert [axes.get_title("left") for axes in words.axes] == titles
+    nf4, same, failed = (words.axes[number].get_xlabel() for number in (1, 2, 4))
+    assert f"{made.rows[1].psnr:.1f} dB, largest difference {made.rows[1].largest} of 255" in nf4 and " of bf16" in nf4
+    assert "the same pixels" in same and failed == "no image"
+    assert "QBytesTensor.new()" in words.axes[4].texts[0].get_text()
+
+
+def test_sheets_are_drawn_in_threads(made: Comparison) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(sheet, [made] * 2)
+    assert one == other == sheet(made)
 
 
 def test_no_image_is_red_and_nothing_else(made: Comparison) -> None:
-    assert figure.WRONG in colours(sheet(made))
-    assert figure.WRONG not in colours(sheet(replace(made, rows=made.rows[:4])))
+    red = ImageColor.getrgb(figure.WRONG)
+    assert red in colours(sheet(made))
+    assert red not in colours(sheet(replace(made, rows=made.rows[:4])))
 
 
 @pytest.mark.parametrize("size", [(1024, 576), (512, 1024), (300, 300), (1, 1)])
@@ -260,19 +292,18 @@ def test_the_sheet_of_other_sizes(size: tuple[int, int], made: Comparison) -> No
     image = sheet(replace(made, size=size, rows=tuple(resized(row) for row in made.rows), prompt="a long prompt " * 40))
     assert image.width < 2200 and image.height < 1200
     # Nothing runs out of the margins.
-    for edge in ((0, 0, compare_figure.MARGIN - 2, image.height), (image.width - 30, 0, image.width, image.height)):
-        assert colours(image.crop(edge)) == {figure.PAPER}
+    for edge in ((0, 0, figure.MARGIN - 2, image.height), (image.width - 30, 0, image.width, image.height)):
+        assert colours(image.crop(edge)) == {ImageColor.getrgb(figure.PAPER)}
 
 
 def test_words_are_cut_and_wrapped() -> None:
-    paper = figure.Sheet(10, 10)
-    assert paper.cut("short", "small", 100) == "short"
-    cut = paper.cut("much too long for this", "small", 60)
-    assert cut.endswith("\u2026") and paper.width_of(cut, "small") <= 60
-    lines = paper.wrapped("one two three four five six seven", "small", 60, 3)
-    assert len(lines) == 3 and lines[-1].endswith("\u2026")
-    assert all(paper.width_of(line, "small") <= 60 for line in lines)
-    assert paper.wrapped("one two", "small", 600, 3) == ["one two"]
+    assert figure.fit("short", 100) == "short" and figure.fit("", 100) == ""
+    cut = figure.fit("much too long for this", 10 * figure.LETTER)
+    assert len(cut) <= 10 and cut.endswith("\u2026")
+    lines = figure.fit("one two three four five six seven", 10 * figure.LETTER, 3).split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= 10 and lines[-1].endswith("\u2026")
+    assert figure.fit("one two", 100 * figure.LETTER, 3) == "one two"
+    assert figure.fit("x" * 99, 10 * figure.LETTER) == "x" * 9 + "\u2026"
 
 
 def test_difference_of_modes() -> None:
@@ -324,6 +355,20 @@ def test_the_command_as_json(
 def test_the_command_where_no_scheme_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "-q", "qint8", "--offload", "sequential", "-o", str(tmp_path / "a.png"))
     assert code == 1 and "no image: qint8" in out
+
+
+def test_the_command_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(capsys, "-q", "none", "--json")[0] == 0
+    monkeypatch.setattr(comparing, "prepare", None)  # what is refused is refused before the work
+    for words in (["compare", "digits-sd", PROMPT, "-q", "nf4"], ["bench", "digits-sd", "-o", "a.png"]):
+        assert cli.main(words) == 2
+        error = capsys.readouterr().err
+        assert "it needs matplotlib" in error and 'pip install "sdquant[figures]"' in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_quant_of_the_command() -> None:

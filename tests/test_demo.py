@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 import sdquant
 from sdquant import cli
@@ -93,21 +93,38 @@ def test_the_table(result: run.Result) -> None:
 
 def test_the_picture(result: run.Result, tmp_path: Path) -> None:
     target = tmp_path / "new" / "grid.png"
-    grid.write([missing(result)] * 2, target)
+    wrong = run.DemoRow(**{**vars(result.rows[0]), "seen": (0, 7)})
+    grid.write([run.Result(model="digits-sd", steps=2, judge=1.0, cases=(wrong, *missing(result).cases))] * 2, target)
     with Image.open(target) as image:
         image.load()
         assert image.format == "PNG"
-        assert image.width == 2 * grid.MARGIN + grid.LABEL + 2 * grid.PANEL + grid.MARGIN
-        assert image.height == grid.HEAD + 3 * grid.LINE + grid.FOOT
+        assert image.width > 2 * (grid.DIGITS + grid.FACTS) and image.height > 4 * grid.LINE
+        reds = sum(count for count, (r, g, b) in image.convert("RGB").getcolors() if r > 180 and max(g, b) < 90)
+        assert reds > 600  # of two frames, in the palette of the file too
     assert [path.name for path in target.parent.iterdir()] == ["grid.png"]
+
+
+def test_the_words_of_the_picture(result: run.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure, "rendered", lambda drawn: drawn)
+    drawn = grid.demo_sheet([missing(result)] * 2)
+    digits, facts = drawn.axes[:2]
+    assert len(drawn.axes) == 4
+    labels = [label.get_text() for label in digits.get_yticklabels()]
+    assert labels == ["bf16\nnot quantized", "int8, balanced\nNNCF", "qint8\noptimum-quanto"]
+    assert digits.get_title("left").startswith("digits-sd: StableDiffusionPipeline, 4.2 MB in bf16, 2 steps")
+    assert [text.get_text() for text in digits.texts] == ["skipped: Run: pip"]
+    packed = result.rows[1]
+    numbers = [text.get_text() for text in facts.texts]
+    assert numbers[2].startswith(f"{packed.bytes / 1e6:.1f} MB") and numbers[3] == f"{packed.right} / 2"
+    assert numbers[4] == f"PSNR {packed.psnr:.1f} dB" and len(numbers) == 5
+    assert f"{result.judge:.1%}" in "".join(text.get_text() for text in drawn.texts)
 
 
 def test_a_wrong_digit_is_framed(result: run.Result) -> None:
     def framed(seen: tuple[int, ...]) -> int:
         row = run.DemoRow(**{**vars(result.rows[0]), "seen": seen})
         image = grid.demo_sheet([run.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
-        body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
-        return sum(count for count, colour in body.getcolors(1 << 20) if colour == figure.WRONG)
+        return sum(count for count, colour in image.getcolors(1 << 20) if colour == ImageColor.getrgb(figure.WRONG))
 
     assert framed((0, 1)) == 0
     assert framed((0, 7)) > 300

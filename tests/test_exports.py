@@ -19,7 +19,8 @@ from sdquant import backends, compat, errors
 ROOT = Path(sdquant.__file__).parent
 HEAVY = (
     "torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "gradio", "bitsandbytes", "optimum",
-    "nncf", "gguf", "libgguf", "sdnq", "sklearn", "PIL", "tqdm", "huggingface_hub", "yaml", "packaging", "peft",
+    "nncf", "gguf", "libgguf", "sdnq", "sklearn", "PIL", "matplotlib", "tqdm", "huggingface_hub", "yaml", "packaging",
+    "peft",
 )  # fmt: skip
 
 # DESIGN section 4.

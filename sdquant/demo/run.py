@@ -20,7 +20,8 @@ from ..utils.temp_dirs import temporary_folder
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
 IMAGES = {"digits-sd": 20, "digits-flux": 10}
 BATCH = 10  # images drawn at once
-EXTRA = {"sklearn": "scikit-learn", "PIL": "pillow"}  # what the extra "demo" installs: module and package
+# What the extra "demo" installs: module and package.
+EXTRA = {"sklearn": "scikit-learn", "PIL": "pillow", "matplotlib": "matplotlib"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,7 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
     """Load `model` in every case and generate `images` digits, 0 to 9 repeatedly. The first case is the reference.
 
     Raises:
-        BackendUnavailableError: scikit-learn or Pillow is missing.
+        BackendUnavailableError: scikit-learn, Pillow or matplotlib is missing.
     """
     need_extra()
     results: list[DemoRow | SkippedCase] = []

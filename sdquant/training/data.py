@@ -44,6 +44,7 @@ def examples(settings: TrainingSettings) -> list[Example]:
         BackendUnavailableError: a package is missing.
     """
     _need("PIL", "pillow")
+    _need("matplotlib", "matplotlib")
     if settings.dataset_name == "digits":
         _need("sklearn", "scikit-learn")
         return _digits()

@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..utils.figure import SOFT, Sheet
+from ..utils import figure
 
-CELL, GAP, MARGIN, HEAD, LABEL, COLUMNS = 128, 16, 28, 76, 42, 6  # pixels, and pictures side by side
+CELL, GAP, LABEL, COLUMNS = 128, 16, 52, 6  # pixels, and pictures side by side
 
 
 def sample_sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: str) -> Any:
     """Arrange the pictures in rows as one PIL image."""
-    from PIL import Image
-
     columns = max(min(COLUMNS, len(pictures)), 3)
     rows = -(-len(pictures) // columns)
-    width = 2 * MARGIN + columns * (CELL + GAP) - GAP
-    canvas = Sheet(width, HEAD + rows * (CELL + LABEL + GAP) + MARGIN - GAP)
-    canvas.text((MARGIN, 28), title, "title", room=width - 2 * MARGIN)
-    canvas.text((MARGIN, 54), under, "small", SOFT, room=width - 2 * MARGIN)
-    for number, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True)):
-        left = MARGIN + number % columns * (CELL + GAP)
-        top = HEAD + number // columns * (CELL + LABEL + GAP)
-        small = picture.convert("RGB")
-        small.thumbnail((CELL, CELL))
-        if max(small.size) < CELL:
-            scale = CELL / max(small.size)
-            small = small.resize((round(small.width * scale), round(small.height * scale)), Image.Resampling.BICUBIC)
-        canvas.image.paste(small, (left, top))
-        for line, text in enumerate(canvas.wrapped(prompt or "(empty prompt)", "small", CELL, 2)):
-            canvas.text((left, top + CELL + 13 + 16 * line), text, "small", SOFT)
-    return canvas.image
+    drawn, places = figure.grid([CELL] * columns, [CELL] * rows, title, [under], gap=(GAP, LABEL))
+    for axes, picture, prompt in zip(places, pictures, prompts, strict=False):
+        scale = CELL / max(picture.size)
+        figure.show(axes, picture, 0, 0, (round(picture.width * scale), round(picture.height * scale)))
+        axes.set_xlabel(figure.fit(prompt or "(empty prompt)", CELL, 2), loc="left", color=figure.SOFT)
+    return figure.rendered(drawn)
 
 
 def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, device: Any) -> list[Any]:

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import sdquant
 from sdquant import cli
 from sdquant.errors import BadFileError, DiskSpaceError, IncompatibleError, SettingsError, TrainingError
-from sdquant.training import checkpoints, config
+from sdquant.training import checkpoints, config, metrics_log, samples
 from sdquant.training.config import examples
 from sdquant.training.config.generate import draw_config
-from sdquant.training.metrics_log import read
+from sdquant.training.metrics_log import Line, read
 from sdquant.training.run import train
-from sdquant.utils import atomic_write
+from sdquant.utils import atomic_write, figure
 
 if TYPE_CHECKING:
     from sdquant.training.settings import TrainingSettings
@@ -61,6 +62,35 @@ def test_what_is_written(short: Short, tmp_path: Path, sd: Path) -> None:
     assert done.weights == sum(row.numel() for row in before.values())
     image = sdquant.load_model(run / "model", progress=False)("a handwritten seven", num_inference_steps=1).images[0]
     assert image.size == (32, 32)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 300])
+def test_the_curve_shows_the_loss(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [Line(step=step, loss=1 / step, lr=1e-4, grad_norm=1.0) for step in range(1, steps + 1)]
+    assert metrics_log.curve(lines, "Loss of $run").width == 960
+    monkeypatch.setattr(figure, "rendered", lambda drawn: drawn)
+    drawn = metrics_log.curve(lines, "Loss of $run")
+    (axes,) = drawn.axes
+    each, means = axes.lines
+    assert list(each.get_xdata()) == list(range(1, steps + 1)) and each.get_ydata()[-1] == 1 / steps
+    assert list(means.get_ydata()) == metrics_log.smoothed([line.loss for line in lines])
+    assert (axes.get_xlabel(), axes.get_ylabel(), drawn.get_suptitle()) == ("step", "loss", "Loss of $run")
+    assert axes.get_xlim() == (1, max(steps, 2)) and axes.get_ylim()[0] == 0
+    assert all(tick.is_integer() for tick in axes.get_xticks())
+
+
+def test_a_sheet_of_samples_shows_the_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = [Image.effect_noise((32, 32), 50) for _ in range(7)]
+    render = figure.rendered
+    monkeypatch.setattr(figure, "rendered", lambda drawn: drawn)
+    drawn = samples.sample_sheet(pictures, ["a long prompt " * 9, "", *["seven"] * 5], "run, step 2", "2 steps")
+    image, prompts = render(drawn), [axes.get_xlabel() for axes in drawn.axes]
+    assert prompts[0].count("\n") == 1 and prompts[0].endswith("\u2026")
+    assert prompts[1:] == ["(empty prompt)", *["seven"] * 5, *[""] * 5]
+    for axes, picture in zip(drawn.axes, pictures, strict=False):
+        left, top = round(axes.bbox.x0), round(image.height - axes.bbox.y1)
+        shown = image.crop((left, top, left + 128, top + 128))
+        assert shown == picture.convert("RGB").resize((128, 128), Image.Resampling.NEAREST)
 
 
 def test_resumed_is_bit_identical(short: Short, tmp_path: Path) -> None:

@@ -65,11 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, write, and print the table. Nothing is written before all is measured."""
     from ...evaluation.benchmark import bench
+    from ...utils.figure import require
 
     to_stdout = args.json_file is not None and str(args.json_file) == "-"
     for path, suffixes in ((args.output, SUFFIXES), (args.json_file, (".json",)), (args.profile, ())):
         if path is not None and not (path is args.json_file and to_stdout):
             _common.refuse_target(path, suffixes)
+    if args.output is not None:
+        require()
     request = _common.request_of(args, quant=None)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     del values["quant"]

@@ -44,10 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw with each scheme, write the picture, print the table. Nothing is written before all schemes are done."""
     from ...evaluation.compare import compare, sheet
+    from ...utils.figure import require
 
     out = args.out if args.out is not None or args.json else OUT
     if out is not None:
         _common.refuse_target(out, SUFFIXES)
+        require()
     # The first request has all that is not the scheme, checked.
     request = _common.request_of(args, quant=None)
     _common.refuse_auto(request, "all schemes are compared in the same offload mode")

@@ -12,6 +12,7 @@ from ...errors import SdquantError, SettingsError
 from ...evaluation import compare
 from ...models.generate import Stopped
 from ...planning.settings_fields import fields
+from ...utils import figure
 from ...utils.byte_sizes import size
 from .. import header, html_components
 from ..background_task import follow
@@ -87,6 +88,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
     busy = (gr.update(interactive=False), gr.update(interactive=True), gr.skip())
     yield html_components.progress(Progress(stage="loading")), *_nothing(), *busy
     try:
+        figure.require()
         names = _schemes(selection)
         target = desk.target(model, base)
         options: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole_number("Seed", seed, 0, MAX_SEED)}
