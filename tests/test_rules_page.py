@@ -1,12 +1,10 @@
-"""docs/rules.md: its examples run, and what it says Qwix's and MaxDiffusion's names are here is there."""
+"""docs/rules.md: what it says that Qwix's and MaxDiffusion's names are here exists."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import shlex
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -85,19 +83,3 @@ def test_every_field_and_public_name_of_ours_is_on_the_page() -> None:
                 and f"`QuantizationRule.{one.name}`" not in TEXT]  # fmt: skip
     said = set(re.findall(r"\w+", TEXT))
     assert not {name for name in rules.__all__ if name not in said} - {"load_quant_stats", "merge_quant_stats"}
-
-
-def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other: a later one uses what an earlier one made."""
-    monkeypatch.chdir(tmp_path)
-    made: dict[str, object] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) > 2
-    for number, text in enumerate(blocks):
-        exec(compile(text, f"rules.md, example {number + 1}", "exec"), made)
-    assert {"digits-rules", "unet-rules"} <= {path.name for path in tmp_path.iterdir()}
-
-
-@pytest.mark.parametrize("line", re.findall(r"^    (sdquant .*)$", TEXT, flags=re.MULTILINE))
-def test_commands_are_understood(line: str) -> None:
-    cli.parser().parse_args(shlex.split(line, comments=True)[1:])
