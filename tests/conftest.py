@@ -128,7 +128,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """small("sdxl" | "sd3" | "sd3-no-t5"): the folder of a small pipeline with random weights. Do not change it."""
-    from . import small as makers
+    from . import small_pipelines as makers
 
     made: dict[str, Path] = {}
 

@@ -24,7 +24,7 @@ from sdquant.utils.atomic_write import whole_file
 
 from . import layouts
 from .foreign import WEIGHTS
-from .test_three_ways import same_bits
+from .test_load_modes import same_bits
 
 # One of each kind of packing and of module; that every scheme is saved and loaded again is shown elsewhere.
 SCHEMES = ("int8", "int4,group_size=32", "nf4,double_quant,compute_dtype=float32", "fp8", "bnb-int8", "qint4", "qint3",

@@ -21,7 +21,7 @@ from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell
-from .test_three_ways import same_bits
+from .test_load_modes import same_bits
 
 WRITE = {"sdxl": layouts.sdxl_checkpoint, "sd3": layouts.sd3_checkpoint, "sd3-no-t5": layouts.sd3_checkpoint}
 MAIN = {"sdxl": "unet", "sd3": "transformer", "sd3-no-t5": "transformer"}

@@ -21,7 +21,7 @@ from sdquant.loading.partition import shares
 from sdquant.utils import distributed
 from sdquant.utils.distributed import ALONE, processes
 
-from . import processes_at_work as work
+from . import distributed_worker as work
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def torchrun(count: int, *words: str | Path, module: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a module, or tests/processes_at_work.py, in several processes."""
+    """Run a module, or tests/distributed_worker.py, in several processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     what = ["-m", "sdquant"] if module else [str(Path(work.__file__))]
     return subprocess.run(

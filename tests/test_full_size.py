@@ -180,7 +180,7 @@ def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A pipeline's folder."""
     import diffusers
 
-    from .small import clip_tokenizer, t5_tokenizer
+    from .small_pipelines import clip_tokenizer, t5_tokenizer
 
     class_name, parts = PIPELINES[request.param]
     folder = tmp_path_factory.mktemp(request.param)

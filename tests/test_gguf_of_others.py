@@ -21,7 +21,7 @@ from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
 
 from . import layouts
-from .test_three_ways import images
+from .test_load_modes import images
 
 if TYPE_CHECKING:
     from .layouts import State

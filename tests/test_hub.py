@@ -24,7 +24,7 @@ from sdquant.planning.request import request
 from sdquant.training.config import keys as config_keys
 
 from . import layouts
-from .test_three_ways import same_bits
+from .test_load_modes import same_bits
 
 if TYPE_CHECKING:
     from .layouts import State

@@ -52,7 +52,7 @@ def test_every_kind_of_layer(scheme: str, runtime: str) -> None:
 def test_the_plan_says_it(tmp_path: Path) -> None:
     import diffusers
 
-    from .test_float32 import wan
+    from .test_keep_in_fp32 import wan
 
     name, values = wan()
     getattr(diffusers, name)(**values | {"in_channels": 32}).bfloat16().save_pretrained(tmp_path)
@@ -73,7 +73,7 @@ def test_found_on_disk_they_run_in_plain_layers(tmp_path: Path) -> None:
     """A file may hold more than the library runs."""
     import diffusers
 
-    from .test_float32 import run_wan, wan
+    from .test_keep_in_fp32 import run_wan, wan
 
     name, values = wan()
     values |= {"in_channels": 32}

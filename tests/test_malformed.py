@@ -15,7 +15,7 @@ import sdquant
 from sdquant.errors import BadFileError, ConflictError, MissingComponentError, UnsupportedFileError
 from sdquant.nn.weights import quantized
 
-from .answers import one_answer
+from .entry_points import one_answer
 from .malformed import FORMATS, NAME, OTHER, Model, tiny
 from .malformed_cases import CASES
 

@@ -30,7 +30,7 @@ from sdquant.nn.weights import quantized
 from sdquant.saving import export_gguf
 from sdquant.training import digits
 
-from .turns import by_turns
+from .alternating_models import by_turns
 
 if TYPE_CHECKING:
     from sdquant.compat import Cell

@@ -23,8 +23,8 @@ from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell
-from .test_text_files import clip_l, fp8, t5xxl
-from .test_three_ways import images
+from .test_load_modes import images
+from .test_text_encoder_files import clip_l, fp8, t5xxl
 
 if TYPE_CHECKING:
     from .layouts import State

@@ -133,7 +133,7 @@ def test_refused_and_never_taken_for_floats(name: str, folders: dict[str, Path],
 @pytest.mark.filterwarnings("ignore:.*Quanto:FutureWarning")
 @pytest.mark.parametrize("name", ["flux qint8", *(name for name in REFUSED if "sdnq" not in name)])
 def test_read_after_import_sdquant(name: str, folders: dict[str, Path]) -> None:
-    """And bitsandbytes' too, but that diffusers refuses it without a GPU: see `test_three_loaders`."""
+    """And bitsandbytes' too, but that diffusers refuses it without a GPU: see `test_loaders_of_libraries`."""
     from diffusers import DiffusionPipeline
 
     ours = weight_parts(sdquant.load_model(folders[name], progress=False))

@@ -24,7 +24,7 @@ from sdquant.planning.request import request
 from sdquant.settings import Settings
 from sdquant.training import digits
 
-from . import sparse
+from . import sparse_pipelines
 
 GB = 10**9
 
@@ -41,7 +41,7 @@ def with_memory(size: float | None, kind: str = "cuda", ram: float = 64 * GB) ->
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """FLUX.1's shapes."""
-    return sparse.flux(tmp_path_factory.mktemp("big") / "flux")
+    return sparse_pipelines.flux(tmp_path_factory.mktemp("big") / "flux")
 
 
 def chosen(path: Path, here: hardware.Machine, **call: Any) -> dict[str, Chosen]:

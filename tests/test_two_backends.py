@@ -12,7 +12,7 @@ import sdquant
 from sdquant.errors import ConflictError, IncompatibleError
 from sdquant.nn.weights import quantized
 
-from .answers import answers
+from .entry_points import answers
 from .malformed import CONFIG, NAME, OTHER, tiny
 from .malformed import WEIGHTS as FILE
 

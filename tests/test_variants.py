@@ -19,7 +19,7 @@ from sdquant.nn.weights import plain
 
 from . import layouts
 from .layouts import State
-from .test_three_ways import images
+from .test_load_modes import images
 
 Write = Callable[[Path, str, State], None]
 

@@ -34,7 +34,7 @@ RUNS = (
     Run(
         "marked gpu", 100, "gpu",
         ("tests/kernels/test_on_card.py", "tests/offload/test_gpu.py", "tests/kernels/test_fp8.py",
-         "tests/kernels/test_fields.py", "tests/rules/test_float8.py", "tests/hosts/test_forge.py"),
+         "tests/kernels/test_gguf_fields.py", "tests/rules/test_float8.py", "tests/hosts/test_forge.py"),
     ),
     Run(
         "offload", 150, "slow or not slow",
@@ -42,7 +42,7 @@ RUNS = (
     ),
 )  # fmt: skip
 SMALL = (
-    Run("marked gpu", 100, "gpu", ("tests/kernels/test_fields.py",)),
+    Run("marked gpu", 100, "gpu", ("tests/kernels/test_gguf_fields.py",)),
     Run("offload", 300, "not slow", ("tests/offload/test_threads.py",)),
 )
 MOST_PROCESSES = 15

@@ -20,7 +20,7 @@ BNB_MODULES = any_of("nf4", "fp4", "bnb-int8")
 QUANTO_MODULES = any_of("qint8", "qint4", "qint2", "qfloat8")
 
 CELLS = "tests/test_matrix.py"
-SEEN = "tests/compat/test_seen.py"  # with today's words of the libraries on a CPU
+SEEN = "tests/compat/test_verdicts.py"  # with today's words of the libraries on a CPU
 GUIDE = "SD.Next's quantization guide"
 CUDA_CELLS = f"{CELLS} (its cuda cells are marked gpu and run where there is one)"
 
@@ -178,7 +178,7 @@ ROWS: tuple[Row, ...] = (
         verdict="breaks",
         why="sdquant compiles models for OpenVINO's CPU plugin alone, and the rest of the pipeline would be elsewhere",
         fix='Use device="cpu", or runtime="plain", which runs on every device',
-        seen="tests/openvino_runtime/test_served.py",
+        seen="tests/openvino_runtime/test_pipelines.py",
     ),
     Row(
         backend="bnb",

@@ -24,7 +24,7 @@ from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
 
-from ..test_float32 import run_wan, snr, wan
+from ..test_keep_in_fp32 import run_wan, snr, wan
 
 BACKEND = backends.get("sdnq")
 SCHEMES = [row.name for row in BACKEND.schemes]

@@ -14,7 +14,7 @@ import pytest
 import sdquant
 
 from ..ui.events import Answer, Events
-from ..ui.hostile import HOSTILE, JOIN, JSON, OWN, PARTS, Row, assert_refused, filled, leaks, part, site
+from ..ui.hostile_requests import HOSTILE, JOIN, JSON, OWN, PARTS, Row, assert_refused, filled, leaks, part, site
 from ..ui.wire import request
 
 if TYPE_CHECKING:

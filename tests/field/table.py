@@ -43,17 +43,17 @@ def _each(test: str, *parameters: str) -> tuple[str, ...]:
 _OWN = "tests/field/test_pieces.py::"
 _ENCODERS = ("Qwen2_5_VL", "Qwen2VL", "Gemma3", "Mistral3", "Llava")
 _RENAMED = (*(f"{name}ForConditionalGeneration" for name in _ENCODERS), "Dinov2Model")
-_PLACES = "tests/test_places.py::"
+_PLACES = "tests/test_component_places.py::"
 _TRAINING = "tests/offload/test_training.py::"
 _RECIPE = f"{_TRAINING}test_the_docs_recipe_trains_as_without_offload"
-_FLOAT32 = "tests/test_float32.py::"
+_FLOAT32 = "tests/test_keep_in_fp32.py::"
 _THREADS = "tests/offload/test_threads.py::"
 _COMPILE = "tests/offload/test_compile.py::"
 _METHODS = "tests/formats/test_methods.py::"
 _KINDS = "tests/test_library_kinds.py::"
-_FLOATS = "tests/test_into_floats.py::"
-_LOADERS = "tests/test_three_loaders.py::"
-_REACH = "tests/rules/test_reach.py::"
+_FLOATS = "tests/test_float_state_dicts.py::"
+_LOADERS = "tests/test_loaders_of_libraries.py::"
+_REACH = "tests/rules/test_rule_matches.py::"
 _CONFIG = "tests/config/test_loading.py::"
 _BAD = "tests/test_bad_input.py::"
 
@@ -102,7 +102,7 @@ PIECES = (
     Piece("T13", "SDNQ folders with use_quantized_matmul",
           ("tests/backends/test_sdnq.py::test_a_folder_for_quantized_products_is_loaded",)),
     Piece("T13", "parts with a last dimension of one and a foreign stride, in any scheme",
-          ("tests/test_rows.py::test_whatever_the_stride_of_a_dimension_of_size_one",)),
+          ("tests/test_packed_rows.py::test_whatever_the_stride_of_a_dimension_of_size_one",)),
     Piece("T15", "folders in SDNQ's format, run by SDNQ",
           ("tests/backends/test_sdnq.py::test_sdnq_runs_a_text_encoder_that_we_write",
            "tests/backends/test_sdnq.py::test_sdnq_runs_a_transformer_that_we_write")),
@@ -117,7 +117,7 @@ PIECES = (
     Piece("T21", "a thread for each request, on one offloaded pipeline",
           (f"{_THREADS}test_requests_of_a_server", f"{_THREADS}test_a_second_thread_waits_until_the_first_is_out")),
     Piece("T22", "joined weights become floats; a pipeline saved while its projections are fused",
-          ("tests/test_joined_weights.py::test_joining_packed_weights_is_said_once",
+          ("tests/test_dequantize_warning.py::test_joining_packed_weights_is_said_once",
            f"{_OWN}test_saved_while_projections_are_fused")),
     Piece("T23", "quantize of a pipeline one of whose components has nothing to quantize",
           (f"{_KINDS}test_layerwise_casting_is_refused",
@@ -147,8 +147,8 @@ PIECES = (
            f"{_LOADERS}test_portable_says_what_diffusers_refuses_here")),
     Piece("T28", "a whole folder without a dtype", (f"{_LOADERS}test_a_whole_folder_without_a_dtype",)),
     Piece("T29", "classes in model_index.json that nobody has",
-          _each("tests/test_answers.py::test_one_answer", "unknown class of transformers", "unknown class of diffusers",
-                "unknown pipeline", "unknown library")),
+          _each("tests/test_entry_points.py::test_one_answer", "unknown class of transformers",
+                "unknown class of diffusers", "unknown pipeline", "unknown library")),
     Piece("S", "advice names arguments that exist", (f"{_OWN}test_advice_names_arguments_that_exist",)),
     Piece("S", "quant='4bit'", _each(f"{_BAD}TestNames::test_a_loose_word", "4bit-nf4")),
     Piece("S", "the plan finds T01 and T16",
@@ -171,19 +171,19 @@ PIECES = (
           ("tests/rules/test_load_params.py::test_the_peak_is_that_of_what_is_quantized_and_little_more",)),
     Piece("Q4", "presets whose activations have a zero point",
           (f"{_REACH}test_what_products_cannot_follow_is_refused_before_weights_are_read",
-           "tests/test_calibrating.py::test_what_products_cannot_follow_is_refused_before_weights_are_read")),
+           "tests/test_calibration.py::test_what_products_cannot_follow_is_refused_before_weights_are_read")),
     Piece("Q5", "scales of mxfp8 and mxfp4",
           ("tests/rules/test_numerics.py::test_powers_of_two_are_outlier_aware",
            *_each("tests/rules/test_golden.py::test_scales_and_numbers",
                   *(f"quantize|{kind}|absmax|float32" for kind in ("mxfp8|32", "mxfp4|32", "mxfp8_16|16"))))),
     Piece("Q6", "int16, and names of the Qwix that is meant",
           (*_each("tests/rules/test_golden.py::test_scales_and_numbers", "quantize|int16|0|minmax|float32"),
-           "tests/test_rules_page.py::test_every_name_of_theirs_is_there")),
+           "tests/test_qwix_names.py::test_every_name_of_theirs_is_there")),
     Piece("Q7", "the order of an einsum's scales",
           ("tests/rules/test_golden.py::test_einsum",
            "tests/rules/test_products.py::test_einsum_scales_by_the_right_operand_first")),
     Piece("Q8", "functional_call with float weights",
-          ("tests/rules/test_flow.py::test_functional_call_takes_float_weights",)),
+          ("tests/rules/test_quantize_model.py::test_functional_call_takes_float_weights",)),
     Piece("Q9", "a million shards, and a batch size of 1.0",
           (*_each(f"{_CONFIG}test_a_wrong_override",
                   "quantization_local_shard_count=1000000-from -1 to 4096-Use a number in this range"),
@@ -195,7 +195,7 @@ PIECES = (
     Piece("Q9", "a preset for linear layers alone",
           (f"{_REACH}test_a_preset_for_linear_layers_says_nothing_of_products",)),
     Piece("Q9", "calibrate with a preset or a config",
-          ("tests/test_calibrating.py::test_a_preset_and_a_config_have_ranges_without_rules_being_written_out",)),
+          ("tests/test_calibration.py::test_a_preset_and_a_config_have_ranges_without_rules_being_written_out",)),
 )  # fmt: skip
 
 

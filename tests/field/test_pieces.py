@@ -24,8 +24,8 @@ from sdquant.nn.weights import quantized
 from sdquant.planning.request import Request
 from sdquant.training import config
 from tests import encoders
-from tests.pipelines import comparing
-from tests.pipelines.building import build, silent
+from tests.pipelines import comparison
+from tests.pipelines.pipeline_factory import build, silent
 
 PACKAGE = Path(sdquant.__file__).parent
 
@@ -40,18 +40,20 @@ def test_qwen_image_by_call_and_by_command(tmp_path: Path) -> None:
     folder, out = tmp_path / "qwen-image", tmp_path / "out"
     with silent():
         build("QwenImagePipeline").save_pretrained(folder)
-    known = comparing.reference(folder, "QwenImagePipeline")
+    known = comparison.reference(folder, "QwenImagePipeline")
     loaded = sdquant.load_model(folder, {"transformer": "nf4"}, progress=False)
-    comparing.same_tensors(loaded.text_encoder, known.text_encoder)
+    comparison.same_tensors(loaded.text_encoder, known.text_encoder)
     assert (
-        comparing.quantize_known(loaded, known) == sum(len(part.weights) for part in loaded.sdquant.plan.components) > 0
+        comparison.quantize_known(loaded, known)
+        == sum(len(part.weights) for part in loaded.sdquant.plan.components)
+        > 0
     )
     words = [str(folder), "--quant", "transformer=nf4"]
     assert main(["plan", *words]) == main(["inspect", "--verify", str(folder)]) == 0
     assert main(["quantize", str(folder), str(out), *words[1:], "--no-progress"]) == 0
     again = sdquant.load_model(out, progress=False)
-    comparing.same_tensors(again.text_encoder, loaded.text_encoder)
-    comparing.same_tensors(again.transformer, loaded.transformer)
+    comparison.same_tensors(again.text_encoder, loaded.text_encoder)
+    comparison.same_tensors(again.transformer, loaded.transformer)
 
 
 def test_quantos_modules_in_a_vision_language_encoder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sdquant.cli import main
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn.weights import quantized
 
-from ..answers import answers, copied, one_answer
+from ..entry_points import answers, copied, one_answer
 from ..malformed import NAME, OTHER, tiny
 from ..malformed import WEIGHTS as FILE
 

@@ -23,7 +23,7 @@ from sdquant.nn.weights import plain
 
 from .. import layouts
 from ..foreign import WEIGHTS
-from ..test_three_ways import same_bits
+from ..test_load_modes import same_bits
 
 
 @pytest.fixture

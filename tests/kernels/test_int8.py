@@ -21,7 +21,7 @@ from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 
 from .instructions import others, use
-from .test_forms import SPECS
+from .test_packed_layout import SPECS
 
 if TYPE_CHECKING:
     from sdquant.nn.quantized_layers import QuantizedLayer

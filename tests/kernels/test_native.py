@@ -19,7 +19,7 @@ from sdquant.core.backend import Packed, Unfit
 from sdquant.kernels.cpu import SWITCH, extension
 
 from .reference import decoded, multiplied
-from .test_forms import SPECS
+from .test_packed_layout import SPECS
 
 native = extension()
 if native is None:

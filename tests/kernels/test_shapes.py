@@ -12,7 +12,7 @@ from sdquant import backends
 from sdquant.kernels import int_matmul
 from sdquant.nn import QuantizedLayer, quantized_layer
 
-from .test_forms import SPECS
+from .test_packed_layout import SPECS
 
 if TYPE_CHECKING:
     from sdquant.core.backend import Packed

@@ -23,7 +23,7 @@ from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.triton_kernels import TritonReader
 
-from .test_forms import SHAPES, SPECS
+from .test_packed_layout import SHAPES, SPECS
 from .triton_cases import DTYPES, Case, apart_of, blocks_of, cases, faults
 
 ROOT = Path(__file__).parents[2]

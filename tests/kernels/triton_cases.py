@@ -113,7 +113,7 @@ def apart_of(case: Case) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    # Each backend's form, as `test_forms` sees them; rows that are no multiple of a tile.
+    # Each backend's form, as `test_packed_layout` sees them; rows that are no multiple of a tile.
     yield _case("int8 rows", 37, 96, "int8", 96, arithmetic="bfloat16", scales="bfloat16")
     yield _case("int8 factor", 33, 64, "int8", 64, factor=7.874015718698502e-3)
     yield _case("int8 whole", 5, 64, "int8", 320)

@@ -24,7 +24,7 @@ from sdquant.errors import BudgetError, SdquantError, SettingsError
 from sdquant.models import pipelines
 from sdquant.offload import actions
 from sdquant.offload.state_guards import is_move
-from tests.offload.changing import ACTIONS, PROMPT
+from tests.offload.pipeline_changes import ACTIONS, PROMPT
 
 from .conftest import DEVICE, hooked
 

@@ -11,8 +11,8 @@ import torch
 import sdquant
 from sdquant.errors import MissingComponentError, UnsupportedFileError
 
-from . import comparing
-from .building import build, class_named, model, silent
+from . import comparison
+from .pipeline_factory import build, class_named, model, silent
 
 
 @pytest.mark.parametrize("name", ["StableDiffusionSafetyChecker", "LTX2TextConnectors", "CLIPImageProjection"])
@@ -23,7 +23,7 @@ def test_a_lone_component_of_a_class_that_only_a_pipeline_has(name: str, tmp_pat
         known = kind.from_pretrained(tmp_path)
     loaded = sdquant.load_model(tmp_path, progress=False)
     assert type(loaded) is type(known)
-    comparing.same_tensors(loaded, known)
+    comparison.same_tensors(loaded, known)
 
 
 def test_an_old_class_is_loaded_as_diffusers_loads_it(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_an_old_class_is_loaded_as_diffusers_loads_it(tmp_path: Path) -> None:
         sdquant.load_model(folder / "transformer", progress=False),
     ):
         assert type(loaded) is type(known)
-        comparing.same_tensors(loaded, known)
+        comparison.same_tensors(loaded, known)
 
 
 def test_the_index_has_the_last_word_on_a_class(tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_the_index_has_the_last_word_on_a_class(tmp_path: Path) -> None:
     place = folder / "text_encoder" / "config.json"
     config = json.loads(place.read_text())
     place.write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
-    known = comparing.reference(folder, "ZImagePipeline")
+    known = comparison.reference(folder, "ZImagePipeline")
     loaded = sdquant.load_model(folder, progress=False)
     assert type(loaded.text_encoder) is type(known.text_encoder)
-    comparing.same_tensors(loaded.text_encoder, known.text_encoder)
+    comparison.same_tensors(loaded.text_encoder, known.text_encoder)
     plan = sdquant.plan(folder, "int8")
     assert {part.name: part.class_name for part in plan.components}["text_encoder"] == "Qwen3Model"
 
@@ -85,7 +85,7 @@ def test_lists_in_the_index_are_values_where_they_name_no_component(tmp_path: Pa
     place = folder / "model_index.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "layers": [2, 5, 8], "patch_size": [2, 2]}))
     loaded, known = sdquant.load_model(folder, progress=False), sdquant.load_model(sd, progress=False)
-    comparing.same_tensors(loaded.unet, known.unet)
+    comparison.same_tensors(loaded.unet, known.unet)
 
 
 def test_a_scheduler_that_is_not_there_is_refused_before_weights_are_read(

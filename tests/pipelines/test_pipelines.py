@@ -13,8 +13,8 @@ import torch
 import sdquant
 from sdquant.errors import IncompatibleError, UnsupportedFileError
 
-from . import comparing
-from .building import build, names, silent
+from . import comparison
+from .pipeline_factory import build, names, silent
 from .rows import FAST, FLOATS, LOST, MISSING
 
 # What diffusers does itself while it makes a pipeline, which load_model lets through: schedulers that give numpy
@@ -50,23 +50,23 @@ def check(name: str, folder: Path, quants: Sequence[str]) -> None:
     """See the module."""
     with silent():
         build(name).save_pretrained(folder)
-    known = comparing.reference(folder, name)
+    known = comparison.reference(folder, name)
     check_whole(folder, known)
     if name in FLOATS:
         with pytest.raises(IncompatibleError, match=r"no weight that would be quantized\. Choose other components"):
             sdquant.load_model(folder, quants[0], progress=False)
         return
     for quant in quants:
-        check_quantized(folder, quant, comparing.reference(folder, name))  # as no weight norm can be copied
+        check_quantized(folder, quant, comparison.reference(folder, name))  # as no weight norm can be copied
 
 
 def check_whole(folder: Path, known: Any) -> None:
     """What `load_model` makes of the folder is what diffusers makes of it, and the other readers take it for that."""
     loaded = sdquant.load_model(folder, progress=False)
-    comparing.same_pipeline(loaded, known)
-    for part, module in comparing.modules(known).items():
-        comparing.same_config(comparing.modules(loaded)[part], module)
-        comparing.same_tensors(comparing.modules(loaded)[part], module)
+    comparison.same_pipeline(loaded, known)
+    for part, module in comparison.modules(known).items():
+        comparison.same_config(comparison.modules(loaded)[part], module)
+        comparison.same_tensors(comparison.modules(loaded)[part], module)
     assert not sdquant.detect(folder).prequantized
     assert not sdquant.verify(folder).prequantized
 
@@ -76,22 +76,22 @@ def check_quantized(folder: Path, quant: str, known: Any) -> None:
     plan = sdquant.plan(folder, quant, "balanced")
     for src in plan.detected.sources.values():  # each was held against its model
         assert src.layers or not any(name.endswith(".weight") for name in src.tensors)
-    loaded = comparing.streamed(folder, quant, plan)
+    loaded = comparison.streamed(folder, quant, plan)
     results = {}
-    for name, part in comparing.modules(loaded).items():
-        given = comparing.inputs(part)
+    for name, part in comparison.modules(loaded).items():
+        given = comparison.inputs(part)
         if given is not None:
-            results[name] = given, comparing.outputs(part, given)
+            results[name] = given, comparison.outputs(part, given)
     loaded.sdquant.offload.remove()
-    count = comparing.quantize_known(loaded, known)
+    count = comparison.quantize_known(loaded, known)
     assert count == sum(len(part.weights) for part in plan.components)
     assert count
     for name, (given, mine) in results.items():
-        theirs = comparing.outputs(comparing.modules(known)[name], given)
+        theirs = comparison.outputs(comparison.modules(known)[name], given)
         assert [(t.shape, t.dtype) for t in mine] == [(t.shape, t.dtype) for t in theirs], name
         for one, other in zip(mine, theirs, strict=True):
             assert torch.isfinite(other).all(), name
-            assert comparing.snr(one, other) > comparing.LEAST_SNR, name
+            assert comparison.snr(one, other) > comparison.LEAST_SNR, name
 
 
 @pytest.mark.parametrize(("name", "quant"), FAST.items())
@@ -110,6 +110,6 @@ def test_a_pipeline_that_diffusers_cannot_find_again_is_refused(name: str, disk:
     with silent():
         build(name).save_pretrained(disk / name)
     with pytest.raises((AttributeError, ValueError)):
-        comparing.reference(disk / name, name)
+        comparison.reference(disk / name, name)
     with pytest.raises(UnsupportedFileError, match="which diffusers and transformers do not have"):
         sdquant.load_model(disk / name, progress=False)

@@ -13,8 +13,8 @@ from sdquant import offload
 from sdquant.errors import UnsupportedFileError
 from sdquant.nn.weights import quantized
 
-from . import comparing
-from .building import build, silent
+from . import comparison
+from .pipeline_factory import build, silent
 from .rows import Given
 
 NAME = "StableDiffusionControlNetPipeline"
@@ -64,17 +64,17 @@ def test_the_ways_out(quant: str, folder: Path, tmp_path: Path) -> None:
     """What diffusers has loaded, quantized and offloaded; and each folder alone. Both are the same, and are saved."""
     from diffusers import MultiControlNetModel
 
-    pipe = comparing.reference(folder, NAME)
+    pipe = comparison.reference(folder, NAME)
     floats = answers(pipe.controlnet)
     sdquant.quantize(pipe, quant, components=("unet", "controlnet"), progress=False)
     wanted = answers(pipe.controlnet)
     for one, other in zip(wanted, floats, strict=True):
-        assert comparing.snr(one, other) > 10
+        assert comparison.snr(one, other) > 10
     alone = [sdquant.load_model(folder / name, quant, progress=False) for name in ("controlnet", "controlnet_1")]
     several = MultiControlNetModel(alone)
     assert all(torch.equal(one, other) for one, other in zip(answers(several), wanted, strict=True))
 
-    total = offload.weight_bytes(*comparing.modules(pipe).values())
+    total = offload.weight_bytes(*comparison.modules(pipe).values())
     handle = offload.apply(pipe, "balanced", device="cpu", budget=int(0.8 * total))
     assert all(torch.equal(one, other) for one, other in zip(answers(pipe.controlnet), wanted, strict=True))
     assert handle.report()["fetches"] > 0

@@ -10,8 +10,8 @@ import torch
 
 import sdquant
 
-from . import comparing
-from .building import build, pipeline_class, silent
+from . import comparison
+from .pipeline_factory import build, pipeline_class, silent
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = ("StableDiffusionPipeline", "FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline", "QwenImagePipeline")
@@ -49,12 +49,12 @@ def test_a_folder_of_one_variant(name: str, variant: str, quant: str, tmp_path: 
     if quant == "none":
         for asked in ({}, {"variant": variant}):
             loaded = sdquant.load_model(folder, progress=False, **asked)
-            comparing.same_pipeline(loaded, theirs)
-            for part, module in comparing.modules(theirs).items():
-                comparing.same_tensors(comparing.modules(loaded)[part], module)
+            comparison.same_pipeline(loaded, theirs)
+            for part, module in comparison.modules(theirs).items():
+                comparison.same_tensors(comparison.modules(loaded)[part], module)
         assert not sdquant.verify(folder).prequantized
         return
     plan = sdquant.plan(folder, quant, "balanced")
-    loaded = comparing.streamed(folder, quant, plan)
+    loaded = comparison.streamed(folder, quant, plan)
     loaded.sdquant.offload.remove()
-    assert comparing.quantize_known(loaded, theirs) == sum(len(part.weights) for part in plan.components) > 0
+    assert comparison.quantize_known(loaded, theirs) == sum(len(part.weights) for part in plan.components) > 0

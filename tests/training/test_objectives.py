@@ -18,7 +18,7 @@ from sdquant.models.pipelines import main_part
 from sdquant.training import losses, pipeline_types, rng
 from sdquant.training.latent_cache import Batch, Encoded
 
-from .. import small
+from .. import small_pipelines
 
 if TYPE_CHECKING:
     from sdquant.training.settings import TrainingSettings
@@ -109,8 +109,8 @@ def test_called_as_the_pipeline_calls_it(kind: str, tmp_path: Path, sd: Path, fl
     made = {
         "sd": lambda: sd,
         "flux": lambda: flux,
-        "sdxl": lambda: small.sdxl(tmp_path / "m"),
-        "sd3": lambda: small.sd3(tmp_path / "m"),
+        "sdxl": lambda: small_pipelines.sdxl(tmp_path / "m"),
+        "sd3": lambda: small_pipelines.sd3(tmp_path / "m"),
     }
     pipe = sdquant.load_model(made[kind](), dtype="float32", progress=False)
     net, prompt = main_part(pipe), "a handwritten seven"

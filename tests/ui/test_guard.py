@@ -15,7 +15,7 @@ from sdquant.ui.server.guard import Guard
 from sdquant.ui.server.request_body import MAX_BODY
 
 from .conftest import SECRET
-from .hostile import (
+from .hostile_requests import (
     CLICK,
     HOSTILE,
     JOIN,

@@ -18,7 +18,7 @@ import sdquant
 from sdquant.cli import main
 from sdquant.errors import BadFileError
 
-from .answers import answers
+from .entry_points import answers
 
 TE_WEIGHTS = "model.safetensors"
 LACKED = "embeddings.mask_token"

@@ -1,4 +1,4 @@
-"""A script: what looking into files takes. `python looked_into.py SOUND` answers each line with a line of JSON.
+"""A script: what looking into files takes. `python detect_cost.py SOUND` answers each line with a line of JSON.
 
 A line is a JSON list of a path and its header's length. SOUND is looked into first, so that all that is imported is
 there; then each file in a process forked from that one, with its address space limited.

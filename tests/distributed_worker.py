@@ -1,4 +1,4 @@
-"""What tests/test_distributed.py has several processes do: `torchrun ... tests/processes_at_work.py WHAT FOLDER`."""
+"""What tests/test_distributed.py has several processes do: `torchrun ... tests/distributed_worker.py WHAT FOLDER`."""
 
 from __future__ import annotations
 

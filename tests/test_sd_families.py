@@ -22,7 +22,7 @@ from sdquant.nn.weights import plain, quantized
 from sdquant.saving.export_gguf import quantize_file
 from tools.digits_models.nets import vae
 
-from . import comfy_gguf, layouts, small
+from . import comfy_gguf, layouts, small_pipelines
 from .conftest import shell
 
 LDM = "model.diffusion_model."
@@ -91,12 +91,15 @@ def _made(row: Row, folder: Path) -> None:
     more: dict[str, Any] = {"add_watermarker": False} if refines else dict(row.more)
     if row.pipeline == "StableDiffusionUpscalePipeline":
         more["low_res_scheduler"] = diffusers.DDPMScheduler()
-    decoder = small._random(vae())
+    decoder = small_pipelines._random(vae())
     decoder.register_to_config(scaling_factor=row.scale)
     pipe = getattr(diffusers, row.pipeline)(
-        vae=decoder, unet=small._random(diffusers.UNet2DConditionModel(**row.unet)),
+        vae=decoder, unet=small_pipelines._random(diffusers.UNet2DConditionModel(**row.unet)),
         scheduler=diffusers.DDIMScheduler(steps_offset=1, clip_sample=False), **place,
-        **{f"text_encoder{end}": small._clip(kept, 32, projected=refines), f"tokenizer{end}": small.clip_tokenizer()},
+        **{
+            f"text_encoder{end}": small_pipelines._clip(kept, 32, projected=refines),
+            f"tokenizer{end}": small_pipelines.clip_tokenizer(),
+        },
         **more,
     )  # fmt: skip
     pipe.save_pretrained(folder)

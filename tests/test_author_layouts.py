@@ -19,7 +19,7 @@ from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
 
 from . import layouts
-from .test_three_ways import images, same_bits
+from .test_load_modes import images, same_bits
 
 if TYPE_CHECKING:
     from sdquant.models.hub_references import Reference

@@ -1,6 +1,6 @@
 """The page on a laptop and on a phone, in light and dark: nothing sticks out, and a picture of each tab is taken.
 
-The pictures are for people: `pytest tests/browser/test_looks.py --basetemp=looks` keeps them in looks/.
+The pictures are for people: `pytest tests/browser/test_screenshots.py --basetemp=looks` keeps them in looks/.
 """
 
 from __future__ import annotations

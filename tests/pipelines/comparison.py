@@ -16,7 +16,7 @@ import sdquant
 from sdquant.errors import BudgetError
 from sdquant.nn.weights import plain, quantized
 
-from .building import pipeline_class, rows, silent
+from .pipeline_factory import pipeline_class, rows, silent
 
 LEAST_SNR = 40.0  # dB: layers on packed weights add up in another order than torch's on decoded ones
 

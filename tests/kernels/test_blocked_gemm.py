@@ -14,7 +14,7 @@ from sdquant.kernels import blocked_gemm, cpu, dispatch
 from sdquant.kernels.cpu.cpu_kernels import Native
 from sdquant.nn import quantized_layer
 
-from .test_widened import close, packed_of, unpacked
+from .test_fp32_gemm import close, packed_of, unpacked
 
 pytestmark = pytest.mark.skipif(cpu.extension() is None, reason="without C kernels a weight is decoded as a whole")
 

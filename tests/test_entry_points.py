@@ -19,7 +19,7 @@ from sdquant.errors import BadFileError, MissingComponentError, SdquantError, Un
 from sdquant.formats import safetensors
 from sdquant.models import bounds
 
-from .answers import answers, copied, one_answer
+from .entry_points import answers, copied, one_answer
 
 Change = Callable[[Path], None]
 

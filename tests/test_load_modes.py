@@ -20,8 +20,8 @@ from sdquant.models.pipelines import is_pipeline, main_part, weight_bytes, weigh
 from sdquant.nn.weights import plain, quantized
 from sdquant.training import digits
 
+from .alternating_models import by_turns
 from .foreign import ROWS as FOREIGN
-from .turns import by_turns
 
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
 # OpenVINO compiles for seconds: one of its schemes in the default run.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from . import looked_into
+from . import detect_cost
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc")
 
@@ -210,11 +210,11 @@ HOSTILE: dict[str, Make] = {
 
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """looked(name): what `looked_into` says of the file of that name. All are looked into by one process."""
+    """looked(name): what `detect_cost` says of the file of that name. All are looked into by one process."""
     folder = tmp_path_factory.mktemp("hostile")
     sound = folder / "sound.safetensors"
     _safetensors(lambda: {"a.mask": _row([4])}, 4)(sound)
-    words = [sys.executable, looked_into.__file__, str(sound)]
+    words = [sys.executable, detect_cost.__file__, str(sound)]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stdout is not None
     stdin, stdout = child.stdin, child.stdout
@@ -229,10 +229,10 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         if path.is_file() and not path.is_symlink():
             path.unlink()
         said: dict[str, Any] = json.loads(answer)
-        return said | {"allowed": looked_into.SPARE + 2 * header}
+        return said | {"allowed": detect_cost.SPARE + 2 * header}
 
     yield look
-    child.communicate(timeout=looked_into.LIMIT)
+    child.communicate(timeout=detect_cost.LIMIT)
     assert child.returncode == 0
 
 
@@ -262,11 +262,11 @@ def test_the_limit_is_one(looked: Callable[[str], dict[str, Any]], tmp_path: Pat
     path = tmp_path / "lists.json"
     path.write_bytes(b"[" + b"[]," * (2 << 20) + b"[]]")
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(looked_into.__file__).parent)!r})\n"
-        "import json, looked_into\n"
-        "before = looked_into._memory()['VmRSS']\n"
+        f"import sys; sys.path.insert(0, {str(Path(detect_cost.__file__).parent)!r})\n"
+        "import json, detect_cost\n"
+        "before = detect_cost._memory()['VmRSS']\n"
         f"made = json.loads(open({str(path)!r}).read())\n"
-        "print(looked_into._memory()['VmHWM'] - before)"
+        "print(detect_cost._memory()['VmHWM'] - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) > looked_into.SPARE + 2 * path.stat().st_size
+    assert int(done.stdout) > detect_cost.SPARE + 2 * path.stat().st_size

@@ -22,7 +22,7 @@ from sdquant.saving import export_single_file
 from sdquant.saving.export_gguf import quantize_file
 
 from . import comfy_safetensors, layouts
-from .test_three_ways import images
+from .test_load_modes import images
 
 # A layer under the name that other tools know the model by.
 MODELS = [("digits-sd", "input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"),
@@ -101,7 +101,7 @@ def test_skip_and_components(flux: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_quantize(tmp_path: Path) -> None:
-    """A LoRA's or an embedding's file, say; whole numbers that are called a weight are codes (test_answers.py)."""
+    """A LoRA's or an embedding's file, say; whole numbers that are called a weight are codes (test_entry_points.py)."""
     save_file({"a.bias": torch.ones(64), "position_ids": torch.arange(64)[None]}, tmp_path / "in.safetensors")
     for write, scheme in (
         (export_single_file.quantize_file, "nf4"),

@@ -17,7 +17,7 @@ from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.planning import auto
 from sdquant.planning.request import request
 
-from . import sparse
+from . import sparse_pipelines
 
 MODEL = "digits-flux"
 
@@ -87,7 +87,7 @@ def test_what_streams_least_is_taken_where_nothing_fits_whole(
     here: hardware.Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A transformer of FLUX.1's shapes on several cards; alone, so that activations are the rough allowance."""
-    path = sparse.flux(tmp_path_factory.mktemp("big") / "flux") / "transformer"
+    path = sparse_pipelines.flux(tmp_path_factory.mktemp("big") / "flux") / "transformer"
     found = {}
     for gigabytes in (40, 16, 10, 4):
         memory = gigabytes * 10**9

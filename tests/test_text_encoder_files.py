@@ -22,7 +22,7 @@ from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell
-from .test_three_ways import images
+from .test_load_modes import images
 
 if TYPE_CHECKING:
     from .layouts import State

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sdquant import backends
 from sdquant.nn import quantized_layer
 
-from .kernels.test_forms import SPECS
+from .kernels.test_packed_layout import SPECS
 
 if TYPE_CHECKING:
     from sdquant.nn import QuantizedLayer

@@ -18,7 +18,7 @@ from sdquant.kernels.cpu.int8 import sizes as sizes_of
 from sdquant.nn import QuantizedLayer, quantized_layer
 from sdquant.nn.layer_factory import set_compute
 
-from .test_forms import SPECS
+from .test_packed_layout import SPECS
 
 if extension() is None:
     pytest.skip("the C extension is not built", allow_module_level=True)

@@ -116,7 +116,7 @@ def test_a_file_that_was_deleted_is_said(tmp_path: Path) -> None:
 
 def test_wrapper_tensors_cannot_go_to_disk(tmp_path: Path) -> None:
     """What the matrix refuses beforehand; the library's own words, as they come."""
-    from .test_slots import library, linear
+    from .test_tensor_refs import library, linear
 
     module = library("qint8", linear())
     weight = module.weight
