@@ -27,7 +27,7 @@ from sdquant.models.components import quiet, single_file
 from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
 from sdquant.planning import component_sources
-from sdquant.planning.model_files import locate
+from sdquant.planning.locate import locate
 from sdquant.planning.request import request
 from sdquant.saving.export_gguf import quantize_file
 from sdquant.saving.export_single_file import quantize_file as quantize_single

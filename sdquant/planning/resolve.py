@@ -14,11 +14,12 @@ from ..errors import BackendUnavailableError
 from ..formats.checkpoint import main_dtype
 from .component_places import CHECKPOINT
 from .component_sources import whole_of
-from .model_files import ModelFiles, locate
+from .locate import locate
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
     from ..models.detection import Detected
+    from .model_files import ModelFiles
     from .request import Request
 
 

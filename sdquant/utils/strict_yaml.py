@@ -97,7 +97,8 @@ def _composed(text: str, what: str) -> Any:
         depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event: Any = self.peek_event()
+            parser: Any = self  # whose types lack `peek_event`
+            event = parser.peek_event()
             at = event.start_mark
             self.depth += 1
             if self.depth > DEEPEST:
@@ -113,7 +114,7 @@ def _composed(text: str, what: str) -> Any:
             return node
 
     try:
-        loader = Loader(text)
+        loader: Any = Loader(text)
         node = loader.get_node() if loader.check_node() else None
         if loader.check_node():
             at = loader.peek_event().start_mark

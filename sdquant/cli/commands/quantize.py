@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from ...loading.loader import load_planned
-    from ...planning import model_files
+    from ...planning import locate
     from ...planning.preparation import prepare
     from ...saving import export_gguf, export_single_file
     from ...saving.model_files import refuse_existing, refuse_nested, refuse_portable_file, save
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         write = export_gguf.quantize_file if gguf else export_single_file.quantize_file
         write(
-            model_files.resolve_references(_common.request_of(args)), quant, out,
+            locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
         )  # fmt: skip
