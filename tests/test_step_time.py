@@ -15,14 +15,14 @@ from bench import foreseen
 from sdquant.compat import hardware
 from sdquant.models import activation_memory
 from sdquant.offload.budget import LEAST_MARGIN
-from sdquant.planning import auto
+from sdquant.planning import auto, ranking
 from sdquant.planning.estimate import meta_models, step_time
 from sdquant.planning.estimate.layer_timings import FILE, known
 from sdquant.planning.estimate.scheme_snr import USABLE
 from sdquant.planning.request import request
 from tools import facts
 
-from .test_automatic import quant_of
+from .test_auto import quant_of
 
 if TYPE_CHECKING:
     from sdquant.models.activation_memory import Trace
@@ -156,24 +156,24 @@ def test_what_computes_faster_is_chosen_where_all_fits() -> None:
 
 @pytest.mark.parametrize("isa", ["amx", "avx2"])
 def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[auto._Way] = []
-    ordered = auto._ordered
+    seen: list[ranking.Way] = []
+    ordered = ranking.fastest_first
 
     def watched(ways: Any) -> Any:
         seen.extend(ways)
         return ordered(seen)
 
-    monkeypatch.setattr(auto, "_ordered", watched)
+    monkeypatch.setattr(ranking, "fastest_first", watched)
     made = resolved("digits-sd", isa)
     good = [
         way for way in seen
         if (way.candidate.worst or USABLE) >= USABLE and way.candidate.verdicts["none"] == "works"
-        and way.offload == "none"
+        and way.offload.name == "none"
     ]  # fmt: skip
-    fastest = min(way.time for way in good)
-    near = [way for way in good if way.time <= (1 + step_time.NEAR) * fastest]
+    fastest = min(way.foreseen or 1.0 for way in good)
+    near = [way for way in good if (way.foreseen or 1.0) <= (1 + step_time.NEAR) * fastest]
     best = min(near, key=lambda way: way.candidate.noise)
-    assert made.foreseen == best.time < 1 and len(good) > len(near) > 1
+    assert made.foreseen == best.foreseen < 1 and len(good) > len(near) > 1
     assert {"unet": best.candidate.schemes["model"]} == quant_of(made)
 
 

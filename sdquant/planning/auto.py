@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ..core.choices import LONE, NO_OFFLOAD, OFFLOAD_MODES
 from ..errors import BudgetError, SdquantError
@@ -26,11 +24,12 @@ from ..nn import openvino
 from ..offload import budget as memory_budget
 from ..offload import mode_named
 from ..utils.byte_sizes import size
-from . import planner
+from . import planner, ranking
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
 from .estimate import meta_models, peak_memory, step_time
 from .estimate.activation_allowance import allowance
 from .estimate.scheme_snr import USABLE
+from .ranking import Way
 from .request import AUTO, Request
 from .resolve import Resolved, completed, device_of
 from .resolve import resolve as resolve_request
@@ -38,67 +37,6 @@ from .resolve import resolve as resolve_request
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..models.activation_memory import Trace
-    from ..offload import OffloadMode
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A candidate with an offload mode.
-
-    Attributes:
-        room: bytes of weights that may be on the device, buffers for decoding included.
-        foreseen: predicted step time relative to the unquantized model; None if unknown.
-    """
-
-    candidate: Candidate
-    offload: OffloadMode
-    room: int
-    foreseen: float | None = None
-
-    @property
-    def decoded(self) -> int:
-        """Bytes for the largest quantized weight, decoded."""
-        weights = [weight.bytes_bf16 for part in self.candidate.plan.components for weight in part.weights]
-        return max(weights, default=0)
-
-    @property
-    def left(self) -> int:
-        """Bytes for the weights alone."""
-        return max(0, self.room - self.decoded)
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the weights fit, as far as plans tell, so that it can run."""
-        return (self.candidate.needed(self.offload) or 0) <= self.left
-
-    @property
-    def each_step(self) -> int:
-        """Bytes that come to the device with every step."""
-        return self.offload.each_step(self.candidate.largest, self.left)
-
-    @property
-    def time(self) -> float:
-        """Predicted step time relative to the unquantized model; 1.0 if unknown."""
-        return 1.0 if self.foreseen is None else self.foreseen
-
-    def key(self) -> tuple[Any, ...]:
-        """Sort key, fastest first, that leaves computing time aside."""
-        one = self.candidate
-        return (
-            one.worst is not None and one.worst < USABLE,
-            self.each_step,
-            self.offload.takes_turns or one.plan.bytes > self.left,
-            self.offload.order,
-            one.verdicts[self.offload.name] == "slow",
-        )
-
-
-def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
-    """Yield the candidates from best to worst."""
-    for _, group in groupby(sorted(ways, key=_Way.key), key=_Way.key):
-        same = list(group)
-        fastest = min(way.time for way in same)
-        yield from sorted(same, key=lambda way: (step_time.counted(way.time, fastest), way.candidate.noise))
 
 
 def resolve(request: Request, here: Machine) -> Resolved:
@@ -115,11 +53,13 @@ def resolve(request: Request, here: Machine) -> Resolved:
     rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
-    times = [step_time.step(row.plan, traced, here.native) for row in rows]
+    times = ranking.step_times(opened, rows, traced)
     ways = [
-        _Way(row, mode_named(name), room, time) for row, time in zip(rows, times, strict=True) for name in row.verdicts
+        Way(row, mode_named(name), max(0, room - ranking.decoded_bytes(row)), time)
+        for row, time in zip(rows, times, strict=True)
+        for name in row.verdicts
     ]
-    fitting = _ordered(way for way in ways if way.fits)
+    fitting = ranking.fastest_first(way for way in ways if (way.candidate.needed(way.offload) or 0) <= way.room)
     best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
     if best is None:
         raise BudgetError(
@@ -138,7 +78,7 @@ def resolve(request: Request, here: Machine) -> Resolved:
         resolved,
         specs=opened.specs(best.candidate.schemes) if request.quant == AUTO else resolved.specs,
         offload=best.offload.name,
-        budget=best.left if best.offload.takes_budget else None,
+        budget=best.room if best.offload.takes_budget else None,
         why=_why(best, rows, opened, free, rest),
         foreseen=best.foreseen,
     )
@@ -158,10 +98,7 @@ def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
 
 def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:
     """Return three sizes in bytes: free memory, the share reserved for activations, the most that weights may take."""
-    device = next(
-        (row for row in opened.machine.devices if row.torch_name == opened.resolved.device),
-        next(row for row in opened.machine.devices if row.kind == opened.kind),
-    )
+    device = ranking.device_of(opened)
     free = device.memory_total if device.memory_free is None else device.memory_free
     if free is None or device.memory_total is None:
         raise BudgetError(
@@ -179,7 +116,7 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
     return free, rest, room if budget is None else min(room, budget)
 
 
-def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
+def _holds_no_more(way: Way, traced: Mapping[str, Trace | None]) -> bool:
     """Return whether the weights that are on the device at once fit.
 
     For some modes the modules have to be known, since on the CPU weights that cannot be mapped from a file stay in
@@ -193,7 +130,7 @@ def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
         peak = peak_memory.predict(plan, traced=traced or None)
     except SdquantError:  # loading raises it again, with a better message
         return True
-    return peak.weights + peak.copied <= way.left
+    return peak.weights + peak.copied <= way.room
 
 
 def _asked(request: Request) -> str:
@@ -201,7 +138,7 @@ def _asked(request: Request) -> str:
     return " and ".join(words)
 
 
-def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int) -> str:
+def _why(way: Way, rows: list[Candidate], opened: Opened, free: int, rest: int) -> str:
     one = way.candidate
     schemes: Mapping[str, str] = one.schemes
     what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
@@ -210,7 +147,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int)
     text = f"{summary}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
     if way.each_step:
         text += f"; {size(way.each_step)} are copied to the device in every step"
-    elif one.plan.bytes <= way.left and way.offload.name == NO_OFFLOAD:
+    elif one.plan.bytes <= way.room and way.offload.name == NO_OFFLOAD:
         text += "; everything stays on the device"
     else:
         text += "; components take turns on the device, none is copied again between steps"

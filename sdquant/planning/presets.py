@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +18,16 @@ from ..compat import hardware
 from ..errors import BudgetError, SettingsError
 from ..offload import mode_named
 from ..utils.byte_sizes import budget_text, parse_budget, parse_size, size
+from . import ranking
 from .candidates import Candidate, Opened, candidates, open_model
-from .estimate import meta_models, step_time
+from .estimate import step_time
 from .estimate.activation_allowance import allowance
-from .estimate.scheme_snr import USABLE
+from .ranking import OBJECTIVES, Way
 from .settings_values import Settings
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
-    from ..offload import OffloadMode
     from .plan import Plan
-
-# The share of the largest component that may be copied in every step before fewer bits are the better choice: a third
-# is copied while the rest computes.
-STREAMED = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +36,7 @@ class Preset:
 
     Attributes:
         memory: size of the fast memory that it targets; None for this machine's own.
-        order: preference: "precise" (fitting whole before precision), "best" (precision before fitting whole) or
-            "fast". All of them avoid streaming more than STREAMED.
+        order: what it prefers: a key of `ranking.OBJECTIVES`.
     """
 
     name: str
@@ -82,86 +76,6 @@ class Chosen:
     why: str
 
 
-@dataclass(frozen=True)
-class _Way:
-    """A candidate with an offload mode, and the bytes of weights that may be on the device.
-
-    Attributes:
-        foreseen: predicted step time relative to the unquantized model; None if unknown.
-        counted: the same, where times close to the fastest count as equal.
-    """
-
-    candidate: Candidate
-    offload: OffloadMode
-    room: int
-    foreseen: float | None = None
-    counted: float = 1.0
-
-    @property
-    def bytes(self) -> int:
-        return self.candidate.plan.bytes
-
-    @property
-    def streams(self) -> bool:
-        return self.bytes > self.room
-
-    @property
-    def share(self) -> float:
-        """Fraction of the largest component that is copied in every step."""
-        return max(0.0, 1 - self.room / max(self.candidate.largest, 1))
-
-    @property
-    def usable(self) -> bool:
-        return self.precision >= USABLE
-
-    @property
-    def precision(self) -> float:
-        """Signal-to-noise ratio of its least precise scheme, in dB."""
-        return math.inf if self.candidate.worst is None else self.candidate.worst
-
-    @property
-    def slow(self) -> bool:
-        return self.candidate.verdicts[self.offload.name] == "slow"
-
-
-def _precise(way: _Way) -> tuple[Any, ...]:
-    if way.usable and not way.streams:
-        return 0, way.slow, way.candidate.noise, way.bytes
-    return 1 + _tier(way), way.slow, *_by_scheme(way)
-
-
-def _best(way: _Way) -> tuple[Any, ...]:
-    return _tier(way), *_by_scheme(way), way.slow
-
-
-def _fast(way: _Way) -> tuple[Any, ...]:
-    """Sort key for speed: streaming is slower; among equally fast candidates, the one closest to the unchanged model.
-
-    If step times are unknown, smaller quantized models count as faster.
-    """
-    if way.streams or way.foreseen is None:
-        return not way.usable, way.streams, way.slow, 1.0, bool(way.candidate.schemes) and not way.streams, way.bytes
-    return not way.usable, way.streams, way.slow, way.counted, bool(way.candidate.schemes), way.candidate.noise
-
-
-def _tier(way: _Way) -> int:
-    """Return 0 if it runs well, 1 if it streams too much for that, 2 if images suffer."""
-    return 2 if not way.usable else int(way.share > STREAMED)
-
-
-def _by_scheme(way: _Way) -> tuple[Any, ...]:
-    """Sort key for precision; with the same scheme, leaving components unquantized must not cause streaming.
-
-    Candidates that stream too much are ranked by size, smallest first.
-    """
-    if _tier(way) == 1:
-        return (way.bytes,)
-    return -way.precision, way.streams, way.bytes if way.streams else way.candidate.noise
-
-
-ORDERS: dict[str, Callable[[_Way], tuple[Any, ...]]] = {"precise": _precise, "best": _best, "fast": _fast}
-
-
 def choose(
     name: str,
     path: Any,
@@ -197,10 +111,10 @@ def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidat
     limit = _limit(preset, opened, in_use)
     rest = allowance(max(sum(part.bytes_bf16 for part in row.plan.components) for row in rows))
     room = max(limit - rest, 0)
-    ways = [way for row in rows for name in row.verdicts if _fits(way := _Way(row, mode_named(name), room), opened)]
+    ways = [way for row in rows for name in row.verdicts if _fits(way := Way(row, mode_named(name), room), opened)]
     if not ways:
         raise _nothing(preset, opened, rows, limit, rest)
-    best = min(_timed(ways, opened) if preset.order == "fast" else ways, key=ORDERS[preset.order])
+    best = min(_timed(ways, opened) if preset.order == "fast" else ways, key=OBJECTIVES[preset.order])
     changes = best.candidate.changes | {"offload": best.offload.name}
     if best.offload.takes_budget:
         changes["budget"] = budget_text(room)
@@ -211,27 +125,18 @@ def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidat
     return Chosen(settings=settings, plan=plan, why=_why(best, rows, opened, limit, rest, preset.order))
 
 
-def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
+def _timed(ways: list[Way], opened: Opened) -> list[Way]:
     """Return the candidates with predicted step times, if these are known."""
-    if opened.kind != "cpu" or not step_time.knows(opened.machine.native):
-        return ways
-    traced = meta_models.trace_if_sound(ways[0].candidate.plan)
-    times = [step_time.step(way.candidate.plan, traced, opened.machine.native) for way in ways]
-    whole = [time for way, time in zip(ways, times, strict=True) if time and way.usable and not way.streams]
-    fastest = min(whole, default=1.0)
-    return [
-        way if time is None else dataclasses.replace(way, foreseen=time, counted=step_time.counted(time, fastest))
-        for way, time in zip(ways, times, strict=True)
-    ]
+    times = ranking.step_times(opened, [way.candidate for way in ways])
+    foreseen = [dataclasses.replace(way, foreseen=time) for way, time in zip(ways, times, strict=True)]
+    return ranking.counted(foreseen, lambda way: bool(way.foreseen) and way.usable and not way.streams)
 
 
 def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
     """Return how many bytes of fast memory the preset may use."""
     if preset.memory is not None:
         return parse_size(preset.memory, "A preset")
-    names = {row.torch_name: row for row in opened.machine.devices}
-    same = [row for row in opened.machine.devices if row.kind == opened.kind]
-    device = names.get(opened.resolved.device) or same[0]
+    device = ranking.device_of(opened)
     memory = device.memory_total if device.memory_free is None else device.memory_free
     if memory is None:
         raise BudgetError(
@@ -242,7 +147,7 @@ def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
     return memory + in_use
 
 
-def _fits(way: _Way, opened: Opened) -> bool:
+def _fits(way: Way, opened: Opened) -> bool:
     needed = way.candidate.needed(way.offload)
     # Offloaded weights are in RAM for graphics cards, and on disk for CPUs.
     ram = math.inf if opened.kind in ("cpu", "mps") else opened.machine.ram_available + way.room
@@ -265,7 +170,7 @@ def _nothing(preset: Preset, opened: Opened, rows: list[Candidate], limit: int, 
     )
 
 
-def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int, order: str) -> str:
+def _why(way: Way, rows: list[Candidate], opened: Opened, limit: int, rest: int, order: str) -> str:
     taken = min(way.bytes, way.room) + rest
     text = f"{_named(way.candidate, opened)}: {size(taken)} of {size(limit)}, {size(rest)} of it for activations"
     if way.streams:
@@ -282,7 +187,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
     return text
 
 
-def _next(way: _Way, rows: list[Candidate], order: str) -> Candidate | None:
+def _next(way: Way, rows: list[Candidate], order: str) -> Candidate | None:
     """Return the candidate to suggest for more memory: the unchanged model for speed, else the next in precision, for
     the same components if possible."""
     larger = [row for row in rows if row.noise < way.candidate.noise and row.verdicts and row.plan.bytes > way.bytes]
