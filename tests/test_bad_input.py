@@ -564,7 +564,7 @@ def test_parts_of_another_size_are_not_loaded(scheme: str, saved: Callable[..., 
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(file)
-    name, found = next(iter(sdquant.detect(folder).sources["model"].found.items()))
+    name, found = next(iter(sdquant.detect(folder).sources["model"].prequantized.items()))
     key = next(iter(found.keys.values()))
     tensors[key] = torch.cat([tensors[key], tensors[key][:1]])
     save_file(tensors, file, metadata=metadata)

@@ -291,7 +291,7 @@ class TestForeign:
             key: tuple(t.shape)
             for key, t in load_file(sdquant.demo.path("digits-flux") / "transformer" / WEIGHTS).items()
         }
-        assert set(src.found) == {key for key, shape in shapes.items() if len(shape) == 2}
+        assert set(src.prequantized) == {key for key, shape in shapes.items() if len(shape) == 2}
         assert set(src.plain) == {key for key, shape in shapes.items() if len(shape) == 1}
         assert src.names == set(shapes)
 

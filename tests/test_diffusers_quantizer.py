@@ -34,7 +34,7 @@ def damage_scale(folder: Path, damage: str) -> None:
     (file,) = folder.glob("*.safetensors")
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
-    found = next(iter(sdquant.detect(file).sources["model"].found.values()))
+    found = next(iter(sdquant.detect(file).sources["model"].prequantized.values()))
     key = found.keys[next(part for part in found.keys if part in ("scale", "absmax"))]
     tensors = load_file(file)
     if damage == "short":

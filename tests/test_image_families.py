@@ -136,7 +136,7 @@ def test_quantized_on_disk(scheme: str, name: str, folder_of: Folder, tmp_path: 
     src = seen.sources["model"]
     files = src.open()
     there: dict[str, Tensor] = {}
-    for key, found in src.found.items():
+    for key, found in src.prequantized.items():
         packed = read_weight(found, None, None, lambda part: src.read(files, part))
         there[key] = backends.of_scheme(found.scheme).decode(packed, torch.float32)
     for file_ in files.values():

@@ -3,7 +3,10 @@ several, folders that a library quantized itself, rules, deprecated attention bl
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -169,3 +172,23 @@ def test_before_transformers_5(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names.to_model(model, ["LayerNorm.gamma"], ["model.LayerNorm.weight"]).names == {
         "model.LayerNorm.weight": "LayerNorm.gamma"
     }
+
+
+def test_the_order_of_tensors_is_that_of_the_file(sd: Path, tmp_path: Path) -> None:
+    """Processes that share the quantization of a model divide its weights by their order, and each has a hash seed of
+    its own."""
+    sdquant.save(sdquant.load_model(sd, quant="nf4", progress=False), tmp_path / "nf4")
+    code = (
+        "import sdquant, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    for src in sdquant.plan(path).detected.sources.values():\n"
+        "        print(*src.plain, *src.prequantized)\n"
+    )
+    command = [sys.executable, "-c", code, str(sd), str(tmp_path / "nf4")]
+    lists = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert lists[0] == lists[1] and len(lists[0].split()) > 100

@@ -74,7 +74,7 @@ def test_what_was_not_spoiled_is_accepted(form: str, sound: dict[str, Model], tm
     file = model.write(tmp_path / "model")
     seen = sdquant.verify(file.parent)
     assert seen.quant == FORMATS[form].scheme.partition(",")[0] and seen.warnings == []
-    assert set(seen.sources["model"].found) == {NAME, OTHER}
+    assert set(seen.sources["model"].prequantized) == {NAME, OTHER}
     loaded = sdquant.load_model(file.parent, progress=False)
     assert {name for name, _ in quantized(loaded)} == {NAME, OTHER}
     lone = model.write(tmp_path / "lone", lone=True)

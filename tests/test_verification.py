@@ -112,7 +112,7 @@ class TestDamaged:
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_a_scale_that_is_not_finite(self, value: float, scheme: str, copy: Callable[..., Path]) -> None:
         path = copy(scheme, "text_encoder")
-        found = sdquant.detect(path).sources["model"].found
+        found = sdquant.detect(path).sources["model"].prequantized
         scales = [key for row in found.values() for part, key in row.keys.items() if part in ("scale", "absmax", "scb")]
         key = scales[len(scales) // 2]
 
@@ -128,7 +128,7 @@ class TestDamaged:
         """Of the codes, and of the scales, the same: nothing is read in a way that its writer did not mean."""
         for part in (0, 1):
             path = copy(scheme, "text_encoder")
-            found = list(sdquant.detect(path).sources["model"].found.values())
+            found = list(sdquant.detect(path).sources["model"].prequantized.values())
             row = found[len(found) // 2]
             key = list(row.keys.values())[part]
 
@@ -179,7 +179,7 @@ class TestDamaged:
     def test_a_scale_inside_a_gguf_block(self, copy: Callable[..., Path]) -> None:
         path = copy("q8_0")
         src = sdquant.detect(path).sources["model"]
-        name = sorted(src.found)[5]
+        name = sorted(src.prequantized)[5]
         info: Any = src.tensors[name]
         with path.open("r+b") as file:
             file.seek(info.offset + 34)  # the scale of the second block

@@ -7,8 +7,13 @@ A module here with a `BACKEND` is a backend (`core.registry` finds it), as is ev
 
 from __future__ import annotations
 
-from ..core.backend import Backend, Found
+from ..core.backend import Backend, PrequantizedWeight
 from ..core.registry import get, names, of_scheme, parse, scheme, schemes
 from ..core.scheme import QuantSpec, Scheme
 
-__all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
+Found = PrequantizedWeight  # its name in the first backends outside of this package
+
+__all__ = [
+    "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme",
+    "schemes",
+]  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core.backend import Found, Packed, TensorSpec
+    from ..core.backend import Packed, PrequantizedWeight, TensorSpec
     from ..core.packed_layout import PackedLayout
     from ..core.scheme import QuantSpec
 
@@ -51,7 +51,7 @@ class Codec(ABC):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return {key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
 
-    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         raise NotImplementedError(f"{detected.scheme} has no file format of its own")
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def bad(key: str, why: str) -> BadFileError:
     return BadFileError(f"Cannot read tensor {key!r}", why, "Download the file again, or quantize the model again")
 
 
-def require(detected: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
+def require(detected: PrequantizedWeight, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
     """Return the file key and the tensor of a required part, or raise BadFileError."""
     key = detected.keys.get(part)
     if key is None:

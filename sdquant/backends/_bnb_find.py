@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.backend import Found, PackedSpec, TensorInfo
+from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
 from ..core.tensor_keys import leaf
 from ._float8_find import find_float8
 
@@ -49,12 +49,12 @@ def key(name: str, part: str, spec: PackedSpec) -> str:
     return _KEYS[packing][part].format(name=name, stem=leaf(name, ""))
 
 
-def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
     """See `Backend.find`."""
     return [*_four_bit(tensors), *_int8(tensors), *find_float8(tensors, config)]
 
 
-def missing(detected: Found) -> str | None:
+def missing(detected: PrequantizedWeight) -> str | None:
     """See `Backend.missing`."""
     if detected.scheme not in ("nf4", "fp4"):
         comfy_format = detected.details.get("format")  # ComfyUI's, all of which have scales
@@ -71,7 +71,7 @@ def missing(detected: Found) -> str | None:
     return next((key for key in keys if key not in there), None)
 
 
-def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[Found]:
+def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[PrequantizedWeight]:
     weights = []
     for key in tensors:
         name, mark, scheme = key.rpartition(STATE)
@@ -80,7 +80,7 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[Found]:
         keys = {"codes": name, "absmax": f"{name}.absmax", "nested_absmax": f"{name}.nested_absmax"}
         extra = (f"{name}.quant_map", f"{name}.nested_quant_map", key)
         weights.append(
-            Found(
+            PrequantizedWeight(
                 name=name,
                 scheme=scheme,
                 keys={part: file_key for part, file_key in keys.items() if file_key in tensors},
@@ -91,7 +91,7 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[Found]:
     return weights
 
 
-def _int8(tensors: Mapping[str, TensorInfo]) -> list[Found]:
+def _int8(tensors: Mapping[str, TensorInfo]) -> list[PrequantizedWeight]:
     weights = []
     for key in tensors:
         head, mark, last = key.rpartition("SCB")
@@ -100,7 +100,7 @@ def _int8(tensors: Mapping[str, TensorInfo]) -> list[Found]:
             continue
         extra = (f"{name}_format",) if f"{name}_format" in tensors else ()
         weights.append(
-            Found(
+            PrequantizedWeight(
                 name=name,
                 scheme="bnb-int8",
                 keys={"codes": name, "scb": key},

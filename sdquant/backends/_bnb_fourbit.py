@@ -23,7 +23,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..core import registry, torch_dtypes
-from ..core.backend import OFFSET, Found, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.backend import OFFSET, Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
 from ..core.code_tables import dynamic_code, fourbit_code
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
@@ -214,7 +214,7 @@ class FourBit(Codec):
         tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8)
         return {key: tensor.contiguous() for key, tensor in tensors.items()}
 
-    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         nested = "nested_absmax" in detected.keys
         metadata = claims(detected, shape, nested, get)
         shape = tuple(metadata["shape"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..core.backend import Found
+    from ..core.backend import PrequantizedWeight
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_DIMS = 8
@@ -34,7 +34,7 @@ def as_bytes(key: str, codes: Tensor) -> Tensor:
 
 
 def claims(
-    detected: Found, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]
+    detected: PrequantizedWeight, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]
 ) -> dict[str, Any]:
     """Parse the JSON of the quant_state tensor of a weight of `shape`, and check every value.
 
@@ -82,7 +82,7 @@ def _is_shape(value: Any) -> bool:
     return all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
 
 
-def check_table(detected: Found, suffix: str, ours: Tensor, get: Callable[[str], Tensor]) -> None:
+def check_table(detected: PrequantizedWeight, suffix: str, ours: Tensor, get: Callable[[str], Tensor]) -> None:
     """Check that the file's code table is the one sdquant decodes with."""
     key = detected.name + suffix
     if key not in detected.extra:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core import registry, torch_dtypes
-from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
 from ..core.code_tables import e4m3_code
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
@@ -68,7 +68,7 @@ class Blockwise(Codec):
         else:  # on a CPU twice as fast as bitsandbytes
             decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
 
-    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a weight. Only sdquant writes such files; it stores the shape in their metadata."""
         parts = dict(require(detected, part, get) for part in ("codes", "absmax"))
         (key, codes), (scale_key, absmax) = parts.items()

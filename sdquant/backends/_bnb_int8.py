@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import registry
-from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
 from ..utils.parameters import put
@@ -111,7 +111,7 @@ class Int8(Codec):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}
 
-    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         for key in detected.extra:
             if get(key).tolist() not in (_ROW_MAJOR, [_ROW_MAJOR]):
                 raise bad(key, "its weight has an old row order that bitsandbytes can no longer read")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..core import registry
-from ..core.backend import Found, Packed, PackedSpec, TensorSpec, Unfit
+from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import BYTES, PackedLayout
 from ..kernels.division import divided
@@ -102,7 +102,7 @@ class Float8(Codec):
         details = {**packed.spec.details, "block": [1, across]}
         return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, "scale": scale})
 
-    def read(self, detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         mx = _format(detected, get) == "mxfp8"
         key, codes = require(detected, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
@@ -157,7 +157,7 @@ def _spec(scheme: Scheme, shape: tuple[int, ...], dtype: str, details: dict[str,
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
 
 
-def _format(detected: Found, get: Callable[[str], Tensor]) -> str | None:
+def _format(detected: PrequantizedWeight, get: Callable[[str], Tensor]) -> str | None:
     """Return ComfyUI's name of the weight's format, if the file has one. Raise BadFileError for an unknown scale."""
     format_name = detected.details.get("format")
     for key in detected.extra:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..core.backend import Found, TensorInfo
+from ..core.backend import PrequantizedWeight, TensorInfo
 from ..core.tensor_keys import leaf
 from ..errors import BadFileError, UnsupportedFileError
 
@@ -30,7 +30,7 @@ FORMATS: Mapping[str, str] = {
 _FOREIGN = ("sdnq", "quanto", "torchao", "auto-round")
 
 
-def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
     """Return the float8 weights of a file.
 
     Args:
@@ -61,9 +61,9 @@ _MODELS = re.compile(
 )
 
 
-def _refuse_unscaled(weights: list[Found]) -> None:
+def _refuse_unscaled(weights: list[PrequantizedWeight]) -> None:
     """Raise BadFileError for a weight without a scale in a model whose others have one: its codes are not values."""
-    models: dict[str, list[Found]] = {}
+    models: dict[str, list[PrequantizedWeight]] = {}
     for one in weights:
         match = _MODELS.match(one.name)
         models.setdefault(match[0] if match else "", []).append(one)
@@ -102,7 +102,9 @@ def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str
     return matches
 
 
-def _weight(name: str, info: TensorInfo, neighbours: list[str], details: Mapping[str, Any]) -> Found | None:
+def _weight(
+    name: str, info: TensorInfo, neighbours: list[str], details: Mapping[str, Any]
+) -> PrequantizedWeight | None:
     scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
     hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
     # Anything else that calls itself a scale.
@@ -119,7 +121,7 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], details: Mapping
         return None  # a norm in float8 is a plain tensor that is cast when it is loaded
     keys = {"codes": name} | ({"scale": scale_keys[0]} if scale_keys else {})
     scaled = f"scales in *.{scale_keys[0].rpartition('.')[2]}" if scale_keys else "no scales"
-    return Found(
+    return PrequantizedWeight(
         name=name,
         scheme="fp8",
         keys=keys,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import PLAIN_ONLY, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
+from ..core.backend import PLAIN_ONLY, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.tensor_keys import leaf
 from ..errors import BadFileError
@@ -38,11 +38,11 @@ def data_key(scheme: str) -> str:
     return DATA_KEYS[0] if scheme in ("qint4", "qint2") else DATA_KEYS[1]
 
 
-def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
     """See `Backend.find`. `config` may contain "quantization_config", "quantization_map", and "comfy", the format of
     each weight in ComfyUI's files."""
     config_scheme = _asked(config.get("quantization_config") or {})
-    weights: list[Found] = []
+    weights: list[PrequantizedWeight] = []
     unsure: list[int] = []
     for key, info in tensors.items():
         ending = next((end for end in DATA_KEYS if key.endswith(end)), None)
@@ -57,7 +57,9 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
         if len(possible) > 1 and not mapped and config_scheme is None:
             unsure.append(len(weights))
         scheme = mapped or config_scheme or (possible[0] if possible else "qint4")
-        row = Found(name=name, scheme=scheme, keys=keys, evidence="", extra=tuple(b for b in buffers if b in tensors))
+        row = PrequantizedWeight(
+            name=name, scheme=scheme, keys=keys, evidence="", extra=tuple(b for b in buffers if b in tensors)
+        )
         weights.append(_explained(row, tensors))
     # A weight of one or two rows does not show its bits; in quanto's files they are those of its neighbours.
     sure = {row.scheme for at, row in enumerate(weights) if at not in unsure and row.scheme in ("qint4", "qint2")}
@@ -71,10 +73,10 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
     return weights + [_comfy(name, tensors) for name, kind in comfy.items() if kind == COMFY]
 
 
-def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> Found:
+def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
     keys = {"data": name, "scale": leaf(name, "weight_scale")}
     extra = [leaf(name, hint) for hint in _COMFY_HINTS]
-    return Found(
+    return PrequantizedWeight(
         name=name,
         scheme="qint8",
         keys={part: key for part, key in keys.items() if key in tensors},
@@ -85,7 +87,7 @@ def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> Found:
     )
 
 
-def _explained(row: Found, tensors: Mapping[str, TensorInfo]) -> Found:
+def _explained(row: PrequantizedWeight, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
     keys = ", ".join(f"*{key.removeprefix(row.name)}" for key in row.keys.values())
     codes = tensors[row.keys["data"]]
     details = {"group_size": codes.shape[-1] * 8 // 3} if row.scheme == "qint3" and codes.shape else {}
@@ -125,7 +127,7 @@ def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
     return "qfloat8" if word.startswith("qfloat8") else word if word in CONFIG_NAMES else None
 
 
-def missing(detected: Found) -> str | None:
+def missing(detected: PrequantizedWeight) -> str | None:
     """See `Backend.missing`."""
     part = next((part for part in _needed(detected.scheme) if part not in detected.keys), None)
     if part is None:
@@ -137,7 +139,7 @@ def _needed(scheme: str) -> tuple[str, ...]:
     return ("data", "scale") if scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
 
 
-def read(detected: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+def read(detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
     needed, key = _needed(detected.scheme), missing(detected)
     if key is not None:
@@ -179,7 +181,7 @@ def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     return scale.reshape(() if shape[0] == 1 else (shape[0], *(1 for _ in shape[1:]))).contiguous()
 
 
-def _shape(detected: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:
+def _shape(detected: PrequantizedWeight, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:
     """Return the float weight's shape, if the file alone determines it.
 
     Raises:
@@ -198,14 +200,14 @@ def _shape(detected: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, st
     raise Unfit(f"optimum-quanto's {detected.scheme} does not record the weight's shape in the file")
 
 
-def _group(detected: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
+def _group(detected: PrequantizedWeight, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
     """Return the group size, which is the width of the packed rows; None if they are the weight's own rows."""
     if detected.scheme == "qint3":
         return (data[-1] if data else 0) * 8 // 3 or 1
     return None if data[1:] == tuple(shape[1:]) or len(data) != 2 else data[1] or 1
 
 
-def _bad(detected: Found, why: str) -> BadFileError:
+def _bad(detected: PrequantizedWeight, why: str) -> BadFileError:
     return BadFileError(
         f"Cannot read weight {detected.name!r} as optimum-quanto's {detected.scheme}",
         why,

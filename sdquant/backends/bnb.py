@@ -7,7 +7,7 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec
+from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from . import _bnb_find
 
@@ -141,13 +141,13 @@ class Bnb(Backend):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return _codec_of(packed.spec).write(name, packed)
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         return _bnb_find.find(tensors, config)
 
-    def missing(self, found: Found) -> str | None:
+    def missing(self, found: PrequantizedWeight) -> str | None:
         return _bnb_find.missing(found)
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return _codec(found.scheme, found.details.get("packing")).read(found, shape, get)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import registry
-from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
+from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
 from ..core.dtypes import dtype_name
 from ..core.gguf_mixes import BASES, dominant, mix_type
 from ..core.gguf_types import TYPES, GGMLType
@@ -195,7 +195,7 @@ class GGUF(Backend):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return super().write(name, self.for_files(packed))
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         """Return every tensor of a supported block type. Floats load as floats; `undecodable` names the rest."""
         counts: dict[str, int] = {}
         for info in tensors.values():
@@ -203,7 +203,7 @@ class GGUF(Backend):
                 counts[info.dtype] = counts.get(info.dtype, 0) + 1
         evidence = "GGUF types: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())
         return [
-            Found(
+            PrequantizedWeight(
                 name=name,
                 scheme=info.dtype,
                 keys={BLOCKS: name},
@@ -214,7 +214,7 @@ class GGUF(Backend):
             if info.dtype in _OF
         ]
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a weight. `shape` may differ from the file's in dimensions of 1, which ggml drops."""
         kind = TYPES[found.details["type"]]
         blocks = get(found.keys[BLOCKS])

@@ -13,7 +13,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec
+from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec
 from ..core.dtypes import dtype_name
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
@@ -151,13 +151,13 @@ class Quanto(Backend):
             tensors[key] = packed.parts["scale"].new_ones(())
         return tensors
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         return files.find(tensors, config)
 
-    def missing(self, found: Found) -> str | None:
+    def missing(self, found: PrequantizedWeight) -> str | None:
         return files.missing(found)
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return files.read(found, shape, get)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import registry
-from ..core.backend import Backend, Found, Packed, PackedSpec, TensorInfo, TensorSpec, Unfit
+from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
 from ..core.dtypes import dtype_name
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
@@ -201,7 +201,7 @@ class SDNQ(Backend):
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name.removesuffix("weight") + part
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         settings = config.get("quantization_config") or {}
         if settings.get("quant_method") != "sdnq":
             return []
@@ -212,7 +212,7 @@ class SDNQ(Backend):
                 continue
             names = ("weight", "scale", "zero_point", "svd_up", "svd_down")
             weights.append(
-                Found(
+                PrequantizedWeight(
                     name=weight,
                     scheme=scheme_of(weight, settings),
                     keys={part: stem + part for part in names if stem + part in tensors},
@@ -221,14 +221,14 @@ class SDNQ(Backend):
             )
         known = {key for row in weights for key in row.keys.values()}
         dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
-        return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in weights]
+        return [PrequantizedWeight(**{**vars(row), "details": {"dtype": dtype}}) for row in weights]
 
-    def missing(self, found: Found) -> str | None:
+    def missing(self, found: PrequantizedWeight) -> str | None:
         needed: tuple[str, ...] = ("zero_point",) if CODES[found.scheme].zero_point else ()
         needed += ("svd_up", "svd_down") if {"svd_up", "svd_down"} & found.keys.keys() else ()
         return next((found.name.removesuffix("weight") + part for part in needed if part not in found.keys), None)
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         parts = {part: get(key) for part, key in found.keys.items()}
         shape = shape_of(parts, CODES[found.scheme]) if shape is None else shape
         if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == turned(shape):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .found import PLAIN_ONLY, Cut, Found
 from .options import EMBEDDINGS, Option, Requirement
+from .prequantized_weight import PLAIN_ONLY, Cut, PrequantizedWeight
 from .products import FloatGemm, Geometry
 from .tensor_info import DTYPE_BITS, TensorInfo, TensorSpec
 
@@ -27,8 +27,23 @@ if TYPE_CHECKING:
 
 # All that a backend is written with.
 __all__ = [
-    "DTYPE_BITS", "OFFSET", "PLAIN_ONLY", "Backend", "Cut", "FloatGemm", "Found", "Geometry", "Option", "Packed",
-    "PackedSpec", "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit",
+    "DTYPE_BITS",
+    "OFFSET",
+    "PLAIN_ONLY",
+    "Backend",
+    "Cut",
+    "FloatGemm",
+    "Geometry",
+    "Option",
+    "Packed",
+    "PackedSpec",
+    "PrequantizedWeight",
+    "QuantSpec",
+    "Requirement",
+    "Scheme",
+    "TensorInfo",
+    "TensorSpec",
+    "Unfit",
 ]  # fmt: skip
 
 # Key in the details of weights with doubly quantized scales: a float32 number that is added to every scale.
@@ -281,7 +296,7 @@ class Backend(ABC):
         which is row-major or a scalar."""
         return {name: chosen(part) for name, part in packed.parts.items()}
 
-    def missing(self, found: Found) -> str | None:
+    def missing(self, found: PrequantizedWeight) -> str | None:
         """Return the file key of a missing part of a weight found in a header; None if it is complete."""
         return None
 
@@ -326,11 +341,11 @@ class Backend(ABC):
         """Return the tensors to write for one weight; more than the parts if the ecosystem's readers expect more."""
         return {self.key(name, part, packed.spec): tensor for part, tensor in packed.parts.items()}
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         """Find this backend's quantized weights in a file's header (names to infos) and its folder's config.json."""
         return []
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a found weight; `get` reads one tensor by file key.
 
         Args:

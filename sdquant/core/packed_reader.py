@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError
 from . import registry
-from .backend import Backend, Found, Packed, PackedSpec, Unfit
+from .backend import Backend, Packed, PackedSpec, PrequantizedWeight, Unfit
 from .packed_validation import forms, has_layout
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ AGAIN = "Download the file again, or quantize the model again"
 NOT_FINITE = "it has values that are not finite"
 
 
-def read_weight(weight: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
+def read_weight(weight: PrequantizedWeight, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
     """Read a packed weight.
 
     Args:
@@ -48,14 +48,16 @@ def read_weight(weight: Found, spec: PackedSpec | None, shape: tuple[int, ...] |
     return packed
 
 
-def require_sound(weight: Found, packed: Packed) -> None:
+def require_sound(weight: PrequantizedWeight, packed: Packed) -> None:
     """Raise BadFileError if a scale among the codes of a weight is NaN or infinite: see `Backend.sound`."""
     if not packed.spec.scheme.codec.sound(packed):
         key = next(iter(weight.keys.values()))
         raise _bad(key, f"it is in {weight.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
 
 
-def _own(backend: Backend, weight: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
+def _own(
+    backend: Backend, weight: PrequantizedWeight, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get
+) -> Packed:
     """Read a weight from sdquant's own files and check it like any reader of its format, if the format has readers."""
     if shape is not None and spec.shape != shape:
         raise _bad(weight.name, f"its shape is {list(spec.shape)}, but the model expects {list(shape)}")
@@ -82,7 +84,7 @@ def _compare(name: str, metadata: Mapping[str, Any], shown: Mapping[str, Any]) -
             raise _bad(name, f"sdquant's metadata says {key}={one:.40}, but its tensors say {other:.40}")
 
 
-def _check_scales(backend: Backend, weight: Found, parts: Mapping[str, Tensor]) -> None:
+def _check_scales(backend: Backend, weight: PrequantizedWeight, parts: Mapping[str, Tensor]) -> None:
     import torch
 
     for part, tensor in parts.items():

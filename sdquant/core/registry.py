@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
 from ..utils.suggestions import did_you_mean
-from .backend import Backend, Found, PackedSpec, QuantSpec, Scheme
+from .backend import Backend, PackedSpec, QuantSpec, Scheme
 from .options import EMBEDDINGS, Option
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Backend", "Found", "QuantSpec", "Scheme", "backends", "get", "names", "of_scheme", "packed_spec", "parse",
+    "Backend", "QuantSpec", "Scheme", "backends", "get", "names", "of_scheme", "packed_spec", "parse",
     "scheme", "schemes",
 ]  # fmt: skip
 

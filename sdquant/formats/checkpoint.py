@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import Found, PackedSpec, TensorInfo
+from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
 from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
@@ -24,7 +24,7 @@ from .sdquant_metadata import FORMAT_VERSION, METADATA_KEY, found_in, merged_own
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import Found, PackedSpec, TensorInfo
+    from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
     from .recipe import Recipe
     from .tensor_file import Header, TensorFile
 
@@ -35,11 +35,11 @@ _SIDE: Mapping[str, str] = {
     "quantization_config": "quantization_config",
 }
 
-__all__ = ["FORMAT_VERSION", "METADATA_KEY", "Source", "component_folder", "is_gguf", "open_file", "single_file"]
+__all__ = ["FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "component_folder", "is_gguf", "open_file", "single_file"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Checkpoint:
     """A component on disk.
 
     Attributes:
@@ -47,13 +47,13 @@ class Source:
         files: the weight files.
         tensors: infos by file key, over all files.
         home: the file of each key.
-        found: the quantized weights, by weight name. Their `name` attributes are the names in the file.
+        prequantized: the quantized weights, by weight name. Their `name` attributes are the names in the file.
         specs: full descriptions of quantized weights, where sdquant wrote the file.
         config: the component's config.json (or what sdquant put into the file), {} if there is none.
         library, class_name: "diffusers" or "transformers" and the class, if known.
         metadata: the metadata of the first file.
         container: "safetensors", "gguf", or "pickle".
-        made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
+        recipes: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
         variant, variants: which of the variants in a folder it is, and the others; see `folders.weights`.
         rules: by which it was quantized, where sdquant wrote the file; `rules.file_rules` reads them.
         keys: what the file calls tensors and quantized weights that the model calls otherwise; see `models.fitting`,
@@ -69,14 +69,14 @@ class Source:
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
     home: Mapping[str, Path]
-    found: Mapping[str, Found]
+    prequantized: Mapping[str, PrequantizedWeight]
     specs: Mapping[str, PackedSpec] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     library: str | None = None
     class_name: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     container: str = "safetensors"
-    made: Mapping[str, Recipe] = field(default_factory=dict, repr=False)
+    recipes: Mapping[str, Recipe] = field(default_factory=dict, repr=False)
     variant: str = ""
     variants: tuple[str, ...] = ()
     rules: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
@@ -89,17 +89,17 @@ class Source:
     @property
     def plain(self) -> dict[str, TensorInfo]:
         """Return the tensors that belong to no quantized weight, by key."""
-        used = {key for weight in self.found.values() for key in (*weight.keys.values(), *weight.extra)}
+        used = {key for weight in self.prequantized.values() for key in (*weight.keys.values(), *weight.extra)}
         return {key: info for key, info in self.tensors.items() if key not in used}
 
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
-        return safetensors.total(self.plain.values()) + sum(self.found_bytes(name) for name in self.found)
+        return safetensors.total(self.plain.values()) + sum(self.prequantized_bytes(name) for name in self.prequantized)
 
-    def found_bytes(self, name: str) -> int:
+    def prequantized_bytes(self, name: str) -> int:
         """Return the bytes of a quantized weight's parts in memory."""
-        weight = self.found[name]
+        weight = self.prequantized[name]
         if weight.cut is None and weight.nbytes is not None:
             return weight.nbytes
         return (
@@ -109,16 +109,16 @@ class Source:
     @property
     def names(self) -> frozenset[str]:
         """Return the names that the model uses: plain keys and the names of quantized weights."""
-        return frozenset(self.plain) | frozenset(self.found)
+        return frozenset(self.plain) | frozenset(self.prequantized)
 
     @property
-    def named_quant(self) -> str | None:
+    def recorded_quant(self) -> str | None:
         """Return the scheme recorded in a GGUF file that sdquant wrote: types alone do not identify a mix."""
         name = self.metadata.get(f"{METADATA_KEY}.quant")
         return name if name in {row.name for row in registry.get("gguf").schemes} else None
 
     @property
-    def named_dtype(self) -> str | None:
+    def recorded_dtype(self) -> str | None:
         """Return the source dtype recorded in a GGUF file that sdquant wrote: its small tensors are always in F32."""
         name = self.metadata.get(f"{METADATA_KEY}.dtype")
         return name if name in COMPUTE_DTYPES else None
@@ -126,7 +126,7 @@ class Source:
     @property
     def plain_only(self) -> bool:
         """Return whether some quantized weights can run only in sdquant's own (plain) layers."""
-        return any(weight.plain_only for weight in self.found.values())
+        return any(weight.plain_only for weight in self.prequantized.values())
 
     @property
     def is_empty(self) -> bool:
@@ -144,7 +144,7 @@ class Source:
 
     def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor from the opened files: a plain one, or a part of a quantized weight."""
-        make = self.made.get(key)
+        make = self.recipes.get(key)
         if make is not None:
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
@@ -154,7 +154,7 @@ class Source:
         return next(file for file in files.values() if key in file.tensors).get(key)
 
 
-def main_dtype(*sources: Source, dtypes: Sequence[str] = COMPUTE_DTYPES, recorded: bool = False) -> str | None:
+def main_dtype(*sources: Checkpoint, dtypes: Sequence[str] = COMPUTE_DTYPES, recorded: bool = False) -> str | None:
     """Return the dtype that most bytes of the unquantized tensors have; None if they have none of `dtypes`.
 
     Args:
@@ -162,7 +162,7 @@ def main_dtype(*sources: Source, dtypes: Sequence[str] = COMPUTE_DTYPES, recorde
     """
     sizes: Counter[str] = Counter()
     for src in sources:
-        named = src.named_dtype if recorded else None
+        named = src.recorded_dtype if recorded else None
         for info in src.plain.values():
             if info.dtype in dtypes:
                 sizes[named or info.dtype] += info.nbytes
@@ -175,7 +175,7 @@ def open_file(path: Path, header: Header | None = None) -> TensorFile:
         return safetensors.SafetensorsFile(path, header)
     if isinstance(header, GGUFHeader) or is_gguf(path):
         return GGUFFile(path, header if isinstance(header, GGUFHeader) else None)
-    if is_pickle(path):  # in no Source unless that was allowed
+    if is_pickle(path):  # in no Checkpoint unless that was allowed
         return PickleFile(path)
     return safetensors.SafetensorsFile(path)
 
@@ -196,7 +196,7 @@ def is_pickle(path: Path) -> bool:
 
 def component_folder(
     folder: Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
-) -> Source:
+) -> Checkpoint:
     """Return the component in a folder with a config.json and weights; `variant`: see `folders.weights`.
 
     Raises:
@@ -208,7 +208,7 @@ def component_folder(
     return replace(src, variant=weight_files.variant, variants=weight_files.others)
 
 
-def as_named(src: Source, row: Sequence[str]) -> Source:
+def as_named(src: Checkpoint, row: Sequence[str]) -> Checkpoint:
     """Return the component with the class from a pipeline's model_index.json, [library, class], as diffusers does: the
     config.json of a text encoder may name the larger model that it was extracted from."""
     library, class_name = row
@@ -216,16 +216,23 @@ def as_named(src: Source, row: Sequence[str]) -> Source:
     return replace(src, library=str(library), class_name=str(class_name), config=config) if src.config else src
 
 
-def without_weights(folder: Path) -> Source:
+def without_weights(folder: Path) -> Checkpoint:
     """Return the component that a folder's config.json describes, without its weights, which come from elsewhere."""
     config, _ = _configs(folder)
     library, class_name = _class(config)
-    return Source(
-        path=folder, files=(), tensors={}, home={}, found={}, config=config, library=library, class_name=class_name
+    return Checkpoint(
+        path=folder,
+        files=(),
+        tensors={},
+        home={},
+        prequantized={},
+        config=config,
+        library=library,
+        class_name=class_name,
     )
 
 
-def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False) -> Source:
+def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False) -> Checkpoint:
     """Return the component in one weights file, with the config.json in its folder if no other weights are there."""
     if is_pickle(path) and not allow_pickle:
         raise refused(path)
@@ -265,7 +272,7 @@ def _source(
     side: Mapping[str, Any],
     complete: bool,
     index: Mapping[str, Path] | None = None,
-) -> Source:
+) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
     headers = {file: _header(file, complete=complete) for file in files}
@@ -292,12 +299,12 @@ def _source(
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
-    return Source(
+    return Checkpoint(
         path=path,
         files=files,
         tensors=tensors,
         home=home,
-        found=quantized,
+        prequantized=quantized,
         specs=specs,
         config=config,
         library=library,
@@ -340,8 +347,8 @@ def _header(file: Path, *, complete: bool) -> Header:
     return safetensors.read_header(file, complete=complete)
 
 
-def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
-    quantized: dict[str, Found] = {}
+def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, PrequantizedWeight]:
+    quantized: dict[str, PrequantizedWeight] = {}
     for backend in registry.backends():
         try:
             rows = backend.find(tensors, side)

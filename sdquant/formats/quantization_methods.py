@@ -20,7 +20,7 @@ from .orphan_scales import stray_of
 from .transforms import left_to_do
 
 if TYPE_CHECKING:
-    from ..core.backend import Found, TensorInfo
+    from ..core.backend import PrequantizedWeight, TensorInfo
 
 _USE = (
     "Load the unquantized model and quantize it here (quant='int8' or 'nf4'), or use a file of it in a format that "
@@ -89,7 +89,7 @@ _HOOKS = "__nncf_hooks."  # what NNCF's own state dicts begin with
 def refuse_unread(
     path: Path,
     tensors: Mapping[str, TensorInfo],
-    quantized: Mapping[str, Found],
+    quantized: Mapping[str, PrequantizedWeight],
     configs: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
     home: Mapping[str, Path],
@@ -155,7 +155,7 @@ def _title(word: str) -> str:
     return TITLES.get(word.lower(), repr(word[:80]) if word.lower() not in READ else word)
 
 
-def _refuse_missing_parts(quantized: Mapping[str, Found], home: Mapping[str, Path]) -> None:
+def _refuse_missing_parts(quantized: Mapping[str, PrequantizedWeight], home: Mapping[str, Path]) -> None:
     for row in quantized.values():
         key = registry.of_scheme(row.scheme).missing(row)
         if key is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import registry
-from ..core.backend import Found, PackedSpec, TensorInfo
+from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
 from ..core.dtypes import FLOATS
 from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
 from ..utils import strict_json
@@ -128,13 +128,13 @@ def specs_in(file: Path, own: Mapping[str, Any]) -> dict[str, PackedSpec]:
 
 def found_in(
     file: Path, own: Mapping[str, Any], specs: Mapping[str, PackedSpec], tensors: Mapping[str, TensorInfo]
-) -> dict[str, Found]:
+) -> dict[str, PrequantizedWeight]:
     """Return the quantized weights that sdquant's metadata describes, by name.
 
     Raises:
         BadFileError: the tensors contradict it.
     """
-    weights: dict[str, Found] = {}
+    weights: dict[str, PrequantizedWeight] = {}
     owner: dict[str, str] = {}
     for name, spec in specs.items():
         row, keys = own["weights"][name], _keys(file, name, own["weights"][name]["parts"], spec)
@@ -148,7 +148,7 @@ def found_in(
         for key in (*keys.values(), *row["extra"]):
             if owner.setdefault(key, name) != name:
                 raise damaged(file, f"tensor {key!r} is listed for both {owner[key]!r} and {name!r}")
-        weights[name] = Found(
+        weights[name] = PrequantizedWeight(
             name=name,
             scheme=spec.scheme.name,
             keys=keys,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import UnsupportedFileError
 
 if TYPE_CHECKING:
-    from .checkpoint import Source
+    from .checkpoint import Checkpoint
 
 _NAME = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<end>(?:\.[\w-]+)*\.(?:gguf|safetensors))", re.I
@@ -17,7 +17,7 @@ _NAME = re.compile(
 MERGE = "Merge the parts with `llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and load the result"
 
 
-def refuse_shard(src: Source, *, is_known: bool) -> None:
+def refuse_shard(src: Checkpoint, *, is_known: bool) -> None:
     """Raise UnsupportedFileError if a lone file is one of several shards.
 
     A name alone is no proof: it counts if other shards are beside the file, or if its tensors are not recognised.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..core.backend import TensorInfo
-    from .checkpoint import Source
+    from .checkpoint import Checkpoint
 
 # The families of text encoders (`families`), and the word that the names of their classes have in common.
 KINDS: Mapping[str, str] = {"clip": "CLIP", "t5": "T5"}
@@ -48,7 +48,7 @@ def describe_encoder(sizes: Sizes) -> str:
     return f"width {width or 'unknown'} and {layers or 'an unknown number of'} layers"
 
 
-def tidied(src: Source) -> Source:
+def tidied(src: Checkpoint) -> Checkpoint:
     """Return the source without tensors that a text encoder does not use, or has twice; other models unchanged."""
     kind = str(src.class_name)
     pattern = next((pattern for word, pattern in _SPARE.items() if word in kind), None)
@@ -59,12 +59,16 @@ def tidied(src: Source) -> Source:
     spare |= {_ALIAS} if {_TABLE, _ALIAS} <= src.names else set()
     if not spare:
         return src
-    gone = {key for name in spare & set(src.found) for key in (*src.found[name].keys.values(), *src.found[name].extra)}
-    gone |= spare - set(src.found)
+    gone = {
+        key
+        for name in spare & set(src.prequantized)
+        for key in (*src.prequantized[name].keys.values(), *src.prequantized[name].extra)
+    }
+    gone |= spare - set(src.prequantized)
     return dataclasses.replace(
         src,
         tensors={key: info for key, info in src.tensors.items() if key not in gone},
-        found={name: weight for name, weight in src.found.items() if name not in spare},
+        prequantized={name: weight for name, weight in src.prequantized.items() if name not in spare},
     )
 
 

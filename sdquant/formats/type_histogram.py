@@ -13,7 +13,7 @@ from ..core.backend import DTYPE_BITS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .checkpoint import Source
+    from .checkpoint import Checkpoint
 
 SHOWN = 8  # names of weights in high precision that are listed
 
@@ -42,7 +42,7 @@ class TypeRow:
         return asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
 
 
-def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
+def histogram(sources: Iterable[Checkpoint]) -> tuple[TypeRow, ...]:
     """Return a row for each type, the one with the most weights first."""
     rows: dict[str, TypeRow] = {}
 
@@ -51,16 +51,16 @@ def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
         rows[kind] = TypeRow(kind, old.tensors + 1, old.weights + weights, old.bytes + nbytes)
 
     for src in sources:
-        for name, weight in src.found.items():
-            add(weight.scheme, weights_of(src, name), src.found_bytes(name))
+        for name, weight in src.prequantized.items():
+            add(weight.scheme, weights_of(src, name), src.prequantized_bytes(name))
         for info in src.plain.values():
             add(info.dtype, math.prod(info.shape), info.nbytes)
     return tuple(sorted(rows.values(), key=lambda row: -row.weights))
 
 
-def high_precision(src: Source) -> list[str]:
+def high_precision(src: Checkpoint) -> list[str]:
     """Return the unquantized weights of a partly quantized model, largest first; numbers in names become `*`."""
-    if not src.found:
+    if not src.prequantized:
         return []
     sizes: dict[str, int] = {}
     for name, info in src.plain.items():
@@ -70,11 +70,11 @@ def high_precision(src: Source) -> list[str]:
     return sorted(sizes, key=lambda pattern: (-sizes[pattern], pattern))
 
 
-def weights_of(src: Source, name: str) -> int:
+def weights_of(src: Checkpoint, name: str) -> int:
     """Return the number of values in a quantized weight, by its spec, else by the bits of its scheme."""
     if name in src.specs:
         return math.prod(src.specs[name].shape)
-    weight = src.found[name]
+    weight = src.prequantized[name]
     if weight.cut is not None:
         return math.prod(weight.cut.shape[1:]) * weight.cut.count
     codes = src.tensors[next(iter(weight.keys.values()))]

@@ -49,7 +49,7 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     if spec is not None:
         _check(str(spec), "pre", device)
     src = comfy_state.source(Path(path))
-    for scheme in sorted({weight.scheme for weight in src.found.values()}):
+    for scheme in sorted({weight.scheme for weight in src.prequantized.values()}):
         _check(scheme, "found", device)
     bar = comfy.utils.ProgressBar(comfy_state.size(src))
     state = comfy_state.read(src, spec, device, bar.update)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from ..formats.model_families import Family
     from ..formats.tensor_file import TensorFile
     from ..models.single_file.original_names import OutputTensor
@@ -44,7 +44,7 @@ class State:
     metadata: Mapping[str, str] | None
 
 
-def source(path: Path) -> Source:
+def source(path: Path) -> Checkpoint:
     """Return the diffusion model of a file, which may be a checkpoint of several models.
 
     Raises:
@@ -55,16 +55,18 @@ def source(path: Path) -> Source:
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(detected, None, single=True)  # refuses a LoRA
     src = original_layout.main_only(detected.sources[LONE])
-    weights = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
-    return replace(src, found=weights)
+    weights = {name: row for name, row in src.prequantized.items() if set(row.keys.values()) <= set(src.tensors)}
+    return replace(src, prequantized=weights)
 
 
-def size(src: Source) -> int:
+def size(src: Checkpoint) -> int:
     """Return the total number of bytes that `read` reports to `tick`."""
-    return sum(info.nbytes for info in src.plain.values()) + sum(src.found_bytes(name) for name in src.found)
+    return sum(info.nbytes for info in src.plain.values()) + sum(
+        src.prequantized_bytes(name) for name in src.prequantized
+    )
 
 
-def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int], Any]) -> State:
+def read(src: Checkpoint, spec: QuantSpec | None, device: Any, tick: Callable[[int], Any]) -> State:
     """Read the state dict of a diffusion model.
 
     Args:
@@ -81,7 +83,7 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
         original_layout.refuse_quantized(src, spec)
     files = src.open()
     try:
-        packs = {name: _packed(src, files, name) for name in src.found}
+        packs = {name: _packed(src, files, name) for name in src.prequantized}
         whole = _logical(src, packs)
         parts, row = original_layout.names(whole, alone=True)
         to_quantize = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
@@ -104,10 +106,10 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
     return State(tensors=tensors, packed=packed, metadata={"config": config} if isinstance(config, str) else None)
 
 
-def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
+def _packed(src: Checkpoint, files: Mapping[Path, TensorFile], name: str) -> Packed:
     from ..core.packed_reader import read_weight, require_sound
 
-    weight = src.found[name]
+    weight = src.prequantized[name]
     try:
         packed = read_weight(weight, src.specs.get(name), None, lambda key: src.read(files, key))
         require_sound(weight, packed)
@@ -122,16 +124,16 @@ def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
     return packed
 
 
-def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
+def _logical(src: Checkpoint, packs: Mapping[str, Packed]) -> Checkpoint:
     """Return the source as if its weights were floats, to derive the original names from names and shapes."""
     infos = dict(src.plain)
     for name, packed in packs.items():
         infos[name] = TensorInfo(dtype=packed.spec.dtype, shape=packed.spec.shape, nbytes=packed.nbytes)
     home = {key: src.home.get(key, src.files[0]) for key in infos}
-    return replace(src, tensors=infos, home=home, found={}, specs={})
+    return replace(src, tensors=infos, home=home, prequantized={}, specs={})
 
 
-def _chosen(src: Source, parts: list[OutputTensor], row: Family | None, spec: QuantSpec) -> frozenset[str]:
+def _chosen(src: Checkpoint, parts: list[OutputTensor], row: Family | None, spec: QuantSpec) -> frozenset[str]:
     """Return the names of the weights to quantize: not those of the first and last layers, and not embeddings."""
     kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
@@ -165,7 +167,7 @@ def _plain(part: OutputTensor, tensor: Tensor, spec: QuantSpec | None) -> Tensor
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
-def _joined(src: Source, part: OutputTensor, packs: Mapping[str, Packed]) -> Packed:
+def _joined(src: Checkpoint, part: OutputTensor, packs: Mapping[str, Packed]) -> Packed:
     """Return the packed weight of ComfyUI's model that corresponds to one or several weights of the file.
 
     Raises:
@@ -187,7 +189,7 @@ def _joined(src: Source, part: OutputTensor, packs: Mapping[str, Packed]) -> Pac
     return packed
 
 
-def _shown(packed: Packed, src: Source) -> ComfyPackedTensor:
+def _shown(packed: Packed, src: Checkpoint) -> ComfyPackedTensor:
     """Wrap a packed weight as a tensor, with the dtype that ComfyUI should compute in.
 
     ComfyUI chooses its compute dtype by the dtypes of the tensors. Some formats do not record that of the float weight

@@ -37,7 +37,7 @@ from ..rules.quant_spec import RulesSpec
 from ..rules.range_checks import require_ranges
 
 if TYPE_CHECKING:
-    from ..core.backend import Found, Packed, PackedSpec, TensorInfo
+    from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorInfo
     from .config import Config
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class LoadingWeights:
         self.config = config
         self.spec = config.spec
         self.planned: set[str] = set()
-        self.found: dict[str, Found] = {}
+        self.prequantized: dict[str, PrequantizedWeight] = {}
         self.specs: dict[str, PackedSpec] = {}
         self.headers: dict[str, TensorInfo] = {}
         self.home: dict[str, Path] = {}
@@ -107,7 +107,7 @@ class LoadingWeights:
                 "Save the model again, or import the package that wrote it",
             )
         self.specs = specs_in(paths[0], own)
-        self.found = found_in(paths[0], own, self.specs, self.headers)
+        self.prequantized = found_in(paths[0], own, self.specs, self.headers)
         self.rules = rules_in(paths[0], rule_rows(paths[0], own))
         self.ranges = tuple(key for key in self.headers if is_range(key))
 
@@ -116,7 +116,7 @@ class LoadingWeights:
         self.ties = tied(model)
         here = {key: name for name, key in to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
         self.specs = {here.get(key, key): spec for key, spec in self.specs.items()}
-        self.found = {here.get(key, key): weight for key, weight in self.found.items()}
+        self.prequantized = {here.get(key, key): weight for key, weight in self.prequantized.items()}
         for name, spec in self.specs.items():
             why = None
             if name not in self.ties:
@@ -138,7 +138,7 @@ class LoadingWeights:
         Raises:
             BadFileError: they are damaged or inconsistent, as when sdquant loads the file.
         """
-        entry, spec = self.found[name], self.specs[name]
+        entry, spec = self.prequantized[name], self.specs[name]
         read = {key: parts[part] for part, key in entry.keys.items()}
 
         def get(key: str) -> Tensor:

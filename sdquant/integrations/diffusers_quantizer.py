@@ -59,7 +59,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         if not self.pre_quantized:
             return loaded_keys
         self.weights.read(checkpoint_files)
-        for name, weight in self.weights.found.items():
+        for name, weight in self.weights.prequantized.items():
             path = name.rpartition(".")[0]
             self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in weight.keys.items()}
             self._extra |= set(weight.extra)
@@ -73,14 +73,14 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         **kwargs: Any,
     ) -> None:
         keep = keep_in_fp32_modules or ()
-        if self.pre_quantized and not self.weights.found:
+        if self.pre_quantized and not self.weights.prequantized:
             # `from_single_file` tells neither that the file has to be quantized nor which file it is.
             self.pre_quantized = False
             self.weights.check(quantized=False)
             self.weights.plan(model, keep)
         elif self.pre_quantized:
             self.weights.hold_against(model)
-            for name in self.weights.found:
+            for name in self.weights.prequantized:
                 self._stand_in(model, name)
         else:
             self.weights.plan(model, keep)
@@ -90,7 +90,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         headers = self.weights.headers
         parts = {
             part: torch.empty(headers[key].shape, dtype=dtype_named(headers[key].dtype), device="meta")
-            for part, key in self.weights.found[name].keys.items()
+            for part, key in self.weights.prequantized[name].keys.items()
         }
         packed = Packed(spec=self.weights.specs[name], parts=parts)
         install_packed(model, self.weights.ties.get(name, (name,)), packed, "plain")
@@ -106,7 +106,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             UnsupportedFileError: `from_single_file` has read a file that is already quantized. Without this check
                 diffusers fails somewhere in its converters, or casts codes to floats.
         """
-        if self.pre_quantized and not self.weights.found:
+        if self.pre_quantized and not self.weights.prequantized:
             for name, tensor in state_dict.items():
                 if tensor.ndim > 1 and tensor.dtype not in (
                     torch.float64,
@@ -154,7 +154,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                 part = next(tensor for name, tensor in module.named_parameters() if name.startswith(PREFIX))
                 empty = torch.empty(0, dtype=like.dtype, device=part.device)
                 module._parameters[LIKE] = nn.Parameter(empty, requires_grad=False)
-        for name in self.weights.found:
+        for name in self.weights.prequantized:
             layer = model.get_submodule(name.rpartition(".")[0])
             packed = packed_of(layer)
             if packed is not None and packed.device.type != "meta":  # of what accelerate has taken away already

@@ -24,7 +24,7 @@ from ._common import LoadingWeights, dequantize
 from .config import Config
 
 if TYPE_CHECKING:
-    from ..core.backend import Found
+    from ..core.backend import PrequantizedWeight
 
 with quiet():  # what it imports besides has remarks to make
     from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -79,7 +79,7 @@ class Quantizer(HfQuantizer):
         if not self.pre_quantized:
             return []
         endings = {_pattern("weight")}
-        for weight in self.weights.found.values():
+        for weight in self.weights.prequantized.values():
             endings |= {_ending(weight, key) for key in (*weight.keys.values(), *weight.extra)}
         return [WeightConverter(sorted(endings), "weight", [_Read(self)])]
 
@@ -135,7 +135,7 @@ def _operations(conversion: Any) -> list[Any]:
     return getattr(conversion, "operations", [])
 
 
-def _ending(weight: Found, key: str) -> str:
+def _ending(weight: PrequantizedWeight, key: str) -> str:
     """Return the pattern for a key of a quantized weight: what follows the path of its module."""
     return _pattern(key.removeprefix(weight.name.rpartition(".")[0] + "."))
 
@@ -174,7 +174,7 @@ class _Read(_Op):
         model, name, missing = known["model"], known["full_layer_name"], known["missing_keys"]
         weights = self.hf_quantizer.weights
         tensors = {pattern: value[0] if isinstance(value, list) else value for pattern, value in input_dict.items()}
-        weight = weights.found.get(name)
+        weight = weights.prequantized.get(name)
         if weight is None:
             (tensor,) = tensors.values()
             parameter = model.get_parameter(name)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ..formats.checkpoint import Source
-    from ..models.weight_loader import Installer
+    from ..formats.checkpoint import Checkpoint
+    from ..models.weight_loader import WeightLoader
     from ..offload import OffloadHandle
     from ..planning.plan import ComponentPlan, Plan
 
@@ -209,14 +209,14 @@ def _parts(request: Request, plan: Plan, tick: Tick) -> tuple[dict[str, nn.Modul
     return parts, tuple(used)
 
 
-def build(part: ComponentPlan, src: Source, plan: Plan, tick: Tick, skip: tuple[str, ...] = ()) -> nn.Module:
+def build(part: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, skip: tuple[str, ...] = ()) -> nn.Module:
     """Return one component; its weights are read, and if need be quantized, one at a time.
 
     Args:
         skip: patterns of modules that are not quantized, as in the request.
     """
     from ..models.names import remember
-    from ..models.weight_loader import Installer
+    from ..models.weight_loader import WeightLoader
     from ..nn.weights import quantized
     from ..rules.product_ranges import stand_in
     from . import finishing
@@ -225,7 +225,7 @@ def build(part: ComponentPlan, src: Source, plan: Plan, tick: Tick, skip: tuple[
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     dtype = dtype_named(plan.dtype) if plan.dtype else None
-    install = Installer(model, part.runtime, dtype, plan.device)
+    install = WeightLoader(model, part.runtime, dtype, plan.device)
     ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:
@@ -248,9 +248,9 @@ def build(part: ComponentPlan, src: Source, plan: Plan, tick: Tick, skip: tuple[
 
 
 def fill(
-    install: Installer,
+    install: WeightLoader,
     part: ComponentPlan,
-    src: Source,
+    src: Checkpoint,
     plan: Plan,
     tick: Callable[[int], None],
     skip: tuple[str, ...] = (),
@@ -282,10 +282,10 @@ def fill(
                     refuse_not_finite(key, tensor, part.spec, skip, src.keys)
                 install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip, src.keys))
             tick(info.nbytes)
-        for name in src.found:
+        for name in src.prequantized:
             if only is None or name in only:
-                install.found(name, src, files, part.spec)
-                tick(src.found_bytes(name))
+                install.load_prequantized(name, src, files, part.spec)
+                tick(src.prequantized_bytes(name))
     finally:
         for file in files.values():
             file.close()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import hardware
 from ..errors import ConflictError, SdquantError
 from ..formats import safetensors_writer
-from ..formats.checkpoint import Source, single_file
+from ..formats.checkpoint import Checkpoint, single_file
 from ..utils.atomic_write import whole_file
 from ..utils.byte_sizes import parse_size
 from ..utils.progress import byte_bar
@@ -54,7 +54,7 @@ class Cache:
     folder: Path
     limit: int
 
-    def place(self, part: ComponentPlan, src: Source, dtype: str | None, device: str, *, progress: bool) -> Path:
+    def place(self, part: ComponentPlan, src: Checkpoint, dtype: str | None, device: str, *, progress: bool) -> Path:
         """Return the path of a component's cached weights. Hashes the source files if their digests are not known."""
         assert part.spec is not None
         package = part.spec.scheme.codec.requires
@@ -73,7 +73,7 @@ class Cache:
         digest = sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
         return self.folder / f"{digest}.safetensors"
 
-    def found(self, place: Path, src: Source) -> Source | None:
+    def found(self, place: Path, src: Checkpoint) -> Checkpoint | None:
         """Return the cached file `place` as the source of the component, or None if there is no intact file."""
         if not place.exists():
             return None

@@ -14,7 +14,7 @@ from ..core.dtypes import dtype_named
 from ..formats import safetensors_writer
 from ..models import components
 from ..models.names import to_file
-from ..models.weight_loader import Installer, install_packed
+from ..models.weight_loader import WeightLoader, install_packed
 from ..nn.weights import plain
 from ..saving.model_files import guard_of, written
 from ..utils.malloc_trim import trim
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from ..planning import plan
 
 
@@ -99,8 +99,8 @@ class ShardOutput:
         self.write()
 
 
-class Collector(Installer):
-    """Installer that writes tensors to files instead. The model stays on the meta device, with quantized layers.
+class Collector(WeightLoader):
+    """WeightLoader that writes tensors to files instead. The model stays on the meta device, with quantized layers.
 
     Attributes:
         keys: for each tensor of the model, its key in the file or the name of the quantized weight there; tied ones
@@ -109,7 +109,7 @@ class Collector(Installer):
     """
 
     def __init__(
-        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Source, out: ShardOutput
+        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Checkpoint, out: ShardOutput
     ) -> None:
         super().__init__(model, part.runtime, dtype_named(model_plan.dtype) if model_plan.dtype else None)
         self.out = out
@@ -118,7 +118,7 @@ class Collector(Installer):
         self.forms: dict[str, WeightMetadata] = {}
         self._guard = guard_of(model)
         rows = [(key, info.nbytes) for key, info in src.plain.items()]
-        rows += [(name, src.found_bytes(name)) for name in src.found]
+        rows += [(name, src.prequantized_bytes(name)) for name in src.prequantized]
         for key, nbytes in rows:
             name = components.model_name(key, self.known)
             if name is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import Found, Unfit
+from ..core.backend import PrequantizedWeight, Unfit
 from ..core.choices import LONE
 from ..core.packed_reader import NOT_FINITE, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from ..formats.tensor_file import TensorFile
     from ..models.fitting import Shell
 
@@ -51,12 +51,12 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
 class _Contents:
     """The weights of one component, opened."""
 
-    def __init__(self, src: Source) -> None:
+    def __init__(self, src: Checkpoint) -> None:
         self.src = src
         self.files: Mapping[Path, TensorFile] = {}
 
     @cached_property
-    def model(self) -> tuple[Source, Shell] | None:
+    def model(self) -> tuple[Checkpoint, Shell] | None:
         """Return the source under the model's names, and the model; None if its class is unknown or needs a newer
         diffusers or transformers. Computed on first use, since it imports diffusers."""
         from ..models.fitting import named, shell
@@ -81,7 +81,7 @@ class _Contents:
             for key in self.src.plain:
                 self._plain(key, self._get(key))
                 bar.update()
-            for entry in self.src.found.values():
+            for entry in self.src.prequantized.values():
                 unknown.update(self._weight(entry))
                 bar.update(len(entry.keys) + len(entry.extra))
             self._complete()
@@ -124,7 +124,7 @@ class _Contents:
         if self.src.path.is_dir():
             refuse_missing(*self.model)
 
-    def _weight(self, entry: Found) -> list[str]:
+    def _weight(self, entry: PrequantizedWeight) -> list[str]:
         """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
         import torch
 
@@ -153,7 +153,7 @@ class _Contents:
             raise self._bad(name, NOT_FINITE)
 
     def _file(self, name: str) -> Path:
-        entry = self.src.found.get(name)
+        entry = self.src.prequantized.get(name)
         return self.src.home[next(iter(entry.keys.values())) if entry is not None else name]
 
     def _bad(self, name: str, why: str) -> BadFileError:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
 
 
-def check_component(src: Source) -> None:
+def check_component(src: Checkpoint) -> None:
     """Refuse a component whose config names an unknown class or implausible sizes, as loading would.
 
     Raises:
@@ -39,7 +39,7 @@ def check_component(src: Source) -> None:
         raise BadFileError(f"Cannot load {src.path}: {error.inner}", error.why, error.fix) from error
 
 
-def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
+def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str, Checkpoint]) -> None:
     """Refuse a pipeline whose model_index.json names missing components, as loading would.
 
     Args:
@@ -69,7 +69,7 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
     check(folder)
 
 
-def class_of(src: Source) -> tuple[str | None, str]:
+def class_of(src: Checkpoint) -> tuple[str | None, str]:
     """Return the library and the class of a component.
 
     Raises:
@@ -92,7 +92,7 @@ def class_of(src: Source) -> tuple[str | None, str]:
     return src.library, src.class_name
 
 
-def meta_model(src: Source) -> nn.Module:
+def meta_model(src: Checkpoint) -> nn.Module:
     """Return the model of a source on the meta device.
 
     Raises:

@@ -24,7 +24,7 @@ from .hub_references import reference
 from .refused_gguf import refuse_unless_diffusion
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
@@ -64,7 +64,7 @@ class Detected:
     warnings: list[str] = field(default_factory=list)
     parts: dict[str, Detected] = field(default_factory=dict)
     class_name: str | None = None
-    sources: Mapping[str, Source] = field(default_factory=dict, repr=False, compare=False)
+    sources: Mapping[str, Checkpoint] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def histogram(self) -> tuple[TypeRow, ...]:
@@ -210,7 +210,7 @@ def _check_path(path: str) -> str:
     return f"Check the path, or download the repository from the hub first: `hf download {there.repository}`"
 
 
-def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:
+def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Checkpoint], *, path: str) -> Detected:
     """Return the base pipeline with some components replaced by single files.
 
     Args:
@@ -230,7 +230,7 @@ def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, S
     )
 
 
-def _part(folder_: Path, how: _How) -> Source:
+def _part(folder_: Path, how: _How) -> Checkpoint:
     if how.partial and not folders.visible_weights(folder_, folders.WEIGHTS + folders.PICKLES):
         return checkpoint.without_weights(folder_)
     return checkpoint.component_folder(folder_, complete=how.complete, allow_pickle=how.pickles, variant=how.variant)
@@ -261,7 +261,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     )
 
 
-def _component(src: Source, path: str, how: _How) -> Detected:
+def _component(src: Checkpoint, path: str, how: _How) -> Detected:
     gguf = src.container == "gguf"
     if how.models:
         classes.check_component(src)
@@ -290,7 +290,7 @@ def _component(src: Source, path: str, how: _How) -> Detected:
         component=row.component if row else ("lora" if lora is not None else None),
         quant=quant,
         backend=registry.scheme(quant).backend if quant else None,
-        prequantized=bool(src.found),
+        prequantized=bool(src.prequantized),
         evidence=evidence,
         suffix_hint=hint,
         tensors=len(src.tensors),
@@ -302,27 +302,27 @@ def _component(src: Source, path: str, how: _How) -> Detected:
     )
 
 
-def _variant(src: Source) -> str:
+def _variant(src: Checkpoint) -> str:
     """Describe which variant of the weights is used, and which others there are."""
     taken = f"the weights are those of variant {src.variant}" if src.variant else "the weights are those of no variant"
     beside = ", ".join(src.variants)
     return f"{taken}; other variants: {beside}" if beside else taken
 
 
-def _shapes(src: Source) -> dict[str, tuple[int, ...]]:
+def _shapes(src: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the float weights' shapes that the headers show: not of weights whose codes are packed in bytes."""
-    codes = {name: src.tensors[next(iter(match.keys.values()))] for name, match in src.found.items()}
+    codes = {name: src.tensors[next(iter(match.keys.values()))] for name, match in src.prequantized.items()}
     shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype != "uint8"}
     return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
 
-def _quantization(src: Source) -> tuple[str | None, list[str]]:
+def _quantization(src: Checkpoint) -> tuple[str | None, list[str]]:
     """Return the scheme with the most bytes, and a line of evidence for each scheme in the file."""
     weight: Counter[str] = Counter()
     count: Counter[str] = Counter()
     evidence: dict[str, str] = {}
-    for name, match in src.found.items():
-        weight[match.scheme] += src.found_bytes(name)
+    for name, match in src.prequantized.items():
+        weight[match.scheme] += src.prequantized_bytes(name)
         count[match.scheme] += 1
         evidence.setdefault(match.scheme, match.evidence)
     if not weight:
@@ -331,14 +331,14 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
             sizes: Counter[str] = Counter()
             for info in src.tensors.values():
                 sizes[info.dtype] += info.nbytes
-            name = src.named_quant or dominant(sizes)
+            name = src.recorded_quant or dominant(sizes)
             return name, [f"a GGUF file of {types}, nothing in it is quantized"]
         return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
     by_evidence: Counter[str] = Counter()  # several schemes may be shown by one and the same line
     for scheme, _ in weight.most_common():
         by_evidence[evidence[scheme]] += count[scheme]
     lines = [f"{line} ({number} weights)" for line, number in by_evidence.items()]
-    return src.named_quant or weight.most_common(1)[0][0], lines
+    return src.recorded_quant or weight.most_common(1)[0][0], lines
 
 
 def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:

@@ -1,7 +1,7 @@
 """Match a component on disk with its model before a weight is read: names, missing tensors, shapes.
 
-From here on the tensors of a `Source` have the model's names, and the layer types are known. Mismatches raise the same
-errors as loading would.
+From here on the tensors of a `Checkpoint` have the model's names, and the layer types are known. Mismatches raise the
+same errors as loading would.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core.backend import Found, PackedSpec
-    from ..formats.checkpoint import Source
+    from ..core.backend import PackedSpec, PrequantizedWeight
+    from ..formats.checkpoint import Checkpoint
     from ..formats.recipe import Get, Recipe
 
 TOGETHER = "Check that the weights and the config belong together"
@@ -58,7 +58,7 @@ _shells: OrderedDict[str, Shell] = OrderedDict()
 _lock = threading.Lock()  # several threads may plan and load at once
 
 
-def shell(src: Source) -> Shell | None:
+def shell(src: Checkpoint) -> Shell | None:
     """Return the model of a source without weights, shared and not to be changed; None if its class is unknown.
 
     Raises:
@@ -72,7 +72,7 @@ def shell(src: Source) -> Shell | None:
     return None if row is not None and row.foreign and not known.known.issuperset(row.names) else known
 
 
-def _shell(src: Source) -> Shell:
+def _shell(src: Checkpoint) -> Shell:
     key = json.dumps([src.library, src.class_name, src.config], sort_keys=True, default=str)
     with _lock:
         known = _shells.get(key)
@@ -92,7 +92,7 @@ def _shell(src: Source) -> Shell:
     return known
 
 
-def fitted(src: Source) -> Source:
+def fitted(src: Checkpoint) -> Checkpoint:
     """Return the source under its model's names, validated against the model; unchanged if the model is unknown.
 
     Raises:
@@ -108,18 +108,20 @@ def fitted(src: Source) -> Source:
     return replace(renamed, layers=layers_of(model.model, model.ties))
 
 
-def named(src: Source, model: Shell) -> Source:
+def named(src: Checkpoint, model: Shell) -> Checkpoint:
     """Return the source under its model's names. Tensors that the model does not use are listed in `strays` only."""
     from ..core.range_keys import is_range
 
     ranges = [key for key in src.plain if is_range(key)]
-    mapped = to_model(model.model, src.names - set(ranges), model.known)
+    # In the order of the file, which is the same in all processes that share the work; that of a set is not.
+    keys_of_model = [key for key in (*src.plain, *src.prequantized) if not is_range(key)]
+    mapped = to_model(model.model, keys_of_model, model.known)
     _refuse_packed(src, mapped)
-    parts = {key for match in src.found.values() for key in (*match.keys.values(), *match.extra)}
+    parts = {key for match in src.prequantized.values() for key in (*match.keys.values(), *match.extra)}
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
     recipes: dict[str, Recipe] = {}
-    matches: dict[str, Found] = {}
+    matches: dict[str, PrequantizedWeight] = {}
     specs: dict[str, PackedSpec] = {}
     keys: dict[str, str] = {}
     for name, key in mapped.names.items():
@@ -127,17 +129,17 @@ def named(src: Source, model: Shell) -> Source:
             keys[name] = src.keys.get(key, key)
         elif key in src.keys:
             keys[name] = src.keys[key]
-        if key in src.found:
-            matches[name] = src.found[key]  # whose own name says what its parts are called
+        if key in src.prequantized:
+            matches[name] = src.prequantized[key]  # whose own name says what its parts are called
             if key in src.specs:
                 specs[name] = src.specs[key]
-            whole = (*src.found[key].keys.values(), *src.found[key].extra)
+            whole = (*src.prequantized[key].keys.values(), *src.prequantized[key].extra)
             tensors |= {part: src.tensors[part] for part in whole}
             home |= {part: src.home[part] for part in whole}
             continue
         tensors[name], home[name] = src.tensors[key], src.home[key]
-        if key in src.made:
-            recipes[name] = src.made[key]
+        if key in src.recipes:
+            recipes[name] = src.recipes[key]
     for group in mapped.groups:
         for name, recipe in _recipes(src, group).items():
             if name not in model.known or name in tensors:
@@ -156,8 +158,8 @@ def named(src: Source, model: Shell) -> Source:
         src,
         tensors=tensors,
         home=home,
-        made=recipes,
-        found=matches,
+        recipes=recipes,
+        prequantized=matches,
         specs=specs,
         keys=keys,
         strays=(*src.strays, *_unexpected(model, mapped)),
@@ -174,19 +176,19 @@ def _unexpected(model: Shell, mapped: Mapped) -> tuple[str, ...]:
     return tuple(key for key in mapped.strays if not any(re.search(pattern, key) for pattern in patterns))
 
 
-def _refuse_packed(src: Source, mapped: Mapped) -> None:
+def _refuse_packed(src: Checkpoint, mapped: Mapped) -> None:
     for group in mapped.groups:
-        name = next((key for key in group.sources if key in src.found), None)
+        name = next((key for key in group.sources if key in src.prequantized), None)
         if name is not None:
             raise UnsupportedFileError(
-                f"Cannot load weight {name!r} of {src.path}, which is quantized to {src.found[name].scheme}",
+                f"Cannot load weight {name!r} of {src.path}, which is quantized to {src.prequantized[name].scheme}",
                 f"the model has no such weight: {src.class_name} combines "
                 f"{len(group.sources)} of the file into its own, or splits this one",
                 "Quantize the model again with this version of sdquant, or load the unquantized model",
             )
 
 
-def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
+def _recipes(src: Checkpoint, group: Group) -> Mapping[str, Recipe]:
     """Return recipes that build the tensors of a group from those of the file."""
     from .single_file.trace import trace_conversion
 
@@ -198,20 +200,22 @@ def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
     return {name: _of_file(src, recipe) for name, recipe in recipes.items()}
 
 
-def _of_file(src: Source, recipe: Recipe) -> Recipe:
+def _of_file(src: Checkpoint, recipe: Recipe) -> Recipe:
     """Turn a recipe over a source's tensors into one over those of its files."""
 
     def make(get: Get) -> Tensor:
         def read(key: str) -> Tensor:
-            return src.made[key](get) if key in src.made else get(src.keys.get(key, key))
+            return src.recipes[key](get) if key in src.recipes else get(src.keys.get(key, key))
 
         return recipe(read)
 
-    names = tuple(name for key in recipe.sources for name in (src.made[key].sources if key in src.made else (key,)))
+    names = tuple(
+        name for key in recipe.sources for name in (src.recipes[key].sources if key in src.recipes else (key,))
+    )
     return replace(recipe, sources=names, rows=None, make=make)
 
 
-def _path_of(key: str, mapped: Mapped, src: Source) -> str:
+def _path_of(key: str, mapped: Mapped, src: Checkpoint) -> str:
     """Return the model's name for a range of a product (`core.range_keys`), which no library maps: derived from
     the names of the weights in the same module."""
     path, _, leaf = key.rpartition(".")
@@ -223,7 +227,7 @@ def _path_of(key: str, mapped: Mapped, src: Source) -> str:
     return key
 
 
-def refuse_misfits(src: Source, model: Shell) -> None:
+def refuse_misfits(src: Checkpoint, model: Shell) -> None:
     """Raise BadFileError if a tensor of the model is in the source in another shape."""
     from .weight_loader import misfit
 
@@ -238,11 +242,11 @@ def refuse_misfits(src: Source, model: Shell) -> None:
         expected = tuple(model.tensor(name).shape)
         if spec.shape != expected:
             why = f"it has shape {list(spec.shape)}, but the model expects {list(expected)}"
-            home = src.home[next(iter(src.found[name].keys.values()))]
+            home = src.home[next(iter(src.prequantized[name].keys.values()))]
             raise _together(src, src.keys.get(name, name), why, home=home)
 
 
-def refuse_missing(src: Source, model: Shell) -> None:
+def refuse_missing(src: Checkpoint, model: Shell) -> None:
     """Raise BadFileError if a tensor of the model is not in the source, and has to be."""
     there = {one for name in src.names for one in model.ties.get(name, (name,))}
     missing = [name for name, _ in model.model.named_parameters() if name not in there]
@@ -255,12 +259,12 @@ def refuse_missing(src: Source, model: Shell) -> None:
         )
 
 
-def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileError:
+def _together(src: Checkpoint, key: str, why: str, *, home: Any = None) -> BadFileError:
     return BadFileError(f"Cannot load tensor {key!r} of {home or src.path}", why, TOGETHER)
 
 
 def layers_of(model: nn.Module, ties: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str | None, str]]:
-    """Return `Source.layers` of a model, with the names of each parameter's tensor (`components.tied`)."""
+    """Return `Checkpoint.layers` of a model, with the names of each parameter's tensor (`components.tied`)."""
     from .weight_loader import kind_to_quantize
 
     layers: dict[str, tuple[str | None, str]] = {}

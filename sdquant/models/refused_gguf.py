@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core import registry
 from ..errors import RefusedFileError, UnsupportedFileError
-from ..formats.checkpoint import METADATA_KEY, Source
+from ..formats.checkpoint import METADATA_KEY, Checkpoint
 from ..formats.shards import MERGE
 
 _ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
@@ -26,7 +26,7 @@ _REFUSALS = {
 }
 
 
-def refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
+def refuse_unless_diffusion(src: Checkpoint, *, is_part: bool) -> None:
     from ..backends.gguf import undecodable
     from ..formats.gguf.file import GGUFHeader, classify
 

@@ -23,8 +23,8 @@ from .quantize_weight import encode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Found, Packed, PackedSpec, QuantSpec
-    from ..formats.checkpoint import Source
+    from ..core.backend import Packed, PackedSpec, PrequantizedWeight, QuantSpec
+    from ..formats.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SMALL = 1 << 16
 
 
-class Installer:
+class WeightLoader:
     """Loads tensors and packed weights into an empty model, and checks at the end that none is missing."""
 
     def __init__(
@@ -102,9 +102,11 @@ class Installer:
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
-    def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: QuantSpec | None = None) -> None:
-        """Load a weight that is quantized on disk, by its name in `src.found`; `spec`: set if it was requested."""
-        name, match = components.model_name(key, self.known), src.found[key]
+    def load_prequantized(
+        self, key: str, src: Checkpoint, files: Mapping[Path, Any], spec: QuantSpec | None = None
+    ) -> None:
+        """Load a weight that is quantized on disk, by its name in the file; `spec`: set if it was requested."""
+        name, match = components.model_name(key, self.known), src.prequantized[key]
         if name is None:
             self.unexpected.append(key)
             return
@@ -150,7 +152,7 @@ class Installer:
         """Return all names of the tensor `name`."""
         return self.ties.get(name, (name,))
 
-    def finish(self, src: Source) -> None:
+    def finish(self, src: Checkpoint) -> None:
         """Raise if a parameter has no value and its library initializes none; log a warning of unused tensors."""
         empty = self.missing()
         missing = [name for name in empty if not may_lack(self.model, name)]
@@ -196,7 +198,9 @@ def misfit(shape: tuple[int, ...], floats: bool, expected: Tensor) -> str | None
     return None
 
 
-def _read(match: Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def _read(
+    match: PrequantizedWeight, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
+) -> Packed:
     """Read a weight of `shape` that is quantized on disk, and validate its parts.
 
     Raises:
@@ -207,7 +211,7 @@ def _read(match: Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Ca
     return read_weight(match, spec, shape, get)
 
 
-def _read_cut(match: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def _read_cut(match: PrequantizedWeight, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
     """Read some rows of a weight that is quantized on disk."""
     assert match.cut is not None
     if not match.cut.rows:

@@ -17,7 +17,7 @@ from ..formats import model_families
 from ..formats import text_encoders as text
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from ..models.detection import Detected
 
 CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole pipeline
@@ -114,7 +114,7 @@ def _first(detected: Detected, base: Detected) -> str | None:
     return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
 
 
-def _of_one_size(lone: Source, peers: Mapping[str, Source]) -> tuple[str, ...]:
+def _of_one_size(lone: Checkpoint, peers: Mapping[str, Checkpoint]) -> tuple[str, ...]:
     """Return those of several components of one class whose sizes the file has; all if their configs are equal."""
     configs = [{key: value for key, value in src.config.items() if key[:1] != "_"} for src in peers.values()]
     if all(config == configs[0] for config in configs):
@@ -123,7 +123,7 @@ def _of_one_size(lone: Source, peers: Mapping[str, Source]) -> tuple[str, ...]:
     return fitting or tuple(peers)
 
 
-def _has_sizes(lone: Source, name: str, owner: Source) -> bool:
+def _has_sizes(lone: Checkpoint, name: str, owner: Checkpoint) -> bool:
     """Return whether all tensor shapes of a file match those of the component of this name."""
     from ..errors import SdquantError
     from ..models import components
@@ -137,7 +137,7 @@ def _has_sizes(lone: Source, name: str, owner: Source) -> bool:
         return False
     shapes = convert.shapes(lone)
     if converted is not None:
-        cuts = {key: weight.cut.shape for key, weight in converted.found.items() if weight.cut is not None}
+        cuts = {key: weight.cut.shape for key, weight in converted.prequantized.items() if weight.cut is not None}
         shapes = {key: info.shape for key, info in converted.plain.items()} | cuts
     expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     return all(tuple(shape) == expected[key] for key, shape in shapes.items() if key in expected)

@@ -17,7 +17,7 @@ from .component_files import ComponentFile
 from .component_places import CHECKPOINT
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from .model_files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class _Take:
 
     seen: Detected
     place: str
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Checkpoint]
 
 
 def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> _Take:
@@ -145,7 +145,7 @@ def _with_config(detected: Detected) -> Detected:
     )
 
 
-def _refuse_missing(files: ModelFiles, sources: Mapping[str, Source]) -> None:
+def _refuse_missing(files: ModelFiles, sources: Mapping[str, Checkpoint]) -> None:
     """Raise MissingComponentError for components without weights in any of the files and folders."""
     missing = [name for name, src in sources.items() if src.is_empty]
     if missing:
@@ -160,7 +160,7 @@ def _refuse_missing(files: ModelFiles, sources: Mapping[str, Source]) -> None:
         )
 
 
-def _translated(lone: Source, base: Detected, main: str) -> dict[str, Source]:
+def _translated(lone: Checkpoint, base: Detected, main: str) -> dict[str, Checkpoint]:
     """Convert the components of a file in a foreign layout to the base's names: the main one (a UNet or transformer)
     and any others in the file."""
     from ..models.single_file import convert

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.backend import TensorInfo
 from ..core.choices import LONE
-from ..formats.checkpoint import Source
+from ..formats.checkpoint import Checkpoint
 from ..models.detection import Detected
 from ..models.fitting import layers_of
 from .model_files import ModelFiles
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 
-def source_of_model(model: nn.Module) -> Source:
+def source_of_model(model: nn.Module) -> Checkpoint:
     """Return the parameters of a model as a source without files. Only shapes, dtypes and layer types are read."""
     from ..models.components import tied
 
@@ -33,8 +33,14 @@ def source_of_model(model: nn.Module) -> Source:
         if ties[name][0] == name
     }
     kind = type(model).__name__
-    return Source(
-        path=Path(kind), files=(), tensors=tensors, home={}, found={}, class_name=kind, layers=layers_of(model, ties)
+    return Checkpoint(
+        path=Path(kind),
+        files=(),
+        tensors=tensors,
+        home={},
+        prequantized={},
+        class_name=kind,
+        layers=layers_of(model, ties),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from ..models.detection import Detected
     from .weight_selection import WeightPlan
 
@@ -117,7 +117,7 @@ class Plan:
         }
 
 
-def source_of(plan: Plan, part: ComponentPlan) -> Source:
+def source_of(plan: Plan, part: ComponentPlan) -> Checkpoint:
     """Return the source that a component is read from."""
     return plan.detected.sources[part.name]
 

@@ -25,7 +25,7 @@ from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, se
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from .request import Request
     from .resolve import Resolved
 
@@ -57,7 +57,7 @@ def refuse_conflicts(resolved: Resolved) -> None:
         )
     for name, src in sources.items():
         is_set, spec = spec_for(name, resolved)
-        if src.found:
+        if src.prequantized:
             _refuse_conflict(name, src, is_set, spec)
         elif not _is_float_gguf(src, spec):
             refuse_computing(spec, resolved.request.compute)
@@ -65,7 +65,7 @@ def refuse_conflicts(resolved: Resolved) -> None:
 
 
 def build_plan(
-    resolved: Resolved, machine: Machine, *, marked: Callable[[str, Source, RulesSpec], Marked] | None = None
+    resolved: Resolved, machine: Machine, *, marked: Callable[[str, Checkpoint, RulesSpec], Marked] | None = None
 ) -> Plan:
     """Return the plan for a request whose conflicts with its files have been refused.
 
@@ -84,11 +84,11 @@ def build_plan(
     products = {
         name: marked(name, sources[name], spec)
         for name, spec in specs.items()
-        if marked is not None and isinstance(spec, RulesSpec) and spec.products and not sources[name].found
+        if marked is not None and isinstance(spec, RulesSpec) and spec.products and not sources[name].prequantized
     }
     parts = tuple(
         _found(name, src, resolved, machine)
-        if src.found
+        if src.prequantized
         else _unquantized(name, src, specs[name], resolved, machine, products.get(name))
         for name, src in sources.items()
     )
@@ -133,12 +133,12 @@ def _chosen(name: str, request: Request) -> bool:
     return name == LONE or bool(QUANTIZED_BY_DEFAULT.match(name))
 
 
-def _is_float_gguf(src: Source, spec: QuantSpec | None) -> bool:
+def _is_float_gguf(src: Checkpoint, spec: QuantSpec | None) -> bool:
     """Return whether it is a GGUF file of floats that is requested by its type: it is loaded as it is."""
     return spec is not None and spec.scheme.bits >= 16 and src.container == "gguf"
 
 
-def _refuse_file_scheme(src: Source, spec: QuantSpec | None, path: str) -> None:
+def _refuse_file_scheme(src: Checkpoint, spec: QuantSpec | None, path: str) -> None:
     if spec is not None and not spec.scheme.on_the_fly:
         row = spec.scheme
         raise IncompatibleError(
@@ -150,7 +150,7 @@ def _refuse_file_scheme(src: Source, spec: QuantSpec | None, path: str) -> None:
 
 
 def _unquantized(
-    name: str, src: Source, spec: QuantSpec | None, resolved: Resolved, machine: Machine, marked: Marked
+    name: str, src: Checkpoint, spec: QuantSpec | None, resolved: Resolved, machine: Machine, marked: Marked
 ) -> ComponentPlan:
     """Return the plan for a component of float weights."""
     request = resolved.request
@@ -199,7 +199,7 @@ def _products(spec: QuantSpec, marked: Marked) -> int | None:
 
 
 def _require_something(
-    resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]
+    resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
 ) -> list[str]:
     """Apply `require_something` to the components that are to be quantized now, not to those quantized on disk."""
     extents = extents_of(parts, sources)
@@ -209,10 +209,10 @@ def _require_something(
     return require_something(resolved.files.path, extents, resolved.named)
 
 
-def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | None) -> None:
-    schemes = sorted({weight.scheme for weight in src.found.values()})
-    scheme = src.named_quant or max(
-        schemes, key=lambda s: sum(src.found_bytes(n) for n, f in src.found.items() if f.scheme == s)
+def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec | None) -> None:
+    schemes = sorted({weight.scheme for weight in src.prequantized.values()})
+    scheme = src.recorded_quant or max(
+        schemes, key=lambda s: sum(src.prequantized_bytes(n) for n, f in src.prequantized.items() if f.scheme == s)
     )
     if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
         raise ConflictError(
@@ -224,16 +224,16 @@ def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | Non
         refuse_other_rules(name, src, spec)
 
 
-def _found(name: str, src: Source, resolved: Resolved, machine: Machine) -> ComponentPlan:
+def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> ComponentPlan:
     """Return the plan for a component that is quantized on disk."""
     request = resolved.request
-    decoded = {key: weights_of(src, key) for key in src.found if not _of_a_layer(src, key)}
+    decoded = {key: weights_of(src, key) for key in src.prequantized if not _of_a_layer(src, key)}
     weights = tuple(
-        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.found_bytes(key))
-        for key, row in src.found.items()
+        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.prequantized_bytes(key))
+        for key, row in src.prequantized.items()
         if key not in decoded
     )
-    counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
+    counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.prequantized.values()}
     scheme = registry.scheme(max(counts, key=lambda name: counts[name]))
     default = default_runtime(scheme, resolved.device, isa=machine.native, found=True, versions=machine.versions)
     runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
@@ -260,24 +260,26 @@ def _computed_in(request: Request, runtime: str) -> str | None:
     return request.eight_bit if runtime == "plain" else None
 
 
-def _of_a_layer(src: Source, name: str) -> bool:
+def _of_a_layer(src: Checkpoint, name: str) -> bool:
     """Return whether a quantized tensor stays packed. Norms, biases and bare parameters that a GGUF file stores in
     blocks are dequantized while loading."""
     if src.container != "gguf":
         return True
-    weight = src.found[name]
+    weight = src.prequantized[name]
     shape = src.tensors[weight.keys["blocks"]].shape if weight.cut is None else weight.cut.shape
     return name.endswith(".weight") and len([n for n in shape if n > 1]) > 1
 
 
-def _runtime(name: str, src: Source, request: Request) -> str | None:
+def _runtime(name: str, src: Checkpoint, request: Request) -> str | None:
     """Return the requested runtime for this component; None if the request names none."""
     if request.runtime == openvino.NAME and not openvino.suits(name, src.class_name):
         return "plain"
     return request.plain_runtime
 
 
-def _without_effect(resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
+def _without_effect(
+    resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
+) -> list[str]:
     """Return a warning for each setting that has no effect."""
     request = resolved.request
     lines = []
@@ -304,7 +306,7 @@ def _without_effect(resolved: Resolved, parts: tuple[ComponentPlan, ...], source
 def _unused_rules(
     request: Request,
     parts: tuple[ComponentPlan, ...],
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Checkpoint],
     products: Mapping[str, Marked],
 ) -> list[str]:
     """Return a warning for each rule that matches nothing in the components that it is for."""
@@ -315,8 +317,8 @@ def _unused_rules(
     return unused(next(iter(ruled.values())), weights, [products.get(name) for name in ruled])
 
 
-def _in_memory(src: Source, key: str, target: str | None) -> str:
-    """Return the dtype of an unquantized tensor in memory, after `Installer.cast`."""
+def _in_memory(src: Checkpoint, key: str, target: str | None) -> str:
+    """Return the dtype of an unquantized tensor in memory, after `WeightLoader.cast`."""
     dtype = src.tensors[key].dtype
     if dtype.startswith("float8"):
         dtype = target or "bfloat16"

@@ -21,7 +21,7 @@ from .rule_checks import Marked, marked_in_file
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from . import plan as planner_plan
 
 
@@ -66,7 +66,7 @@ def prepare(request: Request) -> planner_plan.Plan:
 def plan_resolved(
     resolved: Resolved,
     here: hardware.Machine,
-    marked: Callable[[str, Source, RulesSpec], Marked] = marked_in_file,
+    marked: Callable[[str, Checkpoint, RulesSpec], Marked] = marked_in_file,
 ) -> planner_plan.Plan:
     """Return the plan for a request that has been checked against the matrix and its files.
 

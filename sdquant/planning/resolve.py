@@ -102,7 +102,7 @@ def prequantized_schemes(detected: Detected) -> list[tuple[str, bool]]:
     for part in (detected.parts or {choices.LONE: detected}).values():
         for src in part.sources.values():
             main = {part.quant} if part.quant else set()
-            mixed = set() if src.container == "gguf" else {weight.scheme for weight in src.found.values()}
+            mixed = set() if src.container == "gguf" else {weight.scheme for weight in src.prequantized.values()}
             rows |= {(scheme, src.plain_only) for scheme in mixed or main}
     return sorted(rows)
 
@@ -131,5 +131,5 @@ def _most_of_lone(detected: Detected) -> str:
     """
     main = next((detected.sources[name] for name in choices.MAIN if name in detected.sources), None)
     dtype = None if main is None else main_dtype(main, recorded=True)
-    foreign = main is not None and main.container == "gguf" and main.named_dtype is None
+    foreign = main is not None and main.container == "gguf" and main.recorded_dtype is None
     return READ_DTYPE if dtype is None or (foreign and dtype == "float32") else dtype

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from .plan import ComponentPlan
 
 # Modules of a component whose activation products rules quantize, each with its rules by operation; None if unknown.
@@ -38,9 +38,9 @@ def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
         )
 
 
-def refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
+def refuse_other_rules(name: str, src: Checkpoint, spec: RulesSpec) -> None:
     """Raise ConflictError if a weight on disk is quantized by a rule other than the requested one."""
-    for key, weight in src.found.items():
+    for key, weight in src.prequantized.items():
         recorded = dict(weight.details.get("rule") or {k: v for k, v in weight.details.items() if k != ACT_SHAPE})
         shape = src.specs[key].shape if key in src.specs else src.tensors[weight.keys["qvalue"]].shape
         try:
@@ -55,7 +55,7 @@ def refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
             )
 
 
-def marked_in_file(name: str, src: Source, spec: RulesSpec) -> Marked:
+def marked_in_file(name: str, src: Checkpoint, spec: RulesSpec) -> Marked:
     """Return the modules in a source's model whose activation products match a rule; None if its class is unknown.
 
     Raises:
@@ -76,12 +76,12 @@ def marked_in(model: nn.Module, spec: RulesSpec) -> Marked:
     return followed(model, Rules(spec.rules)) if spec.products else {}
 
 
-def weights_in(src: Source) -> Weights:
+def weights_in(src: Checkpoint) -> Weights:
     """Return names and shapes of the tensors of a source that rules can apply to."""
     return tuple((name, info.shape) for name, info in src.tensors.items() if len(info.shape) > 1)
 
 
-def extents_of(parts: Iterable[ComponentPlan], sources: Mapping[str, Source]) -> dict[str, Extent]:
+def extents_of(parts: Iterable[ComponentPlan], sources: Mapping[str, Checkpoint]) -> dict[str, Extent]:
     """Return, for each component with a requested scheme, how much of it is to be quantized now."""
     return {
         part.name: Extent(

@@ -61,7 +61,7 @@ def select(
         shapes: shape and torch dtype name of every tensor, by name.
         skip: see `skipped`.
         class_name: of the model, whose library may keep layers in floats. None if the library is not to read it.
-        layers: layer types from the model, see `Source.layers`; None if only names and shapes are known.
+        layers: layer types from the model, see `Checkpoint.layers`; None if only names and shapes are known.
         keys: names of the weights in their file, which `skip` may match as well.
     """
     backend = spec.scheme.codec

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, FloatGemm, Found, Geometry, Packed, PackedSpec, TensorInfo, TensorSpec
+from ..core.backend import Backend, FloatGemm, Geometry, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec
 from ..core.dtypes import dtype_name
 from ..core.packed_layout import Activations, PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
@@ -246,12 +246,12 @@ class RulesBackend(Backend):
             raise ValueError(str(error)) from error
         return f"{name}.{part}"
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         from .prequantized_files import find_weights as find
 
         return find(tensors)
 
-    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         from .prequantized_files import read
 
         return read(found, shape, get)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core import registry
-from ..core.backend import Found, Packed, PackedSpec, TensorInfo
+from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorInfo
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from .core.qtypes import qtype
@@ -25,7 +25,7 @@ from .qconfig import QtRule, QuantizationRule, to_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
-RULE, BITS = "rule", "bits"  # in the details of a `Found`
+RULE, BITS = "rule", "bits"  # in the details of a `PrequantizedWeight`
 PARTS = ("qvalue", "scale", "zero_point")
 # What stands between a weight's name and the name of a part: Qwix's tree has "array" there before it is unboxed.
 SPELLINGS = (".array.", ".", "_")
@@ -104,12 +104,12 @@ def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
     return weights
 
 
-def find_weights(tensors: Mapping[str, TensorInfo]) -> list[Found]:
+def find_weights(tensors: Mapping[str, TensorInfo]) -> list[PrequantizedWeight]:
     """See `Backend.find`."""
     return [_found(row, tensors) for row in prequantized(tensors).values()]
 
 
-def read(weight: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+def read(weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
     import torch
 
@@ -125,11 +125,11 @@ def read(weight: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tens
     return Packed(spec=spec, parts=parts)
 
 
-def _found(row: Prequantized, tensors: Mapping[str, TensorInfo]) -> Found:
+def _found(row: Prequantized, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
     codes, scale = (f"*{row.keys[part].removeprefix(row.name)}" for part in ("qvalue", "scale"))
     size = sum(tensors[key].nbytes for key in row.keys.values())
     assert row.rule.weight_qtype is not None
-    return Found(
+    return PrequantizedWeight(
         name=row.name,
         scheme="rules",
         keys=row.keys,

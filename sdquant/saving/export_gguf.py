@@ -25,7 +25,7 @@ from ..core.gguf_mixes import BASES, FILE_TYPES
 from ..core.gguf_types import TYPES
 from ..core.scheme import QuantSpec
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source, main_dtype
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Checkpoint, main_dtype
 from ..formats.folders import inside
 from ..formats.gguf import conventions
 from ..formats.gguf.header import MAX_DIMS, MAX_NAME
@@ -131,7 +131,7 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
 
 
 def write_component(
-    src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
+    src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
 ) -> None:
     """Write one component's weights; those that fit no block type keep their float type.
 
@@ -170,7 +170,7 @@ def write_component(
 
 
 def _rows(
-    src: Source,
+    src: Checkpoint,
     named: tuple[list[OutputTensor], Family | None],
     spec: QuantSpec,
     skip: tuple[str, ...],
@@ -207,7 +207,9 @@ def _rows(
         yield part.name, shape, type_, data
 
 
-def _data(part: OutputTensor, type_: str, src: Source, files: Any, spec: QuantSpec, skip: tuple[str, ...]) -> Tensor:
+def _data(
+    part: OutputTensor, type_: str, src: Checkpoint, files: Any, spec: QuantSpec, skip: tuple[str, ...]
+) -> Tensor:
     """Return the values or quantized blocks of a tensor as the file holds them.
 
     Raises:

@@ -26,7 +26,7 @@ from ..core.backend import Packed, PackedSpec, TensorSpec
 from ..core.dtypes import dtype_name
 from ..core.scheme import QuantSpec
 from ..formats import safetensors_writer
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Checkpoint
 from ..formats.gguf import conventions
 from ..models.detection import detect
 from ..models.single_file import original_names
@@ -135,7 +135,7 @@ class _Row:
     made: Mapping[str, TensorSpec]
 
 
-def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
+def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
     parts, row = original_layout.names(src, alone=True)
     kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
@@ -169,7 +169,7 @@ def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dic
 
 def _tensors(
     rows: list[_Row],
-    src: Source,
+    src: Checkpoint,
     files: Mapping[Path, TensorFile],
     spec: QuantSpec,
     skip: tuple[str, ...],

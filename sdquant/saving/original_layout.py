@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Source
+    from ..formats.checkpoint import Checkpoint
     from ..formats.tensor_file import TensorFile
     from ..models.detection import Detected
 
 log = logging.getLogger(__name__)
 
 
-def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
+def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Checkpoint]:
     """Return the components to quantize, by name.
 
     Args:
@@ -65,7 +65,7 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
     return {name: detected.sources[name] for name in names}
 
 
-def main_only(src: Source) -> Source:
+def main_only(src: Checkpoint) -> Checkpoint:
     """Reduce a checkpoint of several models, which GGUF readers reject, to its UNet or transformer; others stay."""
     row = model_families.recognise(src.names)
     if row is None or row.component != "checkpoint":
@@ -74,9 +74,9 @@ def main_only(src: Source) -> Source:
     return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors})
 
 
-def refuse_quantized(src: Source, spec: QuantSpec) -> None:
+def refuse_quantized(src: Checkpoint, spec: QuantSpec) -> None:
     """Raise ConflictError if weights of the component are already quantized."""
-    if src.found:
+    if src.prequantized:
         raise ConflictError(
             f"Cannot quantize {src.path} to {spec}",
             "its weights are already quantized",
@@ -84,7 +84,7 @@ def refuse_quantized(src: Source, spec: QuantSpec) -> None:
         )
 
 
-def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
+def refuse_unchanged(src: Checkpoint, spec: QuantSpec, changed: bool) -> None:
     """Raise IncompatibleError unless weights of the component will be quantized."""
     if not changed:
         raise IncompatibleError(
@@ -94,7 +94,7 @@ def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
         )
 
 
-def names(src: Source, alone: bool) -> tuple[list[OutputTensor], model_families.Family | None]:
+def names(src: Checkpoint, alone: bool) -> tuple[list[OutputTensor], model_families.Family | None]:
     """Return the tensors to write, and the model family that uses their names."""
     row = model_families.recognise(src.names)
     model = row is not None and row.draws
@@ -115,7 +115,7 @@ def names(src: Source, alone: bool) -> tuple[list[OutputTensor], model_families.
     return bare, row
 
 
-def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[OutputTensor] | None:
+def _authors(src: Checkpoint, class_name: str | None, keys: Mapping[str, str]) -> list[OutputTensor] | None:
     """Return the component under the original names; None if diffusers could not convert them back.
 
     Args:
@@ -144,7 +144,7 @@ def describe_component(part: OutputTensor) -> str:
     return part.sources[0] if len(part.sources) == 1 else part.name
 
 
-def dtype_of(part: OutputTensor, src: Source) -> str:
+def dtype_of(part: OutputTensor, src: Checkpoint) -> str:
     """Return the dtype of the tensor that `read` returns."""
     import torch
 
@@ -155,7 +155,7 @@ def dtype_of(part: OutputTensor, src: Source) -> str:
     return dtype_name(wide)
 
 
-def read(part: OutputTensor, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:
+def read(part: OutputTensor, src: Checkpoint, files: Mapping[Path, TensorFile]) -> Tensor:
     """Read a tensor to write from the opened files of `src`."""
     import torch
 

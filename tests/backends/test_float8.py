@@ -11,7 +11,7 @@ from comfy_kitchen.tensor import TensorCoreMXFP8Layout
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.core.backend import Found, Packed, TensorInfo
+from sdquant.core.backend import Packed, PrequantizedWeight, TensorInfo
 from sdquant.core.packed_reader import read_weight
 from sdquant.core.packed_rows import cut
 from sdquant.errors import BadFileError
@@ -40,7 +40,7 @@ def _same_again(packed: Packed) -> bool:
     """Whether the weight comes back out of a file of sdquant's own."""
     spec, file = packed.spec, BACKEND.write(NAME, packed)
     keys = {part: BACKEND.key(NAME, part, spec) for part in packed.parts}
-    found = Found(name=NAME, scheme=spec.scheme.name, keys=keys, evidence="", details=spec.details)
+    found = PrequantizedWeight(name=NAME, scheme=spec.scheme.name, keys=keys, evidence="", details=spec.details)
     back = read_weight(found, spec, spec.shape, file.__getitem__)
     return back.spec == spec and all(
         torch.equal(back.parts[part].float(), t.float()) for part, t in packed.parts.items()

@@ -105,7 +105,7 @@ def test_int8_is_that_of_comfy_kitchen(shape: tuple[int, int], per_channel: bool
     codes, params = TensorWiseINT8Layout.quantize(_weight(shape), per_channel=per_channel)
     file = {"proj.weight": codes, "proj.weight_scale": params.scale, "proj.comfy_quant": _line("int8_tensorwise")}
     save_file(file, tmp_path / "model.safetensors")
-    (found,) = single_file(tmp_path / "model.safetensors").found.values()
+    (found,) = single_file(tmp_path / "model.safetensors").prequantized.values()
     packed = read_weight(found, None, shape, file.__getitem__)
     assert found.scheme == "qint8"
     theirs = TensorWiseINT8Layout.dequantize(codes, params)

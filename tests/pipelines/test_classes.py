@@ -93,10 +93,10 @@ def test_a_scheduler_that_is_not_there_is_refused_before_weights_are_read(
 ) -> None:
     import shutil
 
-    from sdquant.formats.checkpoint import Source
+    from sdquant.formats.checkpoint import Checkpoint
 
     folder = Path(shutil.copytree(sd, tmp_path / "sd"))
     shutil.rmtree(folder / "scheduler")
-    monkeypatch.setattr(Source, "open", lambda self: pytest.fail("weights were read"))
+    monkeypatch.setattr(Checkpoint, "open", lambda self: pytest.fail("weights were read"))
     with pytest.raises(MissingComponentError, match="names a scheduler"):
         sdquant.load_model(folder, progress=False)

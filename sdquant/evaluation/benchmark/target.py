@@ -14,7 +14,7 @@ from ...planning.request import NOT_QUANTIZED, Request
 from .specs import ModelUnderTest
 
 if TYPE_CHECKING:
-    from ...formats.checkpoint import Source
+    from ...formats.checkpoint import Checkpoint
     from ...planning import plan
 
 
@@ -52,7 +52,7 @@ def find_model(request: Request) -> ModelUnderTest:
     )
 
 
-def _main(plan: plan.Plan) -> tuple[str, Source]:
+def _main(plan: plan.Plan) -> tuple[str, Checkpoint]:
     sources = plan.detected.sources
     name = next((one for one in (*MAIN, LONE) if one in sources), None)
     if name is None:

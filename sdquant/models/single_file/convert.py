@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ...core.backend import Cut, Found, TensorInfo, Unfit
+from ...core.backend import Cut, PrequantizedWeight, TensorInfo, Unfit
 from ...core.dtypes import FLOATS, dtype_name, dtype_named
 from ...core.packed_reader import read_weight
 from ...errors import BadFileError, UnsupportedFileError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ...core.backend import PackedSpec
     from ...core.packed_rows import Range
-    from ...formats.checkpoint import Source
+    from ...formats.checkpoint import Checkpoint
     from ...formats.recipe import Recipe
     from ...formats.tensor_file import TensorFile
 
@@ -69,7 +69,7 @@ _IDLE_ENDS = (
 _COMPUTED = re.compile(r"position_ids$|\.pos_encoder\.pe$|^motion_encoder\..*\.kernel$")
 
 
-def convert(src: Source, name: str, owner: Source) -> Source | None:
+def convert(src: Checkpoint, name: str, owner: Checkpoint) -> Checkpoint | None:
     """Return a component of a file in an original layout; None if the file does not contain it.
 
     Args:
@@ -105,7 +105,7 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     return with_projection(component) if layout is not None and layout[1] == "clip" else component
 
 
-def with_projection(src: Source) -> Source:
+def with_projection(src: Checkpoint) -> Checkpoint:
     """Add the projection of the pooled output to a CLIP text encoder: without one in the file it is the identity.
 
     The CLIP-L files of Stable Diffusion 3 and of ComfyUI lack it; diffusers has an identity matrix there.
@@ -127,11 +127,11 @@ def with_projection(src: Source) -> Source:
         src,
         tensors={**src.tensors, name: info},
         home={**src.home, name: src.files[0]},
-        made={**src.made, name: recipe},
+        recipes={**src.recipes, name: recipe},
     )
 
 
-def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+def _constants(src: Checkpoint, owner: Checkpoint, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Return tables that the model's class computes and files have in another form, in the weights' dtype."""
     if owner.class_name not in converters.TABLES:
         return {}
@@ -144,12 +144,12 @@ def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dic
     return {name: constant(tables[name].to(dtype)) for name in model.state_dict() if name in tables.keys() - recipes}
 
 
-def beside(name: str, owner: Source) -> bool:
+def beside(name: str, owner: Checkpoint) -> bool:
     """Return whether a file may contain this component of a pipeline besides its main model."""
     return name in _TEXT or owner.class_name == "AutoencoderKL" or owner.class_name in converters.PARTS
 
 
-def shapes(src: Source) -> dict[str, tuple[int, ...]]:
+def shapes(src: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the float weights of a UNet or transformer, by name without a prefix."""
     prefix = prefix_of(src.names)
     each = {key: info.shape for key, info in src.plain.items()}
@@ -168,12 +168,12 @@ def idle(name: str) -> bool:
     return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS) or _COMPUTED.search(name) is not None
 
 
-def unused_keys(src: Source, parts: Iterable[Source]) -> list[str]:
+def unused_keys(src: Checkpoint, parts: Iterable[Checkpoint]) -> list[str]:
     """Return the file's tensors that none of the components is built from."""
     used: set[str] = set()
     for part in parts:
-        used |= {match.cut.of.name for match in part.found.values() if match.cut is not None}
-        used |= {name for recipe in part.made.values() for name in recipe.sources}
+        used |= {match.cut.of.name for match in part.prequantized.values() if match.cut is not None}
+        used |= {name for recipe in part.recipes.values() for name in recipe.sources}
     return sorted(src.names - used)
 
 
@@ -183,7 +183,7 @@ def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
 
 
 def _converter(
-    names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Source
+    names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Checkpoint
 ) -> converters.Convert | None:
     """Return the function that converts a state dict of the file to the component's; None if the file lacks it."""
     from ..components import single_file
@@ -213,7 +213,7 @@ def _converter(
     )
 
 
-def _text(prefix: str, layout: str, owner: Source) -> converters.Convert:
+def _text(prefix: str, layout: str, owner: Checkpoint) -> converters.Convert:
     from ..components import single_file
 
     if layout != "openclip":
@@ -238,12 +238,12 @@ class _Pack:
     constant: int  # bytes of what is one number for all rows
 
 
-def _packs(src: Source) -> dict[str, _Pack]:
+def _packs(src: Checkpoint) -> dict[str, _Pack]:
     """Describe each quantized weight. Some formats store shapes next to the codes, so the files are opened."""
     packs: dict[str, _Pack] = {}
-    files = src.open() if src.found else {}
+    files = src.open() if src.prequantized else {}
     try:
-        for key, match in src.found.items():
+        for key, match in src.prequantized.items():
             packs[key] = _pack(src, match, files)
     finally:
         for file in files.values():
@@ -251,7 +251,7 @@ def _packs(src: Source) -> dict[str, _Pack]:
     return packs
 
 
-def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
+def _pack(src: Checkpoint, match: PrequantizedWeight, files: Mapping[Path, TensorFile]) -> _Pack:
     try:
         packed = read_weight(match, None, None, lambda key: src.read(files, key))
     except BadFileError as error:
@@ -270,7 +270,7 @@ def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
     return _Pack(packed.spec, packed.nbytes, each, constant)
 
 
-def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, ...]) -> Cut:
+def _cut(src: Checkpoint, name: str, whole: PrequantizedWeight, pack: _Pack, rows: tuple[Range, ...]) -> Cut:
     shape = pack.spec.shape
     if rows == ((0, shape[0]),):
         return Cut(of=whole, shape=shape, rows=(), nbytes=pack.nbytes)
@@ -285,20 +285,22 @@ def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, .
     return Cut(of=whole, shape=shape, rows=rows, nbytes=pack.row_bytes * count + pack.constant)
 
 
-def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs: Mapping[str, _Pack]) -> Source:
+def _converted(
+    src: Checkpoint, owner: Checkpoint, recipes: Mapping[str, Recipe], packs: Mapping[str, _Pack]
+) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     home = {}
-    matches: dict[str, Found] = {}
+    matches: dict[str, PrequantizedWeight] = {}
     plain_recipes: dict[str, Recipe] = {}
     for name, recipe in recipes.items():
-        packed = [source for source in recipe.sources if source in src.found]
+        packed = [source for source in recipe.sources if source in src.prequantized]
         if not packed:
             dtype = dtype_name(recipe.dtype)
             tensors[name] = TensorInfo(dtype=dtype, shape=recipe.shape, nbytes=_nbytes(recipe))
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
             plain_recipes[name] = recipe
             continue
-        whole = src.found[packed[0]]
+        whole = src.prequantized[packed[0]]
         if recipe.rows is None:
             raise UnsupportedFileError(
                 f"Cannot load {src.path}",
@@ -315,9 +317,9 @@ def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs:
         src,
         tensors=tensors,
         home=home,
-        found=matches,
+        prequantized=matches,
         specs={},
-        made=plain_recipes,
+        recipes=plain_recipes,
         config=owner.config,
         library=owner.library,
         class_name=owner.class_name,

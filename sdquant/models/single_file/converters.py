@@ -13,7 +13,7 @@ from ...formats import model_families
 from . import original_names
 
 if TYPE_CHECKING:
-    from ...formats.checkpoint import Source
+    from ...formats.checkpoint import Checkpoint
 
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 Config = Mapping[str, Any]
@@ -99,7 +99,7 @@ _OURS: Mapping[str, Callable[[Collection[str], Config], bool]] = {
 }
 
 
-def refuse_class(src: Source, kind: str) -> None:
+def refuse_class(src: Checkpoint, kind: str) -> None:
     """Raise UnsupportedFileError for a file that looks like a known layout but has another one.
 
     MiniMax-H3 has q, k and v concatenated in its single files and interleaved by head in its shards, with the same
@@ -118,7 +118,7 @@ def refuse_class(src: Source, kind: str) -> None:
     )
 
 
-def ours(kind: str, names: Collection[str], owner: Source) -> Convert | None:
+def ours(kind: str, names: Collection[str], owner: Checkpoint) -> Convert | None:
     """Return our converter from the original names (without a prefix) to diffusers'; None if diffusers' works."""
     applies = _OURS.get(kind)
     if applies is None or not applies(names, owner.config):

@@ -21,7 +21,7 @@ from ...offload.host_store import aligned
 from ..plan import folder_of, source_of
 
 if TYPE_CHECKING:
-    from ...formats.checkpoint import Source
+    from ...formats.checkpoint import Checkpoint
     from ...models.activation_memory import Trace
     from ..plan import ComponentPlan, Plan
 
@@ -122,7 +122,7 @@ def trace_if_sound(plan: Plan) -> dict[str, Trace | None]:
         return {}
 
 
-def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
+def _network(part: ComponentPlan, src: Checkpoint, dtype: str | None) -> Network:
     module = classes.meta_model(src)
     stored = {key: info.dtype for key, info in src.plain.items()}
     usual = dtype or main_dtype(src) or "bfloat16"

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Key in the details of weights that no module of the scheme's library can run: `Found.plain_only`.
+# Key in the details of weights that no module of the scheme's library can run: `PrequantizedWeight.plain_only`.
 PLAIN_ONLY = "plain_only"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PrequantizedWeight:
     """A quantized weight found in a file's header.
 
     Attributes:
@@ -50,7 +50,7 @@ class Cut:
         nbytes: what these rows take in memory.
     """
 
-    of: Found
+    of: PrequantizedWeight
     shape: tuple[int, ...]
     rows: tuple[tuple[int, int], ...]
     nbytes: int
