@@ -4,6 +4,9 @@ A web page that the user has open in another tab can send requests to servers on
 its own host name at that machine's address. So a request is accepted only if it is addressed to a name of this server,
 comes from this server's own page or from the address bar, is one that the page makes (routes.py), and has a body that
 the page would send (request_body.py). If there is a password (basic_auth.py), it is checked first.
+
+Starlette's middlewares do not do this: TrustedHostMiddleware lets every port of a host in, which is how another server
+on this machine is told from this one, and CORSMiddleware answers requests from elsewhere, only without its headers.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from urllib.parse import urlsplit
 
 from . import request_body, routes
 from .basic_auth import REALM, SignIn
-from .request_body import BodyError, Receive
+from .request_body import Receive, Refusal
 from .response_headers import HeaderSender, Send, refuse
 
 Scope = MutableMapping[str, Any]
@@ -25,14 +28,6 @@ METHODS = ("GET", "HEAD", "POST")
 # Headers of proxies, which Gradio would trust; and compression of the page, which response_headers.py still modifies.
 _DROPPED = (b"forwarded", b"x-forwarded-", b"x-real-ip", b"x-original-", b"x-direct-url", b"x-gradio-")
 _PORTS = {"http": 80, "https": 443}
-
-
-class _No(Exception):
-    """A request that is refused: the status and the sentence of the answer."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status, self.why = status, why
 
 
 class Guard:
@@ -70,9 +65,7 @@ class Guard:
             return await send({"type": "websocket.close", "code": 1008})
         try:
             receive = await self._let_in(scope, receive)
-        except BodyError as no:
-            return await refuse(send, no.status, no.why)
-        except _No as no:
+        except Refusal as no:
             more = [(b"www-authenticate", REALM)] if no.status == 401 else []
             more += [(b"allow", ", ".join(METHODS).encode())] if no.status == 405 else []
             return await refuse(send, no.status, no.why, more=more)
@@ -83,17 +76,17 @@ class Guard:
         schemes = self._host(scope)
         self._password(scope)
         if scope["method"] not in METHODS:
-            raise _No(405, "this method is not used by the page")
+            raise Refusal(405, "this method is not used by the page")
         if _one(scope, b"upgrade") is not None:
-            raise _No(403, "web sockets are not supported")
+            raise Refusal(403, "web sockets are not supported")
         self._origin(scope, schemes)
         _site(scope)
         row = routes.route(scope["method"], scope["path"], scope["query_string"])
         if row is None:
-            raise _No(403, "the page makes no such request")
+            raise Refusal(403, "the page makes no such request")
         file = routes.file_path(scope["path"])
         if file is not None and not routes.is_kept(file, self._uploads):
-            raise _No(403, "only files that this server created or received are served")
+            raise Refusal(403, "only files that this server created or received are served")
         scope["scheme"] = schemes[0]
         scope["headers"] = [
             (name, value)
@@ -110,7 +103,7 @@ class Guard:
             return self._schemes[name]
         if name is not None and self._own and scope.get("server") and name == _address(*scope["server"][:2]):
             return ["http"]
-        raise _No(403, "the Host header is not a name of this server; `sdquant ui --allow-host NAME` adds one")
+        raise Refusal(403, "the Host header is not a name of this server; `sdquant ui --allow-host NAME` adds one")
 
     def _password(self, scope: Scope) -> None:
         if self._signin is None:
@@ -118,9 +111,9 @@ class Guard:
         client = str((scope.get("client") or ("", 0))[0])
         seconds = self._signin.wait(client)
         if seconds:
-            raise _No(429, f"too many wrong passwords, try again in {int(seconds) + 1} s")
+            raise Refusal(429, f"too many wrong passwords, try again in {int(seconds) + 1} s")
         if not self._signin.lets_in(client, _one(scope, b"authorization")):
-            raise _No(401, "a user name and password are needed")
+            raise Refusal(401, "a user name and password are needed")
 
     def _origin(self, scope: Scope, schemes: list[str]) -> None:
         """Check that a request with an Origin header was sent by the page that is served under the same name."""
@@ -130,7 +123,7 @@ class Guard:
         host = _named("http", _one(scope, b"host") or "")
         scheme, name = _split(origins[0].decode("latin-1")) if len(origins) == 1 else ("", "")
         if scheme not in schemes or name != host:
-            raise _No(403, "the request was sent by a page from elsewhere")
+            raise Refusal(403, "the request was sent by a page from elsewhere")
 
 
 def _site(scope: Scope) -> None:
@@ -141,7 +134,7 @@ def _site(scope: Scope) -> None:
     opens = scope["method"] == "GET" and scope["path"] == "/"
     opens = opens and _one(scope, b"sec-fetch-mode") == "navigate" and _one(scope, b"sec-fetch-dest") == "document"
     if not opens or site not in ("cross-site", "same-site"):
-        raise _No(403, "the request was sent by a page from elsewhere")
+        raise Refusal(403, "the request was sent by a page from elsewhere")
 
 
 def _has_body(scope: Scope, row: routes.Route) -> bool:
@@ -149,12 +142,12 @@ def _has_body(scope: Scope, row: routes.Route) -> bool:
     length = _one(scope, b"content-length")
     if not row.media:
         if length not in (None, "0") or _one(scope, b"transfer-encoding") is not None:
-            raise _No(403, "a read request must have no body")
+            raise Refusal(403, "a read request must have no body")
         return False
     if length is not None and (len(length) > 9 or int(length) > request_body.MAX_BODY):
-        raise _No(413, f"the body is larger than {request_body.MAX_BODY >> 20} MiB")
+        raise Refusal(413, f"the body is larger than {request_body.MAX_BODY >> 20} MiB")
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
-        raise _No(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
+        raise Refusal(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
     return True
 
 
@@ -162,7 +155,7 @@ def _one(scope: Scope, name: bytes) -> str | None:
     """Return the value of a header; None if it is missing. A header that occurs twice is refused."""
     values = [value for key, value in scope["headers"] if key == name]
     if len(values) > 1:
-        raise _No(403, "a header occurs twice")
+        raise Refusal(403, "a header occurs twice")
     return values[0].decode("latin-1") if values else None
 
 

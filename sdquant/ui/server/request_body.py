@@ -16,8 +16,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 
-class BodyError(Exception):
-    """A body that is refused: the status and the sentence of the answer."""
+class Refusal(Exception):
+    """A request that is refused: the status and the sentence of the answer."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -28,12 +28,12 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
     """Read a body, check it, and return a `receive` that returns it again.
 
     Raises:
-        BodyError: it is too large, too slow, no JSON, or names a file that was not uploaded.
+        Refusal: it is too large, too slow, no JSON, or names a file that was not uploaded.
     """
     try:
         body = await asyncio.wait_for(_whole(receive), SECONDS)
     except asyncio.TimeoutError:
-        raise BodyError(408, f"the body did not arrive within {SECONDS} seconds") from None
+        raise Refusal(408, f"the body did not arrive within {SECONDS} seconds") from None
     if media == JSON:
         _check(body, uploads)
     delivered = False
@@ -53,12 +53,12 @@ async def _whole(receive: Receive) -> bytes:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            raise BodyError(400, "the body ended early")
+            raise Refusal(400, "the body ended early")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         more = message.get("more_body", False)
         if size > MAX_BODY:
-            raise BodyError(413, f"the body is larger than {MAX_BODY >> 20} MiB")
+            raise Refusal(413, f"the body is larger than {MAX_BODY >> 20} MiB")
     return b"".join(parts)
 
 
@@ -70,12 +70,12 @@ def _check(body: bytes, uploads: str) -> None:
     try:
         value = json.loads(body)
         if not isinstance(value, dict):
-            raise BodyError(400, "the body is not a JSON object")
+            raise Refusal(400, "the body is not a JSON object")
         for path in _files(value):
             if not isinstance(path, str) or not is_kept(path, uploads):
-                raise BodyError(403, "a value names a file that was not uploaded here")
+                raise Refusal(403, "a value names a file that was not uploaded here")
     except (ValueError, RecursionError):
-        raise BodyError(400, "the body is not JSON") from None
+        raise Refusal(400, "the body is not JSON") from None
 
 
 def _files(value: Any) -> Iterator[Any]:
