@@ -96,9 +96,8 @@ def _composed(text: str, what: str) -> Any:
     class Loader(yaml.SafeLoader):
         depth = 0
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            parser: Any = self  # whose types lack `peek_event`
-            event = parser.peek_event()
+        def compose_node(self: Any, parent: Any, index: Any) -> Any:
+            event = self.peek_event()
             at = event.start_mark
             self.depth += 1
             if self.depth > DEEPEST:
