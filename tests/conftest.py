@@ -16,32 +16,43 @@ import sdquant
 from sdquant import backends
 from sdquant.models.components import quiet
 
+from .fast import COLLECTED, is_slow
 from .field.table import rows_of
 
 Saved = Callable[..., Path]
 
 
-_frozen = 0
+_frozen: tuple[int, Path | None] = 0, None  # how many modules there were, and the file of the test
 
 
-def _freeze() -> None:
+def _freeze(file: Path | None = None) -> None:
     """What was imported and collected stays to the end. Without this every full collection of garbage, of which there
     is one whenever a model is offloaded, walks through all of it, which takes as long as loading a shipped model."""
     global _frozen
     gc.collect()
     gc.freeze()
-    _frozen = len(sys.modules)
+    _frozen = len(sys.modules), file
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Nothing that is collected becomes garbage; to look for some took a fifth of the time."""
+    gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that `-m` leaves out are
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that try again what reports showed: `pytest -m field`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that try again what reports showed, `pytest -m field`, and those that `fast.yaml` has not."""
+    config.stash[COLLECTED] = [item.nodeid for item in items]
     for item in items:
         if rows_of(item.nodeid):
             item.add_marker("field")
+        if is_slow(item.nodeid):
+            item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     _freeze()
 
 
@@ -50,10 +61,11 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_runtest_setup() -> None:
-    """Libraries are imported by the first test that needs them."""
-    if len(sys.modules) > _frozen + 100:
-        _freeze()
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Libraries are imported by the first test that needs them, and keep what they compiled for the tests of a file."""
+    modules, file = _frozen
+    if len(sys.modules) > modules + 100 or item.path != file:
+        _freeze(item.path)
 
 
 @pytest.fixture(scope="session")

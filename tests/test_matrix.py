@@ -39,6 +39,10 @@ STEPS = 1
 # To a mover, packed weights are tensors of some dtypes and shapes: these schemes stand for those that run in the same
 # modules, packed as they are or as one of another backend here. The others' cells are in the slow run.
 STANDING = frozenset({"nf4", "bnb-int8", "q4_k_m", "int8", "qint8", "rules"})
+BY_LIBRARIES = frozenset({"bnb-int8", "qint8"})  # of those, what stand for the library's layers and not for plain ones
+# A mover meets the same layers, whenever they were quantized: one other mode stands for those after loading, one for
+# those found on disk.
+OTHERWISE = {"post": "none", "found": "balanced"}
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move
 _SAVED: dict[tuple[str, str], Path] = {}
 
@@ -58,8 +62,10 @@ def _cells(device: str) -> list[Any]:
 
 
 def _stands(cell: Cell) -> bool:
-    """Whether a cell that runs is in the default run: a mover meets the same layers, whenever they were quantized."""
-    return cell.runtime != "openvino" and (cell.mode == "pre" or cell.offload in ("none", "balanced"))
+    """Whether a cell that runs is in the default run."""
+    if cell.runtime == "openvino" or (cell.runtime == "plain" and cell.scheme in BY_LIBRARIES):
+        return False
+    return cell.mode == "pre" or (cell.scheme != "bnb-int8" and cell.offload == OTHERWISE[cell.mode])
 
 
 def _turns(device: str) -> list[Any]:

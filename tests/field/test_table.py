@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from ..fast import COLLECTED
 from .table import PIECES, TESTS, rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +22,16 @@ def test_every_report_has_a_row() -> None:
     }  # fmt: skip
     assert all(row.tests for row in PIECES)
     assert len({(row.number, row.what) for row in PIECES}) == len(PIECES)
+
+
+def test_every_test_of_a_row_is_there(pytestconfig: pytest.Config) -> None:
+    """Of the files that were collected whole; the slow run asks for all."""
+    if any("::" in arg for arg in pytestconfig.args):
+        pytest.skip("of some files only a part was asked for")
+    nodes = pytestconfig.stash[COLLECTED]
+    files = {node.partition("::")[0] for node in nodes}
+    there = {test for node in nodes for test in rows_of(node)}
+    assert sorted(test for test in TESTS - there if test.partition("::")[0] in files) == []
 
 
 def test_the_command_runs_them_and_no_others() -> None:
