@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ..models.keep_in_fp32 import float32_of_class
 from ..nn import openvino
 from ..rules.quant_spec import RulesSpec
 from ..utils.suggestions import did_you_mean
+from .component_types import is_quantized_by_default
 from .plan import ComponentPlan, Plan
 from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
 from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
@@ -30,13 +30,9 @@ if TYPE_CHECKING:
     from .resolve import Resolved
 
 __all__ = [
-    "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "build_plan", "refuse_computing", "refuse_conflicts",
+    "ComponentPlan", "Plan", "WeightPlan", "build_plan", "refuse_computing", "refuse_conflicts",
     "select", "spec_for",
 ]  # fmt: skip
-
-# Components that are quantized by default; the VAE never is. diffusers also has two-word names:
-# Ideogram 4's `unconditional_transformer`, Versatile Diffusion's `text_unet`, Stable Cascade's `prior_prior`.
-QUANTIZED_BY_DEFAULT = re.compile(r"^((\w+_)?(unet|transformer|prior|text_encoder)|decoder)(_\d+)?$")
 
 
 def refuse_conflicts(resolved: Resolved) -> None:
@@ -130,7 +126,7 @@ def spec_for(name: str, resolved: Resolved) -> tuple[bool, QuantSpec | None]:
 def _chosen(name: str, request: Request) -> bool:
     if request.components is not None:
         return name in request.components
-    return name == LONE or bool(QUANTIZED_BY_DEFAULT.match(name))
+    return is_quantized_by_default(name)
 
 
 def _is_float_gguf(src: Checkpoint, spec: QuantSpec | None) -> bool:

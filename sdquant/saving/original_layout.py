@@ -19,7 +19,7 @@ from ..formats import lora_files, model_families
 from ..models.single_file import original_names
 from ..models.single_file.convert import LDM, convert, prefix_of
 from ..models.single_file.original_names import OutputTensor
-from ..planning import planner
+from ..planning.component_types import is_quantized_by_default
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
             f"{detected.path} has {', '.join(detected.sources)}",
             "Name one of them",
         )
-    names = named or [name for name in detected.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
+    names = named or [name for name in detected.sources if is_quantized_by_default(name)]
     if single and named is None:
         names = [name for name in MAIN if name in detected.sources][:1]
     if single and len(names) != 1:

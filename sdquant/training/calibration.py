@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
-from ..planning.planner import QUANTIZED_BY_DEFAULT
+from ..planning.component_types import is_quantized_by_default
 from ..rules.qconfig import QuantizationRule, to_dict
 from ..rules.quant_spec import RulesSpec
 from ..utils.progress import count_bar
@@ -178,7 +178,7 @@ def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     for name, src in plan.detected.sources.items():
-        if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
+        if spec.products and (name in task.components if task.components else is_quantized_by_default(name)):
             marked_in_file(name, src, spec)
 
 
@@ -204,7 +204,7 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     models = {}
     for name, model in weight_parts(pipe).items():
-        if name not in task.components if task.components else not QUANTIZED_BY_DEFAULT.match(name):
+        if name not in task.components if task.components else not is_quantized_by_default(name):
             continue
         weights = [
             (f"{path}.weight", tuple(module.weight.shape))

@@ -8,7 +8,7 @@ import pytest
 
 import sdquant
 from sdquant import backends
-from sdquant.planning.planner import QUANTIZED_BY_DEFAULT
+from sdquant.planning.component_types import is_quantized_by_default
 from sdquant.planning.request import Request
 from sdquant.planning.settings_fields import fields
 from sdquant.settings import ROLES, Field, Settings, field_named, role_of
@@ -76,7 +76,7 @@ def test_roles(component: str, role: str | None) -> None:
     found = role_of(component)
     assert (found.name if found else None) == role
     # What the page offers a scheme for is what is quantized by default, but for the VAE.
-    assert component == "model" or (role in ("model", "text_encoder")) == bool(QUANTIZED_BY_DEFAULT.match(component))
+    assert (role in ("model", "text_encoder")) == is_quantized_by_default(component)
 
 
 class TestSettings:
