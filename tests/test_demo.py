@@ -99,8 +99,9 @@ def test_the_picture(result: run.Result, tmp_path: Path) -> None:
         image.load()
         assert image.format == "PNG"
         assert image.width > 2 * (grid.DIGITS + grid.FACTS) and image.height > 4 * grid.LINE
-        reds = sum(count for count, (r, g, b) in image.convert("RGB").getcolors() if r > 180 and max(g, b) < 90)
-        assert reds > 600  # of two frames, in the palette of the file too
+        counts = {colour: count for count, colour in image.convert("RGB").getcolors()}
+        # Of two frames and the paper, with the palette of the file.
+        assert counts[ImageColor.getrgb(figure.WRONG)] > 600 and counts[ImageColor.getrgb(figure.PAPER)] > 100_000
     assert [path.name for path in target.parent.iterdir()] == ["grid.png"]
 
 
