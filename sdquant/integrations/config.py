@@ -13,7 +13,7 @@ from ..compat.row import COMPUTES
 from ..core import registry
 from ..core.choices import METHOD
 from ..errors import SettingsError
-from ..planning.planner import refuse_computing
+from ..planning.rule_checks import refuse_computing
 from ..rules.parse import rules_of
 from ..rules.qconfig import to_dict
 from ..rules.quant_spec import with_rules

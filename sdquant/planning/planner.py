@@ -19,7 +19,7 @@ from ..rules.quant_spec import RulesSpec
 from ..utils.suggestions import did_you_mean
 from .component_types import is_quantized_by_default
 from .plan import ComponentPlan, Plan
-from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
+from .rule_checks import Marked, extents_of, refuse_other_rules, unused, weights_in
 from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .resolve import Resolved
 
 __all__ = [
-    "ComponentPlan", "Plan", "WeightPlan", "build_plan", "refuse_computing", "refuse_conflicts",
+    "ComponentPlan", "Plan", "WeightPlan", "build_plan", "refuse_conflicts",
     "select", "spec_for",
 ]  # fmt: skip
 
@@ -56,7 +56,6 @@ def refuse_conflicts(resolved: Resolved) -> None:
         if src.prequantized:
             _refuse_conflict(name, src, is_set, spec)
         elif not _is_float_gguf(src, spec):
-            refuse_computing(spec, resolved.request.compute)
             _refuse_file_scheme(src, spec, resolved.files.path)
 
 

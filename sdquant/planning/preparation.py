@@ -17,7 +17,7 @@ from ..rules.range_checks import require_ranges
 from . import planner
 from .request import Request, request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
-from .rule_checks import Marked, marked_in_file
+from .rule_checks import Marked, marked_in_file, refuse_computing
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
@@ -84,8 +84,10 @@ def plan_resolved(
 def check_schemes(
     request: Request, specs: Mapping[str, QuantSpec | None], offload: str, device: str, here: hardware.Machine
 ) -> None:
-    """Consult the matrix for what is to be quantized. A gguf scheme is not refused yet: the file may be quantized to
-    it."""
+    """Check what is to be quantized against the rest of the request, and against the matrix. A gguf scheme is not
+    refused yet: the file may be quantized to it."""
+    for spec in specs.values():
+        refuse_computing(spec, request.compute)
     named = {name: str(spec) for name, spec in specs.items() if spec is not None}
     quant = None if not named else (named.get("*") if set(named) == {"*"} else named)
     _check(request, quant, request.mode, request.plain_runtime, offload, device, here)
