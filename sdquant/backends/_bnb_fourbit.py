@@ -28,7 +28,7 @@ from ..core.code_tables import dynamic_code, fourbit_code
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
 from ..kernels.dispatch_guard import transformed
-from ..utils.parameters import put
+from ..utils.tensors import put_parameter
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE
@@ -160,12 +160,12 @@ class FourBit(Codec):
             module=layer,
             bnb_quantized=True,
         )
-        put(layer, "weight", weight)
+        put_parameter(layer, "weight", weight)
         layer.quant_state = state
         layer.is_exact = exact
         layer.encoded_offset = packed.spec.details.get(OFFSET)
         layer.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
-        put(layer, "bias", module._parameters.get("bias"))
+        put_parameter(layer, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
         layer.support_avx512bf16_for_cpu = False

@@ -18,7 +18,7 @@ from ..core import registry
 from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import PackedLayout
-from ..utils.parameters import put
+from ..utils.tensors import put_parameter
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import apply_to_layer, library, tile
 from ._chunks import by_rows
@@ -85,8 +85,8 @@ class Int8(Codec):
         weight = library().nn.Int8Params(
             codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=packed.parts["scb"]
         )
-        put(layer, "weight", weight)
-        put(layer, "bias", module._parameters.get("bias"))
+        put_parameter(layer, "weight", weight)
+        put_parameter(layer, "bias", module._parameters.get("bias"))
         layer.encoded_dtype = packed.spec.dtype
         assert isinstance(layer, nn.Module)
         return layer.train(module.training)

@@ -25,8 +25,8 @@ from ..core import registry
 from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
 from ..core.dtypes import COMPUTE_DTYPES, dtype_name
 from ..core.packed_layout import BYTES, PackedLayout
-from ..kernels.division import divided
 from ..utils import strict_json
+from ..utils.tensors import divided
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import tile
 from ._chunks import by_rows

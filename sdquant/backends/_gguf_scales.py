@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.ggml_iq import iq1_m_scale
-from ..utils.finite import finite
+from ..utils.tensors import is_finite
 
 _CHUNK = 1 << 16  # blocks looked at together: what is copied of them stays below 1 MB
 _E8M0_LARGEST = 253  # from here on 12 times the power of two is no float32; 255 stands for NaN
@@ -36,11 +36,11 @@ def sound(kind: str, blocks: Tensor) -> bool:
 def _finite(kind: str, blocks: Tensor) -> bool:
     if kind in _OTHERS:
         return _OTHERS[kind](blocks)
-    return all(finite(blocks[:, at : at + 2].view(torch.float16)) for at in HALVES[kind])
+    return all(is_finite(blocks[:, at : at + 2].view(torch.float16)) for at in HALVES[kind])
 
 
 _OTHERS: Mapping[str, Callable[[Tensor], bool]] = {
-    "iq1_m": lambda blocks: finite(iq1_m_scale(blocks)),
+    "iq1_m": lambda blocks: is_finite(iq1_m_scale(blocks)),
     "mxfp4": lambda blocks: bool(blocks[:, 0].max() < _E8M0_LARGEST),
     "nvfp4": lambda blocks: bool((blocks[:, :4] & _E4M3_NAN).max() < _E4M3_NAN),
 }

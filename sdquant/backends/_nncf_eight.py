@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.division import divided
+from ..utils.tensors import divided
 
 _EPS = torch.finfo(torch.float32).eps  # NNCF's least scale
 

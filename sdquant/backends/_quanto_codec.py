@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..core.backend import TensorSpec
-from ..kernels.division import divided
 from ..utils.buffers import empty
+from ..utils.tensors import divided
 from ._chunks import by_rows
 from ._qint3 import pack3, unpack3
 from ._quanto_extension import shift_right

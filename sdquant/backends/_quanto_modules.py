@@ -12,7 +12,7 @@ from torch import nn
 from ..core import registry
 from ..core.backend import Packed, PackedSpec
 from ..core.dtypes import dtype_name
-from ..utils.parameters import put
+from ..utils.tensors import put_parameter
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS
 
@@ -30,9 +30,9 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     layer_class = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
     weight = _tensor(packed, quanto)
     layer: Any = layer_class.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
-    put(layer, "weight", nn.Parameter(weight, requires_grad=False))
+    put_parameter(layer, "weight", nn.Parameter(weight, requires_grad=False))
     layer.weight_group_size = packed.spec.details.get("group_size")
-    put(layer, "bias", module._parameters.get("bias"))
+    put_parameter(layer, "bias", module._parameters.get("bias"))
     for name in ("input_scale", "output_scale"):
         setattr(layer, name, torch.ones((), dtype=weight.dtype, device=weight.device))
     layer.train(module.training)

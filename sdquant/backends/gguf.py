@@ -107,7 +107,7 @@ class GGUF(Backend):
         """Quantize. A mix is encoded as its base type: the writer gets each weight's type from `mix_type` first."""
         import torch
 
-        from ..utils.finite import finite
+        from ..utils.tensors import is_finite
         from ._gguf_scales import sound
 
         shape = tuple(weight.shape)
@@ -118,7 +118,7 @@ class GGUF(Backend):
             blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
         else:
             blocks = _encode(weight.detach(), kind).to(weight.device)
-        if not (finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
+        if not (is_finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
             raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
         described = PackedSpec(scheme=registry.scheme(kind), shape=shape, dtype=dtype, details={"type": kind})
         return Packed(spec=described, parts={BLOCKS: blocks})

@@ -31,8 +31,8 @@ from ..core.dtypes import dtype_name
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import Option, QuantSpec, Requirement, Scheme
 from ..errors import BadFileError
-from ..utils.parameters import put
 from ..utils.process_state import errors_only
+from ..utils.tensors import put_parameter
 from ._sdnq_codes import CODES, numbers
 from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
 
@@ -300,8 +300,8 @@ def _layer(weight: Tensor) -> nn.Module:
     else:
         layer = nn.Linear(channels, out, bias=False, device="meta")
     # SDNQ assigns what it makes to the layer, and reads it from there.
-    layer.__dict__["register_parameter"] = functools.partial(put, layer)
-    put(layer, "weight", nn.Parameter(weight.detach(), requires_grad=False))
+    layer.__dict__["register_parameter"] = functools.partial(put_parameter, layer)
+    put_parameter(layer, "weight", nn.Parameter(weight.detach(), requires_grad=False))
     module: nn.Module = layer
     return module
 

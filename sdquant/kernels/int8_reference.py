@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..core.packed_rows import take
+from ..utils.tensors import divided
 from . import int_matmul
 from .base import Coding
 from .cpu import extension, int8_epilogue
-from .division import divided
 from .self_check import undisturbed
 from .triton import imports
 from .workspace import scratch

@@ -14,8 +14,8 @@ from ..core.packed_reader import NOT_FINITE, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
 from ..models.detection import Detected, detect
 from ..utils.arguments import answered
-from ..utils.finite import finite
 from ..utils.progress import count_bar
+from ..utils.tensors import is_finite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +149,7 @@ class _Contents:
         return []
 
     def _finite(self, name: str, tensor: Tensor) -> None:
-        if not finite(tensor):
+        if not is_finite(tensor):
             raise self._bad(name, NOT_FINITE)
 
     def _file(self, name: str) -> Path:

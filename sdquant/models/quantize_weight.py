@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..core.name_patterns import skipped
 from ..core.torch_dtypes import COMPUTE_DTYPES
 from ..errors import BadFileError
-from ..utils.finite import finite
+from ..utils.tensors import is_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
 
 def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
     """Raise BadFileError if a scale of weight `name` is NaN or infinite; see `encode`."""
-    if not finite(scales):
+    if not is_finite(scales):
         raise BadFileError(
             f"Cannot quantize weight {name!r} to {spec}",
             "it has values that are NaN, infinite, or too large for the scheme's scales",
@@ -49,7 +49,7 @@ def refuse_not_finite(
 ) -> None:
     """Raise BadFileError if an unquantized tensor of a model quantized to `spec` has a NaN or infinite value: one in a
     norm breaks an image as one in a weight does. Skipped layers are not checked."""
-    if tensor.is_floating_point() and not skipped(name, skip, keys) and not finite(tensor):
+    if tensor.is_floating_point() and not skipped(name, skip, keys) and not is_finite(tensor):
         raise BadFileError(
             f"Cannot use {name!r} in a model quantized to {spec}",
             "it has values that are NaN or infinite",

@@ -14,8 +14,8 @@ from ..core.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
 from ..core.packed_rows import cut
 from ..errors import BadFileError, UnsupportedFileError
 from ..nn import kind_of, quantized_layer
-from ..utils.finite import finite
 from ..utils.malloc_trim import Trimmer
+from ..utils.tensors import is_finite
 from . import components, keep_in_fp32, peft_hooks
 from .left_out import initialize, may_lack
 from .quantize_weight import encode
@@ -58,7 +58,7 @@ class WeightLoader:
             self.unexpected.append(key)
             return
         fitted = self._fitted(key, name, tensor, file)
-        if not as_it_is and name in self.ties and tensor.numel() <= SMALL and not finite(tensor):
+        if not as_it_is and name in self.ties and tensor.numel() <= SMALL and not is_finite(tensor):
             raise BadFileError(_asked(key, file), NOT_FINITE, AGAIN)
         self.put(name, fitted)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..core import registry
 from ..kernels import int8_linear
-from ..utils.parameters import put
+from ..utils.tensors import put_parameter
 from . import sdpa_hook
 from .quantized_layers import (
     QuantizedConv1d,
@@ -71,10 +71,10 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})
     floats.training = layer.training
     dtype = dtype or layer.compute_dtype
-    put(floats, "weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
+    put_parameter(floats, "weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
     if base is not nn.Embedding:
         bias = layer._parameters.get("bias")
-        put(floats, "bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
+        put_parameter(floats, "bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
     return floats
 
 

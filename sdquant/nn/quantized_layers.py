@@ -17,7 +17,7 @@ from ..kernels import dispatch, ops, scheme_activations
 from ..kernels.dispatch_guard import seen, transformed
 from ..kernels.prepack import bring_into_order, laid_out
 from ..kernels.workspace import scratch
-from ..utils.parameters import put
+from ..utils.tensors import put_parameter
 from . import state_dict as states
 from .autograd import Computed, Decoded, convolve
 from .casts import warn_of_cast
@@ -86,12 +86,12 @@ class QuantizedLayer(nn.Module):
         self.training = original.training
         if self._parameters.get("bias") is None:
             like = torch.empty(0, dtype=dtype, device=packed.device)
-            put(self, LIKE, nn.Parameter(like, requires_grad=False))
+            put_parameter(self, LIKE, nn.Parameter(like, requires_grad=False))
         self._hold(packed)
 
     def _hold(self, packed: Packed) -> None:
         for name, tensor in packed.parts.items():
-            put(self, PREFIX + name, nn.Parameter(tensor, requires_grad=False))
+            put_parameter(self, PREFIX + name, nn.Parameter(tensor, requires_grad=False))
         self._know(packed)
 
     def _know(self, packed: Packed) -> None:

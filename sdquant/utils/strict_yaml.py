@@ -7,12 +7,12 @@ loader's nodes, so nothing can be constructed that is not plain, and every error
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import BackendUnavailableError, BadFileError, SettingsError
-from .yaml_scalars import resolved
 
 LARGEST = 1 << 18  # bytes; all keys with a line of comment each take a fiftieth of it
 DEEPEST = 20
@@ -148,3 +148,25 @@ def _value_of(node: Any, what: str, lines: dict[str, int]) -> Any:
 
 def _refusal(what: str, mark: Any, why: str, fix: str) -> BadFileError:
     return BadFileError(what if mark is None else f"{what}, line {mark.line + 1}", why, fix)
+
+
+_NULLS = ("", "~", "null", "Null", "NULL")
+_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]{1,400}", re.ASCII)
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+
+
+def resolved(text: str) -> bool | int | float | str | None:
+    """Return the value of an unquoted scalar: YAML 1.2's core schema, decimal numbers only.
+
+    PyYAML reads YAML 1.1, where `on` and `no` are truth values, 1e-5 is a text, 010 is eight and 1:30 is ninety.
+    """
+    if text in _NULLS:
+        return None
+    if text in _TRUTH:
+        return _TRUTH[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text

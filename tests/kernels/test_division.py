@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from sdquant import backends
 from sdquant.core.backend import Unfit
 from sdquant.kernels import int8_reference
-from sdquant.kernels.division import divided
 from sdquant.rules.core.how_to_quantize import HowToQuantize
 from sdquant.rules.core.qarray import quantize
 from sdquant.rules.core.qtypes import qtype
+from sdquant.utils.tensors import divided
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What other packages' own code encodes, which divides as it does: backends and schemes.

@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 
 from ...core.dtypes import dtype_name
-from ..division import divided
+from ...utils.tensors import divided
 from .activations import again_kernel, finish_kernel, quantize_kernel
 from .grouped_scales import runs_kernel
 from .launch import multiplies

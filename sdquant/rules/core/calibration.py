@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SettingsError
-from ...kernels.division import divided
+from ...utils.tensors import divided
 from .numerics import to_codes
 from .qtypes import QType, qtype
 

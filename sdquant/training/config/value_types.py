@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...utils import strict_json
-from ...utils.yaml_scalars import resolved
+from ...utils.strict_yaml import resolved
 
 
 @dataclass(frozen=True, kw_only=True)
