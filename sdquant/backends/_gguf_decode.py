@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.ggml_bytes import contiguous, half
-from ..core.ggml_iq import IQ_DECODERS
+from ..core.ggml_iq import IQ_DECODERS, contiguous, half
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,8 @@ from .doctor_hints import Finding, advice
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
-    from ..core.registry import Backend, Scheme
+    from ..core.backend import Backend
+    from ..core.scheme import Scheme
 
 # Bytes of a quantized weight against bf16, by bits, scales counted: the promise of the README.
 RATIOS = {16: 1.0, 8: 0.54, 4: 0.30}

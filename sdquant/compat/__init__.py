@@ -32,7 +32,7 @@ from .table import ROWS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..core.registry import Scheme
+    from ..core.scheme import Scheme
     from .hardware import Machine
 
 __all__ = [

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .dtypes import DTYPE_BITS, TensorInfo, TensorSpec
 from .options import EMBEDDINGS, Option, Requirement
+from .packed_layout import FloatGemm, Geometry
 from .prequantized_weight import PLAIN_ONLY, Cut, PrequantizedWeight
-from .products import FloatGemm, Geometry
-from .tensor_info import DTYPE_BITS, TensorInfo, TensorSpec
 
 if TYPE_CHECKING:
     import torch

@@ -55,3 +55,15 @@ def e4m3_code(device: torch.device) -> Tensor:
 
 # The magnitudes of E2M1, of the OCP Microscaling formats 1.0; bit 3 of a code is the sign.
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@constant
+def code_table(name: str, arithmetic: str, device: torch.device) -> Tensor:
+    """Return the values by code of a table of `packed_layout`: float32 [16 or 256], rounded to `arithmetic`, a dtype."""
+    if name == "e4m3":
+        values = e4m3_code(device)
+    elif name == "e2m1":
+        values = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), dtype=torch.float32, device=device)
+    else:
+        values = fourbit_code(name, device)
+    return values.to(getattr(torch, arithmetic)).to(torch.float32)

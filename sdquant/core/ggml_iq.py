@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..utils.device_constants import constant
-from .ggml_bytes import contiguous, half
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 _FILE = Path(__file__).with_name("gguf_grids.safetensors")
 # Types with a table, and its name in the file.
@@ -29,6 +29,16 @@ _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
 _DELTA = 0.125  # shift of IQ1's weights
 _THREES = (1, 3, 9, 27, 81)
+
+
+def contiguous(part: Tensor) -> Tensor:
+    """Copy to aligned memory, which a view as a wider dtype needs; `contiguous` would not copy a single row."""
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def half(blocks: Tensor, at: int) -> Tensor:
+    """Read the fp16 number at byte `at` of each block: float32 [n, 1]."""
+    return contiguous(blocks[:, at : at + 2]).view(torch.float16).float()
 
 
 @cache

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from .. import compat
 from ..compat import hardware
-from ..core.backend import PackedSpec
 from ..core.choices import LONE
 from ..core.packed_reader import read_weight
-from ..core.range_keys import is_range
+from ..core.tensor_keys import is_range
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.sdquant_metadata import found_in, merged_own, rule_rows, specs_in

@@ -263,7 +263,7 @@ def fill(
         only: keys of plain tensors and names of quantized weights; None for all.
     """
     from ..core.name_patterns import skipped
-    from ..core.range_keys import is_range
+    from ..core.tensor_keys import is_range
     from ..models.quantize_weight import refuse_not_finite
 
     selected = {weight.name for weight in part.weights}

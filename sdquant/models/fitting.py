@@ -110,7 +110,7 @@ def fitted(src: Checkpoint) -> Checkpoint:
 
 def named(src: Checkpoint, model: Shell) -> Checkpoint:
     """Return the source under its model's names. Tensors that the model does not use are listed in `strays` only."""
-    from ..core.range_keys import is_range
+    from ..core.tensor_keys import is_range
 
     ranges = [key for key in src.plain if is_range(key)]
     # In the order of the file, which is the same in all processes that share the work; that of a set is not.
@@ -216,7 +216,7 @@ def _of_file(src: Checkpoint, recipe: Recipe) -> Recipe:
 
 
 def _path_of(key: str, mapped: Mapped, src: Checkpoint) -> str:
-    """Return the model's name for a range of a product (`core.range_keys`), which no library maps: derived from
+    """Return the model's name for a range of a product (`core.tensor_keys`), which no library maps: derived from
     the names of the weights in the same module."""
     path, _, leaf = key.rpartition(".")
     for name, there in mapped.names.items():

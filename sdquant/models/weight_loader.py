@@ -23,7 +23,8 @@ from .quantize_weight import encode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed, PackedSpec, PrequantizedWeight, QuantSpec
+    from ..core.backend import Packed, PackedSpec, PrequantizedWeight
+    from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.range_keys import BUFFER, OPERAND, is_range
+from ..core.tensor_keys import RANGE_BUFFER, RANGE_OPERAND, is_range
 from ..errors import SettingsError
 from ..models.components import PREFIXES
 from .core.static_range import StaticRange, of_operand
@@ -29,7 +29,7 @@ COUNTED = {"einsum": ("scaled_dot_product_attention", "einsum"), "dot_general": 
 
 def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:
     """Return the rule that gives a static range to operand `name` of the module at `path`, or None."""
-    match = OPERAND.fullmatch(name)
+    match = RANGE_OPERAND.fullmatch(name)
     if match is None:
         return None
     candidates = (first(rules.rules, path, operation) for operation in COUNTED[match[1]])
@@ -84,7 +84,7 @@ def stand_in(model: nn.Module, shapes: Iterable[tuple[str, tuple[int, ...]]]) ->
 
 def drop(module: nn.Module) -> None:
     """Remove a module's own ranges."""
-    for name in [name for name in module._buffers if BUFFER.fullmatch(name)]:
+    for name in [name for name in module._buffers if RANGE_BUFFER.fullmatch(name)]:
         delattr(module, name)
 
 

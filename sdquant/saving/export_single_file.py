@@ -106,7 +106,7 @@ def suits(quant: str) -> bool:
 
 def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
     """Return the file's tensors for packed weights by name, or None if one is packed differently."""
-    from ..core.packed_validation import forms
+    from ..core.packed_reader import forms
 
     tensors: dict[str, Tensor] = {}
     for name, packed in rows.items():

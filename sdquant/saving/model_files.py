@@ -242,7 +242,7 @@ def keys_of(model: nn.Module) -> dict[str, str]:
 
 
 def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> Mapped:
-    from ..core.range_keys import is_range
+    from ..core.tensor_keys import is_range
 
     ranges = [name for name in floats if is_range(name)]  # which no library knows
     mapped = to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..core.choices import LONE
+from ..core.scheme import QuantSpec
 from ..errors import ConflictError
 from ..models.libraries import is_of_transformers
 from ..nn.weights import quantized
@@ -82,7 +83,7 @@ def refuse_scheme(scheme: Scheme, what: str = "a model") -> None:
     """Raise ConflictError if weights in this scheme cannot be read without sdquant."""
     if readable(scheme):
         return
-    config = scheme.codec.config(registry.QuantSpec(scheme), "bfloat16")
+    config = scheme.codec.config(QuantSpec(scheme), "bfloat16")
     package = f" without the package {config['quant_method']}" if config else ""
     raise ConflictError(
         f"Cannot save {what} in {scheme} for diffusers without sdquant (portable)",

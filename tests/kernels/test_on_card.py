@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sdquant import backends, offload
-from sdquant.core.code_tables import dynamic_code, e4m3_code, fourbit_code
-from sdquant.kernels.code_values import code_table
+from sdquant.core.code_tables import code_table, dynamic_code, e4m3_code, fourbit_code
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ...core import code_tables
-from ..code_values import code_table as table
 from . import extension
 from .ggml_blocks import grid
 
@@ -78,7 +77,7 @@ def _table(form: PackedLayout) -> bytes:
     """Return the float32 values of the codes; empty if codes are their own values."""
     if form.packing in _FLOAT8:
         return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(getattr(torch, form.packing)).float())
-    return _bytes(table(form.table, form.arithmetic, _CPU)) if form.table else b""
+    return _bytes(code_tables.code_table(form.table, form.arithmetic, _CPU)) if form.table else b""
 
 
 def _scale_table(form: PackedLayout, scale: torch.dtype | None) -> bytes:

@@ -12,7 +12,6 @@ from ...core import code_tables
 from ...core.ggml_iq import _NON_LINEAR
 from ...core.gguf_fields import places
 from ...utils.device_constants import constant
-from ..code_values import code_table
 from .blocks import Block, block_of
 from .launch_state import INTERPRETED
 
@@ -109,4 +108,4 @@ def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """Return the values of a table's codes, float32."""
     if name == "iq4":
         return torch.tensor(_NON_LINEAR, dtype=torch.float32, device=device)
-    return code_table(name, arithmetic, device)
+    return code_tables.code_table(name, arithmetic, device)

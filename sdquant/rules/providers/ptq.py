@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...core import registry
 from ...core.backend import Packed, PackedSpec, Unfit
 from ...core.dtypes import dtype_name
+from ...core.scheme import QuantSpec
 from ...errors import SettingsError
 from ...models.quantize_weight import require_finite
 from ...nn import QuantizedLayer, quantized_layer
@@ -72,7 +73,7 @@ class PtqProvider:
             module = module.float_layer()
         weight = module.weight
         assert isinstance(weight, Tensor)
-        spec = registry.QuantSpec(registry.scheme(SCHEME))
+        spec = QuantSpec(registry.scheme(SCHEME))
         try:
             packed = template(weight, rule) if weight.is_meta else _packed(weight.data, rule, path, statistics or {})
         except Unfit as reason:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...core.range_keys import OPERAND
+from ...core.tensor_keys import RANGE_OPERAND
 from ...errors import SettingsError
 from ..core.static_range import SUM
 from ..product_ranges import MARK
@@ -231,7 +231,7 @@ def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None
     stats, sites = _stats(model), _sites(model)
     for name, values in _by_operand(statistics).items():
         path, _, short = name.rpartition(".")
-        if name not in stats and path in sites and OPERAND.fullmatch(short):
+        if name not in stats and path in sites and RANGE_OPERAND.fullmatch(short):
             stats[name] = sites[path].of(short)
         if name not in stats:
             raise SettingsError(
