@@ -59,7 +59,7 @@ E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @constant
 def code_table(name: str, arithmetic: str, device: torch.device) -> Tensor:
-    """Return the values by code of a table of `packed_layout`: float32 [16 or 256], rounded to `arithmetic`, a dtype."""
+    """Return the values by code of a table of `packed_layout`: float32 [16 or 256], rounded to dtype `arithmetic`."""
     if name == "e4m3":
         values = e4m3_code(device)
     elif name == "e2m1":

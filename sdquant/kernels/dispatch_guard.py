@@ -1,10 +1,15 @@
-"""Guard for kernels called outside torch's dispatcher: `seen` says when a call must be a registered custom op.
+"""Guards around kernels, which torch's dispatcher does not see: `seen` says when a call must be a registered custom op,
+and checks of kernels run `undisturbed` by the caller's settings.
 
 Kernels read memory by its address. A traced graph would record their result as a constant, a dispatch mode would miss
 the call, and a tensor without memory of its own would crash the process.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -36,3 +41,18 @@ def transformed() -> bool:
 def plain(x: Tensor) -> bool:
     """Return whether a tensor has memory that a kernel can read; a fake tensor claims to be on the CPU and has none."""
     return type(x) in _PLAIN
+
+
+P = ParamSpec("P")
+
+
+def undisturbed(check: Callable[P, bool]) -> Callable[P, bool]:
+    """Decorator: run a check on the CPU, whatever the default device, and outside `torch.autocast`, as its verdict is
+    cached for calls outside of both."""
+
+    @wraps(check)
+    def run(*args: P.args, **kwargs: P.kwargs) -> bool:
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+            return check(*args, **kwargs)
+
+    return run

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING
 
 from torch.nn import functional as F
 
-from .cpu import im2col as native
+from .cpu import extension
+from .cpu.threads import over_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.backend import Geometry
+
+
+def copies(x: Tensor) -> bool:
+    """Return whether the C extension can copy the patches of such a tensor."""
+    return extension() is not None and x.device.type == "cpu" and x.ndim == 4 and x.element_size() in (2, 4)
+
+
+def copied(x: Tensor, kernel: tuple[int, ...], how: Geometry, places: tuple[int, ...]) -> Tensor:
+    """Return the patch of x [b, c, h, w] that each output of `places` [h', w'] reads: [b * h' * w', c * kernel]."""
+    assert not isinstance(how.padding, str)
+    x = x.contiguous()
+    rows, columns = len(x) * math.prod(places), x.shape[1] * math.prod(kernel)
+    out = x.new_empty(rows, columns)
+    images = (x.element_size(), x.data_ptr(), *x.shape[1:], *places, *kernel, *how.stride, *how.padding, *how.dilation)
+    run = extension().patches  # type: ignore[union-attr]
+    to = out.data_ptr()
+    over_rows(rows, columns, lambda start, stop: run(struct.pack("18q", *images, start, stop, to)))
+    return out
 
 
 def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:
@@ -48,11 +68,11 @@ _BY_TORCH, _BY_C = 64, 256
 def few_patches(x: Tensor, kernel: tuple[int, ...], how: Geometry, few: int) -> Tensor | None:
     """Return `patches` copied to [rows, columns]; None if there are more than `few` rows, or copying is too slow."""
     places = outputs(x.shape[2:], kernel, how)
-    rows, fast = len(x) * math.prod(places), native.copies(x)
+    rows, fast = len(x) * math.prod(places), copies(x)
     if rows > min(few, _BY_C if fast else _BY_TORCH):
         return None
     return (
-        native.copied(x, kernel, how, places)
+        copied(x, kernel, how, places)
         if fast
         else patches(x, kernel, how).reshape(rows, x.shape[1] * math.prod(kernel))
     )

@@ -36,8 +36,8 @@ from ..core.torch_dtypes import COMPUTE_DTYPES
 from . import int8_reference, int_matmul
 from .base import Coding
 from .cpu import int8 as native
+from .dispatch_guard import undisturbed
 from .im2col import outputs, patches
-from .self_check import undisturbed
 from .triton import imports
 
 if TYPE_CHECKING:

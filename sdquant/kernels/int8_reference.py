@@ -21,7 +21,7 @@ from ..utils.tensors import divided
 from . import int_matmul
 from .base import Coding
 from .cpu import extension, int8_epilogue
-from .self_check import undisturbed
+from .dispatch_guard import undisturbed
 from .triton import imports
 from .workspace import scratch
 

@@ -14,7 +14,7 @@ import torch
 
 from ..core.gguf_types import TYPES
 from .base import Parts, Reader
-from .cpu.ggml_blocks import by_block, is_blocks
+from .cpu.layout_descriptors import by_block, is_blocks
 from .cpu.threads import over_rows
 from .workspace import scratch
 

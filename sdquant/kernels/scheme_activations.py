@@ -20,9 +20,9 @@ from . import dispatch
 from .base import Coding
 from .cpu import int8 as native
 from .cpu.bound_linear import Codes
+from .dispatch_guard import undisturbed
 from .im2col import outputs
 from .int8_reference import RUN, direct, in_runs
-from .self_check import undisturbed
 
 if TYPE_CHECKING:
     from torch import Tensor

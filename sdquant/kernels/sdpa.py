@@ -8,6 +8,8 @@ torch's attention would take a third of the remaining time, and more than half w
 from __future__ import annotations
 
 import logging
+import math
+import struct
 from functools import cache
 from typing import Any
 
@@ -15,9 +17,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .cpu import isa
-from .cpu import sdpa as native
-from .self_check import undisturbed
+from .cpu import extension, isa
+from .cpu.threads import over_rows
+from .dispatch_guard import undisturbed
+
+QUERIES = 32  # rows of queries that are worked on together: attention.h
+MOST_WIDTH = 256  # of a head: with 512 torch's takes 0.85 of this kernel's time
+
+
+def reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether there is a kernel for such tensors."""
+    if isa() not in ("amx", "avx512bf16") or any(type(x) is not torch.Tensor for x in (q, k, v)):
+        return False
+    return (
+        all(x.dtype == torch.bfloat16 and x.is_cpu and x.ndim == 4 and x.stride(3) == 1 for x in (q, k, v))
+        and q.shape[:2] == k.shape[:2]
+        and k.shape == v.shape
+        and q.shape[3] == k.shape[3] <= MOST_WIDTH
+        and q.numel() > 0 < k.numel()
+    )
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return softmax(q k^T * scale) v in bfloat16 for q [batch, heads, queries, width] and k and v [batch, heads,
+    keys, width]. The result has q's shape; in memory it is [batch, queries, heads, width]."""
+    batch, heads, queries, width = q.shape
+    out = torch.empty(batch, queries, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+    numbers = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
+    arguments = struct.pack("20qd", *numbers, heads, queries, k.shape[2], width, scale)
+    run, each = extension().attend, math.ceil(queries / QUERIES)  # type: ignore[union-attr]
+    work = 2 * QUERIES * k.shape[2] * width
+    over_rows(batch * heads * each, work, lambda start, stop: run(arguments + struct.pack("2q", start, stop)), step=1)
+    return out
+
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +66,14 @@ def attended(
 ) -> Tensor | None:
     """Compute `scaled_dot_product_attention` for the same arguments; None if torch should do it."""
     tensors = (query, key, value)
-    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not native.reads(*tensors):
+    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not reads(*tensors):
         return None
     if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         return None
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0 or not _sound():  # the kernel takes the largest score before it is scaled
         return None
-    return native.attend(query, key, value, scale)
+    return attend(query, key, value, scale)
 
 
 @cache
@@ -52,7 +84,7 @@ def _sound() -> bool:
         q = torch.linspace(-3, 3, 2 * 3 * 37 * 40, dtype=torch.float32).sin().view(2, 3, 37, 40).bfloat16()
         k = torch.linspace(-5, 9, 2 * 3 * 301 * 40, dtype=torch.float32).cos().view(2, 3, 301, 40).bfloat16()
         v = torch.linspace(0, 99, 2 * 3 * 301 * 40, dtype=torch.float32).sin().view(2, 3, 301, 40).bfloat16()
-        result = native.attend(q, k, v, 0.5).float()
+        result = attend(q, k, v, 0.5).float()
         expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
     good = bool(((result - expected).abs() <= 0.01 * expected.abs() + 0.01).all())
     if not good:

@@ -10,7 +10,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 if TYPE_CHECKING:
-    from sdquant.kernels.triton.launch_state import Launch
+    from sdquant.kernels.triton.launch_config import Launch
 
 _POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 import sdquant
 from sdquant import demo
 from sdquant.kernels import cpu, sdpa
-from sdquant.kernels.cpu import sdpa as by_own
 from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part
 from sdquant.nn import sdpa_hook as asking
@@ -124,8 +123,8 @@ def test_what_is_left_to_torch() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    right = by_own.attend
-    monkeypatch.setattr(by_own, "attend", lambda q, k, v, scale: right(q, k, v, 0.9 * scale))
+    right = sdpa.attend
+    monkeypatch.setattr(sdpa, "attend", lambda q, k, v, scale: right(q, k, v, 0.9 * scale))
     sdpa._sound.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -247,7 +246,7 @@ def test_a_model_draws_the_same_with_it(monkeypatch: pytest.MonkeyPatch) -> None
     wanted = draw(pipe, ["a three"], seeds=[0], steps=4)
     monkeypatch.setattr(asking, "LEAST", 0)
     calls = []
-    monkeypatch.setattr(by_own, "attend", lambda *args, run=by_own.attend: calls.append(args) or run(*args))
+    monkeypatch.setattr(sdpa, "attend", lambda *args, run=sdpa.attend: calls.append(args) or run(*args))
     found = draw(pipe, ["a three"], seeds=[0], steps=4)
     assert calls
     import numpy as np

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ..base import Coding
 from ..int8_reference import scales_in
-from ..workspace import address
+from ..workspace import address, in_large_pages
 from . import extension
-from .huge_pages import in_large_pages
 from .int8_epilogue import recodes
 from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows

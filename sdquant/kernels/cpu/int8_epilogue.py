@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from . import extension
-from .ggml_blocks import is_blocks
-from .layout_descriptors import TYPES, addresses, describe_layout
+from .layout_descriptors import TYPES, addresses, describe_layout, is_blocks
 from .threads import over_rows
 
 if TYPE_CHECKING:

@@ -26,11 +26,9 @@ from torch import Tensor
 
 from ...core.dtypes import dtype_name
 from ...utils.tensors import divided
-from .activations import again_kernel, finish_kernel, quantize_kernel
-from .grouped_scales import runs_kernel
+from .activations import again_kernel, finish_kernel, quantize_kernel, runs_kernel
 from .launch import multiplies
-from .launch_config import plan_of, pointers
-from .launch_state import EXACT, INTERPRETED, Launch
+from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,8 +11,7 @@ import triton
 
 from ...core.dtypes import dtype_name
 from .blocks import block_of
-from .launch_config import plan_of, pointers
-from .launch_state import EXACT, INTERPRETED, Launch, works_on
+from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
 
 __all__ = ["INTERPRETED", "decode", "multiplies", "product", "works_on"]

@@ -1,19 +1,21 @@
-"""Arguments that are the same for all launches over weights of one form."""
+"""Kernel launches, the devices for them, and the arguments that are the same for all weights of one form."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
 
 from ...core import code_tables
 from ...core.ggml_iq import _NON_LINEAR
 from ...core.gguf_fields import places
 from ...utils.device_constants import constant
 from .blocks import Block, block_of
-from .launch_state import INTERPRETED
+from .decoding import rounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +23,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import PackedLayout
+
+
+# Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported), on the CPU.
+INTERPRETED = not isinstance(rounded, triton.runtime.JITFunction)
+# A multiplication and an addition are rounded one by one, as torch does it.
+EXACT = {"enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its arguments by parameter name; `options` are Triton's own."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    def __call__(self, device: torch.device) -> None:
+        with _on(device):
+            self.kernel[self.grid](**self.arguments, **self.options)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make `device` current: Triton launches on the current device, which need not be the tensors'."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return torch.cuda.device(device)
+    if device.type == "xpu" and device.index != torch.xpu.current_device():
+        return torch.xpu.device(device)
+    return nullcontext()
+
+
+def works_on(device: torch.device) -> bool:
+    """Return whether kernels can be launched on a device. A GPU too old for Triton only fails at the first launch."""
+    return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
+
 
 _FIELDS = ("codes", "high", "scales", "scale", "minimum")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.torch_dtypes import COMPUTE_DTYPES
 from ...kernels.cpu import int8 as native
-from ...kernels.self_check import undisturbed
+from ...kernels.dispatch_guard import undisturbed
 from ..packed_layout import act_how
 from .how_to_quantize import HowToQuantize, tile_sizes
 from .numerics import from_codes
