@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant.nn import casts
+from sdquant.nn import layer_checks
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from sdquant.nn import casts
 def test_a_cast_is_told_once(
     before: torch.dtype, after: torch.dtype, effect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    casts.warn_of_cast.cache_clear()
+    layer_checks.warn_of_cast.cache_clear()
     model = sdquant.quantize(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).to(before), "int8")
     packed = model[0].packed
     model.to("cpu")

@@ -20,8 +20,7 @@ from ..kernels.workspace import scratch
 from ..utils.tensors import put_parameter
 from . import state_dict as states
 from .autograd import Computed, Decoded, convolve
-from .casts import warn_of_cast
-from .input_sizes import require_fit
+from .layer_checks import require_fit, warn_of_cast
 from .packed_tensor import LayerWeight
 from .state_dict import LIKE, PREFIX
 

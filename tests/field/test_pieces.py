@@ -19,7 +19,7 @@ from sdquant.cli import main
 from sdquant.errors import SdquantError
 from sdquant.models.components import quiet
 from sdquant.models.generate import draw
-from sdquant.nn import QuantizedLayer, casts, packed_tensor
+from sdquant.nn import QuantizedLayer, layer_checks, packed_tensor
 from sdquant.nn.weights import quantized
 from sdquant.planning.request import Request
 from sdquant.training import config
@@ -80,7 +80,7 @@ def test_a_cast_of_a_pipeline_is_told(sd: Path, caplog: pytest.LogCaptureFixture
             pipe, dtype=torch.float32, safety_checker=None, image_encoder=None, feature_extractor=None
         ),
     ):
-        casts.warn_of_cast.cache_clear()
+        layer_checks.warn_of_cast.cache_clear()
         caplog.clear()
         pipe = sdquant.load_model(sd, "int8", dtype="float16", progress=False)
         change(pipe)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ...core.backend import Unfit
 from ...errors import SettingsError
-from ...nn.input_sizes import require_fit
+from ...nn.layer_checks import require_fit
 from ...nn.quantized_layers import settings_of
 from ..core.calibration_method import method
 from ..core.qarray import range_of
