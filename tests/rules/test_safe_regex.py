@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdquant.errors import BadFileError
-from sdquant.rules.file_rules import rules_in
-from sdquant.rules.safe_regex import quick
+from sdquant.rules.file_rules import quick, rules_in
 
 
 @pytest.mark.parametrize(
