@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
-from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
 from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
-    from .recipe import Recipe
-    from .tensor_file import Header, TensorFile
+    from .tensor_file import Header, Recipe, TensorFile
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
 _SIDE: Mapping[str, str] = {

@@ -1,18 +1,25 @@
-"""The interface between containers and the loader: names and infos first, then one tensor at a time."""
+"""The interface between containers and the loader: names and infos first, then one tensor at a time.
+
+A `Recipe` is for a tensor that a file does not contain, computed from those that it does.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
     from ..core.backend import TensorInfo
+    from ..core.packed_rows import Range
+
+Get = Callable[[str], "Tensor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +79,29 @@ class TensorFile(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A tensor computed from other tensors.
+
+    Attributes:
+        sources: the names of those.
+        rows: ranges of rows of the only source, if the tensor consists of these alone; else None.
+        shape, dtype: of the result.
+        make: computes it; is passed a function that returns a source by name.
+    """
+
+    sources: tuple[str, ...]
+    rows: tuple[Range, ...] | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[Get], Tensor]
+
+    def __call__(self, get: Get) -> Tensor:
+        """Return the tensor; `get` returns a source by name."""
+        from ..core.packed_rows import pieces
+
+        if self.rows is not None:
+            return pieces(get(self.sources[0]), self.rows)
+        return self.make(get)

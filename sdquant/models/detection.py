@@ -14,9 +14,8 @@ from ..core import registry
 from ..core.choices import LONE, MAIN
 from ..core.gguf_mixes import dominant
 from ..errors import BadFileError, MissingComponentError
-from ..formats import checkpoint, folders, lora_files, model_families, text_encoders
+from ..formats import checkpoint, folders, model_families, refused_files, text_encoders
 from ..formats.filename_hints import suffix_hint
-from ..formats.shards import refuse_shard
 from ..formats.type_histogram import TypeRow, high_precision, histogram
 from ..utils.arguments import answered
 from . import classes
@@ -266,7 +265,7 @@ def _component(src: Checkpoint, path: str, how: _How) -> Detected:
     if how.models:
         classes.check_component(src)
     row = model_families.recognise(src.names)
-    refuse_shard(src, is_known=row is not None)
+    refused_files.refuse_shard(src.path, is_known=row is not None)
     if gguf:
         refuse_unless_diffusion(src, is_part=how.is_part)
     quant, evidence = _quantization(src)
@@ -274,7 +273,7 @@ def _component(src: Checkpoint, path: str, how: _How) -> Detected:
         evidence.append(_variant(src))
     if src.class_name:
         evidence.insert(0, f"the config says {src.class_name}")
-    lora = lora_files.sign(src.names) if row is None else None
+    lora = refused_files.lora_sign(src.names) if row is None else None
     if lora is not None:
         evidence.insert(0, f"it is a LoRA: it has {lora!r}")
     if row:

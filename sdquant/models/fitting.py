@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..core.backend import PackedSpec, PrequantizedWeight
     from ..formats.checkpoint import Checkpoint
-    from ..formats.recipe import Get, Recipe
+    from ..formats.tensor_file import Get, Recipe
 
 TOGETHER = "Check that the weights and the config belong together"
 _MODELS = 8  # that are remembered: those of a large pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core import registry
 from ..errors import RefusedFileError, UnsupportedFileError
 from ..formats.checkpoint import METADATA_KEY, Checkpoint
-from ..formats.shards import MERGE
+from ..formats.refused_files import MERGE_SHARDS
 
 _ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
 
@@ -22,7 +22,7 @@ _REFUSALS = {
         "Load the base model, then the LoRA as safetensors",
         "Leave it out, and call pipe.load_lora_weights with the LoRA as safetensors",
     ),
-    "split": ("it is one part of a split file", MERGE, MERGE),
+    "split": ("it is one part of a split file", MERGE_SHARDS, MERGE_SHARDS),
 }
 
 

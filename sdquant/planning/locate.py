@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.choices import LONE
 from ..errors import MissingComponentError, SettingsError
-from ..formats import lora_files, model_families
+from ..formats import model_families, refused_files
 from ..models import detection
 from ..models.hub_references import Reference, reference
 from .component_places import CHECKPOINT
@@ -68,7 +68,7 @@ def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -
     others = [one for one in parts if one not in own[:1]]
     contents = [detection.detect_part(one.path, complete=False, allow_pickle=request.allow_pickle) for one in others]
     for lora in (one for one in (detected, *contents) if one.component == "lora"):
-        lora_files.refuse_lora(lora.path, lora.sources[LONE].names)
+        refused_files.refuse_lora(lora.path, lora.sources[LONE].names)
     return ModelFiles(
         path=path,
         base=None,

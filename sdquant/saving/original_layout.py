@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..core.choices import LONE, MAIN
 from ..core.dtypes import dtype_name
 from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
-from ..formats import lora_files, model_families
+from ..formats import model_families, refused_files
 from ..models.single_file import original_names
 from ..models.single_file.convert import LDM, convert, prefix_of
 from ..models.single_file.original_names import OutputTensor
@@ -39,7 +39,7 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
         named: names from the caller; None for the default ones, or for the main one if a `single` file is written.
     """
     if detected.component == "lora":
-        lora_files.refuse_lora(detected.path, detected.sources[LONE].names)
+        refused_files.refuse_lora(detected.path, detected.sources[LONE].names)
     if set(detected.sources) == {LONE}:
         return {LONE: main_only(detected.sources[LONE])}
     unknown = [name for name in named or () if name not in detected.sources]

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import lora_files
+from .. import refused_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ _LLAMA_CPP = r"(blk\.\d|token_embd|token_types|enc\.|dec\.blk|output\.|output_no
 _ROWS = (
     _Row("split", _split),
     _Row("adapter", _key("general.type", "adapter")),
-    _Row("adapter", _any_name(rf"\.lora_[ab]$|{lora_files.NAMES}")),  # llama.cpp's names, and those of others
+    _Row("adapter", _any_name(rf"\.lora_[ab]$|{refused_files.LORA_NAMES}")),  # llama.cpp's, and others'
     _Row("projector", _key("general.type", "mmproj")),
     _Row("projector", _key("general.type", "clip-vision")),
     _Row("projector", _all_names(r"(v|mm|a)\.")),

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ...core.backend import PackedSpec
     from ...core.packed_rows import Range
     from ...formats.checkpoint import Checkpoint
-    from ...formats.recipe import Recipe
-    from ...formats.tensor_file import TensorFile
+    from ...formats.tensor_file import Recipe, TensorFile
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ def with_projection(src: Checkpoint) -> Checkpoint:
         return src  # then it is missing indeed
     import torch
 
-    from ...formats.recipe import Recipe
+    from ...formats.tensor_file import Recipe
 
     dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...formats.recipe import Get, Recipe
+from ...formats.tensor_file import Get, Recipe
 
 if TYPE_CHECKING:
     from ...core.packed_rows import Range

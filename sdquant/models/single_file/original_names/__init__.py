@@ -23,8 +23,7 @@ from .lumina2 import lumina2
 from .minimax_h3 import minimax_h3
 from .mochi import mochi
 from .qwen_image21 import qwen_image21
-from .renames import same
-from .rows import OutputTensor, Shapes, shape_of
+from .rows import OutputTensor, Shapes, same, shape_of
 from .sana import sana
 from .sd3 import sd3
 from .stable_cascade import stable_cascade

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .renames import Rules, renamed
-from .rows import OutputTensor, Rows, Shapes, count, of_rows
+from .rows import OutputTensor, Rows, Rules, Shapes, count, of_rows, renamed
 
 _COSMOS_1: Rows = (
     ("x_embedder.proj.1.*", "patch_embed.proj.*"),

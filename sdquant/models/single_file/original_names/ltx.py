@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .renames import Rules, renamed
+from .rows import Rules, renamed
 
 if TYPE_CHECKING:
     from .rows import OutputTensor, Shapes

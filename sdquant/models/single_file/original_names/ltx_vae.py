@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .renames import Rules, renamed
-from .rows import OutputTensor, Shapes, count
+from .rows import OutputTensor, Rules, Shapes, count, renamed
 
 _STATISTICS: Rules = (
     ("^latents_mean", "per_channel_statistics.mean-of-means"),

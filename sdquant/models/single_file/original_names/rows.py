@@ -1,8 +1,9 @@
-"""Rename and join tensors by rows of names, for a model and for each of its blocks. Imports no torch."""
+"""Rename and join tensors by rows of names, for a model and for each of its blocks, or by words. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -54,3 +55,28 @@ def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Ou
 def count(shapes: Shapes, prefix: str) -> int:
     """Count the blocks. Their numbers must run from 0 without a gap, or the names do not match anyway."""
     return len({name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)})
+
+
+# For layouts that differ in single words: (diffusers' word or words, the authors'), whole parts of a name. "^" before
+# them: only where the name begins.
+Rules = Sequence[tuple[str, str]]
+
+
+def renamed(shapes: Shapes, rules: Rules) -> Iterator[OutputTensor]:
+    """Yield each tensor alone, with all rules applied to its name in order."""
+    patterns = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
+    for name in shapes:
+        there = name
+        for pattern, theirs in patterns:
+            there = pattern.sub(theirs, there)
+        yield OutputTensor(there, (name,))
+
+
+def _pattern(words: str) -> str:
+    begin = "^" if words.startswith("^") else r"(?<![^.])"
+    return begin + re.escape(words.removeprefix("^")) + r"(?![^.])"
+
+
+def same(shapes: Shapes) -> Iterator[OutputTensor]:
+    """Yield the tensors of a model whose authors use diffusers' names."""
+    yield from renamed(shapes, ())
