@@ -17,7 +17,7 @@ from diffusers import UNet2DConditionModel
 from transformers import CLIPTextModel
 
 import sdquant
-from sdquant.backends import _gguf_fields
+from sdquant.backends import _gguf_blocks
 from sdquant.backends.gguf import BACKEND
 from sdquant.core.gguf_fields import FIELDS
 from sdquant.kernels import dispatch, int8_linear, int_matmul, prepack
@@ -135,7 +135,7 @@ def test_saving_puts_one_weight_at_a_time_together(
 ) -> None:
     unet = sdquant.load_model(folder / "unet", progress=False)
     made: list[weakref.ref[torch.Tensor]] = []
-    together = _gguf_fields.together
+    together = _gguf_blocks.together
 
     def noted(kind: str, fields: torch.Tensor) -> torch.Tensor:
         assert sum(one() is not None for one in made) <= 1  # the one that was written last
@@ -144,7 +144,7 @@ def test_saving_puts_one_weight_at_a_time_together(
             made.append(weakref.ref(blocks))
         return blocks
 
-    monkeypatch.setattr(_gguf_fields, "together", noted)
+    monkeypatch.setattr(_gguf_blocks, "together", noted)
     sdquant.save(unet, tmp_path / "unet.safetensors")
     assert len(made) == sum(True for _ in quantized(unet))
 

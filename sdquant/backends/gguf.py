@@ -108,7 +108,7 @@ class GGUF(Backend):
         import torch
 
         from ..utils.tensors import is_finite
-        from ._gguf_scales import sound
+        from ._gguf_blocks import sound
 
         shape = tuple(weight.shape)
         dtype = dtype_name(weight.dtype)
@@ -154,7 +154,7 @@ class GGUF(Backend):
         return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0
 
     def sound(self, packed: Packed) -> bool:
-        from ._gguf_scales import sound
+        from ._gguf_blocks import sound
 
         return sound(packed.spec.details["type"], self.for_files(packed).parts[BLOCKS])
 
@@ -163,14 +163,14 @@ class GGUF(Backend):
             return super().rows_by(packed, chosen)
         import torch
 
-        from ._gguf_fields import views
+        from ._gguf_blocks import views
 
         fields = views(packed.spec.details["type"], packed.parts[FIELDS])
         return {FIELDS: torch.cat([chosen(field).reshape(-1) for field in fields])}
 
     def for_kernels(self, packed: Packed) -> Packed:
         from ..core import gguf_fields
-        from ._gguf_fields import apart
+        from ._gguf_blocks import apart
 
         kind = packed.spec.details["type"]
         if FIELDS in packed.parts or kind not in gguf_fields.FIELDS:
@@ -178,7 +178,7 @@ class GGUF(Backend):
         return Packed(spec=packed.spec, parts={FIELDS: apart(kind, packed.parts[BLOCKS])})
 
     def for_files(self, packed: Packed) -> Packed:
-        from ._gguf_fields import together
+        from ._gguf_blocks import together
 
         if FIELDS not in packed.parts:
             return packed

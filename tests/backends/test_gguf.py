@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdquant import backends
 from sdquant.backends import _gguf_decode
-from sdquant.backends._gguf_scales import HALVES
+from sdquant.backends._gguf_blocks import HALVES
 from sdquant.backends.gguf import BACKEND, dominant, mix_type, undecodable
 from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
 from sdquant.core.gguf_mixes import BASES, FILE_TYPES

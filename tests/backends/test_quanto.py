@@ -23,7 +23,7 @@ from sdquant.errors import BadFileError
 
 quanto = pytest.importorskip("optimum.quanto", reason="tests of the optimum-quanto backend need optimum-quanto")
 
-from sdquant.backends._qint3 import pack3, unpack3  # noqa: E402
+from sdquant.backends._quanto_codec import pack3, unpack3  # noqa: E402
 from sdquant.backends._quanto_extension import Unpacker, without_compiler  # noqa: E402
 
 if TYPE_CHECKING:

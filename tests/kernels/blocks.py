@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sdquant.backends._gguf_scales import HALVES, sound
+from sdquant.backends._gguf_blocks import HALVES, sound
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import PackedLayout
 

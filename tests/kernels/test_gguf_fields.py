@@ -13,7 +13,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
-from sdquant.backends import _gguf_fields
+from sdquant.backends import _gguf_blocks
 from sdquant.backends.gguf import BACKEND
 from sdquant.core.gguf_fields import FIELDS, places
 from sdquant.core.gguf_types import TYPES
@@ -59,16 +59,16 @@ def test_the_largest_weight_that_triton_reads_is_within_32_bits(kind: str) -> No
 @pytest.mark.parametrize("count", [1, 7, 64])
 def test_bytes_apart_come_together_again(kind: str, count: int) -> None:
     blocks = torch.randint(0, 256, (count, TYPES[kind].nbytes), dtype=torch.uint8)
-    fields = _gguf_fields.apart(kind, blocks)
+    fields = _gguf_blocks.apart(kind, blocks)
     assert fields.shape == (blocks.numel(),)
-    assert torch.equal(_gguf_fields.together(kind, fields), blocks)
+    assert torch.equal(_gguf_blocks.together(kind, fields), blocks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fields_are_where_the_places_say(kind: str) -> None:
     count = 24
     blocks = torch.randint(0, 256, (count, TYPES[kind].nbytes), dtype=torch.uint8)
-    fields, flat = _gguf_fields.apart(kind, blocks), blocks.view(-1)
+    fields, flat = _gguf_blocks.apart(kind, blocks), blocks.view(-1)
     here, there = places(kind, apart=False), places(kind, apart=True)
     for field in FIELDS[kind]:
         a, b = here[field.name], there[field.name]

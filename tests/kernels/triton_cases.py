@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sdquant.backends._gguf_blocks import HALVES, apart, together
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
-from sdquant.backends._gguf_fields import apart, together
-from sdquant.backends._gguf_scales import HALVES
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels.triton import imports
