@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from .pinned_memory import Pinning
-    from .pinned_staging import Staging
+    from .pinned_memory import Pinning, Staging
 
 log = logging.getLogger(__name__)
 # Advice in errors: `load_model` has no argument for it.

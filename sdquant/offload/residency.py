@@ -9,8 +9,7 @@ from ..errors import BudgetError
 from ..utils.malloc_trim import trim
 from .async_copy import streams
 from .host_store import DiskStore, PinnedStore, Store
-from .pinned_memory import pinning
-from .pinned_staging import Staging
+from .pinned_memory import Staging, pinning
 from .tensor_refs import bring, tensor_bytes
 
 if TYPE_CHECKING:

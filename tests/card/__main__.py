@@ -23,7 +23,7 @@ from sdquant import backends, offload
 from sdquant.kernels import workspace
 from sdquant.models import pipelines
 from sdquant.nn import quantized_layer
-from sdquant.offload import pinned_staging, residency
+from sdquant.offload import pinned_memory, residency
 from sdquant.offload.async_copy import StreamTransfer, _StreamTicket
 from sdquant.offload.pinned_memory import Registered, proves
 from sdquant.utils import buffers
@@ -115,7 +115,7 @@ def streamed(card: Card, pin_limit: int | None) -> dict[str, Any]:
         expected.append(net(x))
     card.rate(SLOW)
     card.pin_limit(pin_limit)
-    with mock.patch.object(pinned_staging, "PIECE", PIECE):
+    with mock.patch.object(pinned_memory, "PIECE", PIECE):
         handle = offload.apply(net, "balanced", device="card", budget=int(0.7 * offload.weight_bytes(net)))
         copies = card.async_copies
         for net.order in orders:
@@ -140,7 +140,7 @@ def copies_at_once(
     return copy(self, unit, buffer, self._api.Event(), stream)
 
 
-def fills_at_once(self: pinned_staging.Staging, *given: Any, init: Any = pinned_staging.Staging.__init__) -> None:
+def fills_at_once(self: pinned_memory.Staging, *given: Any, init: Any = pinned_memory.Staging.__init__) -> None:
     init(self, *given)
     self._copied = [mock.Mock() for _ in self._pieces]
 
@@ -149,7 +149,7 @@ def fills_at_once(self: pinned_staging.Staging, *given: Any, init: Any = pinned_
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "the computing waits for the copy": (_StreamTicket, "wait", lambda self: self._future.result()[0]),
     "the copy waits for the computing": (StreamTransfer, "_copy", copies_at_once),
-    "the pinned piece waits for its copy": (pinned_staging.Staging, "__init__", fills_at_once),
+    "the pinned piece waits for its copy": (pinned_memory.Staging, "__init__", fills_at_once),
 }
 
 
