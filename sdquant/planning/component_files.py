@@ -1,4 +1,4 @@
-"""`parts=`: files of single components, each with the name of its component if the user gives one."""
+"""The files of a requested model. `parts=`: files of single components, each with its component's name if given."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from ..models.detection import Detected
 
 # "transformer_2=low.gguf". A file whose own name begins so is written with its folder: "./unet=a.gguf".
 _NAMED = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
@@ -81,3 +84,24 @@ def _is_sound(value: object) -> bool:
     if not isinstance(value, ComponentFile) or not isinstance(value.path, str) or not value.path.strip():
         return False
     return value.component is None or (isinstance(value.component, str) and bool(value.component.strip()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """The local files of a requested model, with the contents that their headers show.
+
+    Attributes:
+        path: the model's file or folder. base: the folder of the pipeline that has the rest, if there is one.
+        detected: the contents of `path`.
+        place: the component that a part assigns to `path` itself, by naming the same file.
+        parts: the other files of single components, each with its contents.
+        pipeline: what single components are merged into: the base, or `path` itself if it is a pipeline and there are
+            parts. None if there is nothing to merge.
+    """
+
+    path: str
+    base: str | None
+    detected: Detected
+    place: str | None = None
+    parts: tuple[tuple[ComponentFile, Detected], ...] = ()
+    pipeline: Detected | None = None

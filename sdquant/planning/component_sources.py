@@ -18,7 +18,7 @@ from .component_places import CHECKPOINT
 
 if TYPE_CHECKING:
     from ..formats.checkpoint import Checkpoint
-    from .model_files import ModelFiles
+    from .component_files import ModelFiles
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ..core.choices import LONE
 from ..formats.checkpoint import Checkpoint
 from ..models.detection import Detected
 from ..models.fitting import layers_of
-from .model_files import ModelFiles
+from .component_files import ModelFiles
 from .resolve import Resolved
 
 if TYPE_CHECKING:

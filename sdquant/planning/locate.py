@@ -13,9 +13,9 @@ from ..errors import MissingComponentError, SettingsError
 from ..formats import model_families, refused_files
 from ..models import detection
 from ..models.hub_references import Reference, reference
+from .component_files import ModelFiles
 from .component_places import CHECKPOINT
 from .component_sources import merge
-from .model_files import ModelFiles
 
 if TYPE_CHECKING:
     from ..models.detection import Detected

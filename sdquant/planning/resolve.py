@@ -19,7 +19,7 @@ from .locate import locate
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
     from ..models.detection import Detected
-    from .model_files import ModelFiles
+    from .component_files import ModelFiles
     from .request import Request
 
 
