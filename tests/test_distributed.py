@@ -17,7 +17,7 @@ import sdquant
 from sdquant.cli.commands.quantize import run
 from sdquant.errors import BadFileError, SettingsError
 from sdquant.loading import distributed_quantize
-from sdquant.loading.partition import shares
+from sdquant.loading.distributed_quantize import shares
 from sdquant.utils import distributed
 from sdquant.utils.distributed import ALONE, processes
 

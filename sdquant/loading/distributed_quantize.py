@@ -9,7 +9,7 @@ its files. The saved model is bit-identical to one written by a single process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from ..saving.model_files import config_of, write_config, write_rest
 from ..utils.atomic_write import whole_folder
 from ..utils.progress import byte_bar
 from . import loader
-from .partition import shares
 from .shard_writer import Collector, ShardOutput
 
 if TYPE_CHECKING:
@@ -187,3 +186,17 @@ def _name(home: Path, stem: str, files: list[Any]) -> None:
     total = sum(size for file in files for size in file.keys.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     (home / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def shares(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Split the names, in order, into `count` lists of about equal bytes, so that each process reads one run of a file.
+
+    A weight belongs to the process in whose byte range its middle lies. With few weights, some lists are empty.
+    """
+    groups: list[list[str]] = [[] for _ in range(count)]
+    total, before = sum(sizes.values()), 0
+    for name, size in sizes.items():
+        middle = 2 * before + size  # in half bytes, so that all is whole numbers
+        groups[min(count - 1, middle * count // (2 * total)) if total else 0].append(name)
+        before += size
+    return groups
