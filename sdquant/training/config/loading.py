@@ -13,11 +13,9 @@ from ...utils import strict_yaml
 from ...utils.suggestions import nearest
 from . import topology
 from .config import RunConfig
-from .key import COMMANDS, Key
 from .keys import did_you_mean, key, keys
 from .quantization import quantization_of
-from .unused import unused_in_training
-from .value_types import KINDS, format_value
+from .value_types import COMMANDS, KINDS, Key, format_value
 
 if TYPE_CHECKING:
     from .topology import Shards
@@ -45,7 +43,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         path: of a YAML file, or the name of a shipped one ("digits-sd.yml"); None for the defaults alone.
         overrides: "key=value" each, split at the first "="; the last one for a key counts. The text is parsed as the
             key's type; "" and "null" mean null if that is the key's default.
-        command: one of key.COMMANDS.
+        command: one of value_types.COMMANDS.
 
     Raises:
         SettingsError: there is no such file, an invalid key or value, or keys that contradict each other.
@@ -200,3 +198,25 @@ def _refuse_other_loading(config: RunConfig, row: Key, lines: Mapping[str, int])
         f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in its own way",
         f"Remove it from the file, and add {row.name}={value} to `sdquant {row.commands[0]}` where you want it",
     )
+
+
+_OF_LORA = ("lora_alpha", "lora_dropout", "lora_target_modules")
+_OF_LAYERS = ("components", "skip", "runtime")
+
+
+def unused_in_training(config: RunConfig) -> Mapping[str, str]:
+    """Return the training keys that are set but have no effect beside the others, by name, each with the reason."""
+    if config.command != "train":
+        return {}
+    reasons: dict[str, str] = {}
+    if config.lora_rank:
+        reasons["dtype"] = "it sets the dtype of a saved model, and LoRA weights are always float32"
+    else:
+        reasons |= dict.fromkeys(_OF_LORA, "lora_rank is 0, so no LoRA is trained")
+        if not config.quantization and not config.rules:
+            reasons |= dict.fromkeys(_OF_LAYERS, "nothing is quantized")
+    if config.dataset_name:
+        reasons["caption_column"] = "dataset_name has its own captions"
+    if config.lr_scheduler == "constant":
+        reasons["warmup_steps_fraction"] = "lr_scheduler: constant has no warmup; constant_with_warmup has one"
+    return {name: reason for name, reason in reasons.items() if config[name] != key(name).default}

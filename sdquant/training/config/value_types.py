@@ -1,4 +1,4 @@
-"""Kinds of values: what a YAML value of each must be, and how the text of a key=value override is read.
+"""Keys, and kinds of values: what a YAML value of each must be, and how the text of a key=value override is read.
 
 The rules are MaxDiffusion's: the type is the default's, a list is a Python literal, a dict is JSON. Two are wider: a
 list may be JSON too, and a key whose default is null has a declared type and can be overridden.
@@ -204,3 +204,37 @@ def _escaped(code: int) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+COMMANDS = ("generate", "train")
+
+# Whose name it is.
+MAXDIFFUSION, OURS = "MaxDiffusion", "sdquant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A key of a config file, from which reading, checking, listing and the commented file are derived.
+
+    Attributes:
+        kind: name of a row of `KINDS`, which defines its values. If the default is None, null is allowed too.
+        help: a part of a sentence.
+        commands: those that use it.
+        origin: MAXDIFFUSION if the name and meaning are MaxDiffusion's, else OURS.
+        field: name of the field of `Request` that it becomes; "" if none.
+        choices: all its values; () if there are too many.
+        least, most: inclusive bounds of a number.
+        check: raises SettingsError for a value that the kind allows but the key does not.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+    commands: tuple[str, ...] = COMMANDS
+    origin: str = OURS
+    field: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    check: Callable[[Any], object] | None = None

@@ -17,7 +17,7 @@ from ....utils.arguments import ANSWERS
 from ....utils.suggestions import nearest
 
 if TYPE_CHECKING:
-    from ..key import Key
+    from ..value_types import Key
 
 
 @lru_cache(maxsize=1)

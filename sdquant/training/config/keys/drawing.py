@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..key import MAXDIFFUSION, Key
+from ..value_types import MAXDIFFUSION, Key
 
 _GENERATE = ("generate",)
 _MOST_SEED = 2**63 - 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....planning.request import Request
 from ....utils.byte_sizes import parse_budget, parse_size
-from ..key import COMMANDS, MAXDIFFUSION, Key
+from ..value_types import COMMANDS, MAXDIFFUSION, Key
 
 _GENERATE = ("generate",)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....errors import SettingsError
-from ..key import MAXDIFFUSION, Key
+from ..value_types import MAXDIFFUSION, Key
 
 
 def _name(value: str) -> None:

@@ -6,7 +6,7 @@ import re
 
 from ....errors import SettingsError
 from ....rules.core.calibration_method import method
-from ..key import MAXDIFFUSION, Key
+from ..value_types import MAXDIFFUSION, Key
 
 
 def _pattern(value: str) -> None:

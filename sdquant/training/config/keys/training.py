@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..key import MAXDIFFUSION, OURS, Key
+from ..value_types import MAXDIFFUSION, OURS, Key
 
 # diffusers.optimization's schedules that need nothing but the number of steps.
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
