@@ -27,10 +27,9 @@ from bench import compare as comparing_results
 from sdquant import cli
 from sdquant.errors import SettingsError, UnknownQuantError
 from sdquant.evaluation.benchmark import Benchmark, BenchmarkRow, baselines, bench, cases, runner
-from sdquant.evaluation.benchmark import traces as runner_traces
 from sdquant.evaluation.benchmark.figure import sheet
 from sdquant.evaluation.benchmark.inputs import snr
-from sdquant.evaluation.benchmark.specs import LoadSpec
+from sdquant.evaluation.benchmark.specs import LoadSpec, trace_path
 from sdquant.evaluation.benchmark.worker import HeldModel
 from sdquant.evaluation.benchmark.worker_pool import Failed, start, working
 from sdquant.models import dummy_inputs
@@ -287,7 +286,7 @@ def test_groups_that_fit() -> None:
 
 @pytest.mark.parametrize("given", ["runs/step", "runs/step.json", "runs/step.pt.trace.json", "runs/step.json.gz"])
 def test_names_of_traces(given: str) -> None:
-    assert runner_traces.trace_path(given, "diffusers GGUF q8_0") == Path("runs/step-diffusers_GGUF_q8_0.pt.trace.json")
+    assert trace_path(given, "diffusers GGUF q8_0") == Path("runs/step-diffusers_GGUF_q8_0.pt.trace.json")
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from ...utils.atomic_write import whole_file
 from . import cases
 from .progress import JobProgress, counted
 from .results import CLOCKS, Benchmark, BenchmarkRow
-from .specs import INPUTS, LoadSpec, ModelUnderTest
+from .specs import INPUTS, LoadSpec, ModelUnderTest, trace_name, trace_path
 from .target import find_model
-from .traces import trace_name, trace_path
 from .worker_pool import Failed, start, working
 
 if TYPE_CHECKING:

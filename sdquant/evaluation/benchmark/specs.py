@@ -1,4 +1,4 @@
-"""Data passed between the parts of a benchmark: the target, and the job of each worker. No torch."""
+"""Data passed between the parts of a benchmark: the target, the job of each worker, and names of files. No torch."""
 
 from __future__ import annotations
 
@@ -68,3 +68,20 @@ class LoadSpec:
     prompt: str = ""
     size: tuple[int, int] | None = None
     seed: int = 0
+
+
+TRACE = ".pt.trace.json"  # how TensorBoard's profiler knows a trace
+
+
+def trace_name(name: str) -> str:
+    """Return the end of a trace's file name, such as "nf4.pt.trace.json"."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) + TRACE
+
+
+def trace_path(profile: str | Path, name: str) -> Path:
+    """Return the path of a row's trace: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
+    place = Path(profile)
+    stem = place.name
+    for end in (".gz", ".json", ".trace", ".pt"):
+        stem = stem.removesuffix(end)
+    return place.with_name(f"{stem}-{trace_name(name)}")
