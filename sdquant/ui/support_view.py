@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import hardware
 from ..planning.settings_fields import fields
 from . import html_components
-from .html import escape
+from .html_components import escape
 from .plan_preview import VERDICTS, Review
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdquant import cli
 from sdquant.errors import SdquantError
-from sdquant.ui.html import escape
+from sdquant.ui.html_components import escape
 
 if TYPE_CHECKING:
     from sdquant.ui.model_folders import Roots

@@ -11,7 +11,7 @@ import pytest
 from sdquant import demo
 from sdquant.errors import SettingsError
 from sdquant.ui import model_folders as module
-from sdquant.ui.html import escape
+from sdquant.ui.html_components import escape
 from sdquant.ui.model_folders import Roots
 
 SD = demo.path("digits-sd")

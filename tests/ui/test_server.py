@@ -123,7 +123,7 @@ def test_without_gradio_the_command_says_how_to_get_it(
 def test_what_imports_nothing() -> None:
     code = (
         "import sys, sdquant.ui.model_folders, sdquant.ui.server.guard, sdquant.ui.server.serve\n"
-        "import sdquant.ui.html, sdquant.cli.commands.ui\n"
+        "import sdquant.ui.html_components, sdquant.cli.commands.ui\n"
         "print(sorted({'torch', 'gradio', 'diffusers', 'fastapi', 'uvicorn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -18,7 +18,7 @@ from ...models.detection import detect
 from ...utils.byte_sizes import size
 from .. import html_components
 from ..background_task import follow
-from ..html import escape
+from ..html_components import escape
 from ..model_manager import Progress
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ...settings import file as settings_file
 from ...settings.suggestions import Fix
 from .. import header, html_components, support_view, widgets
 from ..background_task import follow
-from ..html import escape
+from ..html_components import escape
 from ..model_manager import Job, LoadedModel, Progress
 from ..plan_preview import Review, review
 
