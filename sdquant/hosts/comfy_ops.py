@@ -4,12 +4,16 @@ ComfyUI builds a model from the classes of an operations class, and then loads a
 that loads a `ComfyPackedTensor` becomes a `ComfyPackedLayer`: its packed tensors are ordinary parameters, which
 ComfyUI moves, pins and offloads. Its forward dequantizes them on the input's device and applies ComfyUI's weight
 functions, which add LoRAs. All other layers, and weights that are not packed, behave as in ComfyUI's `manual_cast`.
+
+ComfyUI detects the model of a state dict by its shapes, counts its parameters, renames them, and for some models
+rewrites weights. So a packed weight is passed as a tensor of the float weight's shape and dtype. Any other use of its
+values dequantizes it first, which is correct but takes more memory. Writing into it is an error.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +21,36 @@ from torch.nn import functional as F
 
 from ..kernels import dispatch
 from ..kernels.workspace import scratch
+from ..nn import packed_tensor
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE
 from ..utils.malloc_trim import look_beside
-from .comfy_tensor import ComfyPackedTensor, Counted
+
+
+class ComfyPackedTensor(packed_tensor.PackedTensor):
+    """Packed weight in a state dict, with error texts for ComfyUI."""
+
+    way_out: ClassVar[str] = (
+        "Remove the node that changes weights (such as a LoRA by hooks), or load the model without sdquant"
+    )
+    way_out_of_fusing: ClassVar[str] = way_out
+
+
+class Counted(ComfyPackedTensor):
+    """Packed weight in a layer's state dict, which reports its packed size in bytes: ComfyUI plans its offload by that.
+
+    (ComfyUI reads `nbytes`; before 2026, `nelement() * element_size()`.)
+    """
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Return the size of the packed tensors in bytes."""
+        return self.packed.nbytes
+
+    def nelement(self) -> int:
+        """Return a number of elements whose size is at least that of the packed tensors."""
+        return -(-self.packed.nbytes // self.element_size())
+
 
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..formats.model_families import Family
     from ..formats.tensor_file import TensorFile
     from ..models.single_file.original_names import OutputTensor
-    from .comfy_tensor import ComfyPackedTensor
+    from .comfy_ops import ComfyPackedTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def read(src: Checkpoint, spec: QuantSpec | None, device: Any, tick: Callable[[i
     Raises:
         ConflictError: the weights are quantized already. BadFileError, UnsupportedFileError: the file, or the weights.
     """
-    from .comfy_tensor import ComfyPackedTensor
+    from .comfy_ops import ComfyPackedTensor
 
     if spec is not None:
         original_layout.refuse_quantized(src, spec)
@@ -195,7 +195,7 @@ def _shown(packed: Packed, src: Checkpoint) -> ComfyPackedTensor:
     ComfyUI chooses its compute dtype by the dtypes of the tensors. Some formats do not record that of the float weight
     (they say float32): then it is the dtype of most bytes of the unquantized tensors.
     """
-    from .comfy_tensor import ComfyPackedTensor
+    from .comfy_ops import ComfyPackedTensor
 
     dtype = packed.spec.dtype
     if dtype == "float32":

@@ -259,8 +259,7 @@ def test_a_weight_wrapper_is_applied_and_goes(comfy: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "Conv3d"])
 def test_a_layer_runs_packed_or_float_weights(comfy: SimpleNamespace, kind: str) -> None:
-    from sdquant.hosts.comfy_ops import ComfyPackedLayer, operations
-    from sdquant.hosts.comfy_tensor import ComfyPackedTensor
+    from sdquant.hosts.comfy_ops import ComfyPackedLayer, ComfyPackedTensor, operations
 
     dims = 0 if kind == "Linear" else int(kind[4])
     made = lambda: getattr(operations(), kind)(16, 8, *(() if not dims else (3,)), dtype=torch.float32)  # noqa: E731
