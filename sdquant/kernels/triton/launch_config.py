@@ -1,5 +1,7 @@
 """Kernel launches, the devices for them, and the arguments that are the same for all weights of one form."""
 
+# mypy: disable-error-code="import-untyped, import-not-found"
+
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
