@@ -1,7 +1,7 @@
 """The requests that the page makes, one row each. Everything else that Gradio would answer is refused.
 
-Gradio's settings do not replace the list: without it, 16 of the 121 requests in tests/ui/hostile.py are answered, and a
-list of what to refuse would be as long and let in whatever a new Gradio adds.
+Gradio's settings do not replace the list: without it, 16 of the 121 requests in tests/ui/hostile_requests.py are
+answered, and a list of what to refuse would be as long and let in whatever a new Gradio adds.
 
 Left out on purpose, of Gradio 6.31's routes:
 
