@@ -38,20 +38,20 @@ def locate(request: Request) -> ModelFiles:
     )
     files = _with_parts(path, parts, request)
     if request.base is not None:
-        files = _with_base(files, _parse(request.base), request)
-    elif not lends_itself:
-        checkpoint = _is_checkpoint(files.detected)
-        files = _with_known_base(files, request) if checkpoint else files
-    elif files.detected.container != "pipeline" and not _is_checkpoint(files.detected):
-        raise _no_pipeline(path)
-    elif files.detected.container != "pipeline":
-        files = _with_known_base(files, request)
-    else:
-        files = dataclasses.replace(files, pipeline=files.detected)
-        lacking = _lacking(files) if isinstance(place, Reference) else []
-        if lacking and isinstance(place, Reference):
-            whole = _detect(str(_fetch(place, request, lacking, request.variant)), request, partial=True)
-            files = dataclasses.replace(files, detected=whole, pipeline=whole)
+        return _with_base(files, _parse(request.base), request)
+    if files.detected.container != "pipeline":
+        if _is_checkpoint(files.detected):
+            return _with_known_base(files, request)
+        if lends_itself:
+            raise _no_pipeline(path)
+        return files
+    if not lends_itself:
+        return files
+    files = dataclasses.replace(files, pipeline=files.detected)
+    lacking = _lacking(files) if isinstance(place, Reference) else []
+    if lacking and isinstance(place, Reference):
+        whole = _detect(str(_fetch(place, request, lacking, request.variant)), request, partial=True)
+        files = dataclasses.replace(files, detected=whole, pipeline=whole)
     return files
 
 
