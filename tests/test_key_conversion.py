@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -174,17 +175,15 @@ def test_before_transformers_5(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_the_order_of_tensors_is_that_of_the_file(sd: Path, tmp_path: Path) -> None:
+def test_the_order_of_tensors_is_that_of_the_file(saved: Callable[..., Path]) -> None:
     """Processes that share the quantization of a model divide its weights by their order, and each has a hash seed of
     its own."""
-    sdquant.save(sdquant.load_model(sd, quant="nf4", progress=False), tmp_path / "nf4")
     code = (
         "import sdquant, sys\n"
-        "for path in sys.argv[1:]:\n"
-        "    for src in sdquant.plan(path).detected.sources.values():\n"
-        "        print(*src.plain, *src.prequantized)\n"
+        "for src in sdquant.plan(sys.argv[1]).detected.sources.values():\n"
+        "    print(*src.plain, *src.prequantized)\n"
     )
-    command = [sys.executable, "-c", code, str(sd), str(tmp_path / "nf4")]
+    command = [sys.executable, "-c", code, str(saved("nf4"))]
     lists = [
         subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
