@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ MODELS = ("digits-sd", "digits-flux")
 SCHEMES = ("nf4", "fp8", "int8", "qint8", "sdnq-int8")
 ROWS = (1, 16, 512)
 WIDTH = 3072
-PROMPT = "a handwritten seven"
+PROMPT, SIZE = "a handwritten seven", 32  # pixels: the size that both models draw
 
 
 def cpu_seconds(work: Callable[[], Any], times: int) -> float:
@@ -52,6 +53,7 @@ def measure() -> dict[str, float]:
     from torch import nn
 
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     for model in MODELS:
         path = sdquant.demo.path(model)
         figures[f"plan {model}"] = cpu_seconds(lambda path=path: sdquant.plan(path, "nf4", offload="balanced"), 3)
@@ -64,7 +66,7 @@ def measure() -> dict[str, float]:
             pipe = sdquant.load_model(path, "nf4", offload, budget=budget, progress=False)
             pipe.set_progress_bar_config(disable=True)
             figures[f"draw {model} nf4 {offload}"] = cpu_seconds(
-                lambda pipe=pipe: pipe(PROMPT, num_inference_steps=4), 3
+                lambda pipe=pipe: pipe(PROMPT, num_inference_steps=4, height=SIZE, width=SIZE), 3
             )
     x = {rows: torch.randn(rows, WIDTH, dtype=torch.bfloat16) for rows in ROWS}
     for scheme in SCHEMES:
