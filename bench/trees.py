@@ -123,17 +123,14 @@ def compare(other: Path, rounds: int) -> dict[str, Any]:
         found = {tree: in_tree(tree) for tree in trees}
         runs.append((found[HERE], found[other]))
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
-    rows = {}
+    rows = []
     for name in runs[0][0]:
         ours, theirs = ([run[side][name] for run in runs] for side in (0, 1))
         ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
-        rows[name] = {
-            "this": statistics.median(ours),
-            "other": statistics.median(theirs),
-            "ratio": statistics.median(ratios) if ratios else None,
-            "ratios": ratios,
-        }
-    return {"bench": "trees", "this": _revision(HERE), "other": _revision(other), "rounds": rounds, "rows": rows}
+        row = {"name": name, "case": "this tree over the other", "this": statistics.median(ours)}
+        row |= {"other": statistics.median(theirs), "ratios": ratios}
+        rows.append(row | {"ratio": statistics.median(ratios) if ratios else None})
+    return {"this": _revision(HERE), "other": _revision(other), "rounds": rounds, "rows": rows}
 
 
 def _revision(tree: Path) -> str:
@@ -155,13 +152,12 @@ def main() -> None:
     if args.other is None:
         parser.error("the path of the other tree is missing")
     result = compare(args.other.resolve(), args.rounds)
-    from bench.fidelity import machine, versions
-
-    result |= {"machine": machine(), "versions": versions()}
-    for name, row in result["rows"].items():
-        print(f"{name:40} {row['this']:12.6g} {row['other']:12.6g} {row['ratio'] or float('nan'):6.2f}")
+    for row in result["rows"]:
+        print(f"{row['name']:40} {row['this']:12.6g} {row['other']:12.6g} {row['ratio'] or float('nan'):6.2f}")
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        from bench import _results
+
+        _results.write(args.json, "trees", **result)
 
 
 if __name__ == "__main__":
