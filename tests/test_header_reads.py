@@ -127,3 +127,18 @@ def test_auto_is_decided_without_another_look(sd: Path, reads: Counter[str]) -> 
 
     auto.resolve(request(sd, quant="auto", offload="auto"), hardware.probe())
     assert reads and set(reads.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["unet.safetensors", "unet.gguf"])
+def test_a_file_that_is_gone_since_the_plan(name: str, sd: Path, lone: Path, gguf: Path, tmp_path: Path) -> None:
+    from sdquant.errors import BadFileError
+    from sdquant.loading.loader import load_planned
+    from sdquant.planning.preparation import prepare
+    from sdquant.planning.request import request
+
+    file = Path(shutil.copy(gguf if name.endswith(".gguf") else lone, tmp_path / name))
+    asked = request(file, base=sd, progress=False)
+    plan = prepare(asked)
+    file.unlink()
+    with pytest.raises(BadFileError, match=f"Cannot read .*{name}"):
+        load_planned(asked, plan)

@@ -133,7 +133,10 @@ class Checkpoint:
 
     def open(self) -> dict[Path, TensorFile]:
         """Open all files; the caller closes them."""
-        return {path: open_file(path, self.headers.get(path)) for path in self.files}
+        try:
+            return {path: open_file(path, self.headers.get(path)) for path in self.files}
+        except OSError as error:  # removed, or on a disk that is gone, since the header was read
+            raise BadFileError(f"Cannot read {self.path}", str(error), "Check the path") from error
 
     def refuse_other_lengths(self) -> None:
         """Raise BadFileError unless the files are as long as their headers say."""

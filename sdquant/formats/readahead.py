@@ -39,7 +39,10 @@ class Readahead:
             self.close()
             if not self._left:
                 return False
-            self._file = os.open(self._left.pop(0), os.O_RDONLY)
+            try:
+                self._file = os.open(self._left.pop(0), os.O_RDONLY)
+            except OSError:  # whoever reads it says so
+                continue
             self._at, self._size = 0, os.fstat(self._file).st_size
         return True
 

@@ -231,13 +231,21 @@ def _read_cut(match: PrequantizedWeight, shape: tuple[int, ...], get: Callable[[
 def common_kind(model: nn.Module, names: tuple[str, ...]) -> str | None:
     """Return the kind of the layers that own a weight (several if it is tied).
 
-    None if one of them cannot run it packed, if they differ (a language model's head that is tied to its embeddings),
-    or if it is not a weight but a bias.
+    None if one of them cannot run it packed, if they differ (a language model's head that is tied to its embeddings, or
+    two layers with biases of their own: one layer takes the place of all), or if it is not a weight but a bias.
     """
     if not all(name.endswith(".weight") for name in names):
         return None
-    kinds = {kind_of(model.get_submodule(name.rpartition(".")[0])) for name in names}
-    return kinds.pop() if len(kinds) == 1 else None
+    owners = [model.get_submodule(name.rpartition(".")[0]) for name in names]
+    kinds = {kind_of(owner) for owner in owners}
+    same = len(kinds) == 1 and len({_apart_from_weight(owner) for owner in owners}) == 1
+    return kinds.pop() if same else None
+
+
+def _apart_from_weight(layer: nn.Module) -> tuple[object, ...]:
+    """Return what else than its weight a layer computes with: its bias by identity, a convolution's geometry."""
+    geometry = ("stride", "padding", "dilation", "groups", "padding_mode")
+    return id(getattr(layer, "bias", None)), *(str(getattr(layer, name, None)) for name in geometry)
 
 
 def kind_to_quantize(model: nn.Module, names: tuple[str, ...]) -> str | None:
