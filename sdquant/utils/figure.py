@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError
+from .process_state import no_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,6 @@ def rendered(figure: Figure) -> Any:
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     canvas: Any = FigureCanvasAgg(figure)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+    with no_warnings:  # about letters that the font lacks
         canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
