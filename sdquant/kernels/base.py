@@ -80,13 +80,16 @@ class Reader(ABC):
         few: int,
         prefix: str,
         integers: tuple[Coding, int] | None,
+        most: int | None,
     ) -> Prepared | None:
-        """Return `product` for the layers that hold such a weight, for up to `few` rows, with every lookup done in
-        advance; None if it has no such thing.
+        """Return the product for the layers that hold such a weight, with every lookup done in advance; None if it has
+        no such thing.
 
         Args:
+            few: up to how many rows `product` is used; a reader may prepare more rows in another way.
             prefix: of the parts' names among a layer's parameters.
             integers: for integer products with more rows: which codes are multiplied, and from how many rows on.
+            most: rows beyond which another product is used, which the reader does not know; None for none.
         """
         return None
 

@@ -252,15 +252,16 @@ def prepared(
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
-    few, integers = kernels.few if compute in (None, int8_linear.NAME) else 0, None
+    few, most = kernels.few, None
     if compute == int8_linear.NAME:
-        least = int8_linear.least(packed, form, dtype)
-        few, integers = min(few, least - 1), int8_linear.whole(backend, packed, form, dtype)
-    if not few and integers is None:
-        return None
+        most = int8_linear.least(packed, form, dtype) - 1
+    elif compute == fp8_linear.NAME and packed.device.type == "cuda":
+        most = fp8_linear.least(form) - 1
+    integers = int8_linear.whole(backend, packed, form, dtype) if compute == int8_linear.NAME else None
     return kernels.reader.prepared(
-        form, packed.parts, dtype, few, prefix, None if integers is None else (integers, least)
-    )
+        form, packed.parts, dtype, few if most is None else min(few, most), prefix,
+        None if integers is None or most is None else (integers, most + 1), most,
+    )  # fmt: skip
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

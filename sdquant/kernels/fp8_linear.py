@@ -56,8 +56,12 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor) -> bool:
     """Return whether the product of activations x [..., in] with such a weight is faster in 8-bit floats."""
     if x.device.type != "cuda" or not computes(packed, x):
         return False
-    least = ROWS if direct(form) else ROWS_AGAIN
-    return x.numel() >= least * x.shape[-1] and works_on(x.device)
+    return x.numel() >= least(form) * x.shape[-1] and works_on(x.device)
+
+
+def least(form: PackedLayout | None) -> int:
+    """Return the number of rows of activations from which 8-bit floats are faster."""
+    return ROWS if direct(form) else ROWS_AGAIN
 
 
 def computes(packed: Packed, x: Tensor) -> bool:

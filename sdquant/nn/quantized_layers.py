@@ -67,9 +67,9 @@ class QuantizedLayer(nn.Module):
     # "int8", "fp8": what products are in where that pays (`kernels.int8_linear`, `kernels.fp8_linear`); None: with the
     # float weight. See `set_compute`.
     compute: str | None = None
-    # Products of few rows of that dtype with all looked up that can be.
+    # Products of activations of that dtype and device with all looked up that can be.
     _prepared: Prepared | None = None
-    _prepared_for: torch.dtype | None = None
+    _prepared_for: tuple[torch.dtype, torch.device] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
@@ -231,28 +231,33 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, text))
             if _gradient_of(x, self):
                 return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
-            if x.is_cpu and x.dtype is not self._prepared_for:
-                self._prepare(x.dtype)
+            self._prepare(x)
             return self._linear(x, self._bias(x))
         if not watched and not _gradient_of(x, self):
-            if x.is_cpu and x.dtype is not self._prepared_for:
-                self._prepare(x.dtype)
-                if self._prepared is not None:
-                    return self.forward(x)
+            if self._prepare(x) and self._prepared is not None:
+                return self.forward(x)
             backend, form, how = self._backend, self._form, self._activations
             return scheme_activations.linear(backend, self._packed_for(x), form, how, x, self._bias(x))
         if is_compiling():
             return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, ""))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
-    def _prepare(self, dtype: torch.dtype) -> None:
-        self._prepared_for = dtype
-        if self._activations is not None:
+    def _prepare(self, x: Tensor) -> bool:
+        """Look up the kernels for activations like `x`. Return whether those before were for others."""
+        kind = x.dtype, x.device
+        if kind == self._prepared_for:
+            return False
+        packed = self.packed
+        if packed.device != x.device:  # it is moved for this call alone
+            return False
+        self._prepared_for, self._prepared = kind, None
+        if self._activations is not None and x.is_cpu:
             self._prepared = scheme_activations.prepared(
-                self._backend, self.packed, self._form, self._activations, dtype, PREFIX
+                self._backend, packed, self._form, self._activations, x.dtype, PREFIX
             )
         elif not self._backend.computes(self.spec):
-            self._prepared = dispatch.prepared(self._backend, self.packed, self._form, dtype, self.compute, PREFIX)
+            self._prepared = dispatch.prepared(self._backend, packed, self._form, x.dtype, self.compute, PREFIX)
+        return True
 
     def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return dispatch.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)

@@ -121,6 +121,7 @@ class Native(Reader):
         few: int,
         prefix: str,
         integers: tuple[Coding, int] | None,
+        most: int | None,
     ) -> Prepared | None:
         few_kernel = Few(form, parts, dtype, few, prefix) if few else None
         return few_kernel if integers is None else Integers(form, parts, dtype, *integers, few_kernel, prefix)

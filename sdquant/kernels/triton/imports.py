@@ -27,6 +27,17 @@ def launcher() -> ModuleType | None:
 
 
 @cache
+def bound_linear() -> ModuleType | None:
+    """Return the module `bound_linear`; None without Triton, or in its interpreter, which compiles nothing."""
+    kernels = launcher()
+    if kernels is None or kernels.INTERPRETED:
+        return None
+    from . import bound_linear as module
+
+    return module
+
+
+@cache
 def eight(device: torch.device) -> ModuleType | None:
     """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there."""
     kernels = launcher()

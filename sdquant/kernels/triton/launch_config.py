@@ -42,9 +42,10 @@ class Launch:
     arguments: dict[str, Any]
     options: dict[str, Any]
 
-    def __call__(self, device: torch.device) -> None:
+    def __call__(self, device: torch.device) -> Any:
+        """Launch on a device; return the compiled kernel, None in Triton's interpreter."""
         with _on(device):
-            self.kernel[self.grid](**self.arguments, **self.options)
+            return self.kernel[self.grid](**self.arguments, **self.options)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import PackedLayout
-    from ..base import Parts
+    from ..base import Coding, Parts, Prepared
 
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
 # each: an H100 does about 240 of those while it reads two bytes, a 4090 about 165. Up to there the product waits for
@@ -65,3 +65,16 @@ class TritonReader(Reader):
         launcher = imports.launcher()
         assert launcher is not None  # `reads` said so
         launcher.product(form, parts, x, bias, out)(out.device)
+
+    def prepared(
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        dtype: torch.dtype,
+        few: int,
+        prefix: str,
+        integers: tuple[Coding, int] | None,
+        most: int | None,
+    ) -> Prepared | None:
+        bound = imports.bound_linear()
+        return None if bound is None else bound.BoundLinear(form, parts, dtype, few, prefix, most)

@@ -1,0 +1,134 @@
+"""A bound launch passes a compiled kernel what Triton's own passes it: seen by a driver that launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
+from sdquant import backends  # noqa: E402
+from sdquant.kernels.triton import bound_linear, launch  # noqa: E402
+from sdquant.nn import quantized_layer  # noqa: E402
+from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
+
+SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0", "q4_k", "sdnq-uint4", "fp8")
+KERNELS = (launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel)
+LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
+
+
+class _Launcher:
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self.name = metadata.name
+
+    def __call__(self, *given: Any, **_: Any) -> None:
+        # Grid; then stream, function, metadata of the kernel and of the launch, two hooks; then the kernel's arguments.
+        own = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in given[9:])
+        LAUNCHED.append((self.name, given[:3], own))
+
+
+class _Utils:
+    def load_binary(self, *_: Any) -> tuple[Any, int, int, int, int]:
+        return None, 1, 32, 0, 1024
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448, "warpSize": 32, "multiprocessor_count": 132}
+
+    def unload_module(self, module: Any) -> None: ...
+
+
+class _NoCard:
+    utils, launcher_cls = _Utils(), _Launcher
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 80, 32)
+
+
+@pytest.fixture(autouse=True)
+def _no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors of the CPU count as those of device -1, which is the current one."""
+    monkeypatch.setattr(bound_linear, "_current", lambda x: -1)
+    monkeypatch.setattr(driver, "_active", _NoCard())
+    LAUNCHED.clear()
+    for kernel in KERNELS:
+        kernel.device_caches.clear()
+    yield
+    for kernel in KERNELS:
+        kernel.device_caches.clear()
+
+
+def _bound(scheme: str, bias: bool, most: int | None = None) -> tuple[nn.Module, bound_linear.BoundLinear]:
+    spec = backends.parse(scheme)
+    floats = nn.Linear(512, 64, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+    return layer, bound_linear.BoundLinear(layer._form, layer.packed.parts, torch.bfloat16, 16, PREFIX, most)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_arguments_are_those_of_tritons_own_launch(scheme: str, rows: int, bias: bool) -> None:
+    layer, bound = _bound(scheme, bias)
+    x = torch.ones(1, rows, 512, dtype=torch.bfloat16)
+    kept = [bound(x, layer._parameters) for _ in range(3)]
+    assert all(y is not None and y.shape == (1, rows, 64) for y in kept)
+    (name, grid, first), *others = LAUNCHED
+    assert len(others) == 2
+    kernel = next(one for one in KERNELS if one.fn.__name__ == name)
+    out = kernel.arg_names.index("out")
+    for other_name, other_grid, values in others:
+        assert (other_name, other_grid) == (name, grid)
+        assert [v for i, v in enumerate(values) if i != out] == [v for i, v in enumerate(first) if i != out]
+        if rows < 40:
+            assert values[out] in [y.data_ptr() for y in kept if y is not None]
+
+
+def test_a_weight_that_has_moved_is_read_where_it_is() -> None:
+    layer, bound = _bound("nf4", False)
+    x = torch.ones(1, 512, dtype=torch.bfloat16)
+    bound(x, layer._parameters), bound(x, layer._parameters)
+    name = layer.part_names[0]
+    layer.set_part(name, layer.packed.parts[name].clone())
+    bound(x, layer._parameters)
+    codes = launch.one_row_kernel.arg_names.index("codes")
+    assert LAUNCHED[1][2][codes] != LAUNCHED[2][2][codes] == layer.packed.parts[layer._form.codes].data_ptr()
+
+
+def _odd(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.float(), lambda x: x[:0], lambda x: x.repeat(41, 1), lambda x: x[:, :256], _odd,
+        lambda x: x.clone().requires_grad_(), lambda x: x.repeat(1, 2)[:, ::2],
+    ],
+    ids=["another dtype", "no rows", "too many rows", "another width", "no aligned address", "gradient", "strided"],
+)  # fmt: skip
+def test_what_the_kernel_was_not_compiled_for_is_left_to_others(change: Any) -> None:
+    layer, bound = _bound("nf4", True, most=40)
+    assert bound(change(torch.ones(1, 512, dtype=torch.bfloat16)), layer._parameters) is None
+    assert not LAUNCHED
+
+
+def test_a_bias_that_learns_is_left_to_others() -> None:
+    layer, bound = _bound("nf4", True)
+    x = torch.ones(1, 512, dtype=torch.bfloat16)
+    layer.bias.requires_grad_()
+    assert bound(x, layer._parameters) is None
+    with torch.no_grad():
+        assert bound(x, layer._parameters) is not None
