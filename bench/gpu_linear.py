@@ -45,15 +45,25 @@ DIRECT = ("int8_sym", "bnb-int8", "qint8", "fp8,packing=float8")
 TALL = 4608
 
 
-def measured(scheme: str, inputs: int, outputs: int, counts: tuple[int, ...], clock: Clock, rounds: int) -> list[Any]:
-    """The rows of one format and shape."""
+def measured(
+    scheme: str,
+    inputs: int,
+    outputs: int,
+    counts: tuple[int, ...],
+    clock: Clock,
+    rounds: int,
+    without: tuple[str, ...] = (),
+) -> list[Any]:
+    """The rows of one format and shape, without the ways of these names."""
     torch.manual_seed(0)
     floats = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=clock.device)
     floats.weight.data.normal_(0, 0.02)
     floats.weight.requires_grad_(False)
-    runs: dict[str, Run] = ways(floats, scheme)
+    runs: dict[str, Run] = {name: run for name, run in ways(floats, scheme).items() if name not in without}
     errors: dict[str, str] = {}
     for name, make in peers(scheme).items():
+        if name in without:
+            continue
         try:
             run = make(floats)
         except Exception as error:  # a peer that cannot do this here is a row that says so

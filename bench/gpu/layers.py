@@ -17,8 +17,10 @@ from bench._cards import Clock, ways
 from bench.linear_peers import SOME
 from bench.repeated import repeated, repeats
 
-SCHEMES = ("nf4", "int8_sym", "int8", "q8_0", "q4_k", "sdnq-uint4", "qint8", "qint4", "bnb-int8", "fp8,packing=float8")
-ROWS = (1, 4, 16, 64, 77, 256, 1024, 4608)
+SCHEMES = ("nf4", "int8_sym", "int8", "q8_0", "q4_k", "sdnq-uint4", "fp8,packing=float8", "qint4", "qint8", "bnb-int8")
+ROWS = (1, 4, 16, 64, 256, 1024, 4608)
+# What takes milliseconds a call, so that a phase has no time for it; `python -m bench.gpu_linear` measures it too.
+WITHOUT = ("decoded by torch", "diffusers GGUF", "sdnq", "sdnq int8 matmul", "quanto")
 HIDDEN = 3072
 ROUNDS = 9
 MOST_PROCESSES = 10
@@ -44,7 +46,7 @@ def measure(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
 
 def _measured(scheme: str, inputs: int, outputs: int, rows: tuple[int, ...], clock: Clock, rounds: int) -> list[Any]:
     with torch.inference_mode(), repeated(SOME) if repeats(scheme) else nullcontext():
-        return gpu_linear.measured(scheme, inputs, outputs, rows, clock, rounds)
+        return gpu_linear.measured(scheme, inputs, outputs, rows, clock, rounds, WITHOUT)
 
 
 def _compile(scheme: str, how: tuple[str, list[tuple[int, int]], tuple[int, ...]]) -> None:
@@ -53,7 +55,7 @@ def _compile(scheme: str, how: tuple[str, list[tuple[int, int]], tuple[int, ...]
     for inputs, outputs in shapes:
         floats = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=kind).requires_grad_(False)
         with torch.inference_mode(), repeated(SOME) if repeats(scheme) else nullcontext():
-            for run in ways(floats, scheme).values():
-                for count in rows:
+            for name, run in ways(floats, scheme).items():
+                for count in rows if name not in WITHOUT else ():
                     with suppress(Exception):  # the phase itself says so in a row
                         run(torch.randn(count, inputs, device=kind).to(torch.bfloat16))
