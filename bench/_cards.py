@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bench.linear_peers import Run, diffusers_gguf, library_layer, packed, sdnq_layer, sdnq_matmul, torchao_layer
 from sdquant import backends
+from sdquant.kernels.row_codes import RowCodes
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.triton_kernels import TritonReader
 from sdquant.kernels.workspace import scratch
@@ -165,12 +166,12 @@ def _int8(x: Tensor, form: Any, parts: Mapping[str, Tensor]) -> Tensor:
     if eight is None:
         raise NotImplementedError("the kernels for 8-bit products do not run here")
     if form.packing == "int8" and form.group == form.columns and not (form.zero or form.shift):
-        codes = parts[form.codes].view(form.rows, form.columns)
-        scale = parts[form.scale].view(-1).float() * form.factor
+        weight = RowCodes(parts[form.codes].view(form.rows, form.columns), parts[form.scale], form.factor)
     else:
-        codes, scale = eight.quantize_weight(form, parts)
-    rows, row_scale, _ = eight.quantize_rows(x)
-    found: Tensor = eight.finish(torch._int_mm(rows, codes.t()), row_scale, scale, None, x.dtype)
+        weight = RowCodes(*eight.quantize_weight(form, parts))
+    rows, row_scale, _ = eight.quantize_rows(x, sums=False)
+    found = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)
+    eight.product(rows, row_scale, weight, None, found, None)(x.device)
     return found
 
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ..core.torch_dtypes import COMPUTE_DTYPES
-from .int8_reference import scaled_rows, spread
+from .int8_reference import scaled_rows
+from .row_codes import spread
 from .triton import imports
 from .workspace import scratch
 
@@ -116,8 +117,8 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
     codes = torch.empty(x.shape, dtype=_CODES, device=x.device) if out is None else out
     kernels = imports.eight(x.device) if x.is_cuda else None
     if kernels is not None:
-        scale, sums = (torch.empty(len(x), 1, dtype=kind, device=x.device) for kind in (torch.float32, torch.int32))
-        kernels.quantization(x.contiguous(), codes, scale, sums)(x.device)
+        scale = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
+        kernels.quantization(x if x.stride(1) == 1 else x.contiguous(), codes, scale, None)(x.device)
         return codes, scale
     values, scale = scaled_rows(x, LARGEST)
     return codes.copy_(values), scale

@@ -232,15 +232,13 @@ def _multiply(
 ) -> None:
     """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
     impl = int8_reference.fastest(x) if by is None else by(x.device)
-    codes, x_scale, sums = impl.rows(x)
+    codes, x_scale, sums = impl.rows(x, int8_reference.needs_sums(backend.form(packed)))
     for start, stop, part in _tiles(backend, packed, len(x)):
         form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
         if form is not None and int8_reference.coding(part, form) & Coding.BY_RUN:
             impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
-            continue
-        weight, scale, added = impl.weight(backend, part, form)
-        total = int_matmul.product(codes, weight)
-        impl.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
+        else:
+            impl.by_row(codes, x_scale, sums, impl.weight(backend, part, form), of_bias, out[:, start:stop])
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:

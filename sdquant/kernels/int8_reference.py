@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from . import int_matmul
 from .base import Coding
 from .cpu import extension, int8_epilogue
 from .dispatch_guard import undisturbed
+from .row_codes import RowCodes
 from .triton import imports
 from .workspace import scratch
 
@@ -107,18 +108,6 @@ def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
     return values.mul(factor), divided(largest, most).masked_fill_(zero, 0.0)
 
 
-def of_rows(packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor]:
-    """Return the scale of each row, float32 [rows], and its zero point, int32 [rows]."""
-    codes, rows = packed.parts[form.codes], form.rows
-    scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
-    scale = scale * form.factor
-    if isinstance(form.zero, int):
-        zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
-    else:
-        zero = packed.parts[form.zero].flatten().to(torch.int32)
-    return spread(scale, rows), spread(zero, rows)
-
-
 def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield for each run of columns, in the order of the sums: the activations' codes [m, n], the weight's [rows, n],
     and the scales [rows].
@@ -135,22 +124,22 @@ def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Ten
             yield x[:, group, :, tap], weight[:, group, :, tap], scale[:, group, tap]
 
 
-def spread(each: Tensor, rows: int) -> Tensor:
-    """Repeat numbers that are each for several rows, so that there is one for each of `rows`."""
-    return each if len(each) == rows else each.repeat_interleave(rows // len(each))
+def stored(packed: Packed, form: PackedLayout) -> RowCodes:
+    """Return codes that are multiplied without requantizing."""
+    parts = packed.parts
+    return RowCodes(
+        codes=parts[form.codes].view(form.rows, form.columns),
+        scale=parts[form.scale] if form.scale else None,
+        factor=form.factor,
+        zero=form.zero if isinstance(form.zero, int) else parts[form.zero],
+    )
 
 
-def _taken(packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Return `Steps.weight` for codes that are multiplied without requantizing."""
-    codes = packed.parts[form.codes].view(form.rows, form.columns)
-    scale, zero = of_rows(packed, form)
-    added: Tensor | int = -form.zero if isinstance(form.zero, int) else -zero
-    if codes.dtype == torch.uint8:
-        codes = torch.bitwise_xor(
-            codes.view(torch.int8), -128, out=scratch(tuple(codes.shape), torch.int8, codes.device)
-        )
-        added = added + 128
-    return codes, scale, added
+def needs_sums(form: PackedLayout | None) -> bool:
+    """Return whether products with a weight depend on the sums of the activations' codes."""
+    if form is None or not direct(form):
+        return False
+    return form.zero != (128 if form.packing == "uint8" else 0)
 
 
 class Steps:
@@ -159,20 +148,20 @@ class Steps:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Quantize x [m, k]: codes, int8 [m, k]; scales, float32 [m, 1]; sums of the codes, int32 [m, 1]."""
-        codes, scale = quantized_rows(x)
-        return codes, scale, codes.sum(1, keepdim=True, dtype=torch.int32)
+    # Whether the sums of a product are in memory, [m, rows], before they are scaled.
+    sums_in_memory: ClassVar[bool] = True
 
-    def weight(
-        self, backend: Backend, packed: Packed, form: PackedLayout | None
-    ) -> tuple[Tensor, Tensor, Tensor | int]:
-        """Return a weight as int8 codes [rows, columns], row scales [rows] in float32, and what is added to each code:
-        an int32 number per row, or one for all. The codes may be in the workspace."""
+    def rows(self, x: Tensor, sums: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Quantize x [m, k]: codes, int8 [m, k]; scales, float32 [m, 1]; if asked, sums of the codes, int32 [m, 1]."""
+        codes, scale = quantized_rows(x)
+        return codes, scale, codes.sum(1, keepdim=True, dtype=torch.int32) if sums else None
+
+    def weight(self, backend: Backend, packed: Packed, form: PackedLayout | None) -> RowCodes:
+        """Return a weight as codes with one scale per row. They may be in the workspace."""
         if form is not None and direct(form):
-            return _taken(packed, form)
+            return stored(packed, form)
         codes = scratch((packed.spec.shape[0], math.prod(packed.spec.shape[1:])), torch.int8, self.device)
-        return codes, self.again(backend, packed, form, codes).view(-1), 0
+        return RowCodes(codes, self.again(backend, packed, form, codes))
 
     def weight_by_run(self, backend: Backend, packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor]:
         """Return the same with several scales per row: codes [rows, columns], float32 scales [rows, groups, taps]."""
@@ -187,20 +176,20 @@ class Steps:
         weight = backend.decode(packed, torch.float32).view(codes.shape)
         return quantized_rows(weight, codes)[1]
 
-    def finish(
-        self,
-        total: Tensor,
-        sums: Tensor,
-        added: Tensor | int,
-        row_scale: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        out: Tensor,
+    def by_row(
+        self, codes: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
     ) -> None:
-        """Write (total [m, n] + sums * added) * row_scale * scale + bias to `out` [m, n]. `total` is overwritten."""
-        if isinstance(added, Tensor) or added:
-            total += sums * added
-        tile = total.to(torch.float32).mul_(row_scale).mul_(scale)
+        """Compute the whole product of the results of `rows` and `weight`, into `out` [m, rows]."""
+        self.finish(int_matmul.product(codes, weight.signed()), row_scale, sums, weight, bias, out)
+
+    def finish(
+        self, total: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
+    ) -> None:
+        """Write (total [m, n] + sums * added) * row_scale * scales + bias to `out` [m, n]. `total` is overwritten."""
+        if weight.shifted:
+            assert sums is not None
+            total += sums * weight.added()
+        tile = total.to(torch.float32).mul_(row_scale).mul_(weight.scales())
         out.copy_(tile if bias is None else tile.add_(bias))
 
     def by_run(
@@ -218,12 +207,12 @@ class Steps:
 class InC(Steps):
     """The steps in C on the CPU, each in one pass over memory; used if no kernel computes the whole product."""
 
-    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rows(self, x: Tensor, sums: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
         x = x if x.stride(-1) == 1 else x.contiguous()
         codes = x.new_empty(x.shape, dtype=torch.int8)
-        scale, sums = (x.new_empty(len(x), 1, dtype=dtype) for dtype in (torch.float32, torch.int32))
-        int8_epilogue.quantize_rows(x, codes, scale, sums)
-        return codes, scale, sums
+        scale, found = (x.new_empty(len(x), 1, dtype=dtype) for dtype in (torch.float32, torch.int32))
+        int8_epilogue.quantize_rows(x, codes, scale, found)
+        return codes, scale, found
 
     def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
         if form is None or not int8_epilogue.recodes(form, packed.parts):
@@ -233,18 +222,14 @@ class InC(Steps):
         return scale
 
     def finish(
-        self,
-        total: Tensor,
-        sums: Tensor,
-        added: Tensor | int,
-        row_scale: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        out: Tensor,
+        self, total: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
     ) -> None:
+        assert sums is not None  # of `rows`, which computes them unasked
+        added = weight.added()
         if not isinstance(added, Tensor):
             added = total.new_full((total.shape[1],), added, dtype=torch.int32)
-        int8_epilogue.finish(total.contiguous(), sums, added, row_scale, scale.contiguous(), bias, out)
+        scale = weight.scales().contiguous()
+        int8_epilogue.finish(total.contiguous(), sums, added, row_scale, scale, bias, out)
 
 
 class InTriton(Steps):
@@ -257,8 +242,8 @@ class InTriton(Steps):
         assert module is not None
         return module
 
-    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        quantized: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
+    def rows(self, x: Tensor, sums: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
+        quantized: tuple[Tensor, Tensor, Tensor | None] = self.kernels.quantize_rows(x, sums=sums)
         return quantized
 
     def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
@@ -303,17 +288,15 @@ class InTriton(Steps):
     ) -> None:
         self.kernels.product_by_run(codes, weight, scale, row_scale, bias, out)(self.device)
 
-    def finish(
-        self,
-        total: Tensor,
-        sums: Tensor,
-        added: Tensor | int,
-        row_scale: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        out: Tensor,
+    def by_row(
+        self, codes: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
     ) -> None:
-        self.kernels.finishing(total.contiguous(), row_scale, scale, bias, out, sums, added)(self.device)
+        self.kernels.product(codes, row_scale, weight, bias, out, sums)(self.device)
+
+    def finish(
+        self, total: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
+    ) -> None:
+        self.kernels.finishing(total.contiguous(), row_scale, weight, bias, out, sums)(self.device)
 
 
 def _of_width(form: PackedLayout, columns: int) -> PackedLayout:
@@ -341,10 +324,10 @@ def _c_is_right(dtype: torch.dtype) -> bool:
     x[1] = 0
     one, other = Steps(device).rows(x), InC(device).rows(x)
     total = torch.arange(-200, 200, dtype=torch.int32).view(5, 80) * 9973
-    scale, added = torch.linspace(0.01, 0.02, 80, dtype=torch.float32), torch.arange(80, dtype=torch.int32)
+    scale, zero = torch.linspace(0.01, 0.02, 80, dtype=torch.float32), -torch.arange(80, dtype=torch.int32)
+    weight = RowCodes(total.new_empty(80, 0, dtype=torch.int8), scale, 1.0, zero)
+    bias = torch.linspace(-1, 1, 80, dtype=torch.float32).to(dtype)
     outs = torch.empty(2, 5, 80, dtype=dtype)
     for steps, out in zip((Steps(device), InC(device)), outs, strict=True):
-        steps.finish(
-            total.clone(), one[2], added, one[1], scale, torch.linspace(-1, 1, 80, dtype=torch.float32).to(dtype), out
-        )
-    return all(torch.equal(a, b) for a, b in zip((*one, outs[0]), (*other, outs[1]), strict=True))
+        steps.finish(total.clone(), one[1], one[2], weight, bias, out)
+    return all(torch.equal(a, b) for a, b in zip((*one, outs[0]), (*other, outs[1]), strict=True))  # type: ignore[arg-type]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,3 +42,13 @@ def compiled(launch: Launch, capability: int) -> Any:
             known[index,] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, types, constants, known)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def stack(kernel: Any) -> int:
+    """Bytes of memory that each thread of a compiled kernel has for what does not fit into its registers."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        text = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return max(int(found) for found in re.findall(r"STACK:(\d+)", text))

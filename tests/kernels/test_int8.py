@@ -405,11 +405,11 @@ def test_one_scale_for_all_rows() -> None:
     assert form is not None
     for group, count in ((6 * 64, 1), (3 * 64, 2)):
         parts = {**packed.parts, "scale": torch.linspace(1, 2, count)}
-        made, scale, added = int8_reference.Steps(torch.device("cpu")).weight(
+        made = int8_reference.Steps(torch.device("cpu")).weight(
             backends.get("nncf"), Packed(spec=packed.spec, parts=parts), replace(form, group=group)
         )
-        assert torch.equal(made, packed.parts["codes"].view(6, 64)) and added == 0
-        assert scale.tolist() == [1.0] * 6 if count == 1 else scale.tolist() == [1.0] * 3 + [2.0] * 3
+        assert torch.equal(made.signed(), packed.parts["codes"].view(6, 64)) and made.added() == 0
+        assert made.scales().tolist() == [1.0] * 6 if count == 1 else made.scales().tolist() == [1.0] * 3 + [2.0] * 3
 
 
 def test_few_rows_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:

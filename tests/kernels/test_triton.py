@@ -19,6 +19,7 @@ from sdquant.core.backend import Unfit
 from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels import int8_reference
 from sdquant.kernels import triton as package
+from sdquant.kernels.row_codes import RowCodes
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.triton_kernels import TritonReader
@@ -137,7 +138,8 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
     compiled(int8_gemm.requantization(form, case.parts, out.to(torch.int8), out.float()), capability)  # of the last
     whole, scale = torch.empty(4, 3072, dtype=torch.int32), torch.empty(4, 1)
     compiled(int8_gemm.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
-    compiled(int8_gemm.finishing(whole, scale, whole[0].float(), None, whole.bfloat16(), scale.int(), 128), capability)
+    codes = RowCodes(torch.empty(3072, 16, dtype=torch.uint8), whole[0].float())
+    compiled(int8_gemm.finishing(whole, scale, codes, None, whole.bfloat16(), scale.int()), capability)
     for m in (20, 200):
         x, results = torch.empty(m, 3072, dtype=torch.int8), torch.empty(m, 256, dtype=torch.bfloat16)
         weight, row_scale = torch.empty(256, 3072, dtype=torch.int8), torch.empty(m, 1)
@@ -145,6 +147,33 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
         kernel = compiled(launch, capability)
         assert "mma" in kernel.asm["ptx"] and not re.search(r"\bfma\.rn\.f32", kernel.asm["ptx"])
         assert kernel.metadata.shared <= 96 << 10
+
+
+# Bytes of shared memory that a program may have, by capability.
+SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90, 100, 120])
+def test_products_of_codes_compile_for_cards_that_are_not_here(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each tile: with the card's tensor cores for bytes, nothing in a stack, and no rounding left out."""
+    from sdquant.kernels.triton import int8_gemm, tiles
+
+    from .offline import compiled, stack
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    codes, weight = (torch.empty(rows, 1024, dtype=torch.int8) for rows in (256, 512))
+    row_scale, scale, out = torch.empty(256, 1), torch.empty(512).bfloat16(), torch.empty(256, 512).bfloat16()
+    for tile in tiles.tiles(divmod(capability, 10)):
+        for of in (RowCodes(weight, scale), RowCodes(weight.view(torch.uint8), scale, 1.0, scale.to(torch.uint8))):
+            kernel = compiled(int8_gemm.product(codes, row_scale, of, scale, out, row_scale.int(), tile), capability)
+            text = kernel.asm["ptx"]
+            own = r"wgmma\S*\.s8\.s8" if capability == 90 and tile.columns >= 64 else r"mma\S*\.s8|kind::i8"
+            assert re.search(own, text) and not re.search(r"\bfma\.rn\.f32", text), tile
+            assert kernel.metadata.shared <= SHARED[capability] and stack(kernel) == 0, tile
 
 
 def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

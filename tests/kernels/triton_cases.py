@@ -21,6 +21,7 @@ from sdquant.backends._gguf_blocks import HALVES, apart, together
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import PackedLayout
+from sdquant.kernels.row_codes import RowCodes
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.triton_kernels import TritonReader
@@ -256,26 +257,95 @@ def wrong_again(case: Case, device: str) -> str:
     return "" if np.array_equal(found.cpu().numpy(), right) else "its int8 codes differ"
 
 
-def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> str:
-    """What is wrong with the scaled product."""
+def scaled(total: np.ndarray, sums: np.ndarray, row: np.ndarray, weight: RowCodes, bias: Tensor | None) -> Tensor:
+    """The formula of `int8_linear` for sums [m, n] of signed codes, float32."""
+    rows = len(weight.codes)
+
+    def spread(each: Tensor) -> np.ndarray:
+        return np.repeat(each.flatten().numpy(), rows // each.numel())
+
+    zero = spread(weight.zero).astype(np.int64) if isinstance(weight.zero, Tensor) else weight.zero
+    wide = (total + sums * (weight.shift - zero)).astype(np.float32)
+    scale = spread(weight.scale.float()) if weight.scale is not None else np.ones(rows, np.float32)
+    wide = wide * row * (scale * np.float32(weight.factor))
+    return torch.from_numpy(wide if bias is None else wide + bias.float().numpy())
+
+
+def row_codes(kind: str, rows: int, columns: int, random: np.random.Generator) -> RowCodes:
+    """Random codes with what kinds of weights have beside them."""
+    codes = _bytes(random, rows * columns).view(rows, columns)
+    signed = codes.view(torch.int8)
+    scale = _floats(random, rows, "float32")
+    if kind == "symmetric":
+        return RowCodes(signed, scale.to(torch.bfloat16))
+    if kind == "number":
+        return RowCodes(codes, scale.to(torch.float16), 0.37, 77)
+    if kind == "each":
+        return RowCodes(codes, scale, 1.0, _bytes(random, rows))
+    if kind == "signed zeros":
+        return RowCodes(signed, scale.view(rows, 1), 1.0, _bytes(random, rows).view(torch.int8))
+    if kind == "several":
+        return RowCodes(codes, scale[: rows // 5], 1.0, _bytes(random, rows // 5))
+    assert kind == "no scales"
+    return RowCodes(signed, None, 0.0123)
+
+
+ROW_CODES = ("symmetric", "number", "each", "signed zeros", "several", "no scales")
+
+
+def on(weight: RowCodes, device: str) -> RowCodes:
+    moved = {name: part.to(device) for name, part in vars(weight).items() if isinstance(part, Tensor)}
+    return replace(weight, **moved)
+
+
+def wrong_finish(dtype: torch.dtype, biased: bool, kind: str, device: str) -> str:
+    """What is wrong with a product that is scaled."""
     eight = imports.eight(torch.device(device))
     assert eight is not None
     random = np.random.default_rng(3)
-    for shape in ((1, 1100), (19, 301)):
-        product = random.integers(-(10**6), 10**6, shape, dtype=np.int32)
-        sums = random.integers(-500, 500, (shape[0], 1), dtype=np.int32)
-        row, column = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in shape)
-        each = random.integers(-128, 128, shape[1], dtype=np.int32)
-        number = {"": 0, "number": 128, "each": each}[added]
-        bias = torch.from_numpy(random.normal(size=shape[1]).astype(np.float32)).to(dtype) if biased else None
-        tensors = [torch.from_numpy(array).to(device) for array in (product, row, column)]
-        more = [torch.from_numpy(sums).to(device), torch.from_numpy(each).to(device) if added == "each" else number]
-        found = eight.finish(*tensors, None if bias is None else bias.to(device), dtype, *(more if added else []))
-        wanted = (product + sums * number).astype(np.float32) * row[:, None] * column
-        if bias is not None:
-            wanted = wanted + bias.float().numpy()
-        if not torch.equal(found.cpu(), torch.from_numpy(wanted).to(dtype)):
+    for m, rows in ((1, 1100), (19, 305)):
+        total = random.integers(-(10**6), 10**6, (m, rows), dtype=np.int32)
+        sums = random.integers(-500, 500, (m, 1), dtype=np.int32)
+        row = random.uniform(1e-3, 1e-2, (m, 1)).astype(np.float32)
+        weight = row_codes(kind, rows, 1, random)
+        bias = torch.from_numpy(random.normal(size=rows).astype(np.float32)).to(dtype) if biased else None
+        out = torch.empty(m, rows, dtype=dtype, device=device)
+        tensors = [torch.from_numpy(array).to(device) for array in (total, row, sums)]
+        of_bias = None if bias is None else bias.to(device)
+        eight.finishing(tensors[0], tensors[1], on(weight, device), of_bias, out, tensors[2])(out.device)
+        if not torch.equal(out.cpu(), scaled(total, sums, row, weight, bias).to(dtype)):
             return "numbers differ"
+    return ""
+
+
+# m, rows, columns: rests of every kind, and none.
+PRODUCTS = ((5, 35, 37), (70, 130, 176), (33, 65, 128), (130, 300, 256))
+
+
+def wrong_by_row(dtype: torch.dtype, biased: bool, kind: str, tile: int, device: str) -> str:
+    """What is wrong with products of codes with one scale for a row, computed in one launch; numpy's."""
+    from sdquant.kernels.triton import int8_gemm
+
+    random = np.random.default_rng(4)
+    sizes, _ = int8_gemm.device_tiles(torch.device(device))
+    for m, rows, columns in PRODUCTS:
+        x = random.integers(-127, 128, (m, columns), dtype=np.int8)
+        row = random.uniform(1e-3, 1e-2, (m, 1)).astype(np.float32)
+        weight = row_codes(kind, rows, columns, random)
+        bias = torch.from_numpy(random.normal(size=rows).astype(np.float32)).to(dtype) if biased else None
+        total = x.astype(np.int32) @ weight.signed().numpy().astype(np.int32).T
+        sums = x.astype(np.int32).sum(1, keepdims=True)
+        wide = torch.full((m, rows + 3), 7.0, dtype=dtype, device=device)
+        tensors = [torch.from_numpy(array).to(device) for array in (x, row, sums.astype(np.int32))]
+        of_bias = None if bias is None else bias.to(device)
+        launch = int8_gemm.product(
+            tensors[0], tensors[1], on(weight, device), of_bias, wide[:, :rows], tensors[2], sizes[tile % len(sizes)]
+        )
+        launch(torch.device(device))
+        if not bool((wide[:, rows:] == 7.0).all()):
+            return "it writes beyond the end"
+        if not torch.equal(wide[:, :rows].cpu(), scaled(total, sums, row, weight, bias).to(dtype)):
+            return f"numbers differ for {m} x {rows} x {columns} by tiles of {sizes[tile % len(sizes)]}"
     return ""
 
 
@@ -383,8 +453,12 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     for dtype in DTYPES:
         for codes in (torch.int8, torch.float8_e4m3fn):
             yield f"{dtype} as {codes}", partial(wrong_activations, dtype, codes, device)
-        for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
-            yield f"finished as {dtype} {added}", partial(wrong_finish, dtype, biased, added, device)
+        for number, kind in enumerate(ROW_CODES):
+            biased = (number + dtype.itemsize) % 2 == 0
+            yield f"finished as {dtype}, {kind}", partial(wrong_finish, dtype, biased, kind, device)
+            for tile in range(5) if thorough else (number + dtype.itemsize,):
+                name = f"codes of rows as {dtype}, {kind}, tile {tile}"
+                yield name, partial(wrong_by_row, dtype, not biased, kind, tile, device)
         yield f"by runs as {dtype}", partial(wrong_runs, dtype, dtype != torch.float32, device)
     integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
     fields = [("q8_0", 512), ("q6_k", 256)]

@@ -1,4 +1,4 @@
-"""Device code for `int8_gemm`: activations to codes, the epilogue of a GEMM, and a GEMM with several scales per row."""
+"""Device code for `int8_gemm`: activations and packed weights to 8-bit codes."""
 
 # ruff: noqa: SIM108
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from .decoding import position, rounded, values
+from .decoding import position, values
 
 
 @triton.jit
@@ -58,57 +58,41 @@ def code_of(v, LARGEST: tl.constexpr, FLOAT8: tl.constexpr):
 
 
 @triton.jit
-def quantize_kernel(x, codes, scale, sums, columns, LARGEST: tl.constexpr, FLOAT8: tl.constexpr, BLOCK: tl.constexpr):
-    """Quantize one row of x [rows, columns] to 8-bit codes, their scale, and the sum of integer codes."""
-    row = tl.program_id(0)
-    start = row.to(tl.int64) * columns
-    lane = tl.arange(0, BLOCK)
-    most = tl.zeros([BLOCK], dtype=tl.float32)
-    strange = tl.zeros([BLOCK], dtype=tl.int32)
-    for first in range(0, columns, BLOCK):
-        at = first + lane
-        v = tl.load(x + start + at, mask=at < columns, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.abs(v))
-        strange = strange | (v != v).to(tl.int32)
-    by, s = of_largest(tl.max(most, 0), tl.max(strange, 0), LARGEST)
-    tl.store(scale + row, s)
-    total = tl.zeros([BLOCK], dtype=tl.int32)
-    for first in range(0, columns, BLOCK):
-        at = first + lane
-        v = tl.load(x + start + at, mask=at < columns, other=0.0).to(tl.float32)
-        code = code_of(v * by, LARGEST, FLOAT8)
-        total += code
-        tl.store(codes + start + at, code.to(codes.dtype.element_ty), mask=at < columns)
-    if not FLOAT8:
-        tl.store(sums + row, tl.sum(total, 0))
-
-
-@triton.jit
-def finish_kernel(
-    product, out, row_scale, column_scale, bias, sums, added, rows, columns, out_columns, number,
-    BIASED: tl.constexpr, ADDED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+def quantize_kernel(
+    x, codes, scale, sums, columns, x_columns, LARGEST: tl.constexpr, FLOAT8: tl.constexpr, SUMS: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = (product + sums * added) * row_scale * column_scale + bias in float32, rounding after each step.
+    """Quantize one row of x to 8-bit codes [rows, columns], their scale, and the sum of integer codes if asked.
 
-    product [rows, columns]; rows of `out` are `out_columns` apart. ADDED: "", "number", or "each" for one a column.
+    Rows of x are `x_columns` apart. WHOLE: rows of up to BLOCK columns stay in registers; longer ones are read twice.
     """
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    live = (m < rows)[:, None] & (n < columns)[None, :]
-    v = tl.load(product + m[:, None].to(tl.int64) * columns + n[None, :], mask=live, other=0)
-    if ADDED == "number":
-        v += (tl.load(sums + m, mask=m < rows, other=0) * number)[:, None]
-    elif ADDED == "each":
-        of_row = tl.load(sums + m, mask=m < rows, other=0)
-        v += of_row[:, None] * tl.load(added + n, mask=n < columns, other=0)[None, :]
-    scale_m = tl.load(row_scale + m, mask=m < rows, other=0.0)
-    scale_n = tl.load(column_scale + n, mask=n < columns, other=0.0)
-    y = v.to(tl.float32) * scale_m[:, None] * scale_n[None, :]
-    if BIASED:
-        y = y + tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
-    at = m[:, None].to(tl.int64) * out_columns + n[None, :]
-    tl.store(out + at, rounded(y, OUT, BITS).to(out.dtype.element_ty), mask=live)
+    row = tl.program_id(0).to(tl.int64)
+    x_row, code_row = x + row * x_columns, codes + row * columns
+    lane = tl.arange(0, BLOCK)
+    if WHOLE:
+        v = tl.load(x_row + lane, mask=lane < columns, other=0.0).to(tl.float32)
+        by, s = of_largest(tl.max(tl.abs(v), 0), tl.max((v != v).to(tl.int32), 0), LARGEST)
+        total = code_of(v * by, LARGEST, FLOAT8)
+        tl.store(code_row + lane, total.to(codes.dtype.element_ty), mask=lane < columns)
+    else:
+        most = tl.zeros([BLOCK], dtype=tl.float32)
+        strange = tl.zeros([BLOCK], dtype=tl.int32)
+        for first in range(0, columns, BLOCK):
+            at = first + lane
+            v = tl.load(x_row + at, mask=at < columns, other=0.0).to(tl.float32)
+            most = tl.maximum(most, tl.abs(v))
+            strange = strange | (v != v).to(tl.int32)
+        by, s = of_largest(tl.max(most, 0), tl.max(strange, 0), LARGEST)
+        total = tl.zeros([BLOCK], dtype=tl.int32)
+        for first in range(0, columns, BLOCK):
+            at = first + lane
+            v = tl.load(x_row + at, mask=at < columns, other=0.0).to(tl.float32)
+            code = code_of(v * by, LARGEST, FLOAT8)
+            total += code
+            tl.store(code_row + at, code.to(codes.dtype.element_ty), mask=at < columns)
+    tl.store(scale + row, s)
+    if SUMS:
+        tl.store(sums + row, tl.sum(total, 0))
 
 
 @triton.jit
@@ -151,42 +135,3 @@ def again_kernel(
             )  # fmt: skip
             at = position(c[:, :, None], lane, p, PLANES, LANES, ORDER)
             tl.store(out + row * columns + at, code_of(v * by, 127.0, False).to(tl.int8), mask=at < columns)
-
-
-@triton.jit
-def runs_kernel(
-    x, weight, scale, row_scale, bias, out, m_rows, rows, columns, out_columns, groups, each, taps,
-    BIASED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Compute out = (sum over runs of float32(x * weight) * scale) * row_scale + bias, rounding after each step, for
-    weights with several scales per row, each for a run of columns.
-
-    cuBLAS would need one GEMM for each run, and as many passes over the results. Here the sums of a run stay in
-    registers.
-
-    x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
-    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. Rows of `out` are `out_columns` apart.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    lane = tl.arange(0, BLOCK_K) * taps
-    x_at = x + m.to(tl.int64)[:, None] * columns + lane[None, :]
-    w_at = weight + n.to(tl.int64)[None, :] * columns + lane[:, None]
-    x_there, w_there = (m < m_rows)[:, None], (n < rows)[None, :]
-    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for tap in range(taps):
-        for group in range(groups):
-            sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
-            for first in range(0, each, BLOCK_K):
-                k = (group * each + first) * taps + tap
-                a = tl.load(x_at + k, mask=x_there, other=0)
-                b = tl.load(w_at + k, mask=w_there, other=0)
-                sums = tl.dot(a, b, sums, out_dtype=tl.int32)
-            s = tl.load(scale + (n * groups + group) * taps + tap, mask=n < rows, other=0.0)
-            total += sums.to(tl.float32) * s[None, :]
-    y = total * tl.load(row_scale + m, mask=m < m_rows, other=0.0)[:, None]
-    if BIASED:
-        y = y + tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)[None, :]
-    at = m.to(tl.int64)[:, None] * out_columns + n[None, :]
-    tl.store(out + at, rounded(y, OUT, BITS).to(out.dtype.element_ty), mask=x_there & w_there)

@@ -1,13 +1,11 @@
-"""Products of 8-bit codes on GPUs: activations are quantized in one launch, and the epilogue is another.
-
-The GEMM between them is torch's own (`torch._int_mm`, `torch._scaled_mm`), which no kernel here would beat. In plain
-torch the two steps are some ten launches, each of which reads and writes the activations.
+"""Products of 8-bit codes on GPUs: activations are quantized in one launch, and another multiplies, scales and adds.
 
     codes, scale, sums = quantize_rows(x)
-    w_codes, w_scale = quantize_weight(form, parts)      or the weight's own codes
-    y = finish(torch._int_mm(codes, w_codes.t()), scale, w_scale, bias, x.dtype)
+    product(codes, scale, weight, bias, out, sums)(device)      with one scale for a row of the weight
+    product_by_run(codes, ...)(device)                          with several
 
-Where a row of the weight has several scales it is one launch, product and all: `product_by_run`.
+A weight that is not such codes is `quantize_weight`'s before. Where cuBLAS multiplies, `finishing` scales what
+`torch._int_mm` gives, which writes and reads 8 bytes more for a result.
 
 The numbers are those of `int8_linear`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
 float32. Reached by `imports.eight`, so that nothing imports triton by accident.
@@ -18,6 +16,7 @@ float32. Reached by `imports.eight`, so that nothing imports triton by accident.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,9 +25,12 @@ from torch import Tensor
 
 from ...core.dtypes import dtype_name
 from ...utils.tensors import divided
-from .activations import again_kernel, finish_kernel, quantize_kernel, runs_kernel
+from ..row_codes import RowCodes
+from .activations import again_kernel, quantize_kernel
 from .launch import multiplies
 from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
+from .products import finish_kernel, product_kernel, runs_kernel
+from .tiles import Tile, best, tiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,37 +38,47 @@ if TYPE_CHECKING:
     from ...core.packed_layout import PackedLayout
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+AT_ONCE = 16384  # columns of a row that a program keeps in registers while it looks for the largest
+BLOCK = 4096  # columns of longer rows, which are read twice
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize the rows of x [m, k], contiguous and of any float dtype.
+def quantize_rows(
+    x: Tensor, dtype: torch.dtype = torch.int8, sums: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quantize the rows of x [m, k] of any float dtype.
 
     Returns:
-        codes [m, k] of `dtype` (int8 or float8_e4m3fn); scales, float32 [m, 1]; the sum of each row's codes, int32
-        [m, 1], only for int8. A row that is not finite gets a scale that is not.
+        codes [m, k] of `dtype` (int8 or float8_e4m3fn); scales, float32 [m, 1]; if asked, the sum of each row's codes,
+        int32 [m, 1], only for int8. A row that is not finite gets a scale that is not.
     """
+    x = x if x.stride(1) == 1 else x.contiguous()
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-    sums = torch.empty((x.shape[0], 1), dtype=torch.int32, device=x.device)
+    found = torch.empty((x.shape[0], 1), dtype=torch.int32, device=x.device) if sums and dtype == torch.int8 else None
     if x.numel():
-        quantization(x, codes, scale, sums)(x.device)
-    return codes, scale, sums
+        quantization(x, codes, scale, found)(x.device)
+    return codes, scale, found
 
 
-def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor) -> Launch:
-    """Return the launch of `quantize_rows`."""
-    float8 = codes.dtype != torch.int8
+def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None) -> Launch:
+    """Return the launch of `quantize_rows`, for rows whose columns are side by side."""
+    columns = x.shape[1]
+    whole = columns <= AT_ONCE
+    block = triton.next_power_of_2(columns) if whole else BLOCK
     arguments = {
         "x": x,
-        "codes": codes.view(torch.uint8) if float8 else codes,
+        "codes": codes if codes.dtype == torch.int8 else codes.view(torch.uint8),
         "scale": scale,
-        "sums": sums,
-        "columns": x.shape[1],
+        "sums": scale if sums is None else sums,
+        "columns": columns,
+        "x_columns": x.stride(0),
         "LARGEST": LARGEST[codes.dtype],
-        "FLOAT8": float8,
-        "BLOCK": min(4096, triton.next_power_of_2(x.shape[1])),
+        "FLOAT8": codes.dtype != torch.int8,
+        "SUMS": sums is not None,
+        "WHOLE": whole,
+        "BLOCK": block,
     }
-    return Launch(quantize_kernel, (x.shape[0],), arguments, {"num_warps": 8 if x.shape[1] >= 2048 else 4, **EXACT})
+    return Launch(quantize_kernel, (x.shape[0],), arguments, {"num_warps": min(16, max(4, block // 512)), **EXACT})
 
 
 def quantize_weight(form: PackedLayout, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -102,61 +114,106 @@ def requantization(form: PackedLayout, parts: Mapping[str, Tensor], codes: Tenso
     return Launch(again_kernel, (form.rows,), arguments, {"num_warps": 4, **EXACT})
 
 
-def finish(
-    product: Tensor,
-    row_scale: Tensor,
-    column_scale: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    sums: Tensor | None = None,
-    added: Tensor | int = 0,
-) -> Tensor:
-    """Return (product [m, n] + sums [m] * added [n]) * row_scale [m] * column_scale [n] + bias [n] as `dtype`.
+def finishing(
+    product: Tensor, row_scale: Tensor, weight: RowCodes, bias: Tensor | None, out: Tensor, sums: Tensor | None
+) -> Launch:
+    """Return the launch that writes (product + sums * (shift - zero)) * row_scale * scale + bias to `out`.
 
     Args:
-        product: int32, contiguous. row_scale, sums: may have a second dimension of 1.
-        added: number to add to each code of the weight (minus the zero point), int32 [n], or one for all.
+        product: int32 [m, rows], contiguous, of the codes as int8.
+        row_scale, sums: float32 and int32 [m, 1], of the activations; sums may be None if the weight is not `shifted`.
+        out: [m, rows]; may be some columns of a wider tensor.
     """
-    out = torch.empty(product.shape, dtype=dtype, device=product.device)
-    if out.numel():
-        finishing(product, row_scale, column_scale, bias, out, sums, added)(out.device)
-    return out
-
-
-def finishing(
-    product: Tensor,
-    row_scale: Tensor,
-    column_scale: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    sums: Tensor | None = None,
-    added: Tensor | int = 0,
-) -> Launch:
-    """Return the launch of `finish`; `out` may be some columns of a wider tensor."""
     rows, columns = product.shape
     tall, wide = (1, 1024) if rows == 1 else (8, 256)
-    each = isinstance(added, Tensor)
     arguments = {
         "product": product,
-        "out": out,
-        "row_scale": row_scale,
-        "column_scale": column_scale,
-        "bias": out if bias is None else bias,
-        "sums": product if sums is None else sums,
-        "added": added if isinstance(added, Tensor) else product,
         "rows": rows,
         "columns": columns,
-        "out_columns": out.stride(0),
-        "number": 0 if isinstance(added, Tensor) else added,
-        "BIASED": bias is not None,
-        "ADDED": "" if sums is None else "each" if each else "number" if added else "",
-        "OUT": dtype_name(out.dtype),
-        "BITS": INTERPRETED,
+        **_scaling(row_scale, weight, bias, out, sums),
         "BLOCK_M": tall,
         "BLOCK_N": wide,
     }
     grid = (math.ceil(rows / tall), math.ceil(columns / wide))
     return Launch(finish_kernel, grid, arguments, {"num_warps": 4, **EXACT})
+
+
+def product(
+    codes: Tensor,
+    row_scale: Tensor,
+    weight: RowCodes,
+    bias: Tensor | None,
+    out: Tensor,
+    sums: Tensor | None,
+    tile: Tile | None = None,
+) -> Launch:
+    """Return the launch of a whole product with one scale per row, from codes int8 [m, columns] to results.
+
+    Args:
+        row_scale, sums, out: as in `finishing`. tile: None for the best one of this device.
+    """
+    (m, columns), rows = codes.shape, out.shape[1]
+    sizes, processors = device_tiles(codes.device)
+    of = best(sizes, m, rows, processors) if tile is None else tile
+    arguments = {
+        "x": codes,
+        "weight": weight.codes,
+        "m_rows": m,
+        "rows": rows,
+        "columns": columns,
+        **_scaling(row_scale, weight, bias, out, sums),
+        "UNSIGNED": weight.codes.dtype == torch.uint8,
+        "WHOLE": columns % of.deep == 0,
+        "BLOCK_M": of.rows,
+        "BLOCK_N": of.columns,
+        "BLOCK_K": of.deep,
+        "BAND": 8,
+    }
+    grid = (math.ceil(m / of.rows) * math.ceil(rows / of.columns),)
+    return Launch(product_kernel, grid, arguments, {"num_warps": of.warps, "num_stages": of.stages, **EXACT})
+
+
+def _scaling(
+    row_scale: Tensor, weight: RowCodes, bias: Tensor | None, out: Tensor, sums: Tensor | None
+) -> dict[str, object]:
+    """Return the arguments of `products.scaled`, and those for storing the results."""
+    each = isinstance(weight.zero, Tensor)
+    groups = 1
+    if weight.scale is not None:
+        groups = weight.scale.numel()
+    elif isinstance(weight.zero, Tensor):
+        groups = weight.zero.numel()
+    return {
+        "out": out,
+        "row_scale": row_scale,
+        "scale": row_scale if weight.scale is None else weight.scale,
+        "bias": out if bias is None else bias,
+        "sums": row_scale if sums is None else sums,
+        "zero": weight.zero if each else weight.codes,
+        "out_columns": out.stride(0),
+        "each": out.shape[1] // groups,
+        "factor": weight.factor,
+        "number": weight.shift if isinstance(weight.zero, Tensor) else weight.shift - weight.zero,
+        "BIASED": bias is not None,
+        "ADDED": "each" if each else "number" if weight.shifted else "",
+        "SCALED": weight.scale is not None,
+        "OUT": dtype_name(out.dtype),
+        "BITS": INTERPRETED,
+    }
+
+
+@cache
+def device_tiles(device: torch.device) -> tuple[tuple[Tile, ...], int]:
+    """Return the tiles for a device, and the number of its processors."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return tiles((9, 0)), 132  # in the interpreter: an H100's
+    amd = torch.version.hip is not None
+    return tiles(torch.cuda.get_device_capability(device), amd), _processors(device)
+
+
+def _processors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def product_by_run(
@@ -205,23 +262,55 @@ def sound(device: torch.device) -> bool:
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True)
     target = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
-    product = torch.arange(-200, 200, device=device, dtype=torch.int32).view(5, 80) * 9973
-    column = torch.linspace(0.01, 0.02, 80, dtype=torch.float32, device=device)
-    bias = torch.linspace(-1, 1, 80, dtype=torch.float32, device=device).to(torch.bfloat16)
-    added = torch.arange(80, device=device, dtype=torch.int32)
-    result = finish(product, scale, column, bias, torch.bfloat16, sums, added)
-    total = product + codes.sum(1, keepdim=True, dtype=torch.int32) * added
-    by_torch = total.float().mul_(scale).mul_(column).add_(bias).to(torch.bfloat16)
-    runs = torch.empty_like(result)
-    of_runs = torch.linspace(0.01, 0.02, 160, dtype=torch.float32, device=device).view(80, 2, 1)
-    weight = torch.arange(80 * 128, device=device).view(80, 128).to(torch.int8)
-    left = torch.arange(5 * 128, device=device).view(5, 128).mul(7).to(torch.int8)
-    product_by_run(left, weight, of_runs, scale, bias, runs)(device)
-    # Sums of integers below 2 ** 24 are exact in float32, in whatever order.
-    parts = [left[:, i : i + 64].float() @ weight[:, i : i + 64].float().t() * of_runs[:, i // 64, 0] for i in (0, 64)]
     return bool(
-        torch.equal(runs, (parts[0] + parts[1]).mul(scale).add(bias).to(torch.bfloat16))
-        and torch.equal(codes, target)
+        torch.equal(codes, target)
         and torch.equal(scale, divided(largest, 127.0))
-        and torch.equal(result, by_torch)
-    )  # the sums are right if `found` is
+        and sums is not None
+        and torch.equal(sums, codes.sum(1, keepdim=True, dtype=torch.int32))
+        and _multiplies_by_row(device)
+        and _multiplies_by_run(device)
+    )
+
+
+# Sums of 8-bit products below 2 ** 24 are exact in float32, in whatever order: as many columns as these checks have.
+_CHECKED_COLUMNS = 512
+
+
+def _codes(rows: int, columns: int, step: int, device: torch.device) -> Tensor:
+    return torch.arange(rows * columns, device=device).view(rows, columns).mul(step).to(torch.int8)
+
+
+def _scales(count: int, device: torch.device) -> Tensor:
+    return torch.linspace(0.01, 0.02, count, dtype=torch.float32, device=device)
+
+
+def _multiplies_by_row(device: torch.device) -> bool:
+    """Return whether products are right: by the largest tile and by the smallest, without rests and with them."""
+    sizes, _ = device_tiles(device)
+    for tile, m, rows, columns in ((sizes[0], 130, 300, _CHECKED_COLUMNS), (sizes[-1], 5, 80, 176)):
+        left, right = _codes(m, columns, 7, device), _codes(rows, columns, 3, device)
+        row_scale, sums = _scales(m, device).view(m, 1), left.sum(1, keepdim=True, dtype=torch.int32)
+        zero = torch.arange(rows, device=device).to(torch.uint8)
+        bias = torch.linspace(-1, 1, rows, dtype=torch.float32, device=device).to(torch.bfloat16)
+        total = (left.float() @ right.float().t()).to(torch.int32)
+        for weight in (
+            RowCodes(right, _scales(rows, device), 0.5, 0),
+            RowCodes(right.view(torch.uint8) ^ 0x80, _scales(rows, device), 0.5, zero),
+        ):
+            added = sums * (128 - zero.to(torch.int32)) if weight.shifted else 0
+            wanted = (total + added).float().mul_(row_scale).mul_(_scales(rows, device) * 0.5).add_(bias)
+            found = torch.empty(2, m, rows, dtype=torch.bfloat16, device=device)
+            product(left, row_scale, weight, bias, found[0], sums, tile)(device)
+            finishing(total, row_scale, weight, bias, found[1], sums)(device)
+            if not all(torch.equal(one, wanted.to(torch.bfloat16)) for one in found):
+                return False
+    return True
+
+
+def _multiplies_by_run(device: torch.device) -> bool:
+    left, right, scale = _codes(5, 128, 7, device), _codes(80, 128, 1, device), _scales(160, device).view(80, 2, 1)
+    row_scale = _scales(5, device).view(5, 1)
+    found = torch.empty(5, 80, dtype=torch.bfloat16, device=device)
+    product_by_run(left, right, scale, row_scale, None, found)(device)
+    parts = [left[:, i : i + 64].float() @ right[:, i : i + 64].float().t() * scale[:, i // 64, 0] for i in (0, 64)]
+    return torch.equal(found, (parts[0] + parts[1]).mul(row_scale).to(torch.bfloat16))

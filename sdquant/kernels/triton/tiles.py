@@ -1,0 +1,60 @@
+"""Sizes of the tiles into which a product of 8-bit codes is cut. No triton."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of a product that one program computes.
+
+    Attributes:
+        rows: of activations. columns: of results, rows of the weight. deep: columns of both that are read at once.
+        warps, stages: Triton's. speed: how fast a processor that is full of such programs is, as a part of the fastest.
+    """
+
+    rows: int
+    columns: int
+    deep: int
+    warps: int
+    stages: int
+    speed: float = 1.0
+
+
+# For tensor cores that read shared memory (Hopper's wgmma). Triton waits for each product of integers to end before it
+# starts the next one, so that it takes two programs to keep a processor busy, or much work at a time.
+_LARGE = Tile(128, 256, 128, 8, 3)
+HOPPER = (
+    _LARGE,
+    Tile(128, 128, 128, 8, 3, 0.95),
+    Tile(64, 128, 128, 4, 3, 0.75),
+    Tile(64, 64, 128, 4, 4, 0.5),
+    Tile(64, 32, 128, 4, 4, 0.3),
+)
+# For those that read registers (mma.sync). Cards for desktops have 99 KB of shared memory for a processor.
+AMPERE = (
+    Tile(128, 128, 64, 8, 4),
+    Tile(64, 128, 64, 4, 4, 0.8),
+    Tile(64, 64, 64, 4, 4, 0.6),
+    Tile(32, 64, 128, 4, 3, 0.35),
+    Tile(16, 64, 128, 4, 3, 0.18),
+)
+# Of which cards are the processors that `HOPPER` is for: the others have none of its instructions, or other ones.
+_HOPPER = (9, 0)
+
+
+def tiles(capability: tuple[int, int], amd: bool = False) -> tuple[Tile, ...]:
+    """Return the tiles for a card, the largest one first."""
+    return HOPPER if capability == _HOPPER and not amd else AMPERE
+
+
+def best(sizes: tuple[Tile, ...], m: int, n: int, processors: int) -> Tile:
+    """Return the tile with which the busiest processor is done first, computing a product [m, n]."""
+
+    def seconds(tile: Tile) -> float:
+        programs = math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
+        return math.ceil(programs / processors) * tile.rows * tile.columns / tile.speed
+
+    return min(sizes, key=seconds)
