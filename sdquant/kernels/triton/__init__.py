@@ -8,7 +8,7 @@
 * `imports`: the one place that imports the files that import triton.
 
 Only features of Triton that releases 3.2 (torch 2.6) to 3.9 have are used: `tl.load`, `tl.store`, `tl.where`,
-`tl.join`, `tl.reshape`, `tl.full`, `tl.dot`, `tl.sum`, `tl.max`, `tl.fma`, `tl.div_rn`, `tl.static_range`, bitcasts and
-casts of pointers, and the launch option `enable_fp_fusion`. No autotuning (it would cost seconds at the first call), no
-tensor descriptors, no inline assembly (the interpreter has none).
+`tl.reshape`, `tl.full`, `tl.dot`, `tl.sum`, `tl.max`, `tl.fma`, `tl.div_rn`, `tl.static_range`, bitcasts and casts of
+pointers, and the launch option `enable_fp_fusion`; `tl.gather` where there is one. No autotuning (it would cost seconds
+at the first call), no tensor descriptors, no inline assembly (the interpreter has none).
 """

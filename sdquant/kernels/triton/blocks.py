@@ -1,10 +1,9 @@
 """Decomposition of packed weights into chunks of weights that share one scale.
 
 A chunk is `planes` times `lanes` weights: a program reads one byte for each lane, and extracts a weight of each plane
-from it. `order` says where those weights are in the row; g is the number of a chunk, l a lane, p a plane:
+from it; words of eight where two neighbours share a byte. `order` says where those weights are in the row; g is the number of a chunk, l a lane, p a plane:
 
 * "run":    g * planes * lanes + p * lanes + l
-* "pairs":  g * planes * lanes + planes * l + p
 * "halves": g // 2 * 128 + 32 * p + 16 * (g % 2) + l, in GGUF blocks of 256 with 16 scales
 """
 
@@ -92,8 +91,7 @@ def block_of(form: PackedLayout) -> Block | None:
         return GGUF[form.packing]
     if form.packing not in _CODES or form.table not in TABLES or form.zero_packing not in ZEROS:
         return None
-    if form.group % CHUNK:
+    halved = form.packing.startswith("nibbles")  # read by words
+    if form.group % CHUNK or (halved and form.rows * form.columns % CHUNK):
         return Block(family="form", planes=1, lanes=1)  # each weight looks up its own scale: slow, and rare
-    if form.packing.startswith("nibbles"):
-        return Block(family="form", planes=2, lanes=CHUNK // 2, order="pairs")
     return Block(family="form", planes=1, lanes=CHUNK)

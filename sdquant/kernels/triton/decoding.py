@@ -14,6 +14,8 @@ Triton takes the annotations of parameters as they are, hence no `from __future_
 import triton
 import triton.language as tl
 
+GATHERS = tl.constexpr(hasattr(tl, "gather"))  # since Triton 3.3
+
 
 @triton.jit
 def rounded(v, TO: tl.constexpr, BITS: tl.constexpr):
@@ -36,8 +38,6 @@ def position(g, lane, p: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr
     """Which weight that is, counted from chunk 0: int32, of the shape that g and lane have together."""
     if ORDER == "halves":
         at = (g >> 1) * 128 + (g & 1) * 16 + 32 * p + lane
-    elif ORDER == "pairs":
-        at = g * (PLANES * LANES) + PLANES * lane + p
     else:
         at = g * (PLANES * LANES) + LANES * p + lane
     return at
@@ -80,20 +80,50 @@ def of_eight(codes, at, live, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def form_code(codes, at, live, plane_size, p: tl.constexpr, PACKING: tl.constexpr, LANES: tl.constexpr):
+def nibbles(codes, g, live, LANES: tl.constexpr, HIGH: tl.constexpr):
+    """Codes of four bits, [n, c, LANES], from the words that hold eight of them. HIGH: first in a byte is its upper
+    half.
+
+    Threads load four words at a time, and shift a word by constants: bytes would first have to be taken apart.
+    """
+    each: tl.constexpr = LANES // 8
+    at = g[:, :, None] * each + tl.arange(0, each)[None, None, :]
+    word = tl.load(codes.to(tl.pointer_type(tl.int32)) + at, mask=live[:, :, None], other=0)
+    k = tl.arange(0, 8)
+    if HIGH:
+        k = k ^ 1
+    code = (word[:, :, :, None] >> (4 * k)[None, None, None, :]) & 15
+    return tl.reshape(code, [g.shape[0], g.shape[1], LANES])
+
+
+@triton.jit
+def sixteen(table):
+    """Load the table that `of_sixteen` looks up in."""
+    if GATHERS:
+        held = tl.load(table + tl.arange(0, 16))
+    else:
+        held = table
+    return held
+
+
+@triton.jit
+def of_sixteen(held, code):
+    """Look up codes below 16: in shared memory where Triton can, where it takes one instruction. From global memory it
+    takes three with the address."""
+    if GATHERS:
+        v = tl.reshape(tl.gather(held, tl.reshape(code, [code.numel]), 0), code.shape)
+    else:
+        v = tl.load(held + code)
+    return v
+
+
+@triton.jit
+def form_code(codes, at, live, plane_size, PACKING: tl.constexpr):
     """The code of weight `at`, int32. plane_size: of quanto's planes, in bytes."""
     if PACKING == "nibbles-low":
-        b = byte(codes, at // 2, live)
-        if LANES == 1:
-            code = (b >> ((at & 1) * 4)) & 15
-        else:
-            code = (b >> (4 * p)) & 15
+        code = (byte(codes, at // 2, live) >> ((at & 1) * 4)) & 15
     elif PACKING == "nibbles-high":
-        b = byte(codes, at // 2, live)
-        if LANES == 1:
-            code = (b >> (4 - (at & 1) * 4)) & 15
-        else:
-            code = (b >> (4 - 4 * p)) & 15
+        code = (byte(codes, at // 2, live) >> (4 - (at & 1) * 4)) & 15
     elif PACKING == "planes4":  # beyond the end a plane may have any number, and no number shifts by 8 bits and more
         plane = at // plane_size
         code = (byte(codes, at - plane * plane_size, live) >> ((plane * 4) & 7)) & 15
@@ -139,12 +169,33 @@ def form_values(
     FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Plane p of a weight of any form but GGUF's blocks: (code - zero) * scale * factor - shift."""
-    lane = tl.arange(0, LANES)[None, None, :]
-    at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
+    # All loads come first, as what is computed from them waits, in part at barriers: so they are on their way together.
     shared = (g * (PLANES * LANES)) // group  # which scale
-    code = form_code(codes, at, live[:, :, None] & (at < count), plane_size, p, PACKING, LANES)
+    if SCALE == "nested":
+        s = tl.load(dynamic + byte(scale, shared, live)) * tl.load(nested + shared // 256, mask=live, other=0.0)
+        s = s + offset
+    elif SCALE == "floats":
+        s = tl.load(scale + shared, mask=live, other=0.0).to(tl.float32)
+    if SHIFT != "":
+        t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)
+    if ZERO == "nibbles-low":
+        z = (byte(zero, shared // 2, live) >> ((shared & 1) * 4)) & 15
+    elif ZERO == "bytes":
+        z = byte(zero, shared, live)
+    if TABLE and (PACKING == "nibbles-low" or PACKING == "nibbles-high"):
+        held = sixteen(table)
+    if LANES > 1 and PACKING == "nibbles-low":
+        code = nibbles(codes, g, live, LANES, False)
+    elif LANES > 1 and PACKING == "nibbles-high":
+        code = nibbles(codes, g, live, LANES, True)
+    else:
+        at = position(g[:, :, None], tl.arange(0, LANES)[None, None, :], p, PLANES, LANES, ORDER)
+        code = form_code(codes, at, live[:, :, None] & (at < count), plane_size, PACKING)
     if TABLE:
-        v = tl.load(table + (code & 0xFF))
+        if PACKING == "nibbles-low" or PACKING == "nibbles-high":
+            v = of_sixteen(held, code)
+        else:
+            v = tl.load(table + (code & 0xFF))
     elif PACKING == "float8_e4m3fn":
         v = float8(code, True)
     elif PACKING == "float8_e5m2":
@@ -153,32 +204,22 @@ def form_values(
         v = code.to(tl.float32)
     if ZERO == "number":
         v = v - number
-    elif ZERO == "nibbles-low":
-        z = (byte(zero, shared // 2, live) >> ((shared & 1) * 4)) & 15
+    elif ZERO != "":
         v = v - z.to(tl.float32)[:, :, None]
-    elif ZERO == "bytes":
-        v = v - byte(zero, shared, live).to(tl.float32)[:, :, None]
-    if SCALE == "nested":
-        s = tl.load(dynamic + byte(scale, shared, live)) * tl.load(nested + shared // 256, mask=live, other=0.0)
-        s = (s + offset)[:, :, None]
-    elif SCALE == "floats":
-        s = tl.load(scale + shared, mask=live, other=0.0).to(tl.float32)[:, :, None]
     if FUSED:
-        t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)[:, :, None]
         if SHIFT == "subtracted":
             t = -t
-        v = rounded(tl.fma(v, tl.broadcast_to(s, v.shape), tl.broadcast_to(t, v.shape)), ARITHMETIC, BITS)
+        s, t = tl.broadcast_to(s[:, :, None], v.shape), tl.broadcast_to(t[:, :, None], v.shape)
+        v = rounded(tl.fma(v, s, t), ARITHMETIC, BITS)
     else:
         if SCALE != "":
-            v = rounded(v * s, ARITHMETIC, BITS)
+            v = rounded(v * s[:, :, None], ARITHMETIC, BITS)
         if FACTOR:
             v = v * factor
-        if SHIFT != "":
-            t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)[:, :, None]
-            if SHIFT == "subtracted":
-                v = rounded(v - t, ARITHMETIC, BITS)
-            else:
-                v = rounded(v + t, ARITHMETIC, BITS)
+        if SHIFT == "subtracted":
+            v = rounded(v - t[:, :, None], ARITHMETIC, BITS)
+        elif SHIFT == "added":
+            v = rounded(v + t[:, :, None], ARITHMETIC, BITS)
     return v
 
 

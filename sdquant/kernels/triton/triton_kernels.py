@@ -27,6 +27,14 @@ _WIDEST = 16  # bytes that a thread of a card loads at a time
 _FEW_FLOAT32 = 1
 
 
+def _alignment(form: PackedLayout) -> int:
+    """Return what the addresses of codes must be a multiple of: words of nibbles, and half-precision numbers inside
+    blocks, are read where they lie."""
+    if form.packing in ("int8", "uint8"):
+        return 1
+    return 4 if form.packing.startswith("nibbles") else 2
+
+
 class TritonReader(Reader):
     """Reader for GPUs. It reads nothing if Triton is missing or broken, or has no kernels for the device."""
 
@@ -40,8 +48,7 @@ class TritonReader(Reader):
         launcher, codes = imports.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):
             return False
-        # Half-precision numbers inside blocks are read where they lie.
-        return form.packing in ("int8", "uint8") or codes.storage_offset() * codes.element_size() % 2 == 0
+        return codes.storage_offset() * codes.element_size() % _alignment(form) == 0
 
     def wants_apart(self, form: PackedLayout) -> bool:
         """Return whether blocks are not a multiple of 16 bytes. Those that are (q4_k, q5_k) are read 16 bytes at a time

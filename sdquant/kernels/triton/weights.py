@@ -25,32 +25,15 @@ def decode_kernel(
     g = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     live = g * (PLANES * LANES) < count
     lane = tl.arange(0, LANES)[None, None, :]
-    if ORDER == "pairs":
-        low = values(
+    for p in tl.static_range(PLANES):
+        v = values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, g, live, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+            many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
             ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
         )  # fmt: skip
-        high = values(
-            codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, g, live, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
-            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
-        )  # fmt: skip
-        # Side by side, so that they are written together: [1, c, lanes, 2].
-        v = rounded(tl.join(low, high), OUT, BITS)
-        first = position(g[:, :, None], lane, 0, PLANES, LANES, ORDER)
-        at = first[:, :, :, None] + tl.arange(0, 2)[None, None, None, :]
+        v = rounded(v, OUT, BITS)
+        at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
         tl.store(out + at, v.to(out.dtype.element_ty), mask=at < count)
-    else:
-        for p in tl.static_range(PLANES):
-            v = values(
-                codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
-                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
-            )  # fmt: skip
-            v = rounded(v, OUT, BITS)
-            at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
-            tl.store(out + at, v.to(out.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
