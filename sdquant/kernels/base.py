@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,8 +80,7 @@ class Reader(ABC):
         dtype: torch.dtype,
         few: int,
         prefix: str,
-        integers: tuple[Coding, int] | None,
-        most: int | None,
+        eight: EightBit | None,
     ) -> Prepared | None:
         """Return the product for the layers that hold such a weight, with every lookup done in advance; None if it has
         no such thing.
@@ -88,10 +88,24 @@ class Reader(ABC):
         Args:
             few: up to how many rows `product` is used; a reader may prepare more rows in another way.
             prefix: of the parts' names among a layer's parameters.
-            integers: for integer products with more rows: which codes are multiplied, and from how many rows on.
-            most: rows beyond which another product is used, which the reader does not know; None for none.
+            eight: the product in 8 bits, if the layer has one.
         """
         return None
+
+
+@dataclass(frozen=True)
+class EightBit:
+    """A product in 8 bits with a weight, from some number of rows of activations on.
+
+    Attributes:
+        least: that number. coding: which codes are multiplied; None if a reader cannot, and must leave it to others.
+        sums: whether it depends on the sums of the activations' codes. floats: the codes are e4m3, not integers.
+    """
+
+    least: int
+    coding: Coding | None
+    sums: bool = False
+    floats: bool = False
 
 
 class Coding(IntFlag):

@@ -252,16 +252,13 @@ def prepared(
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
-    few, most = kernels.few, None
+    eight = None
     if compute == int8_linear.NAME:
-        most = int8_linear.least(packed, form, dtype) - 1
+        eight = int8_linear.prepared(backend, packed, form, dtype)
     elif compute == fp8_linear.NAME and packed.device.type == "cuda":
-        most = fp8_linear.least(form) - 1
-    integers = int8_linear.whole(backend, packed, form, dtype) if compute == int8_linear.NAME else None
-    return kernels.reader.prepared(
-        form, packed.parts, dtype, few if most is None else min(few, most), prefix,
-        None if integers is None or most is None else (integers, most + 1), most,
-    )  # fmt: skip
+        eight = fp8_linear.prepared(packed, form, dtype)
+    few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
+    return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.torch_dtypes import COMPUTE_DTYPES
+from .base import Coding, EightBit
 from .int8_reference import scaled_rows
 from .row_codes import spread
 from .triton import imports
@@ -69,6 +70,20 @@ def computes(packed: Packed, x: Tensor) -> bool:
     """Return whether `linear` supports the dtype and the sizes."""
     sizes = packed.spec.shape
     return x.dtype in COMPUTE_DTYPES and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
+
+
+def prepared(packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit:
+    """Return the product of activations of `dtype` for a reader that prepares it."""
+    # With a scale for each row, cards put out bfloat16 alone.
+    fits = dtype == torch.bfloat16 and len(packed.spec.shape) == 2 and not any(n % MULTIPLE for n in packed.spec.shape)
+    coding = None
+    if fits and works_on(packed.device) and imports.eight(packed.device) is not None:
+        coding = Coding.BY_ROW if direct(form) else Coding.AGAIN
+    if coding is Coding.BY_ROW:
+        scale = packed.parts[form.scale]
+        if scale.dtype != torch.float32 or scale.numel() != form.rows or form.factor != 1.0:
+            coding = None
+    return EightBit(least(form), coding, floats=True)
 
 
 @cache

@@ -34,7 +34,7 @@ from ..core.backend import Geometry
 from ..core.packed_rows import cut
 from ..core.torch_dtypes import COMPUTE_DTYPES
 from . import int8_reference, int_matmul
-from .base import Coding
+from .base import Coding, EightBit
 from .cpu import int8 as native
 from .dispatch_guard import undisturbed
 from .im2col import outputs, patches
@@ -115,11 +115,14 @@ def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometr
     return pays(packed, form, x, x.shape[0] * math.prod(outputs(x.shape[2:], shape[2:], geometry)))
 
 
-def whole(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> Coding | None:
-    """Return the codes of a weight that the C kernels multiply; None if they do not support it."""
-    return (
-        int8_reference.coding(packed, form) if dtype in COMPUTE_DTYPES and _by_c(backend, packed, form, dtype) else None
-    )
+def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit:
+    """Return the product of activations of `dtype` for a reader that prepares it."""
+    coding = None
+    if packed.device.type != "cpu":
+        coding = int8_reference.launched(backend, packed, form)
+    elif dtype in COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
+        coding = int8_reference.coding(packed, form)
+    return EightBit(least(packed, form, dtype), coding, sums=int8_reference.needs_sums(form))
 
 
 def linear(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor:

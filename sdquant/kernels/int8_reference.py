@@ -247,13 +247,13 @@ class InTriton(Steps):
         return quantized
 
     def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
-        if form is None or not self._quantizes(backend, packed, form):
+        if form is None or not self.quantizes(backend, packed, form):
             return super().again(backend, packed, form, codes)
         scale = torch.empty(len(codes), dtype=torch.float32, device=self.device)
         self.kernels.requantization(_of_width(form, codes.shape[1]), packed.parts, codes, scale)(self.device)
         return scale
 
-    def _quantizes(self, backend: Backend, packed: Packed, form: PackedLayout) -> bool:
+    def quantizes(self, backend: Backend, packed: Packed, form: PackedLayout) -> bool:
         """Return whether the kernel requantizes such weights; it is checked against torch at the first of a kind."""
         key = (replace(form, rows=0), self.device, *[part.dtype for part in packed.parts.values()])
         if key not in _quantize:
@@ -297,6 +297,14 @@ class InTriton(Steps):
         self, total: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
     ) -> None:
         self.kernels.finishing(total.contiguous(), row_scale, weight, bias, out, sums)(self.device)
+
+
+def launched(backend: Backend, packed: Packed, form: PackedLayout) -> Coding | None:
+    """Return which codes of a weight on a GPU are multiplied, if launches of kernels are all that it takes."""
+    of = coding(packed, form)
+    if of is Coding.BY_RUN or packed.device.type != "cuda" or imports.eight(packed.device) is None:
+        return None
+    return of if not of & Coding.AGAIN or InTriton(packed.device).quantizes(backend, packed, form) else None
 
 
 def _of_width(form: PackedLayout, columns: int) -> PackedLayout:

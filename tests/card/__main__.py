@@ -26,7 +26,6 @@ from sdquant.nn import quantized_layer
 from sdquant.offload import pinned_memory, residency
 from sdquant.offload.async_copy import StreamTransfer, _StreamTicket
 from sdquant.offload.pinned_memory import Registered, proves
-from sdquant.utils import buffers
 
 from ..offload.conftest import draw, hooked, made
 from ..offload.test_balanced import Pipe
@@ -207,7 +206,7 @@ def larger(card: Card) -> dict[str, Any]:
         whole = str(error)
         net.to("cpu")
         gc.collect()
-    with mock.patch.object(buffers, "LEAST_RESERVE", 128 << 20):  # of a card as small as this one
+    with mock.patch("sdquant.offload.budget.LEAST_RESERVE", 128 << 20):  # of a card as small as this one
         handle = offload.apply(net, "balanced", device="card")
     card.reset_peak()
     same = [torch.equal(step().cpu(), expected) for _ in range(2)]

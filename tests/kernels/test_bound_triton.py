@@ -15,12 +15,17 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
 from sdquant import backends  # noqa: E402
-from sdquant.kernels.triton import bound_linear, launch  # noqa: E402
+from sdquant.kernels.base import Coding, EightBit  # noqa: E402
+from sdquant.kernels.int8_reference import coding, needs_sums  # noqa: E402
+from sdquant.kernels.triton import activations, bound_eight, bound_linear, launch, products  # noqa: E402
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
 
 SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0", "q4_k", "sdnq-uint4", "fp8")
-KERNELS = (launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel)
+KERNELS = (
+    launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
+    activations.again_kernel, products.product_kernel, products.runs_kernel,
+)  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 
 
@@ -70,11 +75,11 @@ def _no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         kernel.device_caches.clear()
 
 
-def _bound(scheme: str, bias: bool, most: int | None = None) -> tuple[nn.Module, bound_linear.BoundLinear]:
+def _bound(scheme: str, bias: bool, eight: EightBit | None = None) -> tuple[nn.Module, bound_linear.BoundLinear]:
     spec = backends.parse(scheme)
     floats = nn.Linear(512, 64, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
     layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
-    return layer, bound_linear.BoundLinear(layer._form, layer.packed.parts, torch.bfloat16, 16, PREFIX, most)
+    return layer, bound_eight.bind(layer._form, layer.packed.parts, torch.bfloat16, 16, PREFIX, eight)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -94,6 +99,79 @@ def test_the_arguments_are_those_of_tritons_own_launch(scheme: str, rows: int, b
         assert [v for i, v in enumerate(values) if i != out] == [v for i, v in enumerate(first) if i != out]
         if rows < 40:
             assert values[out] in [y.data_ptr() for y in kept if y is not None]
+
+
+def _same(first: tuple[Any, ...], other: tuple[Any, ...], kernel: Any, fresh: tuple[str, ...]) -> None:
+    """Hold that two launches have the same arguments, but for the addresses of what each call makes anew."""
+    (name, grid, values), (other_name, other_grid, others) = first, other
+    assert (name, grid) == (other_name, other_grid)
+    for parameter, value, wanted in zip(kernel.arg_names, others, values, strict=True):
+        assert parameter in fresh or value == wanted, parameter
+
+
+FRESH = ("x", "out", "codes", "scale", "sums", "row_scale", "weight", "bias", "zero")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scheme", ["int8_sym", "int8", "nf4", "q4_k", "q8_0", "sdnq-int8"])
+def test_the_launches_of_a_product_in_integers_are_those_of_triton(scheme: str, bias: bool) -> None:
+    layer, _ = _bound(scheme, bias)
+    of = coding(layer.packed, layer._form)
+    if of is Coding.BY_RUN:
+        pytest.skip("codes with several scales for a row need torch before they are multiplied")
+    layer, bound = _bound(scheme, bias, EightBit(32, of, sums=needs_sums(layer._form)))
+    x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
+    kept = [bound(x, layer._parameters) for _ in range(3)]
+    assert all(y is not None and y.shape == (1, 40, 64) for y in kept)
+    number = len(LAUNCHED) // 3
+    assert number == (3 if of & Coding.AGAIN else 2)
+    kernels = {kernel.fn.__name__: kernel for kernel in KERNELS}
+    for at in range(number):
+        kernel = kernels[LAUNCHED[at][0]]
+        fresh = tuple(name for name in FRESH if name in kernel.arg_names)
+        if kernel is activations.again_kernel:
+            fresh = ("out", "out_scale")
+        for turn in (1, 2):
+            _same(LAUNCHED[at], LAUNCHED[turn * number + at], kernel, fresh)
+    last = kernels[LAUNCHED[-1][0]].arg_names
+    given = dict(zip(last, LAUNCHED[-1][2], strict=True))
+    quantized = dict(zip(activations.quantize_kernel.arg_names, LAUNCHED[-number][2], strict=True))
+    assert (given["x"], given["row_scale"]) == (quantized["codes"], quantized["scale"])
+    if not of & Coding.AGAIN:
+        assert given["weight"] == layer.packed.parts[layer._form.codes].data_ptr()
+        assert given["scale"] == layer.packed.parts[layer._form.scale].data_ptr()
+        assert not needs_sums(layer._form) or given["sums"] == quantized["sums"]
+    else:
+        requantized = dict(zip(activations.again_kernel.arg_names, LAUNCHED[-2][2], strict=True))
+        assert (given["weight"], given["scale"]) == (requantized["out"], requantized["out_scale"])
+    if bias:
+        assert given["bias"] == layer.bias.data_ptr()
+
+
+@pytest.mark.parametrize(("scheme", "coding"), [("fp8,packing=float8", Coding.BY_ROW), ("nf4", Coding.AGAIN)])
+def test_a_product_in_8_bit_floats_is_two_or_four_launches(
+    scheme: str, coding: Coding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def multiply(x: Any, w: Any, *, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any, use_fast_accum: bool) -> Any:
+        given.append((x.data_ptr(), w.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()))
+        assert w.shape == (512, 64) and w.stride() == (1, 512)
+        assert scale_b.shape == (1, 64) and use_fast_accum
+        return torch.zeros(len(x), 64, dtype=out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    layer, bound = _bound(scheme, True, EightBit(32, coding, floats=True))
+    x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
+    assert all(bound(x, layer._parameters).shape == (1, 40, 64) for _ in range(3))  # type: ignore[union-attr]
+    assert len(given) == 3 and len(LAUNCHED) == (3 if coding is Coding.BY_ROW else 9)
+    quantized = dict(zip(activations.quantize_kernel.arg_names, LAUNCHED[-len(LAUNCHED) // 3][2], strict=True))
+    assert (quantized["codes"], quantized["scale"]) == (given[-1][0], given[-1][2])
+    if coding is Coding.BY_ROW:
+        assert given[-1][1] == layer.packed.parts[layer._form.codes].data_ptr()
+    else:
+        of_weight = dict(zip(activations.quantize_kernel.arg_names, LAUNCHED[-1][2], strict=True))
+        assert (of_weight["codes"], of_weight["scale"]) == (given[-1][1], given[-1][3])
 
 
 def test_a_weight_that_has_moved_is_read_where_it_is() -> None:
@@ -120,7 +198,7 @@ def _odd(x: torch.Tensor) -> torch.Tensor:
     ids=["another dtype", "no rows", "too many rows", "another width", "no aligned address", "gradient", "strided"],
 )  # fmt: skip
 def test_what_the_kernel_was_not_compiled_for_is_left_to_others(change: Any) -> None:
-    layer, bound = _bound("nf4", True, most=40)
+    layer, bound = _bound("nf4", True, EightBit(41, None))
     assert bound(change(torch.ones(1, 512, dtype=torch.bfloat16)), layer._parameters) is None
     assert not LAUNCHED
 

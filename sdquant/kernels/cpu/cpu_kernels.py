@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import PackedLayout
-    from ..base import Coding, Prepared
+    from ..base import EightBit, Prepared
 
 # The number of rows of activations up to which our product is faster than dequantizing and torch's own product.
 #
@@ -120,11 +120,12 @@ class Native(Reader):
         dtype: torch.dtype,
         few: int,
         prefix: str,
-        integers: tuple[Coding, int] | None,
-        most: int | None,
+        eight: EightBit | None,
     ) -> Prepared | None:
         few_kernel = Few(form, parts, dtype, few, prefix) if few else None
-        return few_kernel if integers is None else Integers(form, parts, dtype, *integers, few_kernel, prefix)
+        if eight is None or eight.coding is None:
+            return few_kernel
+        return Integers(form, parts, dtype, eight.coding, eight.least, few_kernel, prefix)
 
 
 def _in_rows(form: PackedLayout) -> bool:

@@ -1,7 +1,8 @@
 """Decomposition of packed weights into chunks of weights that share one scale.
 
 A chunk is `planes` times `lanes` weights: a program reads one byte for each lane, and extracts a weight of each plane
-from it; words of eight where two neighbours share a byte. `order` says where those weights are in the row; g is the number of a chunk, l a lane, p a plane:
+from it; words of eight where two neighbours share a byte. `order` says where those weights are in the row; g is the
+number of a chunk, l a lane, p a plane:
 
 * "run":    g * planes * lanes + p * lanes + l
 * "halves": g // 2 * 128 + 32 * p + 16 * (g % 2) + l, in GGUF blocks of 256 with 16 scales

@@ -9,7 +9,7 @@ own linear layer takes 15; a step of Flux has 500 such calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from ..base import Parts
 
 Own = Mapping[str, "Tensor | None"]
+# A product in 8 bits of a bound weight: of x, the layer's parameters, the addresses of the weight, and the bias.
+Eight = Callable[["BoundWeight", Tensor, Own, dict[str, int], "Tensor | None"], "Tensor | None"]
 
 _ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
+_MOST_KEPT = 64  # launches of a layer: for as many numbers of rows
 _SHARED = ("table", "dynamic")  # pointers to constants of the device, which are no parts of the weight
 
 
@@ -47,7 +50,7 @@ class BoundLaunch:
         self.places = [names.index(name) for name in addresses]
         self.kernel, self.grid = compiled, (*launch.grid, 1, 1)[:3]
 
-    def __call__(self, device: int, addresses: list[int]) -> None:
+    def __call__(self, device: int, addresses: Iterable[int]) -> None:
         """Launch on the current stream of `device`, which is the current one, with addresses in the order given before.
 
         Raises:
@@ -60,27 +63,22 @@ class BoundLaunch:
         kernel.run(*self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *values)
 
 
-class BoundLinear:
-    """`dispatch.linear` bound to a layer: x [..., columns] times the transposed weight, plus the bias.
-
-    Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first.
-    """
+class BoundWeight:
+    """A layer's packed weight, of which a call needs no more than where it lies, and what was compiled for it."""
 
     __slots__ = (
-        "columns", "constants", "device", "dtype", "few", "form", "kind", "launches", "most", "names", "order", "parts",
-        "rows",
+        "columns", "constants", "device", "dtype", "form", "kind", "launches", "names", "order", "parts", "rows",
+        "where",
     )  # fmt: skip
 
-    def __init__(
-        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, most: int | None
-    ) -> None:
-        """Bind the kernels for up to `most` rows of x; None for any number."""
+    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str) -> None:
+        """Bind the weight of layers whose parameters are its parts, named with `prefix`, for x of `dtype`."""
         block = block_of(form)
         assert block is not None  # the reader's `reads` said so
-        self.form, self.dtype, self.few = form, dtype, few
+        self.form, self.dtype = form, dtype
         self.rows, self.columns = form.rows, form.columns
-        self.most = None if most is None else most * form.columns
-        self.device, self.kind = parts[form.codes].get_device(), parts[form.codes].device.type
+        self.where = parts[form.codes].device
+        self.device, self.kind = parts[form.codes].get_device(), self.where.type
         given = pointers(form, parts, block)
         self.constants = [given[name] for name in _SHARED]  # to keep them where their addresses say
         by_part = {"scale": form.scale, "nested": form.nested, "zero": form.zero, "shift": form.shift}
@@ -88,24 +86,23 @@ class BoundLinear:
         of = {"codes": form.codes} | {
             name: part if isinstance(part, str) and part else form.codes for name, part in by_part.items()
         }
-        self.parts, self.names = (
-            tuple(dict.fromkeys(of.values())),
-            tuple(prefix + part for part in dict.fromkeys(of.values())),
-        )
+        self.parts = tuple(dict.fromkeys(of.values()))
+        self.names = tuple(prefix + part for part in self.parts)
         self.order = {name: self.parts.index(part) for name, part in of.items()}
-        self.launches: dict[tuple[int, bool], BoundLaunch | None] = {}
+        self.launches: dict[tuple[object, ...], BoundLaunch | None] = {}
 
-    def __call__(self, x: Tensor, own: Own) -> Tensor | None:
-        """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
-        size, device = x.numel(), self.device
-        if x.dtype is not self.dtype or not size or (self.most is not None and size > self.most):
+    def addresses(self, x: Tensor, own: Own) -> dict[str, int] | None:
+        """Return where the weight lies, by the kernels' pointers, and "bias", the address of x if there is none.
+
+        Return None if x or the layer's parameters are not what the bound kernels were compiled for.
+        """
+        device = self.device
+        if x.dtype is not self.dtype or x.get_device() != device or x.requires_grad or not x.is_contiguous():
             return None
-        if x.get_device() != device or x.shape[-1] != self.columns or x.requires_grad or not x.is_contiguous():
+        if x.shape[-1] != self.columns or is_autocast_enabled(self.kind) or _current(x) != device:
             return None
-        if is_autocast_enabled(self.kind) or _current(x) != device:
-            return None
-        bits = at = x.data_ptr()
-        bias, added = own.get("bias"), at
+        bits = added = x.data_ptr()
+        bias = own.get("bias")
         if bias is not None:
             if bias.dtype is not self.dtype or bias.get_device() != device or not bias.is_contiguous():
                 return None
@@ -123,41 +120,85 @@ class BoundLinear:
             found.append(address)
         if bits & _ALIGNED:
             return None
-        weight = [found[index] for index in self.order.values()]
-        rows = size // self.columns
-        if rows > self.few:
-            floats = empty(self.rows, self.columns, dtype=self.dtype, device=x.device)
-            decoded = self._launched((0, False), own, x, bias, floats, [floats.data_ptr(), *weight])
-            return F.linear(x, floats, bias) if decoded else None
-        out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
-        key = rows, bias is not None
-        return out if self._launched(key, own, x, bias, out, [at, added, out.data_ptr(), *weight]) else None
+        weight = {name: found[index] for name, index in self.order.items()}
+        weight["bias"] = added
+        return weight
 
-    def _launched(
-        self, key: tuple[int, bool], own: Own, x: Tensor, bias: Tensor | None, out: Tensor, addresses: list[int]
-    ) -> bool:
-        """Launch the product of a number of rows, or for 0 the decoding; return whether that is possible.
+    def launched(self, key: tuple[object, ...], make: Callable[[], Launch], addresses: dict[str, int]) -> bool:
+        """Launch what `make` makes, with these addresses; return whether this version of Triton can be bound.
 
-        Triton itself launches, and compiles, for the first of each; what it compiled is bound for those that follow.
+        Triton itself launches, and compiles, for the first of each key; what it compiled is bound for the others.
         """
-        if key in self.launches:
-            bound = self.launches[key]
-            if bound is None:
-                return False
-            try:
-                bound(self.device, addresses)
-            except TypeError:
-                self.launches[key] = None
-                return False
+        if key not in self.launches:
+            launch = make()
+            compiled = launch(self.where)
+            if len(self.launches) >= _MOST_KEPT:
+                self.launches.clear()
+            self.launches[key] = BoundLaunch(launch, compiled, tuple(addresses))
             return True
-        parts = {part: own[name].data for part, name in zip(self.parts, self.names, strict=True)}  # type: ignore[union-attr]
-        if key[0]:
-            flat = x.view(key[0], self.columns), bias, out.view(key[0], self.rows)
-            launch, tensors = product(self.form, parts, *flat), ["x", "bias", "out"]
-        else:
-            launch, tensors = decode(self.form, parts, out), ["out"]
-        self.launches[key] = BoundLaunch(launch, launch(out.device), (*tensors, *self.order))
+        bound = self.launches[key]
+        if bound is None:
+            return False
+        try:
+            bound(self.device, addresses.values())
+        except TypeError:
+            self.launches[key] = None
+            return False
         return True
+
+    def tensors(self, own: Own) -> dict[str, Tensor]:
+        """Return the weight's parts."""
+        return {part: own[name].data for part, name in zip(self.parts, self.names, strict=True)}  # type: ignore[union-attr]
+
+    def decoded(self, own: Own, weight: dict[str, int], x: Tensor) -> Tensor | None:
+        """Return the dequantized weight [rows, columns] in the dtype of x."""
+        floats = empty(self.rows, self.columns, dtype=self.dtype, device=x.device)
+        addresses = {"out": floats.data_ptr()} | {name: weight[name] for name in self.order}
+
+        def make() -> Launch:
+            return decode(self.form, self.tensors(own), floats)
+
+        return floats if self.launched(("decode",), make, addresses) else None
+
+
+class BoundLinear(BoundWeight):
+    """`dispatch.linear` bound to a layer: x [..., columns] times the transposed weight, plus the bias.
+
+    Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first. From `least` rows on
+    `eight` multiplies in 8 bits.
+    """
+
+    __slots__ = ("eight", "few", "least")
+
+    def __init__(
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, least: int | None
+    ) -> None:
+        super().__init__(form, parts, dtype, prefix)
+        self.few, self.least = few * form.columns, None if least is None else least * form.columns
+        self.eight: Eight | None = None
+
+    def __call__(self, x: Tensor, own: Own) -> Tensor | None:
+        """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
+        size = x.numel()
+        if not size or (self.eight is None and self.least is not None and size >= self.least):
+            return None
+        weight = self.addresses(x, own)
+        if weight is None:
+            return None
+        bias = own.get("bias")
+        if self.eight is not None and self.least is not None and size >= self.least:
+            return self.eight(self, x, own, weight, bias)
+        if size > self.few:
+            floats = self.decoded(own, weight, x)
+            return None if floats is None else F.linear(x, floats, bias)
+        rows = size // self.columns
+        out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
+
+        def make() -> Launch:
+            return product(self.form, self.tensors(own), x.view(rows, -1), bias, out.view(rows, -1))
+
+        addresses = {"x": x.data_ptr(), "out": out.data_ptr(), **weight}
+        return out if self.launched(("product", rows, bias is None), make, addresses) else None
 
 
 def _current(x: Tensor) -> int:

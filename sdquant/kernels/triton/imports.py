@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+    from ..base import Prepared
 
 _log = logging.getLogger(__name__)
 
@@ -27,14 +30,14 @@ def launcher() -> ModuleType | None:
 
 
 @cache
-def bound_linear() -> ModuleType | None:
-    """Return the module `bound_linear`; None without Triton, or in its interpreter, which compiles nothing."""
+def binder() -> Callable[..., Prepared] | None:
+    """Return `bound_eight.bind`; None without Triton, or in its interpreter, which compiles nothing."""
     kernels = launcher()
     if kernels is None or kernels.INTERPRETED:
         return None
-    from . import bound_linear as module
+    from .bound_eight import bind
 
-    return module
+    return bind
 
 
 @cache

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import PackedLayout
-    from ..base import Coding, Parts, Prepared
+    from ..base import EightBit, Parts, Prepared
 
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
 # each: an H100 does about 240 of those while it reads two bytes, a 4090 about 165. Up to there the product waits for
@@ -80,8 +80,7 @@ class TritonReader(Reader):
         dtype: torch.dtype,
         few: int,
         prefix: str,
-        integers: tuple[Coding, int] | None,
-        most: int | None,
+        eight: EightBit | None,
     ) -> Prepared | None:
-        bound = imports.bound_linear()
-        return None if bound is None else bound.BoundLinear(form, parts, dtype, few, prefix, most)
+        bind = imports.binder()
+        return None if bind is None else bind(form, parts, dtype, few, prefix, eight)

@@ -1,0 +1,159 @@
+"""Products in 8 bits bound to a layer's weight on a GPU: `int8_linear` and `fp8_linear` with all lookups done.
+
+Rows of activations are quantized in one launch, a weight whose codes are not multiplied as they are in another, and the
+product is a third.
+"""
+
+# mypy: disable-error-code="import-untyped, import-not-found"
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, empty, float32, int8, int32
+
+from ..base import Coding
+from ..int8_reference import AGAIN_RUN
+from ..row_codes import RowCodes
+from . import int8_gemm
+from .bound_linear import BoundLinear
+
+if TYPE_CHECKING:
+    from ...core.packed_layout import PackedLayout
+    from ..base import EightBit, Parts
+    from .bound_linear import BoundWeight, Own
+    from .launch_config import Launch
+
+_FLOAT8 = torch.float8_e4m3fn
+_AGAIN = ("codes", "scale", "nested", "zero", "shift")  # pointers of a weight, for kernels that decode it
+
+
+def _quantized(
+    bound: BoundWeight, x: Tensor, dtype: torch.dtype, sums: bool
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return the rows of x as codes of `dtype` [m, columns], their scales [m, 1], and their sums [m, 1]."""
+    m = x.numel() // bound.columns
+    codes = empty(m, bound.columns, dtype=dtype, device=x.device)
+    scale = empty(m, 1, dtype=float32, device=x.device)
+    total = empty(m, 1, dtype=int32, device=x.device) if sums else None
+    at = {
+        "x": x.data_ptr(), "codes": codes.data_ptr(), "scale": scale.data_ptr(),
+        "sums": (scale if total is None else total).data_ptr(),
+    }  # fmt: skip
+
+    def make() -> Launch:
+        return int8_gemm.quantization(x.view(m, -1), codes, scale, total)
+
+    return (codes, scale, total) if bound.launched(("rows", dtype, m), make, at) else None
+
+
+def bind(
+    form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, eight: EightBit | None
+) -> BoundLinear:
+    """Return the product for the layers that hold a weight; see `Reader.prepared`."""
+    bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least)
+    if eight is not None and eight.coding is not None:
+        again = bool(eight.coding & Coding.AGAIN)
+        bound.eight = Float8(form, again) if eight.floats else Int8(form, eight.coding, eight.sums)
+    return bound
+
+
+class Int8:
+    """The product in integers of a weight whose codes are those of `coding`, one of `int8_reference`."""
+
+    __slots__ = ("again", "by_run", "form", "stored", "sums")
+
+    def __init__(self, form: PackedLayout, coding: Coding, sums: bool) -> None:
+        """`sums`: whether the product depends on the sums of the activations' codes."""
+        self.again, self.by_run = bool(coding & Coding.AGAIN), bool(coding & Coding.BY_RUN)
+        self.form, self.sums = form, sums
+        # Rows as those that are quantized again: of one run each.
+        self.stored = form
+        if self.by_run:
+            self.stored = replace(form, rows=form.rows * form.columns // AGAIN_RUN, columns=AGAIN_RUN)
+
+    def __call__(
+        self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
+    ) -> Tensor | None:
+        """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
+        quantized = _quantized(bound, x, int8, self.sums)
+        if quantized is None:
+            return None
+        codes, row_scale, sums = quantized
+        m, rows = len(codes), bound.rows
+        out = empty(*x.shape[:-1], rows, dtype=bound.dtype, device=x.device)
+        at = {"x": codes.data_ptr(), "row_scale": row_scale.data_ptr(), "out": out.data_ptr()}
+        at["bias"] = at["out"] if bias is None else weight["bias"]
+        if not self.again:
+            at |= {"weight": weight["codes"], "zero": weight["zero"]}
+            at["scale"] = weight["scale"] if self.form.scale else at["row_scale"]
+            at["sums"] = at["row_scale"] if sums is None else sums.data_ptr()
+
+            def direct() -> Launch:
+                parts, form = bound.tensors(own), self.form
+                zero = form.zero if isinstance(form.zero, int) else parts[form.zero]
+                scale = parts[form.scale] if form.scale else None
+                of = RowCodes(parts[form.codes].view(rows, -1), scale, form.factor, zero)
+                return int8_gemm.product(codes, row_scale, of, bias, out.view(m, rows), sums)
+
+            return out if bound.launched(("int8", m, bias is None), direct, at) else None
+        again = empty(rows, bound.columns, dtype=int8, device=x.device)
+        scale = empty(self.stored.rows, dtype=float32, device=x.device)
+        parts_at = {"out": again.data_ptr(), "out_scale": scale.data_ptr()} | {name: weight[name] for name in _AGAIN}
+        if not bound.launched(
+            ("again",), lambda: int8_gemm.requantization(self.stored, bound.tensors(own), again, scale), parts_at
+        ):
+            return None
+        at |= {"weight": again.data_ptr(), "scale": scale.data_ptr()}
+        if self.by_run:
+
+            def runs() -> Launch:
+                by_run = scale.view(rows, -1, 1)
+                return int8_gemm.product_by_run(codes, again, by_run, row_scale, bias, out.view(m, rows))
+
+            return out if bound.launched(("runs", m, bias is None), runs, at) else None
+        at |= {"sums": at["row_scale"], "zero": at["weight"]}
+
+        def by_row() -> Launch:
+            return int8_gemm.product(codes, row_scale, RowCodes(again, scale), bias, out.view(m, rows), None)
+
+        return out if bound.launched(("int8", m, bias is None), by_row, at) else None
+
+
+class Float8:
+    """The product in 8-bit floats of a weight, whose codes are multiplied as they are or quantized again."""
+
+    __slots__ = ("again", "form")
+
+    def __init__(self, form: PackedLayout, again: bool) -> None:
+        self.form, self.again = form, again
+
+    def __call__(
+        self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
+    ) -> Tensor | None:
+        """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
+        quantized = _quantized(bound, x, _FLOAT8, False)
+        if quantized is None:
+            return None
+        codes, row_scale, _ = quantized
+        if self.again:
+            floats = bound.decoded(own, weight, x)
+            if floats is None:
+                return None
+            again = empty(bound.rows, bound.columns, dtype=_FLOAT8, device=x.device)
+            scale = empty(bound.rows, 1, dtype=float32, device=x.device)
+            at = {"x": floats.data_ptr(), "codes": again.data_ptr(), "scale": scale.data_ptr()}
+            at["sums"] = at["scale"]
+            if not bound.launched(("weight",), lambda: int8_gemm.quantization(floats, again, scale, None), at):
+                return None
+        else:
+            parts = bound.tensors(own)
+            again = parts[self.form.codes].view(_FLOAT8).view(bound.rows, bound.columns)
+            scale = parts[self.form.scale]
+        out: Tensor = torch._scaled_mm(
+            codes, again.t(), scale_a=row_scale, scale_b=scale.view(1, -1), bias=bias, out_dtype=bound.dtype,
+            use_fast_accum=True,
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], bound.rows)
