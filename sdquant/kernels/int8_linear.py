@@ -101,8 +101,8 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> boo
     if native.reads(form, packed.parts):
         return True
     if int8_reference.coding(packed, form) & Coding.BY_RUN:  # in torch a pass over the results for each run
-        return x.is_cuda and imports.eight(x.device) is not None
-    return int_matmul.fast(x.device)
+        return x.is_cuda and imports.products(x.device) is not None
+    return (x.is_cuda and imports.products(x.device) is not None) or int_matmul.fast(x.device)
 
 
 def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry) -> bool:
@@ -175,7 +175,8 @@ def convolve_by_steps(
     places = windows.shape[: 1 + len(kernel)]  # b, and the places of an output
     columns = math.prod(packed.spec.shape[1:])
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
-    step = max(8 * _TILE // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
+    most = 8 * _TILE if x.device.type == "cpu" else int8_reference.MOST_SUMS  # values of patches
+    step = max(most // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
     for one, to in zip(windows, out, strict=True):
         for start in range(0, places[1], step):
             part = one[start : start + step].reshape(-1, columns)
@@ -236,18 +237,22 @@ def _multiply(
     """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
     impl = int8_reference.fastest(x) if by is None else by(x.device)
     codes, x_scale, sums = impl.rows(x, int8_reference.needs_sums(backend.form(packed)))
-    for start, stop, part in _tiles(backend, packed, len(x)):
-        form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
+    for start, stop, part in _tiles(backend, packed, len(x) if impl.sums_in_memory else 1):
+        whole = part is packed
+        of_bias = bias if bias is None or whole else bias[start:stop]
+        of_out = out if whole else out[:, start:stop]
+        form = backend.form(part)
         if form is not None and int8_reference.coding(part, form) & Coding.BY_RUN:
-            impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
+            impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, of_out)
         else:
-            impl.by_row(codes, x_scale, sums, impl.weight(backend, part, form), of_bias, out[:, start:stop])
+            impl.by_row(codes, x_scale, sums, impl.weight(backend, part, form), of_bias, of_out)
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:
-    """Yield ranges of a weight's rows, each as a packed weight, so that the sums for `m` rows of x are few."""
+    """Yield ranges of a weight's rows, each as a packed weight, so that their codes and the sums for `m` rows of x are
+    few."""
     rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-    tile = _TILE if packed.device.type == "cpu" else 64 * _TILE
+    tile = _TILE if packed.device.type == "cpu" else int8_reference.MOST_SUMS
     step = max(tile // max(m, columns), 128) // 64 * 64
     if step >= rows or not backend.by_row(packed):
         yield 0, rows, packed

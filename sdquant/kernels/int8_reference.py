@@ -22,6 +22,7 @@ from . import int_matmul
 from .base import Coding
 from .cpu import extension, int8_epilogue
 from .dispatch_guard import undisturbed
+from .fastest import prefers_other
 from .row_codes import RowCodes
 from .triton import imports
 from .workspace import scratch
@@ -41,6 +42,8 @@ RUN = 64
 AGAIN_RUN = 256
 # Packings of so little error that 8 bits with one scale for a row would cost as much again.
 _FINE = ("q8_0",)
+# Sums, of 4 bytes each, that are in a GPU's memory at a time.
+MOST_SUMS = 1 << 26
 # Rows of a weight that a kernel is held against torch with.
 _CHECKED_ROWS = 16
 
@@ -283,20 +286,43 @@ class InTriton(Steps):
         self.kernels.requantization(form, packed.parts, codes, scale)(self.device)
         return torch.equal(super().again(backend, packed, form, target).view(-1), scale) and torch.equal(codes, target)
 
+    def finish(
+        self, total: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
+    ) -> None:
+        self.kernels.finishing(total.contiguous(), row_scale, weight, bias, out, sums)(self.device)
+
+
+class WholeInTriton(InTriton):
+    """The same with products that are computed and scaled in one launch."""
+
+    sums_in_memory: ClassVar[bool] = False
+
+    def by_row(
+        self, codes: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
+    ) -> None:
+        def ours() -> None:
+            self.kernels.product(codes, row_scale, weight, bias, out, sums)(self.device)
+
+        def by_torch() -> None:
+            super(WholeInTriton, self).by_row(codes, row_scale, sums, weight, bias, out)
+
+        (rows, inner), columns = codes.shape, out.shape[1]
+        kind = (inner, columns, weight.codes.dtype, out.dtype)
+        if _fits_torch(rows, inner, columns) and prefers_other(kind, rows, self.device, ours, by_torch):
+            by_torch()
+        else:
+            ours()
+
     def by_run(
         self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
         self.kernels.product_by_run(codes, weight, scale, row_scale, bias, out)(self.device)
 
-    def by_row(
-        self, codes: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
-    ) -> None:
-        self.kernels.product(codes, row_scale, weight, bias, out, sums)(self.device)
 
-    def finish(
-        self, total: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
-    ) -> None:
-        self.kernels.finishing(total.contiguous(), row_scale, weight, bias, out, sums)(self.device)
+def _fits_torch(rows: int, inner: int, columns: int) -> bool:
+    """Return whether torch's product has a kernel for the sizes, and sums that do not take much memory."""
+    whole = inner % int_matmul.CUDA_MULTIPLE == 0 and columns % int_matmul.CUDA_MULTIPLE == 0
+    return whole and rows >= int_matmul.CUDA_LEAST_ROWS and rows * columns <= MOST_SUMS
 
 
 def launched(backend: Backend, packed: Packed, form: PackedLayout) -> Coding | None:
@@ -317,6 +343,8 @@ _quantize: dict[tuple[object, ...], bool] = {}
 
 def fastest(x: Tensor) -> Steps:
     """Return the fastest available implementation that is correct for activations like these."""
+    if x.is_cuda and imports.products(x.device) is not None:
+        return WholeInTriton(x.device)
     if x.is_cuda and imports.eight(x.device) is not None:
         return InTriton(x.device)
     if x.device.type == "cpu" and extension() is not None and _c_is_right(x.dtype):

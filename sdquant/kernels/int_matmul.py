@@ -23,7 +23,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """
     if left.dtype == right.dtype == torch.int8:
         if left.numel() and right.numel():
-            if left.is_cuda:
+            if left.is_cuda and fast(left.device):
                 return _on_cuda(left, right)
             if left.device.type == "cpu" and _good_on_cpu():
                 # Of one of these two forms: with other strides torch uses a loop that is thousands of times slower.
@@ -36,8 +36,8 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def fast(device: torch.device) -> bool:
-    """Return whether a device has a fast and exact int8 kernel."""
-    return device.type == "cuda" or (device.type == "cpu" and _good_on_cpu())
+    """Return whether a device has a fast and exact int8 kernel of torch's."""
+    return (device.type == "cuda" and _good_on_cuda(device)) or (device.type == "cpu" and _good_on_cpu())
 
 
 def exactly(left: Tensor, right: Tensor) -> Tensor:
@@ -74,9 +74,27 @@ def _in_float64(left: Tensor, right: Tensor) -> Tensor:
 def _on_cuda(left: Tensor, right: Tensor) -> Tensor:
     rows, columns = left.shape[0], right.shape[0]
     inner = -left.shape[1] % CUDA_MULTIPLE
-    left = torch.nn.functional.pad(left, (0, inner, 0, max(CUDA_LEAST_ROWS - rows, 0)))
-    right = torch.nn.functional.pad(right, (0, inner, 0, -columns % CUDA_MULTIPLE))
+    left = _padded(left, inner, max(CUDA_LEAST_ROWS - rows, 0))
+    right = _padded(right, inner, -columns % CUDA_MULTIPLE)
     return torch._int_mm(left.contiguous(), right.contiguous().T)[:rows, :columns]
+
+
+def _padded(x: Tensor, columns: int, rows: int) -> Tensor:
+    """Add zeros to the right and below; torch would copy a tensor that nothing is added to."""
+    return torch.nn.functional.pad(x, (0, columns, 0, rows)) if columns or rows else x
+
+
+@cache
+def _good_on_cuda(device: torch.device) -> bool:
+    """Return whether a GPU multiplies int8 exactly: some of AMD's and those before Turing have no kernel for it."""
+    try:
+        for left in _hard(33, 256):
+            for right in _hard(64, 256):
+                if not torch.equal(_on_cuda(left.to(device), right.to(device)).cpu().long(), _in_float64(left, right)):
+                    return False
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache

@@ -46,7 +46,8 @@ class RowCodes:
     def scales(self) -> Tensor:
         """Return the scale of each row, float32 [rows]."""
         scale = self.codes.new_ones(1) if self.scale is None else self.scale.flatten()
-        return spread(scale.to(torch.float32) * self.factor, len(self.codes))
+        wide = scale.to(torch.float32)
+        return spread(wide if self.factor == 1.0 else wide * self.factor, len(self.codes))
 
     def added(self) -> Tensor | int:
         """Return what is added to each of the `signed` codes: an int32 number per row, or one for all."""

@@ -390,8 +390,8 @@ def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False)
     packed = Packed(spec=made.spec, parts={name: part.to(device) for name, part in made.parts.items()})
     x = torch.randn(21, columns, generator=torch.Generator().manual_seed(6)).to(device)
     bias = torch.linspace(-1, 1, 40, device=device)
-    found = int8_linear.by_steps(backend, packed, x, bias, int8_reference.InTriton)
-    if text != "int8" and not int8_reference.InTriton(x.device)._quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
+    found = int8_linear.by_steps(backend, packed, x, bias, int8_reference.WholeInTriton)
+    if text != "int8" and not int8_reference.WholeInTriton(x.device)._quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
         return "it is quantized again in torch"
     return (
         ""

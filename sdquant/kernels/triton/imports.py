@@ -42,7 +42,23 @@ def binder() -> Callable[..., Prepared] | None:
 
 @cache
 def eight(device: torch.device) -> ModuleType | None:
-    """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there."""
+    """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there.
+
+    That is about codes of activations and weights, and about scaling; see `products`.
+    """
+    return _checked(device, "8-bit codes", "sound")
+
+
+@cache
+def products(device: torch.device) -> ModuleType | None:
+    """Return the module `int8_gemm`; None if its products are slow on `device`, do not run there or are wrong."""
+    module = eight(device)
+    if module is None or not module.has_tensor_cores(device):
+        return None
+    return _checked(device, "products of 8-bit codes", "sound_products")
+
+
+def _checked(device: torch.device, what: str, check: str) -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):
         return None
@@ -50,13 +66,11 @@ def eight(device: torch.device) -> ModuleType | None:
     try:
         from . import int8_gemm as module
 
-        if module.sound(device):
+        if getattr(module, check)(device):
             return module
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does
         why = f"{type(error).__name__}: {error}"
     _log.warning(
-        "The Triton kernels for 8-bit products are not used on %s: %s. Using torch instead, which is slower.",
-        device,
-        why,
+        "The Triton kernels for %s are not used on %s: %s. Using torch instead, which is slower.", what, device, why
     )
     return None

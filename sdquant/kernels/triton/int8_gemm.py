@@ -16,6 +16,7 @@ float32. Reached by `imports.eight`, so that nothing imports triton by accident.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ from .products import finish_kernel, product_kernel, runs_kernel
 from .tiles import Tile, best, tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ...core.packed_layout import PackedLayout
 
@@ -255,25 +256,73 @@ def product_by_run(
 
 
 def sound(device: torch.device) -> bool:
-    """Return whether all kernels give torch's numbers on this device; checked once, before they are used."""
+    """Return whether codes and scaling are torch's numbers on this device; checked once, before they are used."""
     x = torch.linspace(-3, 3, 5 * 96, dtype=torch.float32, device=device).view(5, 96).to(torch.bfloat16)
     x[1] = 0
     codes, scale, sums = quantize_rows(x)
+    assert sums is not None
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True)
     target = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
     return bool(
         torch.equal(codes, target)
         and torch.equal(scale, divided(largest, 127.0))
-        and sums is not None
         and torch.equal(sums, codes.sum(1, keepdim=True, dtype=torch.int32))
-        and _multiplies_by_row(device)
+        and all(_finishes(case) for case in _cases(device, _SMALL))
+    )
+
+
+def sound_products(device: torch.device) -> bool:
+    """Return whether products are torch's numbers on this device, by the largest tile and by the smallest one, without
+    rests and with them; checked once, before they are used."""
+    sizes, _ = device_tiles(device)
+    return (
+        all(_multiplies_by_row(case, sizes[0]) for case in _cases(device, _LARGE))
+        and all(_multiplies_by_row(case, sizes[-1]) for case in _cases(device, _SMALL))
         and _multiplies_by_run(device)
     )
 
 
-# Sums of 8-bit products below 2 ** 24 are exact in float32, in whatever order: as many columns as these checks have.
-_CHECKED_COLUMNS = 512
+def has_tensor_cores(device: torch.device) -> bool:
+    """Return whether Triton uses a device's tensor cores for bytes; those of Turing it does not since 3.3."""
+    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+# Rows of both sides, and columns: sums of 8-bit products below 2 ** 24 are exact in float32, in whatever order.
+_LARGE, _SMALL = (130, 300, 512), (5, 80, 176)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Codes, what scales their product, and what comes of it."""
+
+    left: Tensor
+    row_scale: Tensor
+    sums: Tensor
+    total: Tensor
+    weight: RowCodes
+    bias: Tensor
+    wanted: Tensor
+
+    def gives(self, launch: Callable[[Tensor], Launch]) -> bool:
+        """Return whether a launch writes the right results to the tensor that it is made for."""
+        out = torch.full_like(self.wanted, torch.nan)
+        launch(out)(out.device)
+        return torch.equal(out, self.wanted)
+
+
+def _cases(device: torch.device, sizes: tuple[int, int, int]) -> Iterator[_Case]:
+    m, rows, columns = sizes
+    left, right = _codes(m, columns, 7, device), _codes(rows, columns, 3, device)
+    row_scale, sums = _scales(m, device).view(m, 1), left.sum(1, keepdim=True, dtype=torch.int32)
+    scale, zero = _scales(rows, device), torch.arange(rows, device=device).to(torch.uint8)
+    bias = torch.linspace(-1, 1, rows, dtype=torch.float32, device=device).to(torch.bfloat16)
+    total = (left.float() @ right.float().t()).to(torch.int32)
+    for weight in (RowCodes(right, scale, 0.5), RowCodes(right.view(torch.uint8) ^ 0x80, scale, 0.5, zero)):
+        wide = (total + sums * weight.added()).float().mul_(row_scale).mul_(weight.scales()).add_(bias)
+        yield _Case(left, row_scale, sums, total, weight, bias, wide.to(torch.bfloat16))
 
 
 def _codes(rows: int, columns: int, step: int, device: torch.device) -> Tensor:
@@ -284,27 +333,12 @@ def _scales(count: int, device: torch.device) -> Tensor:
     return torch.linspace(0.01, 0.02, count, dtype=torch.float32, device=device)
 
 
-def _multiplies_by_row(device: torch.device) -> bool:
-    """Return whether products are right: by the largest tile and by the smallest, without rests and with them."""
-    sizes, _ = device_tiles(device)
-    for tile, m, rows, columns in ((sizes[0], 130, 300, _CHECKED_COLUMNS), (sizes[-1], 5, 80, 176)):
-        left, right = _codes(m, columns, 7, device), _codes(rows, columns, 3, device)
-        row_scale, sums = _scales(m, device).view(m, 1), left.sum(1, keepdim=True, dtype=torch.int32)
-        zero = torch.arange(rows, device=device).to(torch.uint8)
-        bias = torch.linspace(-1, 1, rows, dtype=torch.float32, device=device).to(torch.bfloat16)
-        total = (left.float() @ right.float().t()).to(torch.int32)
-        for weight in (
-            RowCodes(right, _scales(rows, device), 0.5, 0),
-            RowCodes(right.view(torch.uint8) ^ 0x80, _scales(rows, device), 0.5, zero),
-        ):
-            added = sums * (128 - zero.to(torch.int32)) if weight.shifted else 0
-            wanted = (total + added).float().mul_(row_scale).mul_(_scales(rows, device) * 0.5).add_(bias)
-            found = torch.empty(2, m, rows, dtype=torch.bfloat16, device=device)
-            product(left, row_scale, weight, bias, found[0], sums, tile)(device)
-            finishing(total, row_scale, weight, bias, found[1], sums)(device)
-            if not all(torch.equal(one, wanted.to(torch.bfloat16)) for one in found):
-                return False
-    return True
+def _finishes(case: _Case) -> bool:
+    return case.gives(lambda out: finishing(case.total, case.row_scale, case.weight, case.bias, out, case.sums))
+
+
+def _multiplies_by_row(case: _Case, tile: Tile) -> bool:
+    return case.gives(lambda out: product(case.left, case.row_scale, case.weight, case.bias, out, case.sums, tile))
 
 
 def _multiplies_by_run(device: torch.device) -> bool:
