@@ -99,13 +99,19 @@ class EightBit:
 
     Attributes:
         least: that number. coding: which codes are multiplied; None if a reader cannot, and must leave it to others.
-        sums: whether it depends on the sums of the activations' codes. floats: the codes are e4m3, not integers.
+        sums: whether it depends on the sums of the activations' codes. run: of codes that are quantized again, the
+            columns that share a scale; 0 for a row.
+        floats: the product of e4m3 codes [m, k] with scales [m, 1] and those of a weight [n, k] with [n, 1], and a
+            bias; None for integers.
+        left: whether a product with so many rows of activations is left to others, which are faster; None for none.
     """
 
     least: int
     coding: Coding | None
     sums: bool = False
-    floats: bool = False
+    run: int = 0
+    floats: Callable[..., Tensor] | None = None
+    left: Callable[[int], bool] | None = None
 
 
 class Coding(IntFlag):

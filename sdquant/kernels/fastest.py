@@ -34,12 +34,16 @@ def prefers_other(
     key = (device, (rows - 1).bit_length(), kind)
     known = _found.get(key)
     if known is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        tunes = device.type == "cuda" and os.environ.get("SDQUANT_TUNE") != "0"
+        if tunes and torch.cuda.is_current_stream_capturing():
             return False
-        known = _found[key] = (
-            device.type == "cuda" and os.environ.get("SDQUANT_TUNE") != "0" and _slower(usual, other, device)
-        )
+        known = _found[key] = tunes and _slower(usual, other, device)
     return known
+
+
+def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
+    """Return whether `prefers_other` has said that it prefers the usual implementation."""
+    return _found.get((device, (rows - 1).bit_length(), kind)) is False
 
 
 def _slower(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> bool:

@@ -6,15 +6,17 @@ the weight:
     y[m, n] = sum_k x_code[m, k] * w_code[n, k] * x_scale[m] * w_scale[n] + bias[n]
 
 A code is value * (448 / largest), rounded to the nearest e4m3, ties to even; its scale largest / 448, where `largest`
-is the largest size in the row. The product is `torch._scaled_mm`, in bfloat16 on a card. Weights that are e4m3 already,
-with one scale for a row, are taken as they are; all others are decoded and quantized again at every call, as in `int8`.
-Convolutions, few rows, and sizes that are no multiples of 16 are left to the exact product.
+is the largest size in the row. The product is `torch._scaled_mm` with fast sums, whose error on Hopper and Ada is far
+below that of the codes; on most cards its results are bfloat16. Weights that are e4m3 already, with one scale for a
+row, are taken as they are; all others are decoded and quantized again at every call, as in `int8`. Convolutions, few
+rows, and sizes that are no multiples of 16 are left to the exact product.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from ..core.torch_dtypes import COMPUTE_DTYPES
 from .base import Coding, EightBit
 from .int8_reference import scaled_rows
-from .row_codes import spread
+from .row_codes import RowCodes
 from .triton import imports
 from .workspace import scratch
 
@@ -58,7 +60,7 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor) -> bool:
     """Return whether the product of activations x [..., in] with such a weight is faster in 8-bit floats."""
     if x.device.type != "cuda" or not computes(packed, x):
         return False
-    return x.numel() >= least(form) * x.shape[-1] and works_on(x.device)
+    return x.numel() >= least(form) * x.shape[-1] and way(x.device, x.dtype) is not None
 
 
 def least(form: PackedLayout | None) -> int:
@@ -74,33 +76,61 @@ def computes(packed: Packed, x: Tensor) -> bool:
 
 def prepared(packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit:
     """Return the product of activations of `dtype` for a reader that prepares it."""
-    # With a scale for each row, cards put out bfloat16 alone.
-    fits = dtype == torch.bfloat16 and len(packed.spec.shape) == 2 and not any(n % MULTIPLE for n in packed.spec.shape)
-    coding = None
-    if fits and works_on(packed.device) and imports.eight(packed.device) is not None:
+    shape, coding = packed.spec.shape, None
+    if len(shape) == 2 and not any(size % MULTIPLE for size in shape) and imports.eight(packed.device) is not None:
         coding = Coding.BY_ROW if direct(form) else Coding.AGAIN
+    of = None if coding is None else way(packed.device, dtype)
     if coding is Coding.BY_ROW:
         scale = packed.parts[form.scale]
         if scale.dtype != torch.float32 or scale.numel() != form.rows or form.factor != 1.0:
-            coding = None
-    return EightBit(least(form), coding, floats=True)
+            coding = None  # the scales have to be made first
+    if of is None or of.dtype != dtype:
+        coding = None
+    return EightBit(least(form), coding, floats=None if of is None else partial(product, of=of))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a device multiplies 8-bit floats.
+
+    Attributes:
+        dtype: of the results. fast: sums are rounded to fewer bits on their way, as in most uses of float8, and cards
+        multiply faster. inside: the bias is added before the results are rounded, and not in a pass of its own.
+    """
+
+    dtype: torch.dtype
+    fast: bool = True
+    inside: bool = True
 
 
 @cache
-def works_on(device: torch.device) -> bool:
-    """Return whether a device multiplies 8-bit floats correctly; checked once. A reason against it is logged."""
+def way(device: torch.device, dtype: torch.dtype) -> Way | None:
+    """Return the fastest way to results of `dtype` that is right on a device; None, which is logged, if there is none.
+
+    With a scale for each row, many cards give bfloat16 alone.
+    """
+    why = ""
+    for results in dict.fromkeys((dtype, torch.bfloat16)):
+        for found in (Way(results), Way(results, inside=False), Way(results, fast=False, inside=False)):
+            why = _fault(found, device)
+            if not why:
+                return found
+    log.warning('compute="fp8" has no effect on %s: %s. Products are computed with the float weights.', device, why)
+    return None
+
+
+def _fault(of: Way, device: torch.device) -> str:
+    """Return what is wrong with a way on a device, "" for nothing."""
     x = torch.linspace(-3, 3, 32 * 64, dtype=torch.float32, device=device).sin().view(32, 64)
-    why = "its results are wrong"
+    bias = torch.linspace(-1, 1, 32, dtype=torch.float32, device=device)
     try:
         codes, scale = quantized_rows(x)
-        result = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()
+        result = product(codes, scale, codes, scale.view(-1), bias, of)
         wide = codes.float() * scale
-        if torch.allclose(result, wide @ wide.T, rtol=2**-7, atol=1e-3):
-            return True
+        right = torch.allclose(result.float(), wide @ wide.T + bias, rtol=2**-7, atol=2**-7)
+        return "" if right else "its results are wrong"
     except Exception as error:  # what a device without them raises is not the same everywhere
-        why = f"{type(error).__name__}: {error}"
-    log.warning('compute="fp8" has no effect on %s: %s. Products are computed with the float weights.', device, why)
-    return False
+        return f"{type(error).__name__}: {error}"
 
 
 def linear(packed: Packed, form: PackedLayout | None, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -115,13 +145,13 @@ def linear(packed: Packed, form: PackedLayout | None, weight: Tensor | None, x: 
     if weight is None:
         assert form is not None
         codes = packed.parts[form.codes].view(_CODES).view(rows, columns)
-        scale = spread(packed.parts[form.scale].flatten().float() * form.factor, rows)
+        scale = RowCodes(codes, packed.parts[form.scale], form.factor).scales()
     else:
         codes, of_rows = quantized_rows(weight, scratch((rows, columns), _CODES, x.device))
         scale = of_rows.view(-1)
-    # With a scale for each row, cards put out bfloat16 alone.
-    y = product(x_codes, x_scale, codes, scale, torch.bfloat16 if x.is_cuda else x.dtype).to(x.dtype)
-    return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], rows)
+    of = way(x.device, x.dtype)
+    assert of is not None  # `pays` said so
+    return product(x_codes, x_scale, codes, scale, bias, of).to(x.dtype).view(*x.shape[:-1], rows)
 
 
 def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -139,7 +169,10 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
     return codes.copy_(values), scale
 
 
-def product(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply codes x [m, k] by the transpose of weight [n, k] and by scales [m, 1] and [n]: [m, n] of `dtype`."""
-    done: Tensor = torch._scaled_mm(x, weight.T, scale_a=x_scale, scale_b=scale.view(1, -1), out_dtype=dtype)
-    return done
+def product(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, of: Way) -> Tensor:
+    """Multiply codes x [m, k] by the transpose of weight [n, k] and by scales [m, 1] and [n], and add a bias [n]."""
+    inside = bias.to(of.dtype) if bias is not None and of.inside else None
+    done: Tensor = torch._scaled_mm(
+        x, weight.T, x_scale, scale.view(1, -1), bias=inside, out_dtype=of.dtype, use_fast_accum=of.fast
+    )
+    return done if bias is None or of.inside else done.add_(bias)

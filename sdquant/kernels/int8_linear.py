@@ -117,12 +117,12 @@ def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometr
 
 def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit:
     """Return the product of activations of `dtype` for a reader that prepares it."""
-    coding = None
     if packed.device.type != "cpu":
-        coding = int8_reference.launched(backend, packed, form)
-    elif dtype in COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
+        return int8_reference.launched(backend, packed, form, dtype, least(packed, form, dtype))
+    coding = None
+    if dtype in COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
         coding = int8_reference.coding(packed, form)
-    return EightBit(least(packed, form, dtype), coding, sums=int8_reference.needs_sums(form))
+    return EightBit(least(packed, form, dtype), coding)
 
 
 def linear(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -19,10 +19,10 @@ from torch import Tensor
 from ..core.packed_rows import take
 from ..utils.tensors import divided
 from . import int_matmul
-from .base import Coding
+from .base import Coding, EightBit
 from .cpu import extension, int8_epilogue
 from .dispatch_guard import undisturbed
-from .fastest import prefers_other
+from .fastest import is_settled, prefers_other
 from .row_codes import RowCodes
 from .triton import imports
 from .workspace import scratch
@@ -325,12 +325,22 @@ def _fits_torch(rows: int, inner: int, columns: int) -> bool:
     return whole and rows >= int_matmul.CUDA_LEAST_ROWS and rows * columns <= MOST_SUMS
 
 
-def launched(backend: Backend, packed: Packed, form: PackedLayout) -> Coding | None:
-    """Return which codes of a weight on a GPU are multiplied, if launches of kernels are all that it takes."""
-    of = coding(packed, form)
-    if of is Coding.BY_RUN or packed.device.type != "cuda" or imports.eight(packed.device) is None:
-        return None
-    return of if not of & Coding.AGAIN or InTriton(packed.device).quantizes(backend, packed, form) else None
+def launched(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, least: int) -> EightBit:
+    """Return the product with a weight on a GPU for a reader that launches its kernels without more ado."""
+    device, of = packed.device, coding(packed, form)
+    if of is Coding.BY_RUN or device.type != "cuda" or imports.products(device) is None:
+        return EightBit(least, None)
+    if of & Coding.AGAIN and not WholeInTriton(device).quantizes(backend, packed, form):
+        return EightBit(least, None)
+    if of & Coding.BY_RUN:
+        return EightBit(least, of, run=AGAIN_RUN)
+    of_codes = torch.int8 if of & Coding.AGAIN else packed.parts[form.codes].dtype
+    kind = (form.columns, form.rows, of_codes, dtype)
+
+    def left(rows: int) -> bool:
+        return _fits_torch(rows, form.columns, form.rows) and not is_settled(kind, rows, device)
+
+    return EightBit(least, of, sums=needs_sums(form), left=left)
 
 
 def _of_width(form: PackedLayout, columns: int) -> PackedLayout:

@@ -16,7 +16,7 @@ from triton.runtime import driver  # noqa: E402
 
 from sdquant import backends  # noqa: E402
 from sdquant.kernels.base import Coding, EightBit  # noqa: E402
-from sdquant.kernels.int8_reference import coding, needs_sums  # noqa: E402
+from sdquant.kernels.int8_reference import AGAIN_RUN, coding, needs_sums  # noqa: E402
 from sdquant.kernels.triton import activations, bound_eight, bound_linear, launch, products  # noqa: E402
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
@@ -119,7 +119,7 @@ def test_the_launches_of_a_product_in_integers_are_those_of_triton(scheme: str, 
     of = coding(layer.packed, layer._form)
     if of is Coding.BY_RUN:
         pytest.skip("codes with several scales for a row need torch before they are multiplied")
-    layer, bound = _bound(scheme, bias, EightBit(32, of, sums=needs_sums(layer._form)))
+    layer, bound = _bound(scheme, bias, EightBit(32, of, sums=needs_sums(layer._form), run=AGAIN_RUN))
     x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
     kept = [bound(x, layer._parameters) for _ in range(3)]
     assert all(y is not None and y.shape == (1, 40, 64) for y in kept)
@@ -149,19 +149,15 @@ def test_the_launches_of_a_product_in_integers_are_those_of_triton(scheme: str, 
 
 
 @pytest.mark.parametrize(("scheme", "coding"), [("fp8,packing=float8", Coding.BY_ROW), ("nf4", Coding.AGAIN)])
-def test_a_product_in_8_bit_floats_is_two_or_four_launches(
-    scheme: str, coding: Coding, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_in_8_bit_floats_is_two_or_four_launches(scheme: str, coding: Coding) -> None:
     given: list[tuple[Any, ...]] = []
 
-    def multiply(x: Any, w: Any, *, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any, use_fast_accum: bool) -> Any:
-        given.append((x.data_ptr(), w.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()))
-        assert w.shape == (512, 64) and w.stride() == (1, 512)
-        assert scale_b.shape == (1, 64) and use_fast_accum
-        return torch.zeros(len(x), 64, dtype=out_dtype)
+    def multiply(x: Any, x_scale: Any, w: Any, scale: Any, bias: Any) -> Any:
+        given.append((x.data_ptr(), w.data_ptr(), x_scale.data_ptr(), scale.data_ptr()))
+        assert w.shape == (64, 512) and w.is_contiguous() and bias is not None
+        return torch.zeros(len(x), 64, dtype=torch.bfloat16)
 
-    monkeypatch.setattr(torch, "_scaled_mm", multiply)
-    layer, bound = _bound(scheme, True, EightBit(32, coding, floats=True))
+    layer, bound = _bound(scheme, True, EightBit(32, coding, floats=multiply))
     x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
     assert all(bound(x, layer._parameters).shape == (1, 40, 64) for _ in range(3))  # type: ignore[union-attr]
     assert len(given) == 3 and len(LAUNCHED) == (3 if coding is Coding.BY_ROW else 9)

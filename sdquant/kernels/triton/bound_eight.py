@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, empty, float32, int8, int32
 
 from ..base import Coding
-from ..int8_reference import AGAIN_RUN
 from ..row_codes import RowCodes
 from . import int8_gemm
 from .bound_linear import BoundLinear
@@ -55,29 +54,30 @@ def bind(
     """Return the product for the layers that hold a weight; see `Reader.prepared`."""
     bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least)
     if eight is not None and eight.coding is not None:
-        again = bool(eight.coding & Coding.AGAIN)
-        bound.eight = Float8(form, again) if eight.floats else Int8(form, eight.coding, eight.sums)
+        bound.eight = Int8(form, eight) if eight.floats is None else Float8(form, eight)
     return bound
 
 
 class Int8:
-    """The product in integers of a weight whose codes are those of `coding`, one of `int8_reference`."""
+    """The product in integers of a weight, whose codes are multiplied as they are or quantized again."""
 
-    __slots__ = ("again", "by_run", "form", "stored", "sums")
+    __slots__ = ("again", "by_run", "form", "left", "stored", "sums")
 
-    def __init__(self, form: PackedLayout, coding: Coding, sums: bool) -> None:
-        """`sums`: whether the product depends on the sums of the activations' codes."""
-        self.again, self.by_run = bool(coding & Coding.AGAIN), bool(coding & Coding.BY_RUN)
-        self.form, self.sums = form, sums
+    def __init__(self, form: PackedLayout, eight: EightBit) -> None:
+        assert eight.coding is not None
+        self.again, self.by_run = bool(eight.coding & Coding.AGAIN), bool(eight.coding & Coding.BY_RUN)
+        self.form, self.sums, self.left = form, eight.sums, eight.left
         # Rows as those that are quantized again: of one run each.
         self.stored = form
         if self.by_run:
-            self.stored = replace(form, rows=form.rows * form.columns // AGAIN_RUN, columns=AGAIN_RUN)
+            self.stored = replace(form, rows=form.rows * form.columns // eight.run, columns=eight.run)
 
     def __call__(
         self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
     ) -> Tensor | None:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
+        if self.left is not None and self.left(x.numel() // bound.columns):
+            return None
         quantized = _quantized(bound, x, int8, self.sums)
         if quantized is None:
             return None
@@ -125,10 +125,11 @@ class Int8:
 class Float8:
     """The product in 8-bit floats of a weight, whose codes are multiplied as they are or quantized again."""
 
-    __slots__ = ("again", "form")
+    __slots__ = ("again", "form", "product")
 
-    def __init__(self, form: PackedLayout, again: bool) -> None:
-        self.form, self.again = form, again
+    def __init__(self, form: PackedLayout, eight: EightBit) -> None:
+        assert eight.coding is not None and eight.floats is not None
+        self.form, self.again, self.product = form, bool(eight.coding & Coding.AGAIN), eight.floats
 
     def __call__(
         self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
@@ -152,8 +153,4 @@ class Float8:
             parts = bound.tensors(own)
             again = parts[self.form.codes].view(_FLOAT8).view(bound.rows, bound.columns)
             scale = parts[self.form.scale]
-        out: Tensor = torch._scaled_mm(
-            codes, again.t(), scale_a=row_scale, scale_b=scale.view(1, -1), bias=bias, out_dtype=bound.dtype,
-            use_fast_accum=True,
-        )  # fmt: skip
-        return out.view(*x.shape[:-1], bound.rows)
+        return self.product(codes, row_scale, again, scale, bias).view(*x.shape[:-1], bound.rows)

@@ -1,0 +1,124 @@
+"""How much a layer's product asks of a card: its launches, counted with tensors that say they are on one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sdquant import backends
+from sdquant.core import code_tables
+from sdquant.core.backend import Packed
+from sdquant.kernels import dispatch, fp8_linear, int8_reference, int_matmul
+from sdquant.kernels.triton import imports
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+# What makes another view of memory, or memory that nothing is written to.
+FREE = (
+    "view", "slice", "select", "detach", "t", "transpose", "expand", "alias", "_unsafe_view", "permute", "unsqueeze",
+    "as_strided", "numpy_T", "split", "device", "reshape", "flatten", "empty", "new_empty",
+)  # fmt: skip
+
+
+class Count(TorchDispatchMode):
+    """The operators of torch that launch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).split(".")[1]
+        if name not in FREE:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _item(self: Tensor, key: Any) -> Tensor:
+    """Slices without torch's own way to them, which asks the card that is not there."""
+    for dimension, one in enumerate(key if isinstance(key, tuple) else (key,)):
+        self = torch.ops.aten.slice.Tensor(self, dimension, one.start, one.stop)
+    return self
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of kernels that are launched, on a card where everything works."""
+    from sdquant.kernels.triton import int8_gemm, launch, launch_config
+
+    names: list[str] = []
+    monkeypatch.setenv("SDQUANT_TUNE", "0")
+    monkeypatch.setattr(launch_config.Launch, "__call__", lambda self, device: names.append(self.kernel.fn.__name__))
+    for module in (launch_config, launch):
+        monkeypatch.setattr(module, "works_on", lambda device: True)
+    monkeypatch.setattr(dispatch, "plain", lambda x: True)
+    monkeypatch.setattr(dispatch, "_passes", lambda *of: True)
+    monkeypatch.setattr(dispatch, "_ways", {})
+    monkeypatch.setattr(imports, "eight", lambda device: int8_gemm)
+    monkeypatch.setattr(imports, "products", lambda device: int8_gemm)
+    monkeypatch.setattr(int8_reference.InTriton, "_agrees", lambda self, *of: True)
+    monkeypatch.setattr(int8_reference, "_quantize", {})
+    monkeypatch.setattr(int_matmul, "fast", lambda device: True)
+    monkeypatch.setattr(fp8_linear, "way", lambda device, dtype: fp8_linear.Way(torch.bfloat16))
+    monkeypatch.setattr(launch_config, "table_of", lambda name, arithmetic, device: torch.empty(256, device=device))
+    monkeypatch.setattr(code_tables, "dynamic_code", lambda device: torch.empty(256, device=device))
+    monkeypatch.setattr(FakeTensor, "__getitem__", _item, raising=False)
+    yield names
+
+
+def launches(text: str, compute: str, m: int, dtype: torch.dtype, names: list[str]) -> list[str]:
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    made = backend.encode(torch.randn(512, 512).bfloat16(), spec)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = {key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in made.parts.items()}
+        packed = Packed(spec=made.spec, parts=parts)
+        form = backend.form(packed)
+        x = torch.empty(m, 512, dtype=dtype, device="cuda:0")
+        bias = torch.empty(512, dtype=dtype, device="cuda:0")
+        names.clear()
+        with Count() as count:
+            y = dispatch.linear(backend, packed, form, x, bias, compute)
+        assert (y.shape, y.dtype, str(y.device)) == ((m, 512), dtype, "cuda:0")
+    return names + count.names
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [
+        ("int8_sym", ["product_kernel"]),
+        ("int8", ["product_kernel"]),
+        ("qint8", ["product_kernel"]),
+        ("bnb-int8", ["product_kernel"]),
+        ("nf4", ["again_kernel", "product_kernel"]),
+        ("int4", ["again_kernel", "product_kernel"]),
+        ("q4_k", ["again_kernel", "product_kernel"]),
+        ("sdnq-uint4", ["again_kernel", "product_kernel"]),
+        ("q8_0", ["again_kernel", "runs_kernel"]),
+    ],
+)
+def test_a_product_in_integers(text: str, by: list[str], dtype: torch.dtype, launched: list[str]) -> None:
+    assert launches(text, "int8", 4608, dtype, launched) == ["quantize_kernel", *by]
+
+
+def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_reference, "prefers_other", lambda *of: True)
+    names = launches("int8_sym", "int8", 4608, torch.bfloat16, launched)
+    assert sorted(names) == ["_int_mm", "finish_kernel", "quantize_kernel"]
+    assert len(launches("int8", "int8", 4608, torch.bfloat16, launched)) == 4  # and the codes as int8
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("qfloat8", 3), ("fp8,packing=float8", 2), ("nf4", 4), ("int8_sym", 4), ("q4_k", 4)]
+)
+def test_a_product_of_8_bit_floats(text: str, count: int, launched: list[str]) -> None:
+    names = launches(text, "fp8", 4608, torch.bfloat16, launched)
+    assert "_scaled_mm" in names and len(names) == count, names
