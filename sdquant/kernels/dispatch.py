@@ -255,7 +255,9 @@ def prepared(
     eight = None
     if compute == int8_linear.NAME:
         eight = int8_linear.prepared(backend, packed, form, dtype)
-    elif compute == fp8_linear.NAME and packed.device.type == "cuda":
+    elif compute == fp8_linear.NAME:
+        if packed.device.type != "cuda":  # it has no effect there, which `linear` says
+            return None
         eight = fp8_linear.prepared(packed, form, dtype)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
