@@ -5,7 +5,7 @@
 
 The codes are there already: what is timed is the product and its scaling. `_int_mm` is followed by the launch that
 scales its sums. "int8" is a weight with one scale for a row, "uint8" one with zero points, whose codes are changed in
-the product ("uint8 + int8": before it, in a pass of its own). `row` is the quantization of the activations, to int8.
+the product ("uint8 + int8": before it, in a pass of its own), "runs" one with a scale for 256 columns. `row` is the quantization of the activations, to int8.
 CUDA events, medians of calls in turns, the card's cache written over before each.
 """
 
@@ -35,6 +35,7 @@ TILES = (
     (128, 256, 128, 8, 3), (128, 256, 128, 8, 4), (128, 128, 128, 8, 3), (128, 128, 128, 4, 3), (256, 128, 128, 8, 3),
     (64, 256, 128, 4, 3), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4),
 )  # fmt: skip
+RUNS = ((64, 128, 128, 4, 3), (64, 128, 128, 8, 3), (128, 128, 128, 8, 3))
 UNSIGNED = ((128, 256, 128, 8, 3), (128, 128, 128, 8, 3), (128, 128, 128, 4, 3))
 MOST_PROCESSES = 15
 ROUNDS = 9
@@ -71,6 +72,11 @@ def ours(device: torch.device, m: int, inputs: int, outputs: int, only: int | No
         key: int8_gemm.product(x, row_scale, weight, bias, out, of_rows, tile)
         for key, (weight, of_rows, tile) in launches.items()
     }
+
+    run_scale = torch.rand(outputs, max(inputs // 256, 1), 1, device=device)
+    for tile in RUNS:
+        key = f"runs of 256 {name(tile)}"
+        made[key] = int8_gemm.product_by_run(x, codes, run_scale, row_scale, bias, out, Tile(*tile))
 
     def both() -> None:
         RowCodes(shifted.signed(), scale, 1.0, zero)
@@ -123,7 +129,7 @@ def compile_one(index: int) -> str:
 
 
 def compile_all() -> None:
-    count = len(TILES) + len(UNSIGNED) + 4
+    count = len(TILES) + len(UNSIGNED) + len(RUNS) + 4
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(MOST_PROCESSES, os.cpu_count() or 1, count), mp_context=context) as pool:
         list(pool.map(compile_one, range(count)))

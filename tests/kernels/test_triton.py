@@ -140,13 +140,6 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
     compiled(int8_gemm.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
     codes = RowCodes(torch.empty(3072, 16, dtype=torch.uint8), whole[0].float())
     compiled(int8_gemm.finishing(whole, scale, codes, None, whole.bfloat16(), scale.int()), capability)
-    for m in (20, 200):
-        x, results = torch.empty(m, 3072, dtype=torch.int8), torch.empty(m, 256, dtype=torch.bfloat16)
-        weight, row_scale = torch.empty(256, 3072, dtype=torch.int8), torch.empty(m, 1)
-        launch = int8_gemm.product_by_run(x, weight, torch.empty(256, 12, 1), row_scale, None, results)
-        kernel = compiled(launch, capability)
-        assert "mma" in kernel.asm["ptx"] and not re.search(r"\bfma\.rn\.f32", kernel.asm["ptx"])
-        assert kernel.metadata.shared <= 96 << 10
 
 
 # Bytes of shared memory that a program may have, by capability.
@@ -167,13 +160,19 @@ def test_products_of_codes_compile_for_cards_that_are_not_here(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     codes, weight = (torch.empty(rows, 1024, dtype=torch.int8) for rows in (256, 512))
     row_scale, scale, out = torch.empty(256, 1), torch.empty(512).bfloat16(), torch.empty(256, 512).bfloat16()
-    for tile in tiles.tiles(divmod(capability, 10)):
+    for tile in tiles.tiles(divmod(capability, 10)).by_row:
         for of in (RowCodes(weight, scale), RowCodes(weight.view(torch.uint8), scale, 1.0, scale.to(torch.uint8))):
             kernel = compiled(int8_gemm.product(codes, row_scale, of, scale, out, row_scale.int(), tile), capability)
             text = kernel.asm["ptx"]
             own = r"wgmma\S*\.s8\.s8" if capability == 90 and tile.columns >= 64 else r"mma\S*\.s8|kind::i8"
             assert re.search(own, text) and not re.search(r"\bfma\.rn\.f32", text), tile
             assert kernel.metadata.shared <= SHARED[capability] and stack(kernel) == 0, tile
+    for m, groups, each, taps in ((20, 4, 256, 1), (256, 4, 256, 1), (256, 16, 64, 1), (256, 4, 64, 4)):
+        rows = torch.empty(m, 1024, dtype=torch.int8)
+        launch = int8_gemm.product_by_run(rows, weight, torch.empty(512, groups, taps), row_scale[:m], None, out[:m])
+        kernel = compiled(launch, capability)
+        assert "mma" in kernel.asm["ptx"] and not re.search(r"\bfma\.rn\.f32", kernel.asm["ptx"])
+        assert kernel.metadata.shared <= SHARED[capability] and stack(kernel) == 0, (m, groups, each, taps)
 
 
 def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,7 +327,7 @@ def wrong_by_row(dtype: torch.dtype, biased: bool, kind: str, tile: int, device:
     from sdquant.kernels.triton import int8_gemm
 
     random = np.random.default_rng(4)
-    sizes, _ = int8_gemm.device_tiles(torch.device(device))
+    sizes = int8_gemm.device_tiles(torch.device(device))[0].by_row
     for m, rows, columns in PRODUCTS:
         x = random.integers(-127, 128, (m, columns), dtype=np.int8)
         row = random.uniform(1e-3, 1e-2, (m, 1)).astype(np.float32)

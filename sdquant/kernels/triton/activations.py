@@ -20,8 +20,8 @@ def nearest(v):
 
 @triton.jit
 def magnitude(v):
-    """Return the bits of |v|, float32, as int32: of numbers in their order, and above them those of NaN, which a maximum
-    of floats would ignore."""
+    """Return the bits of |v|, float32, as int32: in the order of the numbers, and above them those of NaN, which a
+    maximum of floats would ignore."""
     return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 

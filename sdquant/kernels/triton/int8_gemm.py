@@ -31,7 +31,7 @@ from .activations import again_kernel, quantize_kernel
 from .launch import multiplies
 from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
 from .products import finish_kernel, product_kernel, runs_kernel
-from .tiles import Tile, best, tiles
+from .tiles import RUN, SPREAD, Tile, Tiles, best, tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 AT_ONCE = 16384  # columns of a row that a program keeps in registers while it looks for the largest
+BAND = 8  # rows of tiles that are computed side by side
 BLOCK = 4096  # columns of longer rows, which are read twice
 
 
@@ -155,7 +156,7 @@ def product(
     """
     (m, columns), rows = codes.shape, out.shape[1]
     sizes, processors = device_tiles(codes.device)
-    of = best(sizes, m, rows, processors) if tile is None else tile
+    of = best(sizes.by_row, m, rows, processors) if tile is None else tile
     arguments = {
         "x": codes,
         "weight": weight.codes,
@@ -168,7 +169,7 @@ def product(
         "BLOCK_M": of.rows,
         "BLOCK_N": of.columns,
         "BLOCK_K": of.deep,
-        "BAND": 8,
+        "BAND": BAND,
     }
     grid = (math.ceil(m / of.rows) * math.ceil(rows / of.columns),)
     return Launch(product_kernel, grid, arguments, {"num_warps": of.warps, "num_stages": of.stages, **EXACT})
@@ -204,7 +205,7 @@ def _scaling(
 
 
 @cache
-def device_tiles(device: torch.device) -> tuple[tuple[Tile, ...], int]:
+def device_tiles(device: torch.device) -> tuple[Tiles, int]:
     """Return the tiles for a device, and the number of its processors."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return tiles((9, 0)), 132  # in the interpreter: an H100's
@@ -218,18 +219,25 @@ def _processors(device: torch.device) -> int:
 
 
 def product_by_run(
-    codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
+    codes: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: Tile | None = None,
 ) -> Launch:
     """Return the launch of a product with several scales per row, from codes to results.
 
     Args:
         codes, weight: int8 [m, columns] and [rows, columns], contiguous. row_scale: float32 [m, 1], of the codes.
         scale: float32 [rows, groups, taps], contiguous, of columns [groups, columns / groups / taps, taps].
-        out: [m, rows]; may be some columns of a wider tensor.
+        out: [m, rows]; may be some columns of a wider tensor. tile: None for the best one.
     """
     (m, columns), (rows, groups, taps) = codes.shape, scale.shape
     each = columns // groups // taps
-    tall, wide = 64 if m <= 64 else 128, 128
+    sizes, processors = device_tiles(codes.device)
+    of = best(SPREAD if taps > 1 else sizes.by_run, m, rows, processors) if tile is None else tile
     arguments = {
         "x": codes,
         "weight": weight,
@@ -247,12 +255,14 @@ def product_by_run(
         "BIASED": bias is not None,
         "OUT": dtype_name(out.dtype),
         "BITS": INTERPRETED,
-        "BLOCK_M": tall,
-        "BLOCK_N": wide,
-        "BLOCK_K": 64,
+        "BLOCK_M": of.rows,
+        "BLOCK_N": of.columns,
+        "BLOCK_K": of.deep if each % of.deep == 0 else RUN,
+        "BAND": BAND,
+        "SPREAD": taps > 1,
     }
-    grid = (math.ceil(rows / wide), math.ceil(m / tall))
-    return Launch(runs_kernel, grid, arguments, {"num_warps": 8, "num_stages": 3, **EXACT})
+    grid = (math.ceil(m / of.rows) * math.ceil(rows / of.columns),)
+    return Launch(runs_kernel, grid, arguments, {"num_warps": of.warps, "num_stages": of.stages, **EXACT})
 
 
 def sound(device: torch.device) -> bool:
@@ -277,8 +287,8 @@ def sound_products(device: torch.device) -> bool:
     rests and with them; checked once, before they are used."""
     sizes, _ = device_tiles(device)
     return (
-        all(_multiplies_by_row(case, sizes[0]) for case in _cases(device, _LARGE))
-        and all(_multiplies_by_row(case, sizes[-1]) for case in _cases(device, _SMALL))
+        all(_multiplies_by_row(case, sizes.by_row[0]) for case in _cases(device, _LARGE))
+        and all(_multiplies_by_row(case, sizes.by_row[-1]) for case in _cases(device, _SMALL))
         and _multiplies_by_run(device)
     )
 

@@ -113,36 +113,50 @@ def product_kernel(
 def runs_kernel(
     x, weight, scale, row_scale, bias, out, m_rows, rows, columns, out_columns, groups, each, taps,
     BIASED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr, BAND: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """Compute out = (sum over runs of float32(x * weight) * scale) * row_scale + bias, rounding after each step, for
     weights with several scales per row, each for a run of columns.
 
     cuBLAS would need one GEMM for each run, and as many passes over the results. Here the sums of a run stay in
-    registers.
+    registers. All runs are one loop, so that the next columns are on their way when a run ends, too.
 
     x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
-    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. Rows of `out` are `out_columns` apart.
+    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. SPREAD: there are several taps. Rows of `out`
+    are `out_columns` apart.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    lane = tl.arange(0, BLOCK_K) * taps
-    x_at = x + m.to(tl.int64)[:, None] * columns + lane[None, :]
-    w_at = weight + n.to(tl.int64)[None, :] * columns + lane[:, None]
-    x_there, w_there = (m < m_rows)[:, None], (n < rows)[None, :]
+    i, j = tile_of(tl.program_id(0), tl.cdiv(m_rows, BLOCK_M), tl.cdiv(rows, BLOCK_N), BAND)
+    m = i * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = j * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_there, n_there = m < m_rows, n < rows
+    lane = tl.arange(0, BLOCK_K)
+    if SPREAD:
+        lane = lane * taps
+    # Beyond the end the last row is read once more, as in `product_kernel`.
+    x_at = x + tl.minimum(m, m_rows - 1).to(tl.int64)[:, None] * columns + lane[None, :]
+    w_row = tl.minimum(n, rows - 1)
+    w_at = weight + w_row.to(tl.int64)[None, :] * columns + lane[:, None]
+    s_at = scale + w_row * (groups * taps)
+    steps = each // BLOCK_K
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for tap in range(taps):
-        for group in range(groups):
-            sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
-            for first in range(0, each, BLOCK_K):
-                k = (group * each + first) * taps + tap
-                a = tl.load(x_at + k, mask=x_there, other=0)
-                b = tl.load(w_at + k, mask=w_there, other=0)
-                sums = tl.dot(a, b, sums, out_dtype=tl.int32)
-            s = tl.load(scale + (n * groups + group) * taps + tap, mask=n < rows, other=0.0)
+    sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
+    for step in range(taps * groups * steps):
+        run = step // steps
+        within = step - run * steps
+        if SPREAD:
+            tap = run // groups
+            group = run - tap * groups
+            k, one = (group * each + within * BLOCK_K) * taps + tap, group * taps + tap
+        else:
+            k, one = step * BLOCK_K, run
+        a, b = tl.load(x_at + k), tl.load(w_at + k)
+        s = tl.load(s_at + one)  # of every step: it arrives while the codes are multiplied
+        sums = tl.dot(a, b, sums, out_dtype=tl.int32)
+        if within == steps - 1:
             total += sums.to(tl.float32) * s[None, :]
-    y = total * tl.load(row_scale + m, mask=m < m_rows, other=0.0)[:, None]
+            sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
+    y = total * tl.load(row_scale + m, mask=m_there, other=0.0)[:, None]
     if BIASED:
-        y = y + tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)[None, :]
+        y = y + tl.load(bias + n, mask=n_there, other=0.0).to(tl.float32)[None, :]
     at = m.to(tl.int64)[:, None] * out_columns + n[None, :]
-    tl.store(out + at, rounded(y, OUT, BITS).to(out.dtype.element_ty), mask=x_there & w_there)
+    tl.store(out + at, rounded(y, OUT, BITS).to(out.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])

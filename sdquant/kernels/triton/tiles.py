@@ -23,31 +23,46 @@ class Tile:
     speed: float = 1.0
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles for a kind of cards, the largest first, of products with one scale per row, and with one per run."""
+
+    by_row: tuple[Tile, ...]
+    by_run: tuple[Tile, ...]
+
+
+RUN = 64  # what the columns of a run are a multiple of
 # For tensor cores that read shared memory (Hopper's wgmma). Triton waits for each product of integers to end before it
 # starts the next one, so that it takes two programs to keep a processor busy, or much work at a time.
-_LARGE = Tile(128, 256, 128, 8, 3)
-HOPPER = (
-    _LARGE,
-    Tile(128, 128, 128, 8, 3, 0.95),
-    Tile(64, 128, 128, 4, 3, 0.75),
-    Tile(64, 64, 128, 4, 4, 0.5),
-    Tile(64, 32, 128, 4, 4, 0.3),
+HOPPER = Tiles(
+    by_row=(
+        Tile(128, 256, 128, 8, 3),
+        Tile(128, 128, 128, 8, 3, 0.95),
+        Tile(64, 128, 128, 4, 3, 0.75),
+        Tile(64, 64, 128, 4, 4, 0.5),
+        Tile(64, 32, 128, 4, 4, 0.3),
+    ),
+    by_run=(Tile(64, 128, 128, 4, 3), Tile(64, 64, 128, 4, 3, 0.7)),
 )
 # For those that read registers (mma.sync). Cards for desktops have 99 KB of shared memory for a processor.
-AMPERE = (
-    Tile(128, 128, 64, 8, 4),
-    Tile(64, 128, 64, 4, 4, 0.8),
-    Tile(64, 64, 64, 4, 4, 0.6),
-    Tile(32, 64, 128, 4, 3, 0.35),
-    Tile(16, 64, 128, 4, 3, 0.18),
+AMPERE = Tiles(
+    by_row=(
+        Tile(128, 128, 64, 8, 4),
+        Tile(64, 128, 64, 4, 4, 0.8),
+        Tile(64, 64, 64, 4, 4, 0.6),
+        Tile(32, 64, 128, 4, 3, 0.35),
+        Tile(16, 64, 128, 4, 3, 0.18),
+    ),
+    by_run=(Tile(64, 128, RUN, 4, 4), Tile(64, 64, RUN, 4, 4, 0.7)),
 )
-# Of which cards are the processors that `HOPPER` is for: the others have none of its instructions, or other ones.
-_HOPPER = (9, 0)
+# Runs of a convolution: single bytes far apart, each with an address of its own.
+SPREAD = (Tile(64, 64, RUN, 8, 3),)
+_WGMMA = (9, 0)
 
 
-def tiles(capability: tuple[int, int], amd: bool = False) -> tuple[Tile, ...]:
-    """Return the tiles for a card, the largest one first."""
-    return HOPPER if capability == _HOPPER and not amd else AMPERE
+def tiles(capability: tuple[int, int], amd: bool = False) -> Tiles:
+    """Return the tiles for a card."""
+    return HOPPER if capability == _WGMMA and not amd else AMPERE
 
 
 def best(sizes: tuple[Tile, ...], m: int, n: int, processors: int) -> Tile:
