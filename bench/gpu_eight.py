@@ -5,8 +5,8 @@
 
 The codes are there already: what is timed is the product and its scaling. `_int_mm` is followed by the launch that
 scales its sums. "int8" is a weight with one scale for a row, "uint8" one with zero points, whose codes are changed in
-the product ("uint8 + int8": before it, in a pass of its own), "runs" one with a scale for 256 columns. `row` is the quantization of the activations, to int8.
-CUDA events, medians of calls in turns, the card's cache written over before each.
+the product ("uint8 + int8": before it, in a pass of its own), "runs" one with a scale for 256 columns. `row` is the
+quantization of the activations, to int8. CUDA events, medians of calls in turns, the card's cache written over before.
 """
 
 from __future__ import annotations

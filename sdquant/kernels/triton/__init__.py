@@ -2,7 +2,7 @@
 
 * `blocks`: the chunks of each packing, as rows of a table. No triton.
 * `decoding`: device functions from packed codes to numbers. `weights`: kernels on them: decode, and two products.
-* `activations`: device code for `int8_gemm`, products of 8-bit codes.
+* `activations`, `products`: device code for `int8_gemm`, products of 8-bit codes. `tiles`: their sizes. No triton.
 * `launch_config`: a launch, and its arguments for a form. `launch`: launches over weights.
 * `triton_kernels`: the reader for `dispatch`.
 * `imports`: the one place that imports the files that import triton.
