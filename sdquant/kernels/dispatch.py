@@ -75,7 +75,7 @@ def way(backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torc
     parts = packed.parts
     if not all(plain(part) for part in parts.values()):
         return _TORCH
-    device = parts[form.codes].device.type
+    device = parts[form.codes].device
     key = (form, dtype, device, *[part.dtype for part in parts.values()])
     kernels = _ways.get(key)
     if kernels is None:
@@ -83,8 +83,8 @@ def way(backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torc
     return kernels
 
 
-def _chosen(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, device: str) -> Way:
-    for reader in readers(device):
+def _chosen(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, device: torch.device) -> Way:
+    for reader in readers(device.type):
         if reader.reads(form, packed.parts, dtype) and _passes(reader, backend, packed, form, dtype):
             of = form, packed.parts, dtype
             return Way(reader=reader, few=reader.few(*of), few_patches=reader.few_patches(*of))

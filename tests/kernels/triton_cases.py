@@ -391,7 +391,7 @@ def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False)
     x = torch.randn(21, columns, generator=torch.Generator().manual_seed(6)).to(device)
     bias = torch.linspace(-1, 1, 40, device=device)
     found = int8_linear.by_steps(backend, packed, x, bias, int8_reference.WholeInTriton)
-    if text != "int8" and not int8_reference.WholeInTriton(x.device)._quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
+    if text != "int8" and not int8_reference.WholeInTriton(x.device).quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
         return "it is quantized again in torch"
     return (
         ""

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from ..base import EightBit, Parts, Prepared
 
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
-# each: an H100 does about 240 of those while it reads two bytes, a 4090 about 165. Up to there the product waits for
-# memory, if its own arithmetic for decoding were free. It is not, and no card was at hand to measure: a quarter of it.
+# each: a 4090 does about 165 of those while it reads two bytes. Up to there the product waits for memory, if its own
+# arithmetic for decoding were free. It is not, and such a card was not at hand to measure: less than half of it.
 _FEW = 64
+# On cards with the memory of data centers decoding costs less than that: on an H200 it is faster from four rows on, in
+# every format (bench/results/gpu-h200.json). Compute capabilities.
+_WIDE_MEMORY = ((9, 0), (10, 0), (10, 3))
+_FEW_ON_WIDE = 1
 _WIDEST = 16  # bytes that a thread of a card loads at a time
 # Products of float32 run without tensor cores, and torch's kernels for them are better.
 _FEW_FLOAT32 = 1
@@ -66,7 +70,9 @@ class TritonReader(Reader):
         launcher = imports.launcher()
         if launcher is None or not launcher.multiplies(form):
             return 0
-        return _FEW_FLOAT32 if dtype == torch.float32 else _FEW
+        if dtype == torch.float32:
+            return _FEW_FLOAT32
+        return _FEW_ON_WIDE if _has_wide_memory(parts[form.codes].device) else _FEW
 
     def product(self, form: PackedLayout, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         launcher = imports.launcher()
@@ -84,3 +90,8 @@ class TritonReader(Reader):
     ) -> Prepared | None:
         bind = imports.binder()
         return None if bind is None else bind(form, parts, dtype, few, prefix, eight)
+
+
+def _has_wide_memory(device: torch.device) -> bool:
+    on_nvidia = device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None
+    return on_nvidia and torch.cuda.get_device_capability(device) in _WIDE_MEMORY
