@@ -51,7 +51,7 @@ def sizes() -> dict[str, int]:
     from sdquant.planning.estimate import peak_memory
 
     made = sdquant.plan(sdquant.demo.path(MODEL))
-    activations = peak_memory.predict(made).activations
+    activations = peak_memory.predict(made, hardware.probe()).activations
     assert activations is not None
     return {"weights": made.bytes, "activations": activations, "largest": max(part.bytes for part in made.components)}
 
@@ -159,7 +159,7 @@ def test_a_mode_that_keeps_more_in_memory_than_the_budget_is_not_chosen() -> Non
     from sdquant.planning.estimate import peak_memory
 
     held = peak_memory.predict(
-        sdquant.plan(sdquant.demo.path(MODEL), "qint4", runtime="library", offload="group")
+        sdquant.plan(sdquant.demo.path(MODEL), "qint4", runtime="library", offload="group"), hardware.probe()
     ).weights
     made = sdquant.plan(sdquant.demo.path(MODEL), "auto", offload="auto", budget=held // 2)
-    assert peak_memory.predict(made).weights <= held // 2
+    assert peak_memory.predict(made, hardware.probe()).weights <= held // 2

@@ -95,7 +95,10 @@ def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     assert code == 0
     made = sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"})
     foreseen = step_time.step(made, meta_models.trace_plan(made), hardware.probe().native)
-    assert json.loads(out) == made.to_dict() | {"peak": peak_memory.predict(made).to_dict(), "foreseen": foreseen}
+    assert json.loads(out) == made.to_dict() | {
+        "peak": peak_memory.predict(made, hardware.probe()).to_dict(),
+        "foreseen": foreseen,
+    }
 
 
 def test_inspect_as_json_is_detected(capsys: Capture, flux: Path) -> None:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import sdquant
 from sdquant import cli, offload
+from sdquant.compat import hardware
 from sdquant.errors import BudgetError, IncompatibleError, SettingsError
 from sdquant.kernels import onednn, workspace
 from sdquant.models import activation_memory, pipelines
 from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
 from sdquant.planning.estimate import peak_memory
+from sdquant.planning.preparation import prepare
+from sdquant.planning.request import request
+
+from .compat.machines import GIB, card, machine
+
+if TYPE_CHECKING:
+    from sdquant.planning.plan import Peak
 
 WITHIN = 0.05
+CARD = card("cuda", free=3 * GIB)
 # A model, a scheme, and the runtime: one of each backend that quantizes, and both runtimes where there are two.
 QUICK = [("digits-flux", "int8", None)]
 REST = [("digits-sd", None, None), ("digits-flux", None, None), ("digits-sd", "int8", None)]
@@ -27,6 +38,11 @@ REST += [
 REST += [(model, "qint8", "library") for model in sdquant.demo.MODELS]
 EVERY = [pytest.param(*row, marks=pytest.mark.slow) for row in QUICK + REST]
 CASES = [pytest.param(*row) for row in QUICK] + [pytest.param(*row, marks=pytest.mark.slow) for row in REST]
+
+
+def foretell(plan: sdquant.Plan, here: hardware.Machine | None = None, **size: int) -> Peak:
+    """For a machine, or this one."""
+    return peak_memory.predict(plan, here or hardware.probe(), **size)
 
 
 def modes(made: sdquant.Plan) -> list[tuple[str, int | None]]:
@@ -56,7 +72,7 @@ def hold_weights_against_the_plan(model: str, scheme: str | None, runtime: str |
             made = sdquant.plan(path, scheme, mode, budget=budget, runtime=runtime)
         except IncompatibleError:
             continue  # of the matrix, which has its own tests
-        foretold = peak_memory.predict(made)
+        foretold = foretell(made)
         handle = offload.apply(pipe, mode, device="cpu", budget=budget)
         for _ in range(2 if mode == "balanced" else 1):
             draw(pipe, ["a picture"], seeds=[0], steps=1)
@@ -69,7 +85,7 @@ def hold_weights_against_the_plan(model: str, scheme: str | None, runtime: str |
 def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: str | None) -> None:
     """Weights, activations and the buffers that weights are decoded into, which stay when a first image is drawn."""
     path = sdquant.demo.path(model)
-    foretold = peak_memory.predict(sdquant.plan(path, scheme, runtime=runtime))
+    foretold = foretell(sdquant.plan(path, scheme, runtime=runtime))
     pipe = sdquant.load_model(path, scheme, runtime=runtime, progress=False)
     workspace.release()
     draw(pipe, ["a picture"], seeds=[0], steps=1)
@@ -85,7 +101,7 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
 def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded() -> None:
     made = sdquant.plan(sdquant.demo.path("digits-sd"), offload="balanced", budget=10_000)
     with pytest.raises(BudgetError, match="largest block") as told:
-        peak_memory.predict(made)
+        foretell(made)
     with pytest.raises(BudgetError) as later:
         sdquant.load_model(sdquant.demo.path("digits-sd"), offload="balanced", budget=10_000, progress=False)
     numbers = [int(error.value.fix.split("at least ")[1].split()[0]) for error in (told, later)]
@@ -106,10 +122,36 @@ def test_a_device_that_does_not_say_what_is_free_needs_a_budget() -> None:
         default_budget(torch.device("privateuseone"), 0)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", None])
+def test_a_plan_for_another_machine_goes_by_what_is_free_there(
+    device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = machine(CARD)
+    monkeypatch.setattr(hardware, "probe", lambda: pytest.fail("this machine was asked"))
+    plan = prepare(request(sdquant.demo.path("digits-flux"), quant="int8", offload="balanced", device=device), there)
+    peak = foretell(plan, there)
+    assert plan.device == (device or "cuda:0") and peak.activations is not None
+    assert peak.budget == room(3 * GIB, 12 * GIB, peak.activations + peak.scratch)
+    assert plan.bytes <= peak.weights < peak.budget  # all of it stays on the card
+    full = machine(card("cuda", free=0.9 * plan.bytes + peak.activations + peak.scratch + LEAST_MARGIN))
+    less = foretell(plan, full)
+    assert less.budget is not None and less.weights <= less.budget < plan.bytes
+
+
+def test_another_machine_that_does_not_say_what_is_free_needs_a_budget() -> None:
+    there = machine(dataclasses.replace(CARD, memory_free=None))
+    values: dict[str, Any] = {"quant": "int8", "offload": "balanced", "device": "cuda"}
+    plan = prepare(request(sdquant.demo.path("digits-flux"), **values), there)
+    with pytest.raises(SettingsError, match=r"cuda:0.* not report .*budget='6GB'"):
+        foretell(plan, there)
+    plan = prepare(request(sdquant.demo.path("digits-flux"), budget="1GB", **values), there)
+    assert foretell(plan, there).budget == 10**9
+
+
 def test_balanced_offload_keeps_room_for_activations() -> None:
     pipe = sdquant.load_model(sdquant.demo.path("digits-flux"), "int8", "balanced", progress=False)
     report = pipe.sdquant.offload.report()
-    made = peak_memory.predict(sdquant.plan(sdquant.demo.path("digits-flux"), "int8", "balanced"))
+    made = foretell(sdquant.plan(sdquant.demo.path("digits-flux"), "int8", "balanced"))
     assert made.activations is not None
     assert report["activations"] == made.activations + made.scratch
     assert report["budget"] == pytest.approx(made.budget, rel=0.2)  # the machine's free memory comes and goes
@@ -118,25 +160,23 @@ def test_balanced_offload_keeps_room_for_activations() -> None:
 
 def test_of_a_component_alone(sd: Path) -> None:
     """A UNet's inputs are made as its pipeline makes them; what others take nobody has written down."""
-    whole, alone = peak_memory.predict(sdquant.plan(sd)), peak_memory.predict(sdquant.plan(sd / "unet"))
+    whole, alone = foretell(sdquant.plan(sd)), foretell(sdquant.plan(sd / "unet"))
     assert alone.activations == whole.parts["unet"]
     assert alone.bytes == alone.weights + whole.parts["unet"] + alone.kernels + alone.unused  # type: ignore[operator]
     if onednn.multiplies(torch.bfloat16) is False:
         assert alone.kernels == whole.kernels == 0
     else:
         assert 0 < alone.kernels < whole.kernels
-    larger = peak_memory.predict(
-        sdquant.plan(sd / "unet"), width=128
-    )  # 64 for its latents and a VAE like Stable Diffusion's
+    larger = foretell(sdquant.plan(sd / "unet"), width=128)  # 64 for its latents and a VAE like Stable Diffusion's
     assert larger.activations == pytest.approx(2 * alone.activations, rel=0.1)  # type: ignore[operator]
     with pytest.raises(SettingsError, match="multiples of 8 pixels"):
-        peak_memory.predict(sdquant.plan(sd / "unet"), height=33)
-    vae = peak_memory.predict(sdquant.plan(sd / "vae"))
+        foretell(sdquant.plan(sd / "unet"), height=33)
+    vae = foretell(sdquant.plan(sd / "vae"))
     assert vae.activations is None and vae.bytes == vae.weights + vae.unused > vae.unused
 
 
 def test_of_other_sizes(sd: Path) -> None:
-    small, large = (peak_memory.predict(sdquant.plan(sd), width=side, height=side) for side in (32, 64))
+    small, large = (foretell(sdquant.plan(sd), width=side, height=side) for side in (32, 64))
     assert large.weights == small.weights
     assert large.activations == pytest.approx(4 * small.activations, rel=0.1)  # type: ignore[operator]
 
@@ -145,7 +185,7 @@ def test_the_command_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "digits-sd", "-q", "int8", "--offload", "model", "--width", "64"]
     assert cli.main([*words, "--json"]) == 0
     peak = json.loads(capsys.readouterr().out)["peak"]
-    said = peak_memory.predict(sdquant.plan(sdquant.demo.path("digits-sd"), "int8", "model"), width=64)
+    said = foretell(sdquant.plan(sdquant.demo.path("digits-sd"), "int8", "model"), width=64)
     assert peak == said.to_dict() and peak["bytes"] > peak["weights"]
     assert cli.main(words) == 0
     assert "at the most" in capsys.readouterr().out

@@ -122,6 +122,12 @@ class Machine:
         """Default compute device: the first of the preferred kind."""
         return min(self.devices, key=lambda device: (KINDS.index(device.kind), device.index))
 
+    def device(self, name: str) -> Device:
+        """Return the device that torch calls `name`, or the first of its kind if it lists none of that name."""
+        kind = device_kind(name, self)
+        named = (device for device in self.devices if device.torch_name == name)
+        return next(named, None) or next(device for device in self.devices if device.kind == kind)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -27,6 +27,8 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 # If the activations are unknown: the share of the device's memory left free, and the minimum in bytes.
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
 
+_UNREPORTED = "torch does not report how much of its memory is free"
+
 
 def default_budget(device: torch.device, resident: int, activations: int | None = None) -> int:
     """Return the bytes of weights that fit on `device`: its free memory less activations and a margin.
@@ -50,15 +52,30 @@ def _free(device: torch.device) -> tuple[int, int]:
     if device.type == "mps":
         return hardware.mps_memory()
     api: Any = getattr(torch, device.type, None)
-    why = "torch does not report how much of its memory is free"
+    why = _UNREPORTED
     if hasattr(api, "mem_get_info"):
         try:
             return hardware.card_memory(api, device)
         except RuntimeError as error:  # some of Intel's drivers
             why = f"its driver does not report how much of its memory is free: {error}"
-    raise SettingsError(
+    raise _no_budget(str(device), why)
+
+
+def _no_budget(device: str, why: str) -> SettingsError:
+    return SettingsError(
         f"Cannot choose a memory budget for {device}", why, "Set how much weights may take, such as budget='6GB'"
     )
+
+
+def budget_on(device: hardware.Device, activations: int | None) -> int:
+    """Return the bytes of weights that fit on a device as described, of this machine or of another; see `room`.
+
+    Raises:
+        SettingsError: the description lacks how much of its memory is free.
+    """
+    if device.memory_free is None or device.memory_total is None:
+        raise _no_budget(device.torch_name, _UNREPORTED)
+    return room(device.memory_free, device.memory_total, activations)
 
 
 def room(free: int, total: int, activations: int | None) -> int:

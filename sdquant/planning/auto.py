@@ -60,7 +60,7 @@ def resolve(request: Request, here: Machine) -> Resolved:
         for name in row.verdicts
     ]
     fitting = ranking.fastest_first(way for way in ways if (way.candidate.needed(way.offload) or 0) <= way.room)
-    best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
+    best = None if rest > free else next((way for way in fitting if _holds_no_more(way, here, traced)), None)
     if best is None:
         raise BudgetError(
             f"Cannot choose settings for {_asked(request)}",
@@ -98,7 +98,7 @@ def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
 
 def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:
     """Return three sizes in bytes: free memory, the share reserved for activations, the most that weights may take."""
-    device = ranking.device_of(opened)
+    device = opened.machine.device(opened.resolved.device)
     free = device.memory_total if device.memory_free is None else device.memory_free
     if free is None or device.memory_total is None:
         raise BudgetError(
@@ -116,7 +116,7 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
     return free, rest, room if budget is None else min(room, budget)
 
 
-def _holds_no_more(way: Way, traced: Mapping[str, Trace | None]) -> bool:
+def _holds_no_more(way: Way, machine: Machine, traced: Mapping[str, Trace | None]) -> bool:
     """Return whether the weights that are on the device at once fit.
 
     For some modes the modules have to be known, since on the CPU weights that cannot be mapped from a file stay in
@@ -127,7 +127,7 @@ def _holds_no_more(way: Way, traced: Mapping[str, Trace | None]) -> bool:
         return True
     try:
         plan = dataclasses.replace(way.candidate.plan, offload=way.offload.name)
-        peak = peak_memory.predict(plan, traced=traced or None)
+        peak = peak_memory.predict(plan, machine, traced=traced or None)
     except SdquantError:  # loading raises it again, with a better message
         return True
     return peak.weights + peak.copied <= way.room

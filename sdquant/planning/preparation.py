@@ -39,13 +39,16 @@ def plan(
     return prepare(request(path, quant=quant, offload=offload, **values))
 
 
-def prepare(request: Request) -> planner_plan.Plan:
+def prepare(request: Request, machine: hardware.Machine | None = None) -> planner_plan.Plan:
     """Check and plan a request. Everything that can be refused is refused here, after reading only headers.
 
     The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
     Only after that are the files checked against their own headers and their models.
+
+    Args:
+        machine: the one that the plan is for; None for this one.
     """
-    here = hardware.probe()
+    here = machine or hardware.probe()
     device = device_of(request, here)
     if request.automatic:
         from . import auto

@@ -136,7 +136,7 @@ def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
     """Return how many bytes of fast memory the preset may use."""
     if preset.memory is not None:
         return parse_size(preset.memory, "A preset")
-    device = ranking.device_of(opened)
+    device = opened.machine.device(opened.resolved.device)
     memory = device.memory_total if device.memory_free is None else device.memory_free
     if memory is None:
         raise BudgetError(

@@ -13,7 +13,6 @@ from .estimate import meta_models, step_time
 from .estimate.scheme_snr import USABLE
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Device
     from ..models.activation_memory import Trace
     from ..offload import OffloadMode
     from .candidates import Candidate, Opened
@@ -155,10 +154,3 @@ def _by_scheme(way: Way) -> tuple[Any, ...]:
 # What presets prefer, as a sort key: fitting whole before precision, precision before fitting whole, or speed. All of
 # them avoid streaming more than STREAMED.
 OBJECTIVES: Mapping[str, Callable[[Way], tuple[Any, ...]]] = {"precise": _precise, "best": _best, "fast": _fast}
-
-
-def device_of(opened: Opened) -> Device:
-    """Return the compute device, or another of its kind if the machine lists none of that name."""
-    rows = opened.machine.devices
-    named = (row for row in rows if row.torch_name == opened.resolved.device)
-    return next(named, None) or next(row for row in rows if row.kind == opened.kind)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import sdquant
+from sdquant.compat import hardware
 from sdquant.nn.openvino.memory_model import CompiledWeight, copied_bytes
 from sdquant.planning.estimate import peak_memory
 
@@ -33,7 +34,9 @@ def test_against_what_was_measured(row: dict[str, Any]) -> None:
 
 def test_the_plan_counts_it() -> None:
     path = sdquant.demo.path("digits-sd")
-    plain, compiled = (peak_memory.predict(sdquant.plan(path, "int8", runtime=one)) for one in ("plain", "openvino"))
+    plain, compiled = (
+        peak_memory.predict(sdquant.plan(path, "int8", runtime=one), hardware.probe()) for one in ("plain", "openvino")
+    )
     assert plain.copied == 0 and compiled.weights == plain.weights
     unet = next(part for part in sdquant.plan(path, "int8", runtime="openvino").components if part.name == "unet")
     assert compiled.copied > sum(weight.bytes for weight in unet.weights)

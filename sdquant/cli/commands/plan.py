@@ -33,15 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
-    from ...kernels import cpu
+    from ...compat import hardware
     from ...planning.estimate import meta_models, peak_memory, step_time
     from ...planning.preparation import prepare
 
-    plan = prepare(_common.request_of(args))
+    request = _common.request_of(args)
+    machine = hardware.probe()
+    plan = prepare(request, machine)
     try:
         traced = meta_models.trace_plan(plan, width=args.width, height=args.height)
-        step = step_time.step(plan, traced, cpu.state())
-        plan = dataclasses.replace(plan, peak=peak_memory.predict(plan, traced=traced), foreseen=step)
+        step = step_time.step(plan, traced, machine.native)
+        plan = dataclasses.replace(plan, peak=peak_memory.predict(plan, machine, traced=traced), foreseen=step)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("cannot predict the peak memory: %s", error)
     if args.json:

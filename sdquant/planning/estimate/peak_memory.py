@@ -12,28 +12,36 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...offload import mode_named
-from ...offload.budget import default_budget
+from ...offload.budget import budget_on
 from ...offload.mode import ComponentSizes
 from ...utils import malloc_trim
 from ..plan import Peak
 from .meta_models import Network, of_plan, trace_plan
 
 if TYPE_CHECKING:
+    from ...compat.hardware import Machine
     from ...models.activation_memory import Trace
     from ..plan import Plan
 
 
 def predict(
-    plan: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None
+    plan: Plan,
+    machine: Machine,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    traced: Mapping[str, Trace | None] | None = None,
 ) -> Peak:
     """Predict the peak memory of a plan while one image is generated.
 
     Args:
+        machine: the one that the plan is for: what is free on its device is the default budget.
         width, height: of the image in pixels; None for the model's default.
         traced: result of `meta_models.trace_plan` for that size, for this plan or one with other schemes.
 
     Raises:
-        BudgetError: the model cannot run within its budget.
+        BudgetError: the model cannot run within its budget. SettingsError: it has none, and the device does not report
+            how much of its memory is free.
         SdquantError: an unusable config or pipeline folder, as loading would raise.
     """
     nets = of_plan(plan)
@@ -48,7 +56,7 @@ def predict(
     kernels = sum(one.kernels for one in traces.values() if one is not None) if device.type == "cpu" else 0
     mode, budget = mode_named(plan.offload), plan.budget
     if mode.takes_budget and budget is None:
-        budget = default_budget(device, 0, None if most is None else most + scratch)
+        budget = budget_on(machine.device(plan.device), None if most is None else most + scratch)
     moments = mode.peak({name: _sizes_of(nets[name]) for name in parts}, device, budget)
     used = copied + kernels
     used += max(
