@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import sdquant
+from sdquant import offload
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
+from sdquant.planning.preparation import prepare
 from sdquant.planning.request import Request, request
+from sdquant.utils import byte_sizes
 
 
 def _all(kind: type[SdquantError], *values: Any) -> list[tuple[Any, type[SdquantError]]]:
@@ -167,10 +173,24 @@ class TestWhatCallersWrite:
     def test_budgets(self, budget: Any, size: int | None) -> None:
         assert request("model", offload="balanced", budget=budget).budget_bytes == size
 
-    @pytest.mark.parametrize("offload", ["none", "model", "sequential", "group"])
-    def test_a_budget_that_nobody_would_keep(self, offload: str) -> None:
+    def test_modes_and_sizes_are_parsed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What comes after the request takes the mode and the sizes from it, and reads no text again."""
+        values: dict[str, Any] = {"offload": "balanced", "budget": "1GB", "cache_limit": "2GB", "cache": "off"}
+        path = sdquant.demo.path("digits-flux")
+        made, automatic = request(path, **values), request(path, **(values | {"offload": "auto"}))
+        monkeypatch.setattr(byte_sizes, "_SIZE", SimpleNamespace(fullmatch=pytest.fail))
+        assert made.offload_mode is offload.mode_named("balanced") and automatic.offload_mode is None
+        assert made.cache_bytes == 2 * 10**9
+        assert automatic.budget_bytes == made.budget_bytes == 10**9
+        plan = prepare(made)
+        assert plan.offload_mode is made.offload_mode and (plan.offload, plan.budget) == ("balanced", 10**9)
+        assert prepare(automatic).offload_mode is offload.mode_named("none")
+        assert pickle.loads(pickle.dumps(plan)).offload_mode is copy.deepcopy(plan).offload_mode is made.offload_mode
+
+    @pytest.mark.parametrize("mode", ["none", "model", "sequential", "group"])
+    def test_a_budget_that_nobody_would_keep(self, mode: str) -> None:
         with pytest.raises(SettingsError, match="only balanced"):
-            request("model", offload=offload, budget="6GB")
+            request("model", offload=mode, budget="6GB")
 
 
 class TestQuant:

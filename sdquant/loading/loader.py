@@ -167,7 +167,7 @@ def load_planned(request: Request, plan: Plan, on_bytes: Callable[[int, int], No
 
     trim()
     peft_hooks.prepare_pipeline(whole)
-    handle = offload.apply(whole, plan.offload, device=plan.device, budget=plan.budget)
+    handle = offload.apply(whole, plan.offload_mode, device=plan.device, budget=plan.budget)
     whole.sdquant = Loaded(plan=plan, offload=handle, seconds=time.perf_counter() - begin, cached=cached)
     return whole
 

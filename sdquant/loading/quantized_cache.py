@@ -23,7 +23,6 @@ from ..errors import ConflictError, SdquantError
 from ..formats import safetensors_writer
 from ..formats.checkpoint import Checkpoint, single_file
 from ..utils.atomic_write import whole_file
-from ..utils.byte_sizes import parse_size
 from ..utils.progress import byte_bar
 from ..utils.version import __version__
 
@@ -162,7 +161,7 @@ def cache_of(request: Request) -> Cache | None:
     if word in ("", "off", "0", "false", "no"):
         return None
     folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(setting))
-    return Cache(folder=folder, limit=parse_size(request.cache_limit, "A cache_limit"))
+    return Cache(folder=folder, limit=request.cache_bytes)
 
 
 def default_folder() -> Path:

@@ -23,7 +23,7 @@ from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
 from .handle import HANDLE, OffloadHandle
-from .mode import OffloadMode, OffloadOptions, check_budget, mode_named
+from .mode import OffloadMode, OffloadOptions, mode_named
 
 if TYPE_CHECKING:
     import os
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
-    "MODES", "OffloadHandle", "OffloadMode", "apply", "check_budget", "components_of", "mode_named", "parse_budget",
-    "weight_bytes",
+    "MODES", "OffloadHandle", "OffloadMode", "apply", "components_of", "mode_named", "parse_budget", "weight_bytes",
 ]  # fmt: skip
 
 MODES: tuple[OffloadMode, ...] = tuple(mode_named(name) for name in OFFLOAD_MODES)
@@ -42,7 +41,7 @@ MODES: tuple[OffloadMode, ...] = tuple(mode_named(name) for name in OFFLOAD_MODE
 @ordinary
 def apply(
     model: Any,
-    mode: str,
+    mode: str | OffloadMode,
     *,
     device: str | torch.device,
     budget: str | int | None = None,
@@ -56,7 +55,7 @@ def apply(
 
     Args:
         model: a pipeline or an `nn.Module`, its weights in ordinary memory.
-        mode: one of `MODES`.
+        mode: one of `MODES`, or its name.
         device: the compute device.
         budget: for "balanced": bytes (or "6GB") that weights may take on the device. None: the free memory less the
             activations, estimated by a trace of the model's shapes, and a margin.
@@ -68,28 +67,28 @@ def apply(
         IncompatibleError: OpenVINO runs a component of the model, or another tool casts or moves its weights.
         BudgetError: the model cannot run within the budget.
     """
-    row = mode_named(mode)
-    size = check_budget(mode, budget)
+    offload_mode = mode if isinstance(mode, OffloadMode) else mode_named(mode)
+    name, size = offload_mode.name, offload_mode.budget_bytes(budget)
     parts = components_of(model)
-    if mode != NO_OFFLOAD:
-        _refuse_openvino(mode, parts)
+    if name != NO_OFFLOAD:
+        _refuse_openvino(name, parts)
     if any(HANDLE in part.__dict__ for part in parts.values()):
         raise SettingsError(
-            f"Cannot apply offload mode {mode!r}",
+            f"Cannot apply offload mode {name!r}",
             "the model is already offloaded",
             "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
         )
     import torch
 
     target = torch.device(device)
-    handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
+    handle = OffloadHandle(name, str(target), weight_bytes(*parts.values()))
     options = OffloadOptions(budget=size, folder=folder)
-    if row.takes_budget and size is None:
+    if offload_mode.takes_budget and size is None:
         from .budget import activations_of
 
         handle.facts["activations"] = activations_of(model)
         options = replace(options, activations=handle.facts["activations"])
-    if mode == NO_OFFLOAD:  # nothing to suspend, and the model has to be freed with its last reference
+    if name == NO_OFFLOAD:  # nothing to suspend, and the model has to be freed with its last reference
         try:
             _engage(handle, parts, target, options)
         except BaseException:
@@ -103,7 +102,7 @@ def apply(
     @ordinary
     def engage() -> None:
         components = owners.parts()
-        _refuse_openvino(mode, components)
+        _refuse_openvino(name, components)
         _engage(handle, components, target, options)
         owners.follow(components)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -99,6 +99,26 @@ class OffloadMode(ABC):
         """Return whether a LoRA can be trained: sdquant's hooks hand backward the stored weights, others do not."""
         return self.hooks in (None, "sdquant")
 
+    def __reduce__(self) -> tuple[Callable[[str], OffloadMode], tuple[str]]:
+        """Pickle and copy a reference to the mode of this name."""
+        return mode_named, (self.name,)
+
+    def budget_bytes(self, budget: str | int | None) -> int | None:
+        """Return a budget, such as "6GB", in bytes; None stays None.
+
+        Raises:
+            SettingsError: the budget is not a size, or this mode has none.
+        """
+        size = parse_budget(budget)
+        if size is None or self.takes_budget:
+            return size
+        names = [name for name in OFFLOAD_MODES if mode_named(name).takes_budget]
+        raise SettingsError(
+            f"Cannot use budget={budget!r} with offload={self.name!r}",
+            f"only {' and '.join(names)} offload keeps to a budget",
+            f"Use offload={names[0]!r}, or remove the budget",
+        )
+
     def needed(self, *, total: int, largest: int, least: int) -> int | None:
         """Return the bytes of weights that the device must have room for; None if only `peak` can tell.
 
@@ -139,20 +159,3 @@ def mode_named(name: str) -> OffloadMode:
     check_offload_mode(name)
     mode: OffloadMode = importlib.import_module(f".{name}", __package__).MODE
     return mode
-
-
-def check_budget(mode: str, budget: str | int | None) -> int | None:
-    """Return a budget, such as "6GB", in bytes.
-
-    Raises:
-        UnknownOffloadError: no such mode. SettingsError: the budget is not a size, or this mode has none.
-    """
-    size = parse_budget(budget)
-    if size is None or mode_named(mode).takes_budget:
-        return size
-    names = [name for name in OFFLOAD_MODES if mode_named(name).takes_budget]
-    raise SettingsError(
-        f"Cannot use budget={budget!r} with offload={mode!r}",
-        f"only {' and '.join(names)} offload keeps to a budget",
-        f"Use offload={names[0]!r}, or remove the budget",
-    )

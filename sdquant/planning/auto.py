@@ -48,8 +48,8 @@ def resolve(request: Request, here: Machine) -> Resolved:
     found = resolve_request(request, device_of(request, here))
     planner.refuse_conflicts(found)
     resolved = completed(found)
-    opened = Opened(dataclasses.replace(resolved, offload=NO_OFFLOAD, budget=None), here)
-    modes = OFFLOAD_MODES if request.offload == AUTO else (request.offload,)
+    opened = Opened(dataclasses.replace(resolved, offload_mode=mode_named(NO_OFFLOAD), budget=None), here)
+    modes = OFFLOAD_MODES if request.offload_mode is None else (request.offload,)
     rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
@@ -77,7 +77,7 @@ def resolve(request: Request, here: Machine) -> Resolved:
     return dataclasses.replace(
         resolved,
         specs=opened.specs(best.candidate.schemes) if request.quant == AUTO else resolved.specs,
-        offload=best.offload.name,
+        offload_mode=best.offload,
         budget=best.room if best.offload.takes_budget else None,
         why=_why(best, rows, opened, free, rest),
         foreseen=best.foreseen,
@@ -126,7 +126,7 @@ def _holds_no_more(way: Way, machine: Machine, traced: Mapping[str, Trace | None
     if way.candidate.needed(way.offload) is not None and not compiled:
         return True
     try:
-        plan = dataclasses.replace(way.candidate.plan, offload=way.offload.name)
+        plan = dataclasses.replace(way.candidate.plan, offload_mode=way.offload)
         peak = peak_memory.predict(plan, machine, traced=traced or None)
     except SdquantError:  # loading raises it again, with a better message
         return True

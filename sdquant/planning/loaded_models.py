@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.backend import TensorInfo
-from ..core.choices import LONE
+from ..core.choices import LONE, NO_OFFLOAD
 from ..formats.checkpoint import Checkpoint
 from ..models.detection import Detected
 from ..models.fitting import layers_of
+from ..offload import mode_named
 from .component_files import ModelFiles
 from .resolve import Resolved
 
@@ -73,6 +74,6 @@ def resolve_loaded(what: str, parts: Mapping[str, nn.Module], request: Request, 
         device=device,
         dtype=None,
         specs=request.specs,
-        offload="none",
+        offload_mode=mode_named(NO_OFFLOAD),
         budget=None,
     )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Checkpoint
     from ..models.detection import Detected
+    from ..offload import OffloadMode
     from .weight_selection import WeightPlan
 
 
@@ -80,7 +81,7 @@ class Plan:
     base: str | None
     container: str
     family: str | None
-    offload: str
+    offload_mode: OffloadMode
     device: str
     dtype: str | None
     budget: int | None
@@ -90,6 +91,11 @@ class Plan:
     peak: Peak | None = None
     why: str | None = None
     foreseen: float | None = None
+
+    @property
+    def offload(self) -> str:
+        """The name of the offload mode."""
+        return self.offload_mode.name
 
     @property
     def bytes(self) -> int:

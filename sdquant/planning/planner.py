@@ -98,7 +98,7 @@ def build_plan(
         base=resolved.files.base,
         container=detected.container,
         family=detected.family,
-        offload=resolved.offload,
+        offload_mode=resolved.offload_mode,
         device=resolved.device,
         dtype=resolved.dtype,
         budget=resolved.budget,

@@ -54,7 +54,7 @@ def prepare(request: Request, machine: hardware.Machine | None = None) -> planne
         from . import auto
 
         whole = auto.resolve(request, here)
-        check_schemes(request, whole.specs, whole.offload, device, here)
+        check_schemes(request, whole.specs, whole.offload_mode.name, device, here)
         _check_files(whole, here)
     else:
         check_schemes(request, request.specs, request.offload, device, here)
@@ -100,7 +100,7 @@ def _check_files(resolved: Resolved, here: hardware.Machine) -> None:
     """Consult the matrix for what is quantized on disk."""
     for scheme, plain_only in prequantized_schemes(resolved.detected):
         runtime = "plain" if plain_only else resolved.request.plain_runtime
-        _check(resolved.request, scheme, "found", runtime, resolved.offload, resolved.device, here)
+        _check(resolved.request, scheme, "found", runtime, resolved.offload_mode.name, resolved.device, here)
 
 
 def _check(

@@ -120,7 +120,7 @@ def _chosen(preset: Preset, fixed: Settings, opened: Opened, rows: list[Candidat
         changes["budget"] = budget_text(room)
     settings = fixed.but(changes)
     plan = dataclasses.replace(
-        opened.plan(best.candidate.schemes), offload=best.offload.name, budget=parse_budget(settings["budget"])
+        opened.plan(best.candidate.schemes), offload_mode=best.offload, budget=parse_budget(settings["budget"])
     )
     return Chosen(settings=settings, plan=plan, why=_why(best, rows, opened, limit, rest, preset.order))
 

@@ -17,7 +17,7 @@ from ..core import registry
 from ..core.choices import OFFLOAD_MODES, check_offload_mode
 from ..core.dtypes import COMPUTE_DTYPES
 from ..errors import SettingsError
-from ..offload import check_budget
+from ..offload import mode_named
 from ..rules.parse import rules_of
 from ..rules.quant_spec import with_rules
 from ..utils.arguments import unknown
@@ -27,6 +27,7 @@ from .component_files import ComponentFile, parts_of, require_parts
 
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
+    from ..offload import OffloadMode
     from ..rules.qconfig import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `auto`
@@ -167,7 +168,7 @@ class Request:
 
     def __post_init__(self) -> None:
         _text("path", self.path)
-        check_offload_mode(self.offload, AUTO)
+        _ = self.offload_mode  # parsed now, like what follows, so that errors are raised here
         _one_of("mode", self.mode, LOAD_MODES)
         if self.runtime is not None:
             _one_of("runtime", self.runtime, RUNTIMES)
@@ -188,7 +189,7 @@ class Request:
         for name in ("base", "cache", "variant", "quant_stats", "revision", "subfolder"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
-        parse_size(self.cache_limit, "A cache_limit")
+        _ = self.cache_bytes
         for name in ("components", "skip"):
             _names(name, getattr(self, name))
         require_parts(self.parts)
@@ -197,15 +198,12 @@ class Request:
                 raise SettingsError(
                     f"Invalid {name}={getattr(self, name)!r}", f"{name} must be True or False", "Use one of them"
                 )
-        if self.offload == AUTO:
-            parse_budget(self.budget)
-        else:
-            check_budget(self.offload, self.budget)
+        _ = self.budget_bytes
         if isinstance(self.quant, Mapping):
             for name in self.quant:
                 _text("component in quant", name)
         self._refuse_beside_auto()
-        _ = self.specs  # parsed once, now, so that errors are raised here
+        _ = self.specs
 
     @property
     def automatic(self) -> bool:
@@ -222,6 +220,22 @@ class Request:
             raise SettingsError(
                 "Cannot combine mode='post' with quant='auto'", "auto chooses the mode itself", "Remove one of the two"
             )
+
+    @cached_property
+    def offload_mode(self) -> OffloadMode | None:
+        """The offload mode; None for "auto". Raises UnknownOffloadError if there is none of that name."""
+        check_offload_mode(self.offload, AUTO)
+        return None if self.offload == AUTO else mode_named(self.offload)
+
+    @cached_property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes. Raises SettingsError if it is not a size, or the mode has none."""
+        return parse_budget(self.budget) if self.offload_mode is None else self.offload_mode.budget_bytes(self.budget)
+
+    @cached_property
+    def cache_bytes(self) -> int:
+        """The limit of the cache in bytes. Raises SettingsError if it is not a size."""
+        return parse_size(self.cache_limit, "A cache_limit")
 
     @cached_property
     def specs(self) -> Mapping[str, QuantSpec | None]:
@@ -269,11 +283,6 @@ class Request:
     def eight_bit(self) -> str | None:
         """The type "int8" or "fp8" if products are computed in it; None for floating point."""
         return None if self.compute == "float" else self.compute
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """The budget in bytes."""
-        return parse_budget(self.budget)
 
 
 def request(path: Any, **values: Any) -> Request:

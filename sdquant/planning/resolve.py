@@ -12,6 +12,7 @@ from ..compat import hardware
 from ..core import choices
 from ..errors import BackendUnavailableError
 from ..formats.checkpoint import main_dtype
+from ..offload import mode_named
 from .component_places import CHECKPOINT
 from .component_sources import whole_of
 from .locate import locate
@@ -19,6 +20,7 @@ from .locate import locate
 if TYPE_CHECKING:
     from ..core.scheme import QuantSpec
     from ..models.detection import Detected
+    from ..offload import OffloadMode
     from .component_files import ModelFiles
     from .request import Request
 
@@ -33,7 +35,7 @@ class Resolved:
         detected: the whole model, made of them.
         device: the compute device, by torch name. dtype: what floats are cast to; None to leave them as stored.
         specs: the scheme of each component, see `Request.specs`; those that `auto` chose, if the request says so.
-        offload, budget: the mode, and the bytes that weights may take; likewise.
+        offload_mode, budget: the mode, and the bytes that weights may take; likewise.
         why, foreseen: for "auto", see `Plan`.
     """
 
@@ -43,7 +45,7 @@ class Resolved:
     device: str
     dtype: str | None
     specs: Mapping[str, QuantSpec | None]
-    offload: str
+    offload_mode: OffloadMode
     budget: int | None
     why: str | None = None
     foreseen: float | None = None
@@ -67,7 +69,7 @@ def resolve(request: Request, device: str) -> Resolved:
         device=device,
         dtype=request.dtype or _one_dtype(files, detected),
         specs=request.specs,
-        offload=request.offload,
+        offload_mode=request.offload_mode or mode_named(choices.NO_OFFLOAD),  # until `auto` has chosen one
         budget=request.budget_bytes,
     )
 

@@ -77,7 +77,7 @@ def test_a_second_mode_wants_the_first_removed(tmp_path: Path) -> None:
         offload.apply(layer, "sequential", device="cpu", folder=tmp_path)
     handle.remove()
     handle.remove()  # twice is as good as once
-    second = offload.apply(layer, "sequential", device="cpu", folder=tmp_path)
+    second = offload.apply(layer, offload.mode_named("sequential"), device="cpu", folder=tmp_path)
     assert layer(torch.ones(8)).shape == (8,)
     second.remove()
     assert not list(tmp_path.iterdir())

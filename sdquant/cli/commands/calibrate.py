@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     _common.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)
     request = _common.request_of(args, rules=None, offload=NO_OFFLOAD, budget=None)
-    _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in an explicit offload mode")
+    offloaded = _common.request_of(args)
+    _common.refuse_auto(offloaded, "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)
     task = Calibration(
         model=request.path,
@@ -80,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     with processes() as here:
         pipe = load_planned(dataclasses.replace(request, progress=request.progress and here.rank == 0), plan)
         models = prepare_models(pipe, task)
-        if args.offload != NO_OFFLOAD:
+        if (mode := offloaded.offload_mode) is not None and mode.name != NO_OFFLOAD:
             pipe.sdquant.offload.remove()
-            handle = offload.apply(pipe, args.offload, device=pipe.sdquant.plan.device, budget=args.budget)
+            handle = offload.apply(pipe, mode, device=pipe.sdquant.plan.device, budget=offloaded.budget_bytes)
             pipe.sdquant = dataclasses.replace(pipe.sdquant, offload=handle)
         partial = args.out.with_name(f"{args.out.name}.rank{here.rank}of{here.count}.partial")
         try:

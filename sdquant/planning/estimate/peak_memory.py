@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...offload import mode_named
 from ...offload.budget import budget_on
 from ...offload.mode import ComponentSizes
 from ...utils import malloc_trim
@@ -54,7 +53,7 @@ def predict(
     copied = sum(one.copied for one in nets.values())  # the matrix allows it only without offload
     device = torch.device(plan.device)
     kernels = sum(one.kernels for one in traces.values() if one is not None) if device.type == "cpu" else 0
-    mode, budget = mode_named(plan.offload), plan.budget
+    mode, budget = plan.offload_mode, plan.budget
     if mode.takes_budget and budget is None:
         budget = budget_on(machine.device(plan.device), None if most is None else most + scratch)
     moments = mode.peak({name: _sizes_of(nets[name]) for name in parts}, device, budget)
