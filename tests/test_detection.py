@@ -480,9 +480,9 @@ def test_no_library_is_imported(lone_files: list[Path]) -> None:
     """By ComfyUI, which has models of its own. A folder is held against its model, whose library is imported."""
     code = (
         "import sys\n"
-        "from sdquant.models.detection import detect_elsewhere, suffix_hint\n"
+        "from sdquant.models.detection import read_headers, suffix_hint\n"
         f"for path in {[str(path) for path in lone_files]!r}:\n"
-        "    detect_elsewhere(path).to_dict()\n"
+        "    read_headers(path, find_classes=False).to_dict()\n"
         "    suffix_hint(path)\n"
         f"print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
     )

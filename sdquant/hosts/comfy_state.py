@@ -13,7 +13,7 @@ from ..core.dtypes import FLOATS, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats.checkpoint import main_dtype
 from ..formats.gguf import conventions
-from ..models.detection import detect_elsewhere
+from ..models.detection import read_headers
 from ..models.single_file import original_names
 from ..planning import planner
 from ..saving import export_single_file, original_layout
@@ -48,9 +48,9 @@ def source(path: Path) -> Checkpoint:
     """Return the diffusion model of a file, which may be a checkpoint of several models.
 
     Raises:
-        SdquantError: see `detect_elsewhere`. UnsupportedFileError: it is a LoRA or a folder.
+        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder.
     """
-    detected = detect_elsewhere(path)
+    detected = read_headers(path, find_classes=False)
     if set(detected.sources) != {LONE} or path.is_dir():
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(detected, None, single=True)  # refuses a LoRA

@@ -59,13 +59,13 @@ def device() -> str | None:
 
 def begin(status: Status, path: str | None) -> None:
     """Begin the status of a load of the file or folder at `path`, with what its headers say."""
-    from ..models.detection import detect_elsewhere
+    from ..models.detection import read_headers
 
     name = os.path.basename(os.path.normpath(path)) if path else None
     contents = None
     if path and os.path.exists(path):
         try:
-            detected = detect_elsewhere(path)
+            detected = read_headers(path, find_classes=False)
         except SdquantError as error:  # the host may know a kind of file that sdquant does not
             log.info("%s", error)
         else:

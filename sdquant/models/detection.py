@@ -109,8 +109,7 @@ def detect(
         MissingComponentError: the path does not exist. BadFileError: a damaged file. UnsupportedFileError: a kind of
             file that sdquant does not load.
     """
-    how = _How(complete=complete, pickles=allow_pickle, variant=variant)
-    detected = _seen(path, how)
+    detected = read_headers(path, complete=complete, allow_pickle=allow_pickle, variant=variant)
     if complete:
         from .fitting import fitted
 
@@ -120,70 +119,64 @@ def detect(
     return detected
 
 
-def headers(
-    path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
-) -> Detected:
-    """`detect` for callers that compare the tensors with their models themselves."""
-    return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant))
-
-
-def detect_base(
-    path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
-) -> Detected:
-    """`detect` for a base pipeline that supplies components: they may have a config and no weights."""
-    return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant, partial=True))
-
-
-def detect_part(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
-    """`detect` for a file or folder of one component of a pipeline; errors say that it is a component."""
-    return _seen(path, _How(complete=complete, pickles=allow_pickle, is_part=True))
-
-
-def detect_elsewhere(path: str | Path) -> Detected:
-    """`detect` for a program that has models of its own instead of diffusers' (ComfyUI): no class is looked up."""
-    return _seen(path, _How(models=False))
-
-
 @dataclass(frozen=True, kw_only=True)
-class _How:
-    """Options of the detection.
+class _Options:
+    """Arguments of `read_headers`."""
 
-    Attributes:
-        complete, variant: see `detect`. pickles: its `allow_pickle`. partial: see `detect_base`.
-        is_part: see `detect_part`. models: see `detect_elsewhere`.
+    complete: bool
+    allow_pickle: bool
+    variant: str | None
+    partial: bool
+    is_component: bool
+    find_classes: bool
+
+
+def read_headers(
+    path: str | Path,
+    *,
+    complete: bool = True,
+    allow_pickle: bool = False,
+    variant: str | None = None,
+    partial: bool = False,
+    is_component: bool = False,
+    find_classes: bool = True,
+) -> Detected:
+    """Detect the contents of a file or folder as `detect` does, but do not compare folders with their models.
+
+    Args:
+        complete, allow_pickle, variant: see `detect`, which raises the same errors.
+        partial: it is a base pipeline, whose components may have a config and no weights.
+        is_component: it is one component of a pipeline, and errors say so.
+        find_classes: look the class of each config up. False for a program with models of its own, such as ComfyUI.
     """
-
-    complete: bool = True
-    pickles: bool = False
-    variant: str | None = None
-    partial: bool = False
-    is_part: bool = False
-    models: bool = True
-
-
-def _seen(path: str | Path, how: _How) -> Detected:
+    options = _Options(
+        complete=complete, allow_pickle=allow_pickle, variant=variant, partial=partial, is_component=is_component,
+        find_classes=find_classes,
+    )  # fmt: skip
     try:
-        detected = _look(Path(os.path.expanduser(path)), str(path), how)
+        detected = _detect(Path(os.path.expanduser(path)), str(path), options)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
     in_folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.is_empty]
     there = {name for src in in_folders for name in (src.variant, *src.variants)}
-    if how.variant is not None and how.variant not in there:
-        raise folders.no_variant(str(path), how.variant, there)
+    if variant is not None and variant not in there:
+        raise folders.no_variant(str(path), variant, there)
     return detected
 
 
-def _look(place: Path, path: str, how: _How) -> Detected:
+def _detect(place: Path, path: str, options: _Options) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"Cannot load {path}", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
-        return _component(checkpoint.single_file(place, complete=how.complete, allow_pickle=how.pickles), path, how)
+        return _component(
+            checkpoint.single_file(place, complete=options.complete, allow_pickle=options.allow_pickle), path, options
+        )
     index = place / "model_index.json"
     if not index.exists():
-        return _component(_part(place, replace(how, partial=False)), path, how)
+        return _component(_part(place, replace(options, partial=False)), path, options)
     contents = folders.read_json(folders.inside(index, place))
     each = {
-        name: checkpoint.as_named(_part(sub, how), contents[name])
+        name: checkpoint.as_named(_part(sub, options), contents[name])
         for name, sub in folders.pipeline_parts(place, contents).items()
     }
     if not each:
@@ -192,9 +185,9 @@ def _look(place: Path, path: str, how: _How) -> Detected:
             "its model_index.json names no component with weights",
             "Check that the folder is complete",
         )
-    if how.models:
+    if options.find_classes:
         classes.check_pipeline(place, contents, each)
-    parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
+    parts = {name: _component(src, str(src.path), replace(options, is_component=False)) for name, src in each.items()}
     return _pipeline(path, parts)
 
 
@@ -229,10 +222,12 @@ def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, C
     )
 
 
-def _part(folder_: Path, how: _How) -> Checkpoint:
-    if how.partial and not folders.visible_weights(folder_, folders.WEIGHTS + folders.PICKLES):
+def _part(folder_: Path, options: _Options) -> Checkpoint:
+    if options.partial and not folders.visible_weights(folder_, folders.WEIGHTS + folders.PICKLES):
         return checkpoint.without_weights(folder_)
-    return checkpoint.component_folder(folder_, complete=how.complete, allow_pickle=how.pickles, variant=how.variant)
+    return checkpoint.component_folder(
+        folder_, complete=options.complete, allow_pickle=options.allow_pickle, variant=options.variant
+    )
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -260,14 +255,14 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     )
 
 
-def _component(src: Checkpoint, path: str, how: _How) -> Detected:
+def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     gguf = src.container == "gguf"
-    if how.models:
+    if options.find_classes:
         classes.check_component(src)
     row = model_families.recognise(src.names)
     refused_files.refuse_shard(src.path, is_known=row is not None)
     if gguf:
-        refuse_unless_diffusion(src, is_part=how.is_part)
+        refuse_unless_diffusion(src, is_component=options.is_component)
     quant, evidence = _quantization(src)
     if src.variant or src.variants:
         evidence.append(_variant(src))
@@ -281,7 +276,7 @@ def _component(src: Checkpoint, path: str, how: _How) -> Detected:
     # A folder's own name says more than the names that its library gives to all weight files.
     named = next((name for name in (path, *(file.name for file in src.files[:1])) if suffix_hint(name)), path)
     hint = suffix_hint(named)
-    beside = [_variant(src)] if src.variant and src.variants and src.variant != how.variant else []
+    beside = [_variant(src)] if src.variant and src.variants and src.variant != options.variant else []
     return Detected(
         path=path,
         container="component" if src.path.is_dir() else src.container,

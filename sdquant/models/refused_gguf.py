@@ -26,7 +26,7 @@ _REFUSALS = {
 }
 
 
-def refuse_unless_diffusion(src: Checkpoint, *, is_part: bool) -> None:
+def refuse_unless_diffusion(src: Checkpoint, *, is_component: bool) -> None:
     from ..backends.gguf import undecodable
     from ..formats.gguf.file import GGUFHeader, classify
 
@@ -43,13 +43,13 @@ def refuse_unless_diffusion(src: Checkpoint, *, is_part: bool) -> None:
     if METADATA_KEY in src.metadata or not isinstance(header, GGUFHeader):
         return
     kind = classify(header)
-    what = f"Cannot use {src.files[0]} as a component" if is_part else f"Cannot load {src.files[0]}"
+    what = f"Cannot use {src.files[0]} as a component" if is_component else f"Cannot load {src.files[0]}"
     if kind == "all-in-one":
         raise RefusedFileError(
             what,
             f"it is an all-in-one checkpoint, but only the UNet/transformer is supported in GGUF ({kind.evidence})",
-            "Use one file per component, such as a GGUF of only the UNet/transformer" if is_part else _ALONE,
+            "Use one file per component, such as a GGUF of only the UNet/transformer" if is_component else _ALONE,
         )
     if kind in _REFUSALS:
         why, alone, part = _REFUSALS[kind]
-        raise UnsupportedFileError(what, f"{why} ({kind.evidence})", part if is_part else alone)
+        raise UnsupportedFileError(what, f"{why} ({kind.evidence})", part if is_component else alone)

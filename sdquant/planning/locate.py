@@ -50,7 +50,8 @@ def locate(request: Request) -> ModelFiles:
     files = dataclasses.replace(files, pipeline=files.detected)
     lacking = _lacking(files) if isinstance(place, Reference) else []
     if lacking and isinstance(place, Reference):
-        whole = _detect(str(_fetch(place, request, lacking, request.variant)), request, partial=True)
+        folder = str(_fetch(place, request, lacking, request.variant))
+        whole = _read(folder, request, partial=True, variant=request.variant)
         files = dataclasses.replace(files, detected=whole, pipeline=whole)
     return files
 
@@ -63,10 +64,10 @@ def resolve_references(request: Request) -> Path:
 
 def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -> ModelFiles:
     """Detect the model's own file or folder, and those of its parts."""
-    detected = _detect(path, request, partial=bool(parts))
+    detected = _read(path, request, partial=bool(parts), variant=request.variant)
     own = [one for one in parts if one.component is not None and _is_same_file(one.path, path)]
     others = [one for one in parts if one not in own[:1]]
-    contents = [detection.detect_part(one.path, complete=False, allow_pickle=request.allow_pickle) for one in others]
+    contents = [_read(one.path, request, is_component=True) for one in others]
     for lora in (one for one in (detected, *contents) if one.component == "lora"):
         refused_files.refuse_lora(lora.path, lora.sources[LONE].names)
     return ModelFiles(
@@ -114,7 +115,7 @@ def _with_known_base(files: ModelFiles, request: Request) -> ModelFiles:
 
 def _merged(files: ModelFiles, base: str, request: Request) -> ModelFiles:
     """Return the files with a base, whose headers are read."""
-    pipeline = detection.detect_base(base, complete=False, allow_pickle=request.allow_pickle)
+    pipeline = _read(base, request, partial=True)
     whole = files.detected.container == "pipeline"
     if whole or pipeline.container != "pipeline":
         raise MissingComponentError(
@@ -131,10 +132,14 @@ def _lacking(files: ModelFiles) -> list[str]:
     return [name for name, src in sources.items() if src.is_empty]
 
 
-def _detect(path: str, request: Request, *, partial: bool) -> Detected:
-    """Detect what a path contains. If parts are given, a pipeline may lack the weights of some components."""
-    detect = detection.detect_base if partial else detection.headers
-    return detect(path, complete=False, allow_pickle=request.allow_pickle, variant=request.variant)
+def _read(
+    path: str, request: Request, *, variant: str | None = None, partial: bool = False, is_component: bool = False
+) -> Detected:
+    """Read the headers of what a path contains; see `read_headers`."""
+    return detection.read_headers(
+        path, complete=False, allow_pickle=request.allow_pickle, variant=variant, partial=partial,
+        is_component=is_component,
+    )  # fmt: skip
 
 
 def _is_checkpoint(detected: Detected) -> bool:
