@@ -37,6 +37,7 @@ from sdquant.formats.gguf import file as gguf
 from sdquant.formats.gguf.writer import write_gguf
 from sdquant.loading import loader
 from sdquant.models.generate import draw
+from sdquant.utils.install import install_extra
 
 from .conftest import headers_only
 from .foreign import WEIGHTS
@@ -343,7 +344,7 @@ class TestMissingPackages:
         path = headers_only(sd, tmp_path / "model")
         without(needed.package)
         error = _refused(BackendUnavailableError, path, scheme)
-        assert needed.package in error.why and f"sdquant[{needed.extra}]" in error.fix
+        assert needed.package in error.why and install_extra(needed.extra) in error.fix
         without(needed.package, "0.0.1")
         error = _refused(BackendUnavailableError, path, scheme)
         assert "0.0.1" in error.why and needed.minimum in error.why

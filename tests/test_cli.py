@@ -23,6 +23,7 @@ from sdquant.cli import _common
 from sdquant.compat import hardware
 from sdquant.errors import BackendUnavailableError, SettingsError
 from sdquant.planning.estimate import meta_models, peak_memory, step_time
+from sdquant.utils.install import install_extra
 
 Capture = pytest.CaptureFixture[str]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -417,7 +418,7 @@ def test_the_demo_without_its_extra(capsys: Capture, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(show, "EXTRA", {"no_such_module": "scikit-learn"})
     code, _, err = run(capsys, "demo", "-o", tmp_path / "grid.png")
     assert code == 2
-    assert "scikit-learn" in err and 'pip install "sdquant[demo]"' in err
+    assert "scikit-learn" in err and install_extra("demo") in err
     with pytest.raises(BackendUnavailableError):
         show.need_extra()
 

@@ -27,6 +27,7 @@ from sdquant.loading import loader
 from sdquant.models.generate import Stopped, draw
 from sdquant.utils import figure
 from sdquant.utils.images import difference, largest_difference
+from sdquant.utils.install import install_extra
 
 if TYPE_CHECKING:
     from sdquant.evaluation.comparison import Comparison, ComparisonRow
@@ -367,7 +368,7 @@ def test_the_command_without_matplotlib(
     for words in (["compare", "digits-sd", PROMPT, "-q", "nf4"], ["bench", "digits-sd", "-o", "a.png"]):
         assert cli.main(words) == 2
         error = capsys.readouterr().err
-        assert "it needs matplotlib" in error and 'pip install "sdquant[figures]"' in error
+        assert "it needs matplotlib" in error and install_extra("figures") in error
     assert not list(tmp_path.iterdir())
 
 

@@ -21,6 +21,7 @@ from sdquant.models.generate import draw, native_size
 from sdquant.training import digits
 from sdquant.utils import figure
 from sdquant.utils.images import psnr
+from sdquant.utils.install import install_extra
 
 # One worker takes all of these: what they share takes seconds to make.
 pytestmark = pytest.mark.xdist_group("demo")
@@ -150,7 +151,7 @@ def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) ->
     )
     (line,) = found.skipped
     assert len(found.rows) == 1
-    assert line.label == "int8" and "nncf" in line.why and 'pip install "sdquant[nncf]"' in line.fix
+    assert line.label == "int8" and "nncf" in line.why and install_extra("nncf") in line.fix
     assert line.to_dict()["skipped"]
 
 

@@ -12,6 +12,7 @@ from sdquant import backends
 from sdquant.cli.doctor_hints import RULES, STALE_AFTER, advice
 from sdquant.cli.doctor_report import examine
 from sdquant.compat.hardware import Lock, Machine, probe
+from sdquant.utils.install import install_extra
 
 from .compat.machines import EVERYTHING, GIB, card, machine
 
@@ -29,7 +30,7 @@ CASES: dict[str, tuple[Machine, str]] = {
     "triton-missing": (machine(card("cuda")), "Triton is missing"),
     "triton": (machine(card("cuda"), has_triton=True), "Triton is here"),
     "no-compiler": (machine(has_compiler=False), "no C++ compiler"),
-    "libgguf-missing": (machine(without=("libgguf",)), 'pip install "sdquant[gguf]"'),
+    "libgguf-missing": (machine(without=("libgguf",)), install_extra("gguf")),
     "mps-float8": (machine(card("mps")), "qfloat8"),
     "directml": (machine(card("directml")), "DirectML"),
     "low-ram": (machine(ram_available=2 * GIB), "2.0 GiB of RAM"),
@@ -40,7 +41,7 @@ def test_a_runtime_that_needs_a_package_is_ready_or_says_how() -> None:
     ready, without = (examine(one) for one in (machine(), machine(without=("openvino",))))
     said = [{row.name: row.runtimes for row in report.backends}["nncf"]["openvino"] for report in (ready, without)]
     assert said[0] == "ready on the CPU (openvino 2026.4.1)"
-    assert "not installed" in said[1] and 'pip install "sdquant[openvino]"' in said[1]
+    assert "not installed" in said[1] and install_extra("openvino") in said[1]
     assert all(line in report.render() for line, report in zip(said, (ready, without), strict=True))
 
 
@@ -78,7 +79,7 @@ def test_a_missing_package_is_reported_with_its_pip_line(name: str) -> None:
     assert needs is not None
     rows = {row.name: row for row in examine(machine(without=(needs.package,))).backends}
     assert rows[name].installed is None and rows[name].problem is not None
-    assert rows[name].install == f'pip install "sdquant[{needs.extra}]"'
+    assert rows[name].install == install_extra(needs.extra)
     assert set(rows[name].schemes) <= {"fp8"}  # which has a packing of torch's own
     others = [row for key, row in rows.items() if key != name]
     assert all(row.problem is None and row.install is None and row.schemes for row in others)

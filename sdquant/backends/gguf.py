@@ -17,6 +17,7 @@ from ..core.gguf_types import TYPES, GGMLType
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import QuantSpec, Requirement, Scheme
 from ..errors import BackendUnavailableError, BadFileError
+from ..utils.install import install_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -246,7 +247,7 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
         raise BackendUnavailableError(
             f"Cannot write {kind}",
             f"the package libgguf cannot be imported ({error})",
-            f"pip install 'sdquant[{EXTRA}]'",
+            f"Run: {install_extra(EXTRA)}",
         ) from error
     row = TYPES[kind]
     flat = weight.reshape(-1)

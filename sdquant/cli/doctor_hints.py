@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..utils.byte_sizes import GIB, gib
+from ..utils.install import install_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         name="libgguf-missing",
         level="advice",
         applies=lambda machine: "libgguf" not in machine.versions,
-        text='GGUF files can be read but not written: pip install "sdquant[gguf]".',
+        text=f"GGUF files can be read but not written: {install_extra('gguf')}.",
     ),
     Rule(
         name="mps-float8",

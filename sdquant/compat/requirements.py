@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..core import registry
 from ..errors import BackendUnavailableError
+from ..utils.install import install_extra
 from .row import in_range
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _lacks(needs: Requirement | None, versions: Mapping[str, str]) -> str | None
 def pip_line(backend: Backend, runtime: str = "default") -> str | None:
     """Return the command that installs or upgrades the packages of the backend or runtime; None if it needs none."""
     needs = backend.runtime_requires.get(runtime, backend.requires)
-    return f'pip install "sdquant[{needs.extra}]"' if needs is not None else None
+    return install_extra(needs.extra) if needs is not None else None
 
 
 def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from ..errors import BackendUnavailableError
 from ..planning.bundled_models import path
 from ..training import digits
 from ..utils.images import psnr
+from ..utils.install import install_extra
 from ..utils.progress import count_bar
 from ..utils.temp_dirs import temporary_folder
 
@@ -200,7 +201,7 @@ def need_extra() -> None:
         raise BackendUnavailableError(
             "Cannot run the demo",
             f"drawing and judging the digits needs {' and '.join(missing)}, which is not installed",
-            'Run: pip install "sdquant[demo]"',
+            f"Run: {install_extra('demo')}",
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError
+from .install import install_extra
 from .process_state import no_warnings
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def require() -> None:
     """Raise BackendUnavailableError if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BackendUnavailableError(
-            "Cannot draw a figure", "it needs matplotlib, which is not installed", 'Run: pip install "sdquant[figures]"'
+            "Cannot draw a figure", "it needs matplotlib, which is not installed", f"Run: {install_extra('figures')}"
         )
 
 

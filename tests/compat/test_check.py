@@ -22,6 +22,7 @@ from sdquant.errors import (
     UnknownQuantError,
     UnsupportedFileError,
 )
+from sdquant.utils.install import install_extra
 
 from .machines import EVERYTHING, card, machine
 
@@ -128,7 +129,7 @@ def test_a_missing_package_names_the_pip_line(backend: str) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         check(scheme, "none", machine=machine(without=(needs.package,)))
     assert needs.package in caught.value.why and needs.minimum in caught.value.why
-    assert f'pip install "sdquant[{needs.extra}]"' in caught.value.fix
+    assert install_extra(needs.extra) in caught.value.fix
     others = [name for name in backends.names() if name != backend]
     assert all(name in caught.value.fix for name in others)
 
@@ -139,7 +140,7 @@ def test_a_package_that_is_too_old_is_refused(backend: str) -> None:
     scheme = next(row.name for row in backends.get(backend).schemes if row.on_the_fly)
     with pytest.raises(BackendUnavailableError, match=r"0\.0\.1 is installed") as caught:
         check(scheme, "none", machine=machine(newer={needs.package: "0.0.1"}))
-    assert f'"sdquant[{needs.extra}]"' in caught.value.fix
+    assert install_extra(needs.extra) in caught.value.fix
     with pytest.raises(BackendUnavailableError):  # insisting does not install it
         check(scheme, "none", machine=machine(newer={needs.package: "0.0.1"}), allow_incompatible=True)
     check(scheme, "none", machine=machine(newer={needs.package: needs.minimum}))

@@ -14,6 +14,7 @@ import pytest
 
 from sdquant import SettingsError, cli, hosts
 from sdquant.hosts.host import PLACES, HostProgram, in_folder
+from sdquant.utils.install import install_alone
 
 from .conftest import HERE
 
@@ -69,7 +70,7 @@ def test_the_web_ui_is_named_and_what_comes_next(webui: Path, capsys: Capture) -
     row = _row(webui)
     out = capsys.readouterr().out
     assert out.startswith(f"{row.title}: installed ")
-    assert "<its Python> -m pip install --no-deps sdquant" in out
+    assert install_alone("<its Python>") in out
     for text in (row.then, *row.cannot):
         assert text in out
 
@@ -78,7 +79,7 @@ def test_its_own_python_is_named_where_it_has_one(webui: Path, capsys: Capture) 
     python = webui / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("")
-    assert f'"{python}" -m pip install --no-deps sdquant' in _run(capsys, webui)["next"][0]
+    assert install_alone(f'"{python}"') in _run(capsys, webui)["next"][0]
     assert _run(capsys, webui, "--remove")["next"] == [f"Start {_row(webui).title} again"]
 
 
@@ -140,7 +141,7 @@ def test_the_hosts_check_says_what_is_missing_and_installs_nothing(tmp_path: Pat
     check = tmp_path / "install.py"
     shutil.copy(Path(hosts.__file__).parent / "webui" / "install.py", check)
     here = str(Path(hosts.__file__).parents[2])
-    for path, said in ((here, ""), ("", "pip install --no-deps sdquant")):
+    for path, said in ((here, ""), ("", install_alone(sys.executable))):
         out = subprocess.run(
             [sys.executable, "-S", str(check)], cwd=tmp_path, env={"PYTHONPATH": path}, capture_output=True, text=True
         )

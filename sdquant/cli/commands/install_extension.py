@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConflictError, SettingsError
+from ...utils import install
 from .. import _common
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
         if there and not args.overwrite:
             raise ConflictError(f"Cannot write {target}", "it already exists", "Add --overwrite to replace it")
         with resources.as_file(resources.files("sdquant.hosts") / webui.source) as source, whole_folder(target) as new:
-            shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, new, dirs_exist_ok=True, ignore=ignore, copy_function=_copy)
     done = "removed" if args.remove else "installed"
     steps = [f"Start {webui.title} again"] if args.remove else _next(args.folder, webui)
     if args.json:
@@ -71,11 +73,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _copy(source: str, target: str) -> None:
+    """Copy a text that says how to install sdquant, and so cannot import what sdquant says of it."""
+    text = Path(source).read_text(encoding="utf-8")
+    Path(target).write_text(text.replace(install.CHECKOUT, install.SOURCE), encoding="utf-8")
+
+
 def _next(folder: Path, webui: HostProgram) -> list[str]:
     """Return the steps left after the copy. The web UI runs the copy in its own Python, which must find the package."""
     python = next((place for name in _PYTHONS if (place := folder / name).exists()), None)
     name = f'"{python}"' if python is not None else "<its Python>"
-    own = f"Install sdquant in the Python that {webui.title} runs with: {name} -m pip install --no-deps sdquant"
+    own = f"Install sdquant in the Python that {webui.title} runs with: {install.install_alone(name)}"
     return [own, f"Start {webui.title} again", webui.then]
 
 

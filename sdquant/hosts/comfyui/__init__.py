@@ -6,7 +6,7 @@ except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "sdquant":
         raise
     raise ImportError(
-        "sdquant is not installed in the Python that runs ComfyUI: python -m pip install --no-deps sdquant"
+        "sdquant is not installed in the Python that runs ComfyUI: python -m pip install --no-deps PATH/TO/SDQUANT"
     ) from None
 
 register_folder()

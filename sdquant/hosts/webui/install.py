@@ -6,4 +6,4 @@ import sys
 try:
     importlib.import_module("sdquant.hosts.extension")
 except ImportError as error:
-    print(f"sdquant: the extension cannot run: {error}. Run: {sys.executable} -m pip install --no-deps sdquant")
+    print(f"sdquant: the extension cannot run: {error}. Run: {sys.executable} -m pip install --no-deps PATH/TO/SDQUANT")

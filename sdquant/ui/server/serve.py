@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BackendUnavailableError, SettingsError
+from ...utils.install import install_extra
 from ...utils.signals import handled
 from ...utils.temp_dirs import temporary_folder
 from .basic_auth import SignIn
@@ -110,7 +111,7 @@ def gradio_is_there() -> None:
 
     if find_spec("gradio") is None:
         raise BackendUnavailableError(
-            "Cannot serve the page", "it needs gradio, which is not installed", 'pip install "sdquant[ui]"'
+            "Cannot serve the page", "it needs gradio, which is not installed", f"Run: {install_extra('ui')}"
         )
 
 
