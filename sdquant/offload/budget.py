@@ -62,9 +62,8 @@ def _free(device: torch.device) -> tuple[int, int]:
 
 
 def _no_budget(device: str, why: str) -> SettingsError:
-    return SettingsError(
-        f"Cannot choose a memory budget for {device}", why, "Set how much weights may take, such as budget='6GB'"
-    )
+    fix = "Set how much weights may take, such as budget='6GB'"
+    return SettingsError(f"Cannot choose a memory budget for {device}", why, fix)
 
 
 def budget_on(device: hardware.Device, activations: int | None) -> int:

@@ -53,27 +53,12 @@ def resolve_loaded(what: str, parts: Mapping[str, nn.Module], request: Request, 
     """
     sources = {name: source_of_model(part) for name, part in parts.items()}
     detected = Detected(
-        path=what,
-        container="component" if set(parts) == {LONE} else "pipeline",
-        family=None,
-        component=None,
-        quant=None,
-        backend=None,
-        prequantized=False,
-        evidence=[],
-        suffix_hint=None,
+        path=what, container="component" if set(parts) == {LONE} else "pipeline", family=None, component=None,
+        quant=None, backend=None, prequantized=False, evidence=[], suffix_hint=None, types={}, sources=sources,
         tensors=sum(len(src.tensors) for src in sources.values()),
         bytes=sum(src.weight_bytes for src in sources.values()),
-        types={},
-        sources=sources,
-    )
+    )  # fmt: skip
     return Resolved(
-        request=request,
-        files=ModelFiles(path=what, base=None, detected=detected),
-        detected=detected,
-        device=device,
-        dtype=None,
-        specs=request.specs,
-        offload_mode=mode_named(NO_OFFLOAD),
-        budget=None,
-    )
+        request=request, files=ModelFiles(path=what, base=None, detected=detected), detected=detected, device=device,
+        dtype=None, specs=request.specs, offload_mode=mode_named(NO_OFFLOAD), budget=None,
+    )  # fmt: skip

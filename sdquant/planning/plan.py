@@ -48,14 +48,9 @@ class ComponentPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the number and total sizes of the weights."""
-        return {
-            "name": self.name,
-            "path": self.path,
-            "class_name": self.class_name,
-            "action": self.action,
+        names = ("name", "path", "class_name", "action", "scheme", "mode", "runtime", "compute")
+        return {name: getattr(self, name) for name in names} | {
             "scheme": str(self.spec) if self.spec else self.scheme,
-            "mode": self.mode,
-            "runtime": self.runtime,
             "compute": self.compute or "float",
             "quantized_weights": len(self.weights),
             "quantized_products": self.products or 0,
@@ -104,16 +99,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "path": self.path,
-            "base": self.base,
-            "container": self.container,
-            "family": self.family,
-            "offload": self.offload,
-            "device": self.device,
-            "dtype": self.dtype,
-            "budget": self.budget,
-            "bytes": self.bytes,
+        names = ("path", "base", "container", "family", "offload", "device", "dtype", "budget", "bytes")
+        return {name: getattr(self, name) for name in names} | {
             "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
             "components": [part.to_dict() for part in self.components],
             "peak": None if self.peak is None else self.peak.to_dict(),

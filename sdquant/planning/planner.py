@@ -94,20 +94,10 @@ def build_plan(
         *_require_something(resolved, parts, sources),
     ]
     return Plan(
-        path=resolved.files.path,
-        base=resolved.files.base,
-        container=detected.container,
-        family=detected.family,
-        offload_mode=resolved.offload_mode,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        budget=resolved.budget,
-        components=parts,
-        warnings=tuple(warnings),
-        detected=detected,
-        why=resolved.why,
-        foreseen=resolved.foreseen,
-    )
+        path=resolved.files.path, base=resolved.files.base, container=detected.container, family=detected.family,
+        offload_mode=resolved.offload_mode, device=resolved.device, dtype=resolved.dtype, budget=resolved.budget,
+        components=parts, warnings=tuple(warnings), detected=detected, why=resolved.why, foreseen=resolved.foreseen,
+    )  # fmt: skip
 
 
 def spec_for(name: str, resolved: Resolved) -> tuple[bool, QuantSpec | None]:
@@ -170,21 +160,11 @@ def _unquantized(
     )
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
-        name=name,
-        class_name=src.class_name,
-        action="encode",
-        scheme=spec.scheme.name,
-        mode="post" if request.mode == "post" else "pre",
-        runtime=runtime,
-        weights=weights,
-        kept=skipped_weights,
-        bytes=total - saved,
-        bytes_bf16=as_bf16,
-        spec=spec,
-        compute=_computed_in(request, runtime),
-        products=_products(spec, marked),
-        path=str(src.path),
-    )
+        name=name, class_name=src.class_name, action="encode", scheme=spec.scheme.name, spec=spec, runtime=runtime,
+        mode="post" if request.mode == "post" else "pre", weights=weights, kept=skipped_weights,
+        bytes=total - saved, bytes_bf16=as_bf16, compute=_computed_in(request, runtime),
+        products=_products(spec, marked), path=str(src.path),
+    )  # fmt: skip
 
 
 def _products(spec: QuantSpec, marked: Marked) -> int | None:
@@ -236,19 +216,11 @@ def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> 
     plain += sum(nbytes((count,), resolved.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
     return ComponentPlan(
-        name=name,
-        class_name=src.class_name,
-        action="found",
-        scheme=scheme.name,
-        mode="found",
-        runtime=runtime,
-        weights=weights,
-        kept={},
+        name=name, class_name=src.class_name, action="found", scheme=scheme.name, mode="found", runtime=runtime,
+        weights=weights, kept={}, compute=_computed_in(request, runtime), path=str(src.path),
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
-        compute=_computed_in(request, runtime),
-        path=str(src.path),
-    )
+    )  # fmt: skip
 
 
 def _computed_in(request: Request, runtime: str) -> str | None:

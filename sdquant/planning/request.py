@@ -169,13 +169,9 @@ class Request:
     def __post_init__(self) -> None:
         _text("path", self.path)
         _ = self.offload_mode  # parsed now, like what follows, so that errors are raised here
-        _one_of("mode", self.mode, LOAD_MODES)
-        if self.runtime is not None:
-            _one_of("runtime", self.runtime, RUNTIMES)
-        if self.compute is not None:
-            _one_of("compute", self.compute, COMPUTES)
-        if self.dtype is not None:
-            _one_of("dtype", self.dtype, COMPUTE_DTYPES)
+        for name in ("mode", "runtime", "compute", "dtype"):
+            if getattr(self, name) is not None or name == "mode":
+                _one_of(name, getattr(self, name), self.__dataclass_fields__[name].metadata["choices"])
         if self.device is not None:
             hardware.device_kind(_text("device", self.device))
         if self.token is not None and not (

@@ -63,15 +63,10 @@ def resolve(request: Request, device: str) -> Resolved:
     files = locate(request)
     detected = whole_of(files, complete=False)
     return Resolved(
-        request=request,
-        files=files,
-        detected=detected,
-        device=device,
-        dtype=request.dtype or _one_dtype(files, detected),
-        specs=request.specs,
+        request=request, files=files, detected=detected, device=device, specs=request.specs,
+        dtype=request.dtype or _one_dtype(files, detected), budget=request.budget_bytes,
         offload_mode=request.offload_mode or mode_named(choices.NO_OFFLOAD),  # until `auto` has chosen one
-        budget=request.budget_bytes,
-    )
+    )  # fmt: skip
 
 
 def completed(resolved: Resolved) -> Resolved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ....planning.request import Request
@@ -37,11 +38,9 @@ _FIELDS = (
 )
 
 
-def _cache_limit(value: int | str) -> int:
-    return parse_size(value, "A cache_limit")
-
-
-_CHECKS: Mapping[str, Callable[[Any], object]] = {"budget": parse_budget, "cache_limit": _cache_limit}
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    "budget": parse_budget, "cache_limit": partial(parse_size, what="A cache_limit")
+}  # fmt: skip
 
 
 def keys() -> tuple[Key, ...]:
