@@ -53,7 +53,7 @@ def quantize(
         DistributedError: another process has ended. SettingsError: the processes do not see the same folder, or
             mode="post". Else as `load_model` and `save`.
     """
-    if any(part.action == "encode" and part.mode == "post" for part in model_plan.components):
+    if any(component.action == "encode" and component.mode == "post" for component in model_plan.components):
         raise SettingsError(
             "Cannot quantize with several processes and mode='post'",
             "no process loads the whole model",
@@ -64,15 +64,15 @@ def quantize(
     if model_plan.detected.container == "pipeline":
         pipeline_folders.check_pipeline(plan.folder_of(model_plan))
     total = sum(info.nbytes for src in model_plan.detected.sources.values() for info in src.tensors.values())
-    spec = next(part.spec for part in model_plan.components if part.spec is not None)
+    spec = next(component.spec for component in model_plan.components if component.spec is not None)
     with (
         _one_folder(target, model_plan.bytes, ranks) as folder,
         byte_bar(f"Writing {spec}", total // ranks.count, request.progress and ranks.first) as tick,
     ):
         models = {}
-        for part in model_plan.components:
-            home = folder if part.name == LONE else folder / part.name
-            models[part.name] = _component(request, model_plan, part, home, ranks, tick, max_shard)
+        for component in model_plan.components:
+            home = folder if component.name == LONE else folder / component.name
+            models[component.name] = _component(request, model_plan, component, home, ranks, tick, max_shard)
         if ranks.first:
             whole = loader.assemble(model_plan, models)
             if pipelines.is_pipeline(whole):
@@ -124,28 +124,28 @@ def _require_seen(folder: Path, ranks: Processes) -> None:
 def _component(
     request: Request,
     model_plan: plan.Plan,
-    part: plan.ComponentPlan,
+    component: plan.ComponentPlan,
     home: Path,
     ranks: Processes,
     tick: Callable[[int], Any],
     max_shard: int,
 ) -> nn.Module:
     """Write one component into a folder, and return its empty model (weights on the meta device)."""
-    src = plan.source_of(model_plan, part)
+    src = plan.source_of(model_plan, component)
     model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
     remember(model, src.conversions, quantized=True)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
-    if isinstance(part.spec, RulesSpec):
-        keep(model, part.spec.rules)
-        register_ranges(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
+    if isinstance(component.spec, RulesSpec):
+        keep(model, component.spec.rules)
+        register_ranges(model, ranges_of(model, Rules(component.spec.rules), component.spec.known()))
     out = ShardOutput(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
-    collector = Collector(model, part, model_plan, src, out)
+    collector = Collector(model, component, model_plan, src, out)
     if ranks.first:
         collector.finish(src)
         collector.buffers()
     mine = shares(collector.sizes, ranks.count)[ranks.rank]
-    loader.fill(collector, part, src, model_plan, tick, request.skip, only={collector.keys[name] for name in mine})
+    loader.fill(collector, component, src, model_plan, tick, request.skip, only={collector.keys[name] for name in mine})
     for forms in ranks.gathered(collector.forms):
         collector.stand_in(forms)
     own_naming = write_config(model, home) if ranks.first else None

@@ -23,7 +23,7 @@ def register(name: str, step: Callable[[nn.Module], None]) -> None:
     _STEPS[name] = step
 
 
-def finish(model: nn.Module, part: ComponentPlan, rules: RulesSpec | None) -> None:
+def finish(model: nn.Module, component: ComponentPlan, rules: RulesSpec | None) -> None:
     """Finish a component as planned.
 
     Args:
@@ -35,9 +35,9 @@ def finish(model: nn.Module, part: ComponentPlan, rules: RulesSpec | None) -> No
 
     if rules is not None:
         attach_rules(model, rules)
-    if part.compute is not None:
-        set_compute(model, part.compute)
-    if part.runtime == openvino.NAME and part.weights:
+    if component.compute is not None:
+        set_compute(model, component.compute)
+    if component.runtime == openvino.NAME and component.weights:
         openvino.attach(model)
     for step in _STEPS.values():
         step(model)

@@ -177,9 +177,9 @@ def import_classes(plan: Plan) -> None:
     from ..models.components import model_class, quiet
     from ..models.pipeline_folders import pipeline_class
 
-    for part in plan.components:
-        model_class(*class_of(source_of(plan, part)))
-    if [part.name for part in plan.components] != [LONE]:
+    for component in plan.components:
+        model_class(*class_of(source_of(plan, component)))
+    if [component.name for component in plan.components] != [LONE]:
         with quiet():
             pipeline_class(folder_of(plan))
 
@@ -187,29 +187,29 @@ def import_classes(plan: Plan) -> None:
 def _parts(request: Request, plan: Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """Return all components by name, and the names of those that came from the cache."""
     cache, parts, used = cache_of(request), {}, {}
-    for part in plan.components:
-        src = source_of(plan, part)
-        if cache is None or part.action != "encode":
-            parts[part.name] = build(part, src, plan, tick, request.skip)
+    for component in plan.components:
+        src = source_of(plan, component)
+        if cache is None or component.action != "encode":
+            parts[component.name] = build(component, src, plan, tick, request.skip)
             continue
-        place = cache.place(part, src, plan.dtype, plan.device, progress=request.progress)
+        place = cache.place(component, src, plan.dtype, plan.device, progress=request.progress)
         cached = cache.found(place, src)
         if cached is not None:
             try:
-                parts[part.name] = build(replace(part, action="found", mode="found"), cached, plan, tick)
-                used[part.name] = place
+                parts[component.name] = build(replace(component, action="found", mode="found"), cached, plan, tick)
+                used[component.name] = place
                 continue
             except BadFileError as error:
                 cache.drop(place, str(error))
-        parts[part.name] = build(part, src, plan, tick, request.skip)
-        if cache.place(part, src, plan.dtype, plan.device, progress=request.progress) == place:
-            cache.keep(place, parts[part.name], used.values())
+        parts[component.name] = build(component, src, plan, tick, request.skip)
+        if cache.place(component, src, plan.dtype, plan.device, progress=request.progress) == place:
+            cache.keep(place, parts[component.name], used.values())
         else:
             log.warning("%s changed while it was being loaded: its quantized weights are not cached", src.path)
     return parts, tuple(used)
 
 
-def build(part: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, skip: tuple[str, ...] = ()) -> nn.Module:
+def build(component: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, skip: tuple[str, ...] = ()) -> nn.Module:
     """Return one component; its weights are read, and if need be quantized, one at a time.
 
     Args:
@@ -225,7 +225,7 @@ def build(part: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, skip: tu
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     dtype = dtype_named(plan.dtype) if plan.dtype else None
-    install = WeightLoader(model, part.runtime, dtype, plan.device)
+    install = WeightLoader(model, component.runtime, dtype, plan.device)
     ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:
@@ -233,23 +233,23 @@ def build(part: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, skip: tu
         tick(nbytes)
 
     try:
-        fill(install, part, src, plan, done, skip)
+        fill(install, component, src, plan, done, skip)
     finally:
         ahead.close()
     install.finish(src)
-    if part.action == "encode" and part.mode == "post" and part.spec is not None:
-        named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
+    if component.action == "encode" and component.mode == "post" and component.spec is not None:
+        named = (install.quantizable(weight.name, component.spec) for weight in component.weights)
         only = {name for name in named if name is not None}
-        quantize_module(model, part.spec, runtime=part.runtime, only=only, device=plan.device)
-    rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
-    finishing.finish(model, part, rules)
+        quantize_module(model, component.spec, runtime=component.runtime, only=only, device=plan.device)
+    rules = component.spec if isinstance(component.spec, RulesSpec) else rules_in(src.files[0], src.rules)
+    finishing.finish(model, component, rules)
     remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model
 
 
 def fill(
     install: WeightLoader,
-    part: ComponentPlan,
+    component: ComponentPlan,
     src: Checkpoint,
     plan: Plan,
     tick: Callable[[int], None],
@@ -266,8 +266,8 @@ def fill(
     from ..core.tensor_keys import is_range
     from ..models.quantize_weight import refuse_not_finite
 
-    selected = {weight.name for weight in part.weights}
-    encode = selected if part.action == "encode" and part.mode == "pre" else set()
+    selected = {weight.name for weight in component.weights}
+    encode = selected if component.action == "encode" and component.mode == "pre" else set()
     files = src.open()
     try:
         for key, info in src.plain.items():
@@ -275,16 +275,16 @@ def fill(
                 continue
             read = src.read(files, key)
             tensor = read if is_range(key) else install.cast(key, read)
-            if key in encode and part.spec is not None:
-                install.encode(key, tensor, part.spec, plan.device, src.home[key])
+            if key in encode and component.spec is not None:
+                install.encode(key, tensor, component.spec, plan.device, src.home[key])
             else:
-                if part.spec is not None and part.action == "encode" and key not in selected:
-                    refuse_not_finite(key, tensor, part.spec, skip, src.keys)
+                if component.spec is not None and component.action == "encode" and key not in selected:
+                    refuse_not_finite(key, tensor, component.spec, skip, src.keys)
                 install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip, src.keys))
             tick(info.nbytes)
         for name in src.prequantized:
             if only is None or name in only:
-                install.load_prequantized(name, src, files, part.spec)
+                install.load_prequantized(name, src, files, component.spec)
                 tick(src.prequantized_bytes(name))
     finally:
         for file in files.values():

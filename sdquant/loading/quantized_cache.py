@@ -53,17 +53,19 @@ class Cache:
     folder: Path
     limit: int
 
-    def place(self, part: ComponentPlan, src: Checkpoint, dtype: str | None, device: str, *, progress: bool) -> Path:
+    def place(
+        self, component: ComponentPlan, src: Checkpoint, dtype: str | None, device: str, *, progress: bool
+    ) -> Path:
         """Return the path of a component's cached weights. Hashes the source files if their digests are not known."""
-        assert part.spec is not None
-        package = part.spec.scheme.codec.requires
+        assert component.spec is not None
+        package = component.spec.scheme.codec.requires
         named = {} if package is None else {package.package: hardware.versions().get(package.package)}
         inputs = {
             "format": _FORMAT,
             "versions": {"sdquant": __version__, **named},
             "files": [self._digest(file, progress=progress) for file in src.files],
-            "quant": part.spec.described(),
-            "weights": sorted(weight.name for weight in part.weights),
+            "quant": component.spec.described(),
+            "weights": sorted(weight.name for weight in component.weights),
             "dtype": dtype,
             "device": hardware.device_kind(device),  # kernels of a GPU may round otherwise
             "class": [src.library, src.class_name],

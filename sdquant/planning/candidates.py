@@ -118,7 +118,7 @@ class Candidate:
     @cached_property
     def largest(self) -> int:
         """Bytes of the largest component."""
-        return max(part.bytes for part in self.plan.components)
+        return max(component.bytes for component in self.plan.components)
 
     @cached_property
     def least(self) -> int:
@@ -128,7 +128,7 @@ class Candidate:
         runs; or all of its weights, if that is less.
         """
         sources = self.plan.detected.sources
-        return max(min(part.bytes, _least(part, sources)) for part in self.plan.components)
+        return max(min(component.bytes, _least(component, sources)) for component in self.plan.components)
 
     def needed(self, mode: OffloadMode) -> int | None:
         """Return the bytes of weights that the device must have room for in a mode; None if the modules tell."""
@@ -160,7 +160,7 @@ def candidates(opened: Opened, offloads: Iterable[str] = WHOLE_OR_BUDGET) -> lis
     # "untested" is accepted for weights quantized on disk: there is no other way to load this file.
     base = {name: verdict for name, verdict in whole.items() if verdict in (*GOOD, "untested")}
     result = [Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts=base)]
-    floats = {part.name for part in plan.components if part.action == "keep"}
+    floats = {component.name for component in plan.components if component.action == "keep"}
     roles = [role for role in CHOSEN if (names := opened.playing(role)) and floats.issuperset(names)]
     for row in registry.schemes():
         if row.on_the_fly and roles:
@@ -182,15 +182,15 @@ def _of_scheme(opened: Opened, scheme: str, roles: list[str], base: Candidate) -
     ratio = snr(scheme)
     if ratio is None:
         return []
-    touched = [role for role in roles if any(part.weights for part in _parts(every, opened.playing(role)))]
+    touched = [role for role in roles if any(component.weights for component in _parts(every, opened.playing(role)))]
     groups = [touched, *([role] for role in touched if len(touched) > 1)] if touched else []
     result = []
     for group in groups:
         names = {name for role in group for name in opened.playing(role)}
         pairs = zip(every.components, base.plan.components, strict=True)
         plan = dataclasses.replace(every, components=tuple(a if a.name in names else b for a, b in pairs))
-        lossy = sum(weight.bytes_bf16 for part in _parts(plan, names) for weight in part.weights)
-        total = sum(part.bytes_bf16 for part in plan.components)
+        lossy = sum(weight.bytes_bf16 for component in _parts(plan, names) for weight in component.weights)
+        total = sum(component.bytes_bf16 for component in plan.components)
         result.append(
             Candidate(
                 schemes=dict.fromkeys(group, scheme),
@@ -204,7 +204,7 @@ def _of_scheme(opened: Opened, scheme: str, roles: list[str], base: Candidate) -
 
 
 def _parts(plan: Plan, names: Iterable[str]) -> list[ComponentPlan]:
-    return [part for part in plan.components if part.name in names]
+    return [component for component in plan.components if component.name in names]
 
 
 def worst_of(verdicts: Iterable[str | None]) -> str | None:
@@ -213,12 +213,12 @@ def worst_of(verdicts: Iterable[str | None]) -> str | None:
     return max(verdicts, key=order.index, default="works")
 
 
-def _least(part: ComponentPlan, sources: Mapping[str, Any]) -> int:
-    src = sources[part.name]
-    sizes = {weight.name: float(weight.bytes) for weight in part.weights}
+def _least(component: ComponentPlan, sources: Mapping[str, Any]) -> int:
+    src = sources[component.name]
+    sizes = {weight.name: float(weight.bytes) for weight in component.weights}
     floats = {name: info.nbytes for name, info in src.plain.items() if name not in sizes}
     # They may be cast to another dtype: the plan knows what they take together.
-    scale = (part.bytes - sum(sizes.values())) / max(sum(floats.values()), 1)
+    scale = (component.bytes - sum(sizes.values())) / max(sum(floats.values()), 1)
     sizes |= {name: size * scale for name, size in floats.items()}
     blocks: dict[str, float] = {}
     for name, size in sizes.items():

@@ -95,14 +95,14 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Size of all components in memory, in bytes."""
-        return sum(part.bytes for part in self.components)
+        return sum(component.bytes for component in self.components)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         names = ("path", "base", "container", "family", "offload", "device", "dtype", "budget", "bytes")
         return {name: getattr(self, name) for name in names} | {
-            "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
-            "components": [part.to_dict() for part in self.components],
+            "bytes_bf16": sum(component.bytes_bf16 for component in self.components),
+            "components": [component.to_dict() for component in self.components],
             "peak": None if self.peak is None else self.peak.to_dict(),
             "why": self.why,
             "foreseen": self.foreseen,
@@ -110,9 +110,9 @@ class Plan:
         }
 
 
-def source_of(plan: Plan, part: ComponentPlan) -> Checkpoint:
+def source_of(plan: Plan, component: ComponentPlan) -> Checkpoint:
     """Return the source that a component is read from."""
-    return plan.detected.sources[part.name]
+    return plan.detected.sources[component.name]
 
 
 def folder_of(plan: Plan) -> Path:

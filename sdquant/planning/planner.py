@@ -81,7 +81,7 @@ def build_plan(
         for name, spec in specs.items()
         if marked is not None and isinstance(spec, RulesSpec) and spec.products and not sources[name].prequantized
     }
-    parts = tuple(
+    components = tuple(
         _found(name, src, resolved, machine)
         if src.prequantized
         else _unquantized(name, src, specs[name], resolved, machine, products.get(name))
@@ -89,14 +89,15 @@ def build_plan(
     )
     warnings = [
         *detected.warnings,
-        *_without_effect(resolved, parts, sources),
-        *_unused_rules(request, parts, sources, products),
-        *_require_something(resolved, parts, sources),
+        *_without_effect(resolved, components, sources),
+        *_unused_rules(request, components, sources, products),
+        *_require_something(resolved, components, sources),
     ]
     return Plan(
         path=resolved.files.path, base=resolved.files.base, container=detected.container, family=detected.family,
         offload_mode=resolved.offload_mode, device=resolved.device, dtype=resolved.dtype, budget=resolved.budget,
-        components=parts, warnings=tuple(warnings), detected=detected, why=resolved.why, foreseen=resolved.foreseen,
+        components=components, warnings=tuple(warnings), detected=detected,
+        why=resolved.why, foreseen=resolved.foreseen,
     )  # fmt: skip
 
 
@@ -174,12 +175,12 @@ def _products(spec: QuantSpec, marked: Marked) -> int | None:
 
 
 def _require_something(
-    resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
+    resolved: Resolved, components: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
 ) -> list[str]:
     """Apply `require_something` to the components that are to be quantized now, not to those quantized on disk."""
-    extents = extents_of(parts, sources)
+    extents = extents_of(components, sources)
     has_scheme = any(spec is not None for spec in resolved.specs.values())
-    if not extents and (not has_scheme or any(part.weights for part in parts)):
+    if not extents and (not has_scheme or any(component.weights for component in components)):
         return []
     return require_something(resolved.files.path, extents, resolved.named)
 
@@ -245,7 +246,7 @@ def _runtime(name: str, src: Checkpoint, request: Request) -> str | None:
 
 
 def _without_effect(
-    resolved: Resolved, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
+    resolved: Resolved, components: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
 ) -> list[str]:
     """Return a warning for each setting that has no effect."""
     request = resolved.request
@@ -253,16 +254,19 @@ def _without_effect(
     if request.components is not None and "*" not in resolved.specs:
         lines.append("components= has no effect: it needs one scheme for all of them, such as quant='nf4'")
     lines += [
-        f"runtime='library' has no effect on {part.name}: the library has no module for the file's format"
-        for part in parts
-        if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
+        f"runtime='library' has no effect on {component.name}: the library has no module for the file's format"
+        for component in components
+        if request.runtime == "library" and component.action == "found" and component.runtime == "plain"
     ]
-    if request.eight_bit is not None and not any(part.weights and part.compute for part in parts):
+    if request.eight_bit is not None and not any(component.weights and component.compute for component in components):
         lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
-    if request.runtime == openvino.NAME and not any(part.runtime == request.runtime for part in parts):
+    if request.runtime == openvino.NAME and not any(component.runtime == request.runtime for component in components):
         lines.append("runtime='openvino' has no effect: it applies to UNets and transformers, and none is quantized")
     skipped_weights = [
-        (name, sources[part.name].keys) for part in parts for name, reason in part.kept.items() if reason == SKIPPED
+        (name, sources[component.name].keys)
+        for component in components
+        for name, reason in component.kept.items()
+        if reason == SKIPPED
     ]
     for pattern in request.skip:
         if not any(skipped(name, (pattern,), keys) for name, keys in skipped_weights):
@@ -272,12 +276,12 @@ def _without_effect(
 
 def _unused_rules(
     request: Request,
-    parts: tuple[ComponentPlan, ...],
+    components: tuple[ComponentPlan, ...],
     sources: Mapping[str, Checkpoint],
     products: Mapping[str, Marked],
 ) -> list[str]:
     """Return a warning for each rule that matches nothing in the components that it is for."""
-    ruled = {part.name: part.spec for part in parts if isinstance(part.spec, RulesSpec)}
+    ruled = {component.name: component.spec for component in components if isinstance(component.spec, RulesSpec)}
     if request.rules is None or not ruled:
         return []
     weights = [one for name in ruled for one in weights_in(sources[name])]

@@ -84,15 +84,15 @@ def weights_in(src: Checkpoint) -> Weights:
 def extents_of(parts: Iterable[ComponentPlan], sources: Mapping[str, Checkpoint]) -> dict[str, Extent]:
     """Return, for each component with a requested scheme, how much of it is to be quantized now."""
     return {
-        part.name: Extent(
-            spec=part.spec,
-            weights=len(part.weights),
-            products=1 if part.products is None else part.products,
-            kept=part.kept,
-            layers=weights_in(sources[part.name]) if isinstance(part.spec, RulesSpec) else (),
+        component.name: Extent(
+            spec=component.spec,
+            weights=len(component.weights),
+            products=1 if component.products is None else component.products,
+            kept=component.kept,
+            layers=weights_in(sources[component.name]) if isinstance(component.spec, RulesSpec) else (),
         )
-        for part in parts
-        if part.spec is not None
+        for component in parts
+        if component.spec is not None
     }
 
 
