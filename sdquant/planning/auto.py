@@ -62,17 +62,13 @@ def resolve(request: Request, here: Machine) -> Resolved:
     fitting = ranking.fastest_first(way for way in ways if (way.candidate.needed(way.offload) or 0) <= way.room)
     best = None if rest > free else next((way for way in fitting if _holds_no_more(way, here, traced)), None)
     if best is None:
+        budget = request.budget_bytes
+        limit = "" if budget is None else f", with a budget of {size(budget)} for weights"
         raise BudgetError(
             f"Cannot choose settings for {_asked(request)}",
             f"no way to run this model fits in {size(free)} of free memory on {resolved.device}, of which activations "
-            f"need {size(rest)}"
-            + (
-                f", with a budget of {size(request.budget_bytes)} for weights"
-                if request.budget_bytes is not None
-                else ""
-            ),
-            ("Raise the budget, free" if request.budget_bytes is not None else "Free")
-            + " memory, generate smaller images, or use a smaller model",
+            f"need {size(rest)}{limit}",
+            f"{'Raise the budget, free' if limit else 'Free'} memory, generate smaller images, or use a smaller model",
         )
     return dataclasses.replace(
         resolved,

@@ -241,34 +241,25 @@ class Request:
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
         """
-        if self.quant in (None, AUTO) and self.rules is None:
-            self._refuse_statistics()
-            return {}
-        quant = RULES if self.quant is None else self.quant
-        each = quant if isinstance(quant, Mapping) else {"*": quant}
-        specs = {name: _spec(text) for name, text in each.items() if text is not None}
-        if self.rules is None:
-            self._refuse_statistics()
-            return specs
-        if not any(spec is not None and spec.scheme.name == RULES for spec in specs.values()):
-            raise SettingsError(
-                f"Cannot combine rules with quant={self.quant!r}", "rules need quant='rules'", "Remove one of the two"
-            )
-        return {name: self._with_rules(spec) for name, spec in specs.items()}
-
-    def _with_rules(self, spec: QuantSpec | None) -> QuantSpec | None:
-        if spec is None or spec.scheme.name != RULES:
-            return spec
-        assert self.rules is not None
-        return with_rules(spec, self.rules, self.quant_stats)
-
-    def _refuse_statistics(self) -> None:
-        if self.quant_stats is not None:
+        if self.rules is None and self.quant_stats is not None:
             raise SettingsError(
                 f"Cannot use quant_stats={self.quant_stats!r} without rules",
                 "only rules use calibrated ranges",
                 "Set rules, or remove quant_stats",
             )
+        if self.quant in (None, AUTO) and self.rules is None:
+            return {}
+        quant = RULES if self.quant is None else self.quant
+        each = quant if isinstance(quant, Mapping) else {"*": quant}
+        specs = {name: _spec(text) for name, text in each.items() if text is not None}
+        if self.rules is None:
+            return specs
+        ruled = {name: spec for name, spec in specs.items() if spec is not None and spec.scheme.name == RULES}
+        if not ruled:
+            raise SettingsError(
+                f"Cannot combine rules with quant={self.quant!r}", "rules need quant='rules'", "Remove one of the two"
+            )
+        return specs | {name: with_rules(spec, self.rules, self.quant_stats) for name, spec in ruled.items()}
 
     @property
     def plain_runtime(self) -> str | None:
@@ -291,11 +282,9 @@ def request(path: Any, **values: Any) -> Request:
     for name in values:
         if name not in known:
             raise unknown(name, known, "load_model")
-    return Request(path=_path(path), **{name: _CLEAN.get(name, _same)(value) for name, value in values.items()})
-
-
-def _same(value: Any) -> Any:
-    return value
+    return Request(
+        path=_path(path), **{name: _CLEAN[name](value) if name in _CLEAN else value for name, value in values.items()}
+    )
 
 
 def _path(value: Any) -> Any:

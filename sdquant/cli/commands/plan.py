@@ -37,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from ...planning.estimate import meta_models, peak_memory, step_time
     from ...planning.preparation import prepare
 
-    request = _common.request_of(args)
-    machine = hardware.probe()
-    plan = prepare(request, machine)
+    plan = prepare(_common.request_of(args), machine := hardware.probe())
     try:
         traced = meta_models.trace_plan(plan, width=args.width, height=args.height)
         step = step_time.step(plan, traced, machine.native)
