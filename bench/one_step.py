@@ -28,7 +28,7 @@ from bench.whole_models import SCHEMES, SHIPPED, place
 from sdquant import backends, demo
 from sdquant.compat.hardware import probe
 from sdquant.evaluation.benchmark import baselines, cases, target
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,7 +116,7 @@ def measure(name: str, models: Path, wanted: list[str], work: Path, failed: list
     from sdquant.evaluation.benchmark.inputs import snr
 
     path = demo.path(name) if name in SHIPPED else folder(name, models)
-    found = target.find_model(request(path, progress=False))
+    found = target.find_model(make_request(path, progress=False))
     dtype = getattr(torch, found.dtype)
     each = given(name, found, SEEDS[name])
     made = cases.make(found, wanted, work, torch.get_num_threads(), probe().versions, with_peers=True, with_bf16=False)

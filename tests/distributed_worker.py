@@ -126,9 +126,11 @@ def gone(ranks: Processes, folder: Path) -> None:
 
 
 def _asked(quant: str) -> Any:
-    from sdquant.planning.request import request
+    from sdquant.planning.request import make_request
 
-    return request(demo.path("digits-flux"), quant=quant, runtime="plain" if "," in quant else None, progress=False)
+    return make_request(
+        demo.path("digits-flux"), quant=quant, runtime="plain" if "," in quant else None, progress=False
+    )
 
 
 if __name__ == "__main__":

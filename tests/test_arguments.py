@@ -14,7 +14,7 @@ from sdquant import offload
 from sdquant.cli import main
 from sdquant.core.choices import OFFLOAD_MODES
 from sdquant.errors import SettingsError
-from sdquant.planning.request import Request, request
+from sdquant.planning.request import Request, make_request
 from sdquant.training.config import load as load_config
 from sdquant.utils.arguments import ANSWERS, LOAD_MODEL_ARGUMENTS
 
@@ -56,7 +56,7 @@ def test_answers_name_what_there_is() -> None:
     ],
 )  # fmt: skip
 def test_of_load_model(argument: str, fix: str) -> None:
-    for call in (sdquant.load_model, sdquant.plan, request):
+    for call in (sdquant.load_model, sdquant.plan, make_request):
         with pytest.raises(SettingsError) as error:
             call("/no/such/model", **{argument: True})
         assert fix in error.value.fix

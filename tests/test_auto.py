@@ -15,7 +15,7 @@ from sdquant.errors import BudgetError, SettingsError
 from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.planning import auto
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 
 from . import sparse_pipelines
 
@@ -40,7 +40,7 @@ def with_free(here: hardware.Machine, nbytes: int) -> hardware.Machine:
 
 
 def chosen(here: hardware.Machine, nbytes: int, **asked: Any) -> Any:
-    made = auto.resolve(request(sdquant.demo.path(MODEL), **asked), with_free(here, nbytes))
+    made = auto.resolve(make_request(sdquant.demo.path(MODEL), **asked), with_free(here, nbytes))
     assert not made.why.endswith(".")
     return made
 
@@ -92,7 +92,7 @@ def test_what_streams_least_is_taken_where_nothing_fits_whole(
         memory = gigabytes * 10**9
         card = hardware.Device(kind="cuda", index=0, name="a card", memory_total=memory, memory_free=memory)
         other = dataclasses.replace(here, devices=(card, here.devices[-1]))
-        made = auto.resolve(request(path, offload="auto", device="cuda"), other)
+        made = auto.resolve(make_request(path, offload="auto", device="cuda"), other)
         found[gigabytes] = made.offload_mode.name, made.budget
     assert found[40] == ("none", None)
     for gigabytes in (16, 10, 4):
@@ -133,7 +133,7 @@ def test_where_nothing_can_be_chosen() -> None:
 @pytest.mark.parametrize("other", [{"components": ["unet"]}, {"mode": "post"}, {"rules": [{"weight_qtype": "int8"}]}])
 def test_what_contradicts_it(other: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="auto chooses"):
-        request("x", quant="auto", **other)
+        make_request("x", quant="auto", **other)
 
 
 def test_load_and_plan_tell_what_was_chosen() -> None:

@@ -33,7 +33,7 @@ from sdquant.evaluation.benchmark.specs import LoadSpec, trace_path
 from sdquant.evaluation.benchmark.worker import HeldModel
 from sdquant.evaluation.benchmark.worker_pool import Failed, start, working
 from sdquant.models import dummy_inputs
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.utils import figure
 
 ROOT = Path(__file__).parent.parent
@@ -161,7 +161,7 @@ def test_interrupted(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_says_how() -> None:
     job = LoadSpec(
-        asked=request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel", dtype="bfloat16"
+        asked=make_request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel", dtype="bfloat16"
     )  # fmt: skip
     with working() as (folder, workers):
         worker = start(job, workers)
@@ -179,7 +179,7 @@ def held(work: Path, **values: Any) -> HeldModel:
     """A worker's model of the shipped UNet, prepared, on random inputs."""
     config = json.loads((UNET / "config.json").read_text())
     torch.save(dummy_inputs.random("UNet2DConditionModel", config, (32, 32), 1, 0), work / "inputs.pt")
-    asked = request(UNET, quant=values.pop("quant", None), progress=False)
+    asked = make_request(UNET, quant=values.pop("quant", None), progress=False)
     job = LoadSpec(**({
         "asked": asked, "work": work, "threads": torch.get_num_threads(), "device": "cpu",
         "class_name": "UNet2DConditionModel", "dtype": "bfloat16",

@@ -19,7 +19,7 @@ from sdquant.cli import main
 from sdquant.compat import hardware
 from sdquant.errors import DiskSpaceError
 from sdquant.loading.quantized_cache import VARIABLE, cache_of, default_folder
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.utils.atomic_write import whole_file
 
 from . import layouts
@@ -225,13 +225,13 @@ def test_off_by_default(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "home").exists()
     for word in ("", "off", "0", "False", "no"):
         monkeypatch.setenv(VARIABLE, word)
-        assert cache_of(request("x")) is None
-    assert cache_of(request("x", cache=False)) is None
+        assert cache_of(make_request("x")) is None
+    assert cache_of(make_request("x", cache=False)) is None
     for word in ("on", "1", "TRUE"):
         monkeypatch.setenv(VARIABLE, word)
-        cache = cache_of(request("x", cache_limit="2GB"))
+        cache = cache_of(make_request("x", cache_limit="2GB"))
         assert cache is not None and (cache.folder, cache.limit) == (default_folder(), 2_000_000_000)
-        assert cache_of(request("x", cache="off")) is None
+        assert cache_of(make_request("x", cache="off")) is None
     sdquant.load_model(unet, "int8", cache=True, progress=False)
     assert _files(tmp_path / "home" / "sdquant")
 

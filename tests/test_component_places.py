@@ -18,7 +18,7 @@ from sdquant.errors import ConflictError, MissingComponentError, SdquantError, S
 from sdquant.nn.weights import plain
 from sdquant.planning.component_files import ComponentFile
 from sdquant.planning.component_places import hinted
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.saving import export_gguf
 from sdquant.training.config import load as load_config
 from sdquant.training.config.to_request import request_of
@@ -289,7 +289,7 @@ class TestWrong:
     def test_values(self) -> None:
         for value in ({"": "x"}, {5: "x"}, {"vae": 5}, {"vae": ""}, [{"vae": "x"}], ["vae=a", "vae=b"]):
             with pytest.raises(SettingsError, match=r"vae|parts"):
-                request("model", parts=value)
+                make_request("model", parts=value)
 
 
 class TestEverywhere:
@@ -307,10 +307,10 @@ class TestEverywhere:
             ("https://host/x.gguf?download=true", (ComponentFile("https://host/x.gguf?download=true"),)),
             (None, ()),
         ):
-            asked = request("model", parts=value)
+            asked = make_request("model", parts=value)
             assert asked.parts == made
-            assert request("model", parts=asked.parts) == asked
-            again = request("model", parts=[str(one) for one in asked.parts]).parts
+            assert make_request("model", parts=asked.parts) == asked
+            again = make_request("model", parts=[str(one) for one in asked.parts]).parts
             assert [(Path(one.path), one.component) for one in again] == [(Path(o.path), o.component) for o in made]
 
     def test_config_files(self, tmp_path: Path) -> None:

@@ -264,9 +264,9 @@ class TestAlone:
 
     def test_after_the_load_is_for_one_process(self, tmp_path: Path, sd: Path) -> None:
         from sdquant.planning.preparation import prepare
-        from sdquant.planning.request import request
+        from sdquant.planning.request import make_request
 
-        asked = request(sd, quant="nf4", mode="post")
+        asked = make_request(sd, quant="nf4", mode="post")
         with pytest.raises(SettingsError, match="mode='post'"):
             distributed_quantize.quantize(asked, prepare(asked), tmp_path / "out", ALONE)
 
@@ -290,9 +290,9 @@ class TestShards:
     def shards(self, tmp_path: Path, sd: Path) -> Path:
         """A UNet in files of 100 KB, each with the metadata of its own weights, written by one process."""
         from sdquant.planning.preparation import prepare
-        from sdquant.planning.request import request
+        from sdquant.planning.request import make_request
 
-        asked = request(sd / "unet", quant="int8", progress=False)
+        asked = make_request(sd / "unet", quant="int8", progress=False)
         return distributed_quantize.quantize(asked, prepare(asked), tmp_path / "unet", ALONE, max_shard=100_000)
 
     def test_each_tells_of_its_own(self, shards: Path, saved: Callable[..., Path]) -> None:

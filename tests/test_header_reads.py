@@ -123,9 +123,9 @@ def test_the_files_of_a_preset(sd: Path, reads: Counter[str]) -> None:
 
 def test_auto_is_decided_without_another_look(sd: Path, reads: Counter[str]) -> None:
     from sdquant.compat import hardware
-    from sdquant.planning.request import request
+    from sdquant.planning.request import make_request
 
-    auto.resolve(request(sd, quant="auto", offload="auto"), hardware.probe())
+    auto.resolve(make_request(sd, quant="auto", offload="auto"), hardware.probe())
     assert reads and set(reads.values()) == {1}
 
 
@@ -134,10 +134,10 @@ def test_a_file_that_is_gone_since_the_plan(name: str, sd: Path, lone: Path, ggu
     from sdquant.errors import BadFileError
     from sdquant.loading.loader import load_planned
     from sdquant.planning.preparation import prepare
-    from sdquant.planning.request import request
+    from sdquant.planning.request import make_request
 
     file = Path(shutil.copy(gguf if name.endswith(".gguf") else lone, tmp_path / name))
-    asked = request(file, base=sd, progress=False)
+    asked = make_request(file, base=sd, progress=False)
     plan = prepare(asked)
     file.unlink()
     with pytest.raises(BadFileError, match=f"Cannot read .*{name}"):

@@ -20,7 +20,7 @@ from sdquant.cli import main
 from sdquant.errors import MissingComponentError, SdquantError, SettingsError, UnsupportedFileError
 from sdquant.models.hub import needed
 from sdquant.models.hub_references import Reference, reference
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.training.config import keys as config_keys
 
 from . import layouts
@@ -407,7 +407,7 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(
     import pickle
 
     caplog.set_level("DEBUG")
-    asked = request(NAME, quant="int8", token=SECRET, cache=tmp_path / "kept", progress=False)
+    asked = make_request(NAME, quant="int8", token=SECRET, cache=tmp_path / "kept", progress=False)
     made = sdquant.plan(NAME, "int8", token=SECRET)
     pipe = sdquant.load_model(NAME, "int8", token=SECRET, cache=tmp_path / "kept", progress=False)
     assert f"Bearer {SECRET}" in hub.tokens
@@ -425,7 +425,7 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(
             sdquant.load_model(path, token=SECRET, progress=False, **values)
         said.append(str(error.value))
     with pytest.raises(SettingsError) as error:
-        request(NAME, token=SECRET.encode())
+        make_request(NAME, token=SECRET.encode())
     said.append(str(error.value))
     assert main(["plan", NAME, "-q", "int8", "--token", SECRET, "--json"]) == 0
     said += capsys.readouterr()

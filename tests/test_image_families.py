@@ -28,7 +28,7 @@ from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
 from sdquant.planning import component_sources
 from sdquant.planning.locate import locate
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.saving.export_gguf import quantize_file
 from sdquant.saving.export_single_file import quantize_file as quantize_single
 
@@ -220,7 +220,9 @@ def test_a_part_beside_the_main_one_is_not_made_of_it(
     one = tmp_path / "unet.safetensors" if main == "digits-sd" else tmp_path / "a" / "model.safetensors"
     other = file_of(MODELS[beside], folder_of(beside), tmp_path / "b")
     for file, part in zip((one, other), whole, strict=True):
-        parts = component_sources.whole_of(locate(request(file, base=str(tmp_path / "base"))), complete=True).sources
+        parts = component_sources.whole_of(
+            locate(make_request(file, base=str(tmp_path / "base"))), complete=True
+        ).sources
         assert {name for name, src in parts.items() if file in src.files} == {part}
         assert parts[part].plain.keys() == weights(whole[part]).keys()
 

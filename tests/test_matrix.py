@@ -22,7 +22,7 @@ import torch
 
 import sdquant
 from sdquant import backends, compat
-from sdquant.compat.default_runtime import default_runtime
+from sdquant.compat.runtimes import default_runtime
 from sdquant.demo import path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.kernels import cpu

@@ -20,7 +20,7 @@ from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
 from sdquant.planning.estimate import peak_memory
 from sdquant.planning.preparation import prepare
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 
 from .compat.machines import GIB, card, machine
 
@@ -128,7 +128,9 @@ def test_a_plan_for_another_machine_goes_by_what_is_free_there(
 ) -> None:
     there = machine(CARD)
     monkeypatch.setattr(hardware, "probe", lambda: pytest.fail("this machine was asked"))
-    plan = prepare(request(sdquant.demo.path("digits-flux"), quant="int8", offload="balanced", device=device), there)
+    plan = prepare(
+        make_request(sdquant.demo.path("digits-flux"), quant="int8", offload="balanced", device=device), there
+    )
     peak = foretell(plan, there)
     assert plan.device == (device or "cuda:0") and peak.activations is not None
     assert peak.budget == room(3 * GIB, 12 * GIB, peak.activations + peak.scratch)
@@ -141,10 +143,10 @@ def test_a_plan_for_another_machine_goes_by_what_is_free_there(
 def test_another_machine_that_does_not_say_what_is_free_needs_a_budget() -> None:
     there = machine(dataclasses.replace(CARD, memory_free=None))
     values: dict[str, Any] = {"quant": "int8", "offload": "balanced", "device": "cuda"}
-    plan = prepare(request(sdquant.demo.path("digits-flux"), **values), there)
+    plan = prepare(make_request(sdquant.demo.path("digits-flux"), **values), there)
     with pytest.raises(SettingsError, match=r"cuda:0.* not report .*budget='6GB'"):
         foretell(plan, there)
-    plan = prepare(request(sdquant.demo.path("digits-flux"), budget="1GB", **values), there)
+    plan = prepare(make_request(sdquant.demo.path("digits-flux"), budget="1GB", **values), there)
     assert foretell(plan, there).budget == 10**9
 
 

@@ -20,7 +20,7 @@ from sdquant.planning.estimate import step_time
 from sdquant.planning.estimate.activation_allowance import MOST, allowance
 from sdquant.planning.estimate.scheme_snr import USABLE, snr
 from sdquant.planning.presets import PRESETS, Chosen, choose
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.settings import Settings
 from sdquant.training import digits
 
@@ -156,7 +156,7 @@ class TestShipped:
         here = dataclasses.replace(with_memory(10 * GB, "cpu"), native="amx")
         got = chosen(sd, here)
         assert all(one.settings.to_dict() == {} for name, one in got.items() if name != "fastest")
-        auto = automatic.resolve(request(sd, quant="auto", device="cpu"), here)
+        auto = automatic.resolve(make_request(sd, quant="auto", device="cpu"), here)
         assert auto.request.quant == {"unet": got["fastest"].settings["quant.model"]}
         assert auto.foreseen is not None and step_time.said(auto.foreseen) in got["fastest"].why
 

@@ -16,7 +16,7 @@ import sdquant
 from sdquant import offload
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
 from sdquant.planning.preparation import prepare
-from sdquant.planning.request import Request, request
+from sdquant.planning.request import Request, make_request
 from sdquant.utils import byte_sizes
 
 
@@ -70,7 +70,7 @@ def test_a_bad_value_is_refused_before_anything_happens(name: str, value: Any, k
     path = value if name == "path" else "/no/such/model"
     if name != "path":
         values[name] = value
-    for call in (request, sdquant.load_model):
+    for call in (make_request, sdquant.load_model):
         with pytest.raises(kind) as caught:
             call(path, **values)
         error = caught.value
@@ -96,7 +96,7 @@ def test_a_bad_value_is_refused_before_anything_happens(name: str, value: Any, k
 )
 def test_did_you_mean(values: dict[str, Any], hint: str) -> None:
     with pytest.raises(SdquantError) as caught:
-        request("model", **values)
+        make_request("model", **values)
     assert "Did you mean" in caught.value.fix and hint in caught.value.fix
 
 
@@ -108,7 +108,7 @@ def test_an_argument_that_does_not_exist_is_not_ignored() -> None:
 
 
 def test_defaults() -> None:
-    made = request("model")
+    made = make_request("model")
     assert made == Request(path="model")
     assert (made.quant, made.offload, made.mode, made.components, made.skip) == (None, "none", "auto", None, ())
     assert made.specs == {} and made.budget_bytes is None
@@ -120,15 +120,15 @@ def test_defaults() -> None:
 
 def test_it_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        request("model").quant = "nf4"  # type: ignore[misc]
+        make_request("model").quant = "nf4"  # type: ignore[misc]
 
 
 class TestWhatCallersWrite:
     def test_paths(self, tmp_path: Path) -> None:
-        assert request(tmp_path).path == str(tmp_path)
-        assert request(tmp_path, base=tmp_path / "base").base == str(tmp_path / "base")
-        assert request("~/model", base="a/b").base == "a/b"
-        assert request("model", base="~/b").base == str(Path("~/b").expanduser())
+        assert make_request(tmp_path).path == str(tmp_path)
+        assert make_request(tmp_path, base=tmp_path / "base").base == str(tmp_path / "base")
+        assert make_request("~/model", base="a/b").base == "a/b"
+        assert make_request("model", base="~/b").base == str(Path("~/b").expanduser())
 
     @pytest.mark.parametrize(
         ("dtype", "name"),
@@ -138,7 +138,7 @@ class TestWhatCallersWrite:
         ],
     )  # fmt: skip
     def test_dtypes(self, dtype: Any, name: str | None) -> None:
-        assert request("model", dtype=dtype).dtype == name
+        assert make_request("model", dtype=dtype).dtype == name
 
     @pytest.mark.parametrize(
         ("device", "name"),
@@ -148,18 +148,18 @@ class TestWhatCallersWrite:
         ],
     )  # fmt: skip
     def test_devices(self, device: Any, name: str | None) -> None:
-        assert request("model", device=device).device == name
+        assert make_request("model", device=device).device == name
 
     @pytest.mark.parametrize("names", ["unet", ["unet"], ("unet",), {"unet"}])
     def test_one_name_or_several(self, names: Any) -> None:
-        assert request("model", quant="nf4", components=names, skip=names).components == ("unet",)
-        assert request("model", skip=names).skip == ("unet",)
+        assert make_request("model", quant="nf4", components=names, skip=names).components == ("unet",)
+        assert make_request("model", skip=names).skip == ("unet",)
 
     def test_none_is_no_pattern(self) -> None:
-        assert request("model", skip=None).skip == ()
+        assert make_request("model", skip=None).skip == ()
 
     def test_case_and_spaces(self) -> None:
-        made = request("model", offload=" Balanced ", mode="PRE", runtime="Plain", quant=" NF4 ")
+        made = make_request("model", offload=" Balanced ", mode="PRE", runtime="Plain", quant=" NF4 ")
         assert (made.offload, made.mode, made.runtime) == ("balanced", "pre", "plain")
         assert [str(spec) for spec in made.specs.values()] == ["nf4"]
 
@@ -171,13 +171,13 @@ class TestWhatCallersWrite:
         ],
     )  # fmt: skip
     def test_budgets(self, budget: Any, size: int | None) -> None:
-        assert request("model", offload="balanced", budget=budget).budget_bytes == size
+        assert make_request("model", offload="balanced", budget=budget).budget_bytes == size
 
     def test_modes_and_sizes_are_parsed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What comes after the request takes the mode and the sizes from it, and reads no text again."""
         values: dict[str, Any] = {"offload": "balanced", "budget": "1GB", "cache_limit": "2GB", "cache": "off"}
         path = sdquant.demo.path("digits-flux")
-        made, automatic = request(path, **values), request(path, **(values | {"offload": "auto"}))
+        made, automatic = make_request(path, **values), make_request(path, **(values | {"offload": "auto"}))
         monkeypatch.setattr(byte_sizes, "_SIZE", SimpleNamespace(fullmatch=pytest.fail))
         assert made.offload_mode is offload.mode_named("balanced") and automatic.offload_mode is None
         assert made.cache_bytes == 2 * 10**9
@@ -190,25 +190,25 @@ class TestWhatCallersWrite:
     @pytest.mark.parametrize("mode", ["none", "model", "sequential", "group"])
     def test_a_budget_that_nobody_would_keep(self, mode: str) -> None:
         with pytest.raises(SettingsError, match="only balanced"):
-            request("model", offload=mode, budget="6GB")
+            make_request("model", offload=mode, budget="6GB")
 
 
 class TestQuant:
     def test_a_scheme_for_all(self) -> None:
-        assert {name: str(spec) for name, spec in request("model", quant="bnb:nf4,double_quant").specs.items()} == {
-            "*": "nf4,double_quant"
-        }
+        assert {
+            name: str(spec) for name, spec in make_request("model", quant="bnb:nf4,double_quant").specs.items()
+        } == {"*": "nf4,double_quant"}
 
     def test_one_for_each(self) -> None:
-        specs = request("model", quant={"unet": "nf4", "*": "int8", "text_encoder": "none", "vae": None}).specs
+        specs = make_request("model", quant={"unet": "nf4", "*": "int8", "text_encoder": "none", "vae": None}).specs
         assert {name: spec and spec.scheme.name for name, spec in specs.items()} == {
             "unet": "nf4", "*": "int8", "text_encoder": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize("none", ["none", "NONE", " none "])
     def test_none_is_not_to_quantize(self, none: str) -> None:
-        assert request("model", quant=none).specs == {"*": None}
+        assert make_request("model", quant=none).specs == {"*": None}
 
     @pytest.mark.parametrize("quant", [None, {}, {"unet": None}])
     def test_as_found(self, quant: Any) -> None:
-        assert request("model", quant=quant).specs == {}
+        assert make_request("model", quant=quant).specs == {}

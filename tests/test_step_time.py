@@ -19,7 +19,7 @@ from sdquant.planning import auto, ranking
 from sdquant.planning.estimate import meta_models, step_time
 from sdquant.planning.estimate.layer_timings import FILE, known
 from sdquant.planning.estimate.scheme_snr import USABLE
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from tools import facts
 
 from .test_auto import quant_of
@@ -143,7 +143,7 @@ def resolved(model: str, isa: str, room: int | None = None, **asked: Any) -> aut
     free = 10**10 if room is None else room + LEAST_MARGIN
     device = hardware.Device(kind="cpu", index=0, name="a cpu", memory_total=free, memory_free=free)
     here = dataclasses.replace(here, devices=(device,), native=isa)
-    return auto.resolve(request(sdquant.demo.path(model), quant="auto", device="cpu", **asked), here)
+    return auto.resolve(make_request(sdquant.demo.path(model), quant="auto", device="cpu", **asked), here)
 
 
 def test_what_computes_faster_is_chosen_where_all_fits() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..planning.bundled_models import place as place
-from ..planning.request import AUTO, Request, request
+from ..planning.request import AUTO, Request, make_request
 from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
 from ..utils.suggestions import nearest
@@ -99,7 +99,7 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
         values["quant"] = quant_of(values["quant"])
     if "base" in values:
         values["base"] = place(values["base"])
-    return request(place(args.path), **values)
+    return make_request(place(args.path), **values)
 
 
 def refuse_auto(load_request: Request, why: str) -> None:

@@ -25,7 +25,7 @@ GRIDS = {
     "iq2_xxs": "iq2_xxs", "iq2_xs": "iq2_xs", "iq2_s": "iq2_s", "iq3_xxs": "iq3_xxs", "iq3_s": "iq3_s",
     "iq1_s": "iq1_s", "iq1_m": "iq1_s",
 }  # fmt: skip
-_NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4's 16 values
+NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4's 16 values
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
 _DELTA = 0.125  # shift of IQ1's weights
 _THREES = (1, 3, 9, 27, 81)
@@ -174,14 +174,14 @@ def iq1_m_scale(blocks: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
-    _put(out, half(blocks, 0), _looked_up(_NON_LINEAR, blocks, 2, 18, 16))
+    _put(out, half(blocks, 0), _looked_up(NON_LINEAR, blocks, 2, 18, 16))
 
 
 def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
     low = _split(_ints(blocks, 4, 8, torch.uint8), (0, 4), 15)
     high = _split(_ints(blocks, 2, 4, torch.int16), tuple(range(0, 16, 2)), 3)
     scale = half(blocks, 0) * ((low | high << 4) - 32).float()
-    _put(out, scale, _looked_up(_NON_LINEAR, blocks, 8, 136, 16))
+    _put(out, scale, _looked_up(NON_LINEAR, blocks, 8, 136, 16))
 
 
 def _tq1_0(blocks: Tensor, out: Tensor) -> None:

@@ -21,7 +21,7 @@ from ..compat import hardware
 from ..core import registry
 from ..errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
 from ..planning.preparation import prepare
-from ..planning.request import NOT_QUANTIZED, Quant, Request, request
+from ..planning.request import NOT_QUANTIZED, Quant, Request, make_request
 from ..utils.images import difference, largest_difference, psnr
 from .compare_figure import sheet
 from .comparison import Comparison, ComparisonRow
@@ -79,7 +79,7 @@ def compare(
     values.setdefault("progress", False)
     columns: dict[str, Request] = {}
     for quant in (reference, *quants):
-        column = request(path, **values, quant=quant)
+        column = make_request(path, **values, quant=quant)
         columns.setdefault(_label(column), column)
     drawing = {
         "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,

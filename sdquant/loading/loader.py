@@ -16,7 +16,7 @@ from ..formats.readahead import Readahead
 from ..models.classes import class_of, meta_model
 from ..planning.plan import folder_of, source_of
 from ..planning.preparation import prepare
-from ..planning.request import Request, request
+from ..planning.request import Request, make_request
 from ..rules.file_rules import rules_in
 from ..rules.quant_spec import RulesSpec
 from ..utils.arguments import answered
@@ -129,7 +129,7 @@ def load_model(
     Raises:
         SdquantError: one of its kinds; see `sdquant.errors`.
     """
-    parsed = request(
+    parsed = make_request(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,

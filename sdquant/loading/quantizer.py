@@ -15,7 +15,7 @@ from ..models import peft_hooks
 from ..planning import planner
 from ..planning.loaded_models import resolve_loaded
 from ..planning.preparation import check_schemes, plan_resolved
-from ..planning.request import AUTO, request
+from ..planning.request import AUTO, make_request
 from ..planning.resolve import device_of
 from ..planning.rule_checks import marked_in
 from ..rules.quant_spec import RulesSpec
@@ -71,7 +71,7 @@ def quantize(
             "auto chooses what fits before a model is loaded",
             "Use load_model(path, quant='auto'), or name a scheme",
         )
-    options = request(
+    options = make_request(
         type(model).__name__,
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
         mode="post", compute=compute, device=device, allow_incompatible=allow_incompatible,

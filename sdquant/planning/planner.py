@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..compat.default_runtime import default_runtime
+from ..compat.runtimes import default_runtime
 from ..core import registry
 from ..core.choices import LONE
 from ..core.dtypes import FLOATS

@@ -15,7 +15,7 @@ from ..models.classes import class_of
 from ..rules.quant_spec import RulesSpec
 from ..rules.range_checks import require_ranges
 from . import planner
-from .request import Request, request
+from .request import Request, make_request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
 from .rule_checks import Marked, marked_in_file, refuse_computing
 
@@ -36,7 +36,7 @@ def plan(
     Raises:
         SdquantError: any error that `load_model` would raise before reading weights.
     """
-    return prepare(request(path, quant=quant, offload=offload, **values))
+    return prepare(make_request(path, quant=quant, offload=offload, **values))
 
 
 def prepare(request: Request, machine: hardware.Machine | None = None) -> planner_plan.Plan:

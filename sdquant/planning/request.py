@@ -272,7 +272,7 @@ class Request:
         return None if self.compute == "float" else self.compute
 
 
-def request(path: Any, **values: Any) -> Request:
+def make_request(path: Any, **values: Any) -> Request:
     """Build a Request from the keyword arguments of `load_model`; torch dtypes, devices and paths become strings.
 
     Raises:

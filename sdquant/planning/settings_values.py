@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from .component_types import ROLES, role_of
-from .request import Request, request
+from .request import Request, make_request
 from .settings_fields import field_named, fields
 
 _PREFIX = "quant."
@@ -57,7 +57,7 @@ class Settings:
             call: arguments of this call only (base, parts, variant, progress).
 
         Raises:
-            SdquantError: as `sdquant.planning.request.request` does.
+            SdquantError: as `make_request` does.
         """
         schemes = {}
         for name in components:
@@ -66,7 +66,7 @@ class Settings:
             if scheme is not None:
                 schemes[name] = scheme
         others = {name: value for name, value in self.values.items() if not name.startswith(_PREFIX)}
-        return request(path, quant=schemes or None, **others, **call)
+        return make_request(path, quant=schemes or None, **others, **call)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that differ from the defaults, as JSON values."""

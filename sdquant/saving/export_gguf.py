@@ -32,7 +32,7 @@ from ..formats.gguf.header import MAX_DIMS, MAX_NAME
 from ..models.detection import detect
 from ..models.single_file import original_names
 from ..planning import planner
-from ..planning.request import request
+from ..planning.request import make_request
 from ..utils.progress import byte_bar
 from . import original_layout
 
@@ -86,7 +86,7 @@ def quantize_file(
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
-    options = request(place, quant=quant, components=components, skip=skip)
+    options = make_request(place, quant=quant, components=components, skip=skip)
     detected = detect(place, allow_pickle=allow_pickle)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
     for src in sources.values():

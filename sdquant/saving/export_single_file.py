@@ -31,7 +31,7 @@ from ..formats.gguf import conventions
 from ..models.detection import detect
 from ..models.single_file import original_names
 from ..planning import planner
-from ..planning.request import NOT_QUANTIZED, request
+from ..planning.request import NOT_QUANTIZED, make_request
 from ..utils.progress import byte_bar
 from . import original_layout
 
@@ -76,7 +76,7 @@ def quantize_file(
     goal = Path(target)
     refuse_existing(goal, overwrite)
     spec = registry.parse(quant)
-    options = request(path, quant=quant, components=components, skip=skip)
+    options = make_request(path, quant=quant, components=components, skip=skip)
     (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True).values()
     original_layout.refuse_quantized(src, spec)
     rows = list(_rows(src, spec, options.skip))

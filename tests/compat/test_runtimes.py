@@ -10,7 +10,7 @@ import pytest
 
 import sdquant
 from sdquant import backends
-from sdquant.compat.default_runtime import MEASURED, default_runtime
+from sdquant.compat.runtimes import MEASURED, default_runtime
 from sdquant.kernels import cpu
 
 from .machines import VERSIONS

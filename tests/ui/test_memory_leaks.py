@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from sdquant import demo
-from sdquant.planning.request import request
+from sdquant.planning.request import make_request
 from sdquant.ui.model_manager import Drawing, Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc says")]
@@ -61,7 +61,7 @@ def run() -> list[dict[str, int]]:
 
     def cycle(number: int) -> None:
         name, values = COMBINATIONS[number % len(COMBINATIONS)]
-        asked = request(demo.path(name), progress=False, **values)
+        asked = make_request(demo.path(name), progress=False, **values)
         engine.draw(asked, Drawing(prompt="a handwritten seven", steps=2, seed=number))
         if number % 3 == 0:  # the others are switches
             engine.unload()

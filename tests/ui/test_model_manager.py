@@ -15,7 +15,7 @@ from PIL import Image, ImageChops
 import sdquant
 from sdquant import demo
 from sdquant.models.generate import Stopped
-from sdquant.planning.request import Request, request
+from sdquant.planning.request import Request, make_request
 from sdquant.ui import model_manager as engines
 from sdquant.ui.model_manager import Drawing, Engine, Job, Progress
 
@@ -23,7 +23,7 @@ SEVEN = Drawing(prompt="a handwritten seven", steps=3, seed=1)
 
 
 def asked(name: str = "digits-sd", **values: object) -> Request:
-    return request(demo.path(name), progress=False, **values)
+    return make_request(demo.path(name), progress=False, **values)
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
@@ -86,13 +86,13 @@ def test_a_damaged_file_leaves_the_old_model(beside: bool, tmp_path: Path, monke
     engine = Engine()
     engine.load(asked())
     with pytest.raises(sdquant.BadFileError):
-        engine.load(request(tmp_path / "broken"))
+        engine.load(make_request(tmp_path / "broken"))
     assert engine.held is not None and engine.held.asked == asked()
 
 
 def test_a_file_that_was_written_anew_is_loaded_anew(tmp_path: Path) -> None:
     shutil.copytree(demo.path("digits-sd"), tmp_path / "model")
-    engine, wanted = Engine(), request(tmp_path / "model", progress=False)
+    engine, wanted = Engine(), make_request(tmp_path / "model", progress=False)
     first = engine.load(wanted)
     assert engine.load(wanted) is first
     weights = next((tmp_path / "model" / "unet").glob("*.safetensors"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...compat import hardware
 from ...errors import SettingsError
-from ...planning.request import Request, request
+from ...planning.request import Request, make_request
 from ...utils.atomic_write import whole_file
 from . import cases
 from .progress import JobProgress, counted
@@ -95,9 +95,9 @@ def bench(
     """
     _check(steps=steps, rounds=rounds, batch=batch, threads=threads, seed=seed, size=size, inputs=inputs, clock=clock)
     values.setdefault("progress", False)
-    base_request = request(path, **values)
+    base_request = make_request(path, **values)
     for text in schemes or ():
-        request(path, **(values | {"quant": text}))  # one that does not exist is no row
+        make_request(path, **(values | {"quant": text}))  # one that does not exist is no row
     if base_request.quant is not None:
         raise SettingsError(
             f"Cannot use quant={base_request.quant!r}",

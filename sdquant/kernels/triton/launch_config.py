@@ -13,7 +13,7 @@ import torch
 import triton
 
 from ...core import code_tables
-from ...core.ggml_iq import _NON_LINEAR
+from ...core.ggml_iq import NON_LINEAR
 from ...core.gguf_fields import places
 from ...utils.device_constants import constant
 from .blocks import Block, block_of
@@ -147,5 +147,5 @@ def pointers(form: PackedLayout, parts: Mapping[str, Tensor], block: Block) -> d
 def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """Return the values of a table's codes, float32."""
     if name == "iq4":
-        return torch.tensor(_NON_LINEAR, dtype=torch.float32, device=device)
+        return torch.tensor(NON_LINEAR, dtype=torch.float32, device=device)
     return code_tables.code_table(name, arithmetic, device)

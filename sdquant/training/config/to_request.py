@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SettingsError
 from ...planning import bundled_models
-from ...planning.request import Request, request
+from ...planning.request import Request, make_request
 from .keys import key, keys
 from .quantization import quantization_of
 
@@ -43,7 +43,7 @@ def request_of(config: RunConfig, **fixed: Any) -> Request:
     values |= {"quant": quantization.quant, "rules": quantization.rules, "quant_stats": quantization.quant_stats}
     if values["base"] is not None:
         values["base"] = bundled_models.place(values["base"])
-    return request(bundled_models.place(model), **{**values, **fixed})
+    return make_request(bundled_models.place(model), **{**values, **fixed})
 
 
 def require_command(config: RunConfig, command: str) -> None:
