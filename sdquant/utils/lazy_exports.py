@@ -1,0 +1,46 @@
+"""The exports of a room, imported when they are first used, so that importing a room costs nothing and needs no torch.
+
+    if TYPE_CHECKING:
+        from .plan import Plan
+    else:
+        __getattr__ = lazy_exports(__name__)
+
+The imports of the block are what type checkers, linters and readers see, and they are also what runs: nothing else says
+where a name is, so that nothing else can be wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+def lazy_exports(package: str) -> Callable[[str], Any]:
+    """Return the module `__getattr__` of a package whose `__init__` has such a block."""
+
+    def get(name: str) -> Any:
+        if name.startswith("__") or name not in _exports(package):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, attribute = _exports(package)[name]
+        if module is None:
+            return importlib.import_module(f"{package}.{attribute}")
+        # What `from module import attribute` does: it imports the attribute if that is a module.
+        return getattr(__import__(f"{package}.{module}", fromlist=(attribute,)), attribute)
+
+    return get
+
+
+@cache
+def _exports(package: str) -> dict[str, tuple[str | None, str]]:
+    """Return, for each export, the module that has it and its name there; no module if it is one itself."""
+    import ast
+
+    loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
+    tree = ast.parse(loader.get_source(package))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    own = [node for node in imports if node.level == 1]  # those of other rooms are for annotations
+    return {alias.asname or alias.name: (node.module, alias.name) for node in own for alias in node.names}
