@@ -8,8 +8,7 @@ Importing this package imports no torch and no backend: the names below are look
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import (
     BackendUnavailableError,
@@ -29,41 +28,22 @@ from .errors import (
     UnsupportedFileError,
 )
 from .integrations import plug_in as _plug_in
+from .utils.lazy_exports import lazy_exports as _lazy_exports
 from .utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import backends, compat, demo, rules
     from .compat import check
-    from .integrations.config import Config
-    from .loading.loader import load_model
-    from .loading.quantizer import quantize
-    from .loading.verification import verify
-    from .models.detection import Detected, detect, suffix_hint
-    from .planning.plan import Plan
+    from .formats import suffix_hint
+    from .integrations import Config
+    from .loading import load_model, quantize, verify
+    from .models import Detected, detect
+    from .planning import Plan
     from .planning.preparation import plan
-    from .saving.model_files import save
+    from .saving import save
     from .training import lora
-
-# Public name -> where it is: a module's attribute, or a module itself.
-_LAZY = {
-    "Config": "integrations.config",
-    "Detected": "models.detection",
-    "Plan": "planning.plan",
-    "backends": "backends",
-    "check": "compat",
-    "compat": "compat",
-    "demo": "demo",
-    "detect": "models.detection",
-    "load_model": "loading.loader",
-    "lora": "training.lora",
-    "plan": "planning.preparation",
-    "quantize": "loading.quantizer",
-    "rules": "rules",
-    "save": "saving.model_files",
-    "suffix_hint": "formats.filename_hints",
-    "verify": "loading.verification",
-}
-_MODULES = ("backends", "compat", "demo", "lora", "rules")
+else:
+    __getattr__ = _lazy_exports(__name__)
 
 __all__ = [
     "BackendUnavailableError",
@@ -101,13 +81,6 @@ __all__ = [
 
 
 _plug_in()
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        module = importlib.import_module(f"{__name__}.{_LAZY[name]}")
-        return module if name in _MODULES else getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,13 +7,24 @@ A module here with a `BACKEND` is a backend (`core.registry` finds it), as is ev
 
 from __future__ import annotations
 
-from ..core.backend import Backend, PrequantizedWeight
+from typing import TYPE_CHECKING
+
+from ..core import Backend, PrequantizedWeight, QuantSpec, Scheme
 from ..core.registry import get, names, of_scheme, parse, scheme, schemes
-from ..core.scheme import QuantSpec, Scheme
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from ._bnb_library import library as bnb_library
+    from ._chunks import by_rows
+    from ._float8_find import FORMATS as FLOAT8_FORMATS
+    from ._float8_find import MARKER as FLOAT8_MARKER
+    from ._quanto_extension import without_compiler
+else:
+    __getattr__ = lazy_exports(__name__)
 
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme",
-    "schemes",
+    "FLOAT8_FORMATS", "FLOAT8_MARKER", "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "bnb_library",
+    "by_rows", "get", "gguf", "names", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core import dtypes, torch_dtypes
+from ..core import torch_dtypes
+from ..core.dtypes import COMPUTE_DTYPES
 from ..utils import strict_json
 from ..utils.buffers import dense
 from ._bnb_codec import bad
@@ -55,7 +56,7 @@ def claims(
     allowed: dict[str, tuple[Any, ...]] = {
         "quant_type": (detected.scheme,),
         "blocksize": BLOCKS,
-        "dtype": dtypes.COMPUTE_DTYPES,
+        "dtype": COMPUTE_DTYPES,
     }
     if nested:
         allowed |= {"nested_blocksize": (NESTED_BLOCK,), "nested_dtype": ("float32",)}

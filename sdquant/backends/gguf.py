@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import registry
 from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
 from ..core.dtypes import dtype_name
-from ..core.gguf_mixes import BASES, dominant, mix_type
+from ..core.gguf_mixes import BASES
 from ..core.gguf_types import TYPES, GGMLType
 from ..core.packed_layout import PackedLayout
 from ..core.scheme import QuantSpec, Requirement, Scheme
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["BACKEND", "BLOCKS", "FIELDS", "dominant", "mix_type", "undecodable"]
+__all__ = ["BACKEND", "BLOCKS", "FIELDS", "undecodable"]
 
 EXTRA = "gguf"
 # What packed weights read from a file are taken for: a GGUF file does not say what its weights were made from.

@@ -1,5 +1,6 @@
 """The command line: one subcommand per file in `commands/`, and the one place where errors become sentences.
 
+In: the words of a command. Out: what it prints and writes, and its exit code. May import every other room.
 Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run, compare no scheme that draws, bench none
 that runs), 2 refused or bad input, 130 interrupted, 143 terminated.
 """
@@ -24,6 +25,8 @@ from ..utils.signals import Stop
 from ..utils.version import __version__
 from . import _common
 from ._config_form import ConfigParser
+
+__all__ = ["COMMANDS", "main", "parser"]
 
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.

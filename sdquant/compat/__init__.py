@@ -1,6 +1,8 @@
-"""The compatibility matrix: which combinations work, known before any weights are read.
+"""The compatibility matrix: which combinations work, known before any weights are read; and the hardware it is about.
 
-`look_up` answers one query, `check` refuses unsupported combinations, `matrix` lists all. The rules are in table.py.
+In: a scheme, a mode, an offload mode, a runtime, a `Machine`. Out: a verdict: `look_up` answers one query, `check`
+refuses unsupported combinations, `matrix` lists all. The rules are in table.py.
+May import `rules` and what is below. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ from ..errors import (
 from ..utils.arguments import answered
 from ..utils.suggestions import did_you_mean
 from . import hardware
+from .hardware import Device, Machine
 from .requirements import require
-from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
+from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row, meant
+from .runtimes import default_runtime
 from .table import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ..core.scheme import Scheme
-    from .hardware import Machine
 
 __all__ = [
-    "ROWS", "Cell", "IncompatibleWarning", "Query", "Row", "SdquantWarning", "UntestedWarning",
-    "check", "look_up", "matrix",
+    "COMPUTES", "OFFLOADS", "ROWS", "Cell", "Device", "IncompatibleWarning", "Machine", "Query", "Row",
+    "SdquantWarning", "UntestedWarning", "check", "default_runtime", "hardware", "look_up", "matrix", "meant",
+    "requirements",
 ]  # fmt: skip
 
 ERRORS: Mapping[str, type[SdquantError]] = {

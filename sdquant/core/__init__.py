@@ -3,3 +3,32 @@
 In and out: values that every other room passes on. Nothing here reads a file of weights or knows diffusers, and only
 what handles tensors imports torch. May import `utils` and `errors` alone; backends are found by name (`registry`).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .backend import OFFSET, Backend, Packed, PackedSpec, QuantSpec, Scheme, Unfit, layer_name
+    from .choices import LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
+    from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
+    from .options import Option, Requirement
+    from .packed_layout import BYTES as BYTE_PACKINGS
+    from .packed_layout import Activations, FloatGemm, Geometry, PackedLayout
+    from .packed_reader import read_weight, require_sound
+    from .prequantized_weight import PLAIN_ONLY, Cut, PrequantizedWeight
+    from .tensor_keys import RANGE_BUFFER, RANGE_OPERAND, is_range, leaf
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FLOATS", "LONE", "MAIN", "METHOD", "NO_OFFLOAD",
+    "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "Activations", "Backend", "Cut",
+    "FloatGemm", "Geometry", "Option", "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight", "QuantSpec",
+    "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit", "check_offload_mode", "choices", "code_tables",
+    "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "is_range", "layer_name",
+    "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry", "require_sound",
+    "torch_dtypes",
+]  # fmt: skip

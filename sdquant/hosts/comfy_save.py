@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConflictError, SettingsError
 from ..formats import safetensors_writer
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
-from ..nn import weights
+from ..nn import plain, quantized
 from ..saving import export_single_file, model_files
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _inside(folder: str, path: str) -> bool:
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the contents of the file: tensors by key, and metadata."""
-    rows, floats = dict(weights.quantized(model)), weights.plain(model)
+    rows, floats = dict(quantized(model)), plain(model)
     theirs = export_single_file.tensors_of(rows)
     if theirs is None:
         return model_files.written(rows.items(), floats, {})

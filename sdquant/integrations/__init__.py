@@ -1,8 +1,9 @@
-"""Register sdquant with other libraries. Standard library only, since it is imported with sdquant.
+"""sdquant's quantizers for diffusers and transformers, and their registration there.
 
-diffusers and transformers look quantizers up in tables, each in a module of its own. sdquant's are added as soon as
-that module is imported, before or after sdquant, so that `import sdquant` neither imports these libraries nor misses
-them.
+Both look quantizers up in tables, each in a module of its own. sdquant's are added as soon as that module is imported,
+before or after sdquant, so that `import sdquant` neither imports these libraries nor misses them.
+In: a `Config`, and the models that these libraries load. Out: the same models, quantized.
+May import `loading` and what is below; this file only what is as light, since it is imported with sdquant.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..loading import finishing
+from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
 
     from torch import nn
+
+    from ._common import dequantize
+    from .config import Config
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = ["Config", "dequantize", "plug_in"]
 
 # The module with a library's tables -> the module here that registers sdquant in them when it is imported.
 TABLES = {

@@ -1,5 +1,25 @@
 """Products with packed weights, each by the fastest kernel that gives correct results on this machine.
 
-`core/packed_layout.py` describes how packed weights lie in memory, the files here read them, and `dispatch.py` chooses.
-Importing this package imports no torch.
+In: tensors and a `PackedLayout`, which says how a packed weight lies in memory. Out: products and decoded weights.
+The files here read such weights, and `dispatch` chooses. May import `core` and what is below.
+Importing this imports no torch.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .base import Prepared
+    from .cpu import int8 as cpu_int8
+    from .cpu import state as cpu_state
+    from .workspace import scratch
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "Prepared", "cpu", "cpu_int8", "cpu_state", "dispatch", "dispatch_guard", "int8_linear", "int_matmul", "onednn",
+    "ops", "prepack", "scheme_activations", "scratch", "sdpa",
+]  # fmt: skip

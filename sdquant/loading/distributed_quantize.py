@@ -18,7 +18,7 @@ from ..core.choices import LONE
 from ..errors import BadFileError, DistributedError, SettingsError
 from ..models import classes, pipeline_folders, pipelines
 from ..models.names import remember
-from ..planning import plan
+from ..planning import ComponentPlan, Plan, folder_of, source_of
 from ..rules.model_rules import given_rules, keep
 from ..rules.product_ranges import ranges_of, register_ranges, stand_in
 from ..rules.qconfig import Rules
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 
 
-def quantize(
-    request: Request, model_plan: plan.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD
-) -> Path:
+def quantize(request: Request, model_plan: Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
     """Quantize and write a model as a folder; every process calls this with the same values.
 
     Args:
@@ -62,7 +60,7 @@ def quantize(
     for warning in model_plan.warnings if ranks.first else ():
         loader.log.warning("%s", warning)
     if model_plan.detected.container == "pipeline":
-        pipeline_folders.check_pipeline(plan.folder_of(model_plan))
+        pipeline_folders.check_pipeline(folder_of(model_plan))
     total = sum(info.nbytes for src in model_plan.detected.sources.values() for info in src.tensors.values())
     spec = next(component.spec for component in model_plan.components if component.spec is not None)
     with (
@@ -123,15 +121,15 @@ def _require_seen(folder: Path, ranks: Processes) -> None:
 
 def _component(
     request: Request,
-    model_plan: plan.Plan,
-    component: plan.ComponentPlan,
+    model_plan: Plan,
+    component: ComponentPlan,
     home: Path,
     ranks: Processes,
     tick: Callable[[int], Any],
     max_shard: int,
 ) -> nn.Module:
     """Write one component into a folder, and return its empty model (weights on the meta device)."""
-    src = plan.source_of(model_plan, component)
+    src = source_of(model_plan, component)
     model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
     remember(model, src.conversions, quantized=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..core.scheme import QuantSpec
     from ..formats.checkpoint import Checkpoint
-    from ..planning import plan
+    from ..planning import ComponentPlan, Plan
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Collector(WeightLoader):
     """
 
     def __init__(
-        self, model: nn.Module, part: plan.ComponentPlan, model_plan: plan.Plan, src: Checkpoint, out: ShardOutput
+        self, model: nn.Module, part: ComponentPlan, model_plan: Plan, src: Checkpoint, out: ShardOutput
     ) -> None:
         super().__init__(model, part.runtime, dtype_named(model_plan.dtype) if model_plan.dtype else None)
         self.out = out

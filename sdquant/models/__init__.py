@@ -1,1 +1,43 @@
-"""Model facts taken from diffusers and transformers themselves: names, sizes, kinds of layers."""
+"""The only room that knows diffusers' and transformers' classes; authors' layouts of files; the hub.
+
+In: paths, headers, pipelines and modules. Out: `Detected`, modules without weights, and `WeightLoader`, which puts
+weights into them. May import `formats` and what is below; torch, diffusers and transformers only when it is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from . import names as key_names
+    from .activation_memory import Trace
+    from .classes import class_of, meta_model
+    from .components import PREFIXES as KEY_PREFIXES
+    from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied
+    from .detection import Detected, detect, detect_elsewhere, joined, same_scheme
+    from .dummy_inputs import Inputs
+    from .generate import Stopped, draw, native_size
+    from .hub_references import Reference
+    from .keep_in_fp32 import float32_of_class, float32_of_model, matched
+    from .libraries import is_of_transformers
+    from .op_counts import Product, Work
+    from .pipelines import components_of, is_pipeline, main_part, weight_bytes, weight_parts
+    from .quantize_weight import refuse_not_finite, require_finite
+    from .single_file import convert, original_names
+    from .single_file.original_names import OutputTensor
+    from .weight_loader import WeightLoader, common_kind, install_packed, misfit
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "Stopped", "Trace",
+    "WeightLoader", "Work", "activation_memory", "call_hooks", "class_of", "classes", "common_kind", "components",
+    "components_of", "convert", "detect", "detect_elsewhere", "detection", "draw", "dummy_inputs", "fitting",
+    "float32_of_class", "float32_of_model", "hub", "hub_references", "install_packed", "is_of_transformers",
+    "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
+    "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "peft_hooks",
+    "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
+    "same_scheme", "set_module", "set_tensor", "tied", "weight_bytes", "weight_parts",
+]  # fmt: skip

@@ -7,25 +7,31 @@ In: packed weights and modules. Out: modules. May import `backends` and what is 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .layer_factory import packed_of, quantized_layer
-    from .quantized_layers import QuantizedLayer, kind_of
+    from .layer_checks import require_fit
+    from .layer_factory import float_layer, packed_of, quantized_layer, set_compute
+    from .openvino import memory_model as openvino_memory
+    from .quantized_layers import (
+        QuantizedConv1d,
+        QuantizedConv2d,
+        QuantizedConv3d,
+        QuantizedLayer,
+        QuantizedLinear,
+        kind_of,
+        settings_of,
+    )
+    from .state_dict import LIKE as LIKE_KEY
+    from .state_dict import PREFIX as PACKED_PREFIX
+    from .weights import plain, quantized
+else:
+    __getattr__ = lazy_exports(__name__)
 
-__all__ = ["QuantizedLayer", "kind_of", "packed_of", "quantized_layer"]
-
-
-_LAZY = {
-    "QuantizedLayer": "quantized_layers",
-    "kind_of": "quantized_layers",
-    "packed_of": "layer_factory",
-    "quantized_layer": "layer_factory",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "LIKE_KEY", "PACKED_PREFIX", "QuantizedConv1d", "QuantizedConv2d", "QuantizedConv3d", "QuantizedLayer",
+    "QuantizedLinear", "float_layer", "into_floats", "kind_of", "openvino", "openvino_memory", "packed_of",
+    "packed_tensor", "plain", "quantized", "quantized_layer", "require_fit", "set_compute", "settings_of",
+]  # fmt: skip

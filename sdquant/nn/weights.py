@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:
     """Yield the quantized weights of a module, by weight name."""
-    from . import packed_of
+    from .layer_factory import packed_of
 
     for path, module in model.named_modules():
         packed = packed_of(module) if path else None
@@ -23,7 +23,7 @@ def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:
 
 def plain(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a module's state that belong to no quantized weight, by name; tied ones once."""
-    from . import packed_of
+    from .layer_factory import packed_of
 
     tensors: dict[str, Tensor] = {}
     ids: set[int] = set()

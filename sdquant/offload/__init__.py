@@ -2,11 +2,11 @@
 
     handle = offload.apply(pipeline, "balanced", device="cpu", budget="2GB")
     pipeline("a handwritten seven")
-    handle.report()
     handle.remove()
 
+In: pipelines and components, a mode, a budget. Out: an `OffloadHandle`, which reports and can undo it.
 Offloaded weights are in pinned RAM if the compute device is a GPU, and in a file on disk if it is the CPU.
-Importing this package imports no torch.
+May import `compat` and what is below. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ..models.pipelines import components_of
 from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
+from ..utils.lazy_exports import lazy_exports
 from .handle import HANDLE, OffloadHandle
-from .mode import OffloadMode, OffloadOptions, mode_named
+from .mode import ComponentSizes, OffloadMode, OffloadOptions, mode_named
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from .budget import default_budget
+else:
+    __getattr__ = lazy_exports(__name__)
+
 __all__ = [
-    "MODES", "OffloadHandle", "OffloadMode", "apply", "components_of", "mode_named", "parse_budget", "weight_bytes",
+    "MODES", "ComponentSizes", "OffloadHandle", "OffloadMode", "apply", "blocks", "budget",
+    "components_of", "default_budget", "host_store", "mode_named", "parse_budget", "suspended", "weight_bytes",
 ]  # fmt: skip
 
 MODES: tuple[OffloadMode, ...] = tuple(mode_named(name) for name in OFFLOAD_MODES)

@@ -1,1 +1,34 @@
-"""Requests and plans, made before weights are loaded: arguments, settings, component files, "auto" and presets."""
+"""From what the user asks for to what will be done, before weights are loaded.
+
+In: the arguments of `load_model`, as a `Request`. Out: a `Plan`, which says what is done with every weight, its bytes,
+the device and the offload mode. `auto` and presets choose here, and memory and time are estimated.
+May import `offload` and what is below. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .bundled_models import MODELS, path, place
+    from .component_types import ROLES, Role, is_quantized_by_default, role_of
+    from .estimate import activation_allowance, meta_models, peak_memory, step_time
+    from .loaded_models import resolve_loaded, source_of_model
+    from .plan import ComponentPlan, Peak, Plan, folder_of, source_of
+    from .preparation import check_schemes, plan_resolved, prepare
+    from .request import AUTO, NOT_QUANTIZED, RULES, Quant, Request, make_request
+    from .resolve import device_of
+    from .settings_fields import Field, field_named, fields
+    from .settings_values import Settings
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "AUTO", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "ComponentPlan", "Field", "Peak", "Plan", "Quant",
+    "Request", "Role", "Settings", "activation_allowance", "bundled_models", "check_schemes", "device_of",
+    "field_named", "fields", "folder_of", "is_quantized_by_default", "locate", "make_request", "meta_models",
+    "path", "peak_memory", "place", "plan_resolved", "planner", "preparation", "prepare", "presets",
+    "resolve_loaded", "role_of", "rule_checks", "source_of", "source_of_model", "step_time", "weight_selection",
+]  # fmt: skip

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..core import tensor_keys
+from ..core.tensor_keys import RANGE_BUFFER
 from ..errors import IncompatibleError, SettingsError
 from ..nn import packed_of
 from . import product_ranges
@@ -142,9 +142,7 @@ class Marked(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Apply `fn`, but keep the dtype of ranges: only their device changes (a scale cast to half is wrong)."""
-        ranges = {
-            name: self._buffers.pop(name) for name in [*self._buffers] if tensor_keys.RANGE_BUFFER.fullmatch(name)
-        }
+        ranges = {name: self._buffers.pop(name) for name in [*self._buffers] if RANGE_BUFFER.fullmatch(name)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, range in ranges.items():
             assert range is not None
@@ -157,9 +155,7 @@ class Marked(nn.Module):
         if self.__dict__[_ATTRIBUTE].statistics is None:
             for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
                 value, own = state_dict[prefix + name], self._buffers.get(name)
-                if tensor_keys.RANGE_BUFFER.fullmatch(name) and (
-                    own is None or own.is_meta or own.shape != value.shape
-                ):
+                if RANGE_BUFFER.fullmatch(name) and (own is None or own.is_meta or own.shape != value.shape):
                     product_ranges.register_ranges(self, {name: value.clone()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core import tensor_keys
+from ..core.tensor_keys import RANGE_BUFFER, is_range
 from ..errors import SettingsError
 from ..models.components import missing_parameters, set_tensor
 from ..nn.quantized_layers import QuantizedLayer
@@ -97,7 +97,7 @@ def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
     for name, value in params.items():
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
-        if tensor_keys.RANGE_BUFFER.fullmatch(short):
+        if RANGE_BUFFER.fullmatch(short):
             product_ranges.register_ranges(template, {name: value})
         elif isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
             part = short.removeprefix(PREFIX)
@@ -154,7 +154,7 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
 
 def _missing_products(template: nn.Module, provided: set[str]) -> list[str]:
     """Name each rule whose products have no range at all: a template does not know which modules multiply."""
-    known = [key for key in provided | set(template.state_dict(keep_vars=True)) if tensor_keys.is_range(key)]
+    known = [key for key in provided | set(template.state_dict(keep_vars=True)) if is_range(key)]
     names: dict[QuantizationRule, str] = {}
     served = set()
     for path, mark in marks(template).items():

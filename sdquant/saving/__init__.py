@@ -3,3 +3,21 @@
 In: pipelines, components, and plans for `sdquant quantize`. Out: files, each whole or not there.
 May import `planning` and what is below.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .export_gguf import quantize_file
+    from .model_files import save
+    from .quantization_config import library_config, own_config
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "export_gguf", "export_single_file", "library_config", "model_files", "original_layout", "own_config",
+    "portable", "quantize_file", "save",
+]  # fmt: skip

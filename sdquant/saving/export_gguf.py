@@ -21,7 +21,7 @@ from ..core import registry
 from ..core.backend import Unfit
 from ..core.choices import LONE
 from ..core.dtypes import FLOATS
-from ..core.gguf_mixes import BASES, FILE_TYPES
+from ..core.gguf_mixes import BASES, FILE_TYPES, mix_type
 from ..core.gguf_types import TYPES
 from ..core.scheme import QuantSpec
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
@@ -119,8 +119,8 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
         BadFileError: a link leads out of the folder, or an entry is not a regular file.
     """
     paths = []
-    for home, folders, names in os.walk(place):
-        for name in (*(name for name in folders if Path(home, name).is_symlink()), *names):
+    for home, subfolders, names in os.walk(place):
+        for name in (*(name for name in subfolders if Path(home, name).is_symlink()), *names):
             path = Path(home, name)
             if path in without:
                 continue
@@ -245,8 +245,6 @@ def _type_of(
     name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: conventions.Architecture | None
 ) -> str:
     """Return the GGUF type of a weight that may be quantized."""
-    from ..backends.gguf import mix_type
-
     preferred = mix_type(spec.scheme.name, name)
     plain = _float_type(name, shape, dtype)
     if TYPES[preferred].dtype:

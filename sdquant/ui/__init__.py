@@ -1,17 +1,21 @@
 """`sdquant ui`: a local web app to generate, choose a quantization, inspect and compare.
 
-    model_folders.py      the folders whose models the page may open, and names for their contents
-    server/guard.py       refuses requests before any page code runs: foreign origins, unknown hosts, unused paths
-    server/basic_auth.py  the password, if the page is served to other machines
-    server/serve.py       serves the page: socket, guard, temporary files, shutdown
-
-    app.py                the page: a head and four tabs (header.py, tabs/)
-    app_state.py          state shared by all open pages
-    model_manager.py      the one model in memory;  background_task.py: runs a job and reports its progress to a page
-    plan_preview.py       evaluates a choice of settings with matrix and planner;  support_view.py: shows the result
-    widgets.py            a widget for each field of the settings;  validation.py: checks values from the page again
-    html_components.py    parts of the page in HTML, text from files escaped;  theme.py: colours and fonts
-    accessibility_js.py   a script in the page for the keyboard, screen readers, and a lost connection
-
-Only `app.py` and its imports, and `server/serve.py` when it serves, import gradio; none imports torch at import.
+In: folders whose models the page may open (`Roots`). Out: a page of a head and four tabs, served until it is stopped
+(`serve`). `app.py` builds the page, `server/` guards and serves it, `model_manager.py` has the one model in memory.
+May import `demo` and what is below. Only `app.py` and its imports, and `server/serve.py` when it serves, import gradio;
+none imports torch at import.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .model_folders import Roots
+    from .server.serve import gradio_is_there, serve
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = ["Roots", "gradio_is_there", "serve"]

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdquant import backends
 from sdquant.backends import _gguf_decode
 from sdquant.backends._gguf_blocks import HALVES
-from sdquant.backends.gguf import BACKEND, dominant, mix_type, undecodable
+from sdquant.backends.gguf import BACKEND, undecodable
 from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
-from sdquant.core.gguf_mixes import BASES, FILE_TYPES
+from sdquant.core.gguf_mixes import BASES, FILE_TYPES, dominant, mix_type
 from sdquant.core.gguf_types import TYPES
 from sdquant.errors import BackendUnavailableError, BadFileError
 from sdquant.formats.gguf.file import GGUFFile, write_gguf

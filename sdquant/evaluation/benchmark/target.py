@@ -15,7 +15,7 @@ from .specs import ModelUnderTest
 
 if TYPE_CHECKING:
     from ...formats.checkpoint import Checkpoint
-    from ...planning import plan
+    from ...planning import Plan
 
 
 def find_model(request: Request) -> ModelUnderTest:
@@ -52,7 +52,7 @@ def find_model(request: Request) -> ModelUnderTest:
     )
 
 
-def _main(plan: plan.Plan) -> tuple[str, Checkpoint]:
+def _main(plan: Plan) -> tuple[str, Checkpoint]:
     sources = plan.detected.sources
     name = next((one for one in (*MAIN, LONE) if one in sources), None)
     if name is None:
