@@ -161,7 +161,8 @@ def test_interrupted(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_says_how() -> None:
     job = LoadSpec(
-        asked=make_request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel", dtype="bfloat16"
+        asked=make_request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel",
+        dtype="bfloat16",
     )  # fmt: skip
     with working() as (folder, workers):
         worker = start(job, workers)

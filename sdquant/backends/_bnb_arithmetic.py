@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.code_tables import fourbit_code
+from ..core import code_tables
 from ..utils.buffers import empty
 from ..utils.device_constants import constant
 
@@ -36,7 +36,7 @@ class _Cells:
 @constant
 def _cells(kind: str, device: torch.device) -> _Cells:
     cpu = torch.device("cpu")
-    values, order = torch.sort(fourbit_code(kind, cpu), stable=True)
+    values, order = torch.sort(code_tables.fourbit_code(kind, cpu), stable=True)
     borders = (values[:-1] + values[1:]) / 2
     # Negative floats grow downwards: a cell's least value has all its low bits set there.
     first = torch.arange(_CELLS, dtype=torch.int64) << _SHIFT
@@ -134,7 +134,7 @@ def decode_fourbit(codes: Tensor, absmax: Tensor, kind: str, block: int, out: Te
     if whole < size:
         pair = codes[whole // 2 :]
         rest = torch.stack((pair >> 4, pair & 15), 1).view(-1)[: size - whole].int()
-        out[whole:].copy_(fourbit_code(kind, device)[rest] * absmax[whole // block])
+        out[whole:].copy_(code_tables.fourbit_code(kind, device)[rest] * absmax[whole // block])
 
 
 @constant
@@ -142,7 +142,7 @@ def _pairs(kind: str, device: torch.device) -> Tensor:
     """Return both values of each byte, two float32 viewed as one int64: [256]."""
     byte = torch.arange(256, device=device)
     both = torch.stack((byte >> 4, byte & 15), 1)
-    return fourbit_code(kind, device)[both].contiguous().view(torch.int64).view(-1)
+    return code_tables.fourbit_code(kind, device)[both].contiguous().view(torch.int64).view(-1)
 
 
 def decode_bytes(codes: Tensor, absmax: Tensor, table: Tensor, block: int, out: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import torch_dtypes
 from ..errors import BadFileError
 from ._bnb_find import key
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core.backend import Packed, PrequantizedWeight, TensorSpec
-    from ..core.packed_layout import PackedLayout
-    from ..core.scheme import QuantSpec
+    from ..core import Packed, PackedLayout, PrequantizedWeight, QuantSpec, TensorSpec
 
 
 class Codec(ABC):
@@ -73,7 +71,7 @@ def require(detected: PrequantizedWeight, part: str, get: Callable[[str], Tensor
 
 def scales(key: str, tensor: Tensor) -> Tensor:
     """Check that `tensor` holds finite scales and return it as float32. Half precision widens without loss."""
-    if tensor.dtype not in COMPUTE_DTYPES:
+    if tensor.dtype not in torch_dtypes.COMPUTE_DTYPES:
         raise bad(key, f"scales must be float32, float16 or bfloat16, but these are {tensor.dtype}")
     if not torch.isfinite(tensor).all():
         raise bad(key, "a scale is infinite or not a number")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
-from ..core.tensor_keys import leaf
+from ..core import PackedSpec, PrequantizedWeight, TensorInfo, leaf
 from ._float8_find import find_float8
 
 STATE = ".quant_state.bitsandbytes__"  # the key suffix by which a file shows nf4 and fp4

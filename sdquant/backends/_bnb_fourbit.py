@@ -22,12 +22,21 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..core import registry, torch_dtypes
-from ..core.backend import OFFSET, Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
-from ..core.code_tables import dynamic_code, fourbit_code
-from ..core.dtypes import COMPUTE_DTYPES, dtype_name
-from ..core.packed_layout import PackedLayout
-from ..kernels.dispatch_guard import transformed
+from ..core import (
+    COMPUTE_DTYPES,
+    OFFSET,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    TensorSpec,
+    Unfit,
+    code_tables,
+    dtype_name,
+    registry,
+    torch_dtypes,
+)
+from ..kernels import dispatch_guard
 from ..utils.tensors import put_parameter
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
@@ -38,7 +47,7 @@ from ._bnb_library import apply_to_layer, installed, library, on_library, tile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 _COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # bitsandbytes' AVX512 kernel rounds differently above this, and bitsandbytes leaves it for a compiled fallback.
@@ -133,7 +142,7 @@ class FourBit(Codec):
         return Packed(spec=replace(packed.spec, details=details), parts=parts)
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
-        from ..kernels.ops import described
+        from ..kernels import ops
 
         rows, columns = packed.spec.shape
         state, block = _state(packed), packed.spec.details["block_size"]
@@ -164,7 +173,7 @@ class FourBit(Codec):
         layer.quant_state = state
         layer.is_exact = exact
         layer.encoded_offset = packed.spec.details.get(OFFSET)
-        layer.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
+        layer.described = ops.described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
         put_parameter(layer, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
@@ -200,11 +209,11 @@ class FourBit(Codec):
         tensors = {
             name: packed.parts["codes"],
             f"{name}.absmax": absmax,
-            f"{name}.quant_map": fourbit_code(packed.spec.scheme.name, absmax.device).clone(),
+            f"{name}.quant_map": code_tables.fourbit_code(packed.spec.scheme.name, absmax.device).clone(),
         }
         if "nested_absmax" in packed.parts:
             tensors[f"{name}.nested_absmax"] = packed.parts["nested_absmax"]
-            tensors[f"{name}.nested_quant_map"] = dynamic_code(absmax.device).clone()
+            tensors[f"{name}.nested_quant_map"] = code_tables.dynamic_code(absmax.device).clone()
             says |= {
                 "nested_blocksize": NESTED_BLOCK,
                 "nested_dtype": "float32",
@@ -223,7 +232,7 @@ class FourBit(Codec):
         codes = as_bytes(key, codes)
         if codes.numel() != math.ceil(size / 2):
             raise bad(key, f"it has {codes.numel()} bytes, but {size} weights take {math.ceil(size / 2)}")
-        check_table(detected, ".quant_map", fourbit_code(detected.scheme, torch.device("cpu")), get)
+        check_table(detected, ".quant_map", code_tables.fourbit_code(detected.scheme, torch.device("cpu")), get)
         details: dict[str, Any] = {"block_size": block}
         key, absmax = require(detected, "absmax", get)
         if absmax.dtype == torch.bfloat16 and len(shape) == 2 and absmax.shape == (shape[1] // block, shape[0]):
@@ -237,7 +246,7 @@ class FourBit(Codec):
         if nested:
             if absmax.dtype != torch.uint8:
                 raise bad(key, f"doubly quantized scales must be uint8, but these are {absmax.dtype}")
-            check_table(detected, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
+            check_table(detected, ".nested_quant_map", code_tables.dynamic_code(torch.device("cpu")), get)
             key, outer = require(detected, "nested_absmax", get)
             if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
                 raise bad(key, f"it has shape {list(outer.shape)}, but {absmax.numel()} scales come in blocks of 256")
@@ -280,13 +289,13 @@ def _state(packed: Packed) -> Any:
     new = library().functional.QuantState
     nested: dict[str, Any] = {}
     if "nested_absmax" in packed.parts:
-        code = dynamic_code(absmax.device).clone()
+        code = code_tables.dynamic_code(absmax.device).clone()
         outer = new(packed.parts["nested_absmax"], blocksize=NESTED_BLOCK, code=code, dtype=torch.float32)
         nested = {"offset": torch.tensor(details[OFFSET], dtype=torch.float32, device=absmax.device), "state2": outer}
     return new(
         absmax,
         shape=torch.Size(packed.spec.shape),
-        code=fourbit_code(packed.spec.scheme.name, absmax.device).clone(),
+        code=code_tables.fourbit_code(packed.spec.scheme.name, absmax.device).clone(),
         blocksize=details["block_size"],
         quant_type=packed.spec.scheme.name,
         dtype=_COMPUTE[packed.spec.dtype],
@@ -300,7 +309,7 @@ def _absmax(packed: Packed) -> Tensor:
     if "nested_absmax" not in packed.parts:
         return absmax
     inner = torch.empty(absmax.shape, dtype=torch.float32, device=absmax.device)
-    decode_bytes(absmax, packed.parts["nested_absmax"], dynamic_code(absmax.device), NESTED_BLOCK, inner)
+    decode_bytes(absmax, packed.parts["nested_absmax"], code_tables.dynamic_code(absmax.device), NESTED_BLOCK, inner)
     return inner.add_(packed.spec.details[OFFSET])
 
 
@@ -347,7 +356,7 @@ def _linear4bit() -> type[nn.Module]:
             return self
 
         def forward(self, input: Tensor) -> Tensor:
-            carried = transformed()  # which bitsandbytes' functions lose without a word
+            carried = dispatch_guard.transformed()  # which bitsandbytes' functions lose without a word
             if not carried and (self.is_exact or input.device.type != "cpu"):
                 out: Tensor = super().forward(input)
                 return out

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core import torch_dtypes
-from ..core.dtypes import COMPUTE_DTYPES
+from ..core import COMPUTE_DTYPES, torch_dtypes
 from ..utils import strict_json
 from ..utils.buffers import dense
 from ._bnb_codec import bad
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..core.backend import PrequantizedWeight
+    from ..core import PrequantizedWeight
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_DIMS = 8

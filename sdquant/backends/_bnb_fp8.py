@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core import registry, torch_dtypes
-from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
-from ..core.code_tables import e4m3_code
-from ..core.dtypes import COMPUTE_DTYPES, dtype_name
-from ..core.packed_layout import PackedLayout
+from ..core import (
+    COMPUTE_DTYPES,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    TensorSpec,
+    Unfit,
+    code_tables,
+    dtype_name,
+    registry,
+    torch_dtypes,
+)
 from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import library, on_library
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 BLOCK = 256
 
@@ -62,11 +70,11 @@ class Blockwise(Codec):
         codes, absmax, block = packed.parts["codes"], packed.parts["absmax"], packed.spec.details["block_size"]
         if on_library("dequantize_blockwise.out", out.device) and out.dtype in torch_dtypes.COMPUTE_DTYPES:
             state = library().functional.QuantState(
-                absmax, code=e4m3_code(out.device), blocksize=block, dtype=out.dtype
+                absmax, code=code_tables.e4m3_code(out.device), blocksize=block, dtype=out.dtype
             )
             library().functional.dequantize_blockwise(codes, state, out=out.view(-1))
         else:  # on a CPU twice as fast as bitsandbytes
-            decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
+            decode_bytes(codes, absmax, code_tables.e4m3_code(out.device), block, out.view(-1))
 
     def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a weight. Only sdquant writes such files; it stores the shape in their metadata."""
@@ -102,7 +110,7 @@ class Blockwise(Codec):
 
 def _encode(weights: Tensor) -> dict[str, Tensor]:
     """Quantize to codes in the shape of `weights`, and a scale for every 256 of them."""
-    table = e4m3_code(weights.device)
+    table = code_tables.e4m3_code(weights.device)
     codes, state = library().functional.quantize_blockwise(weights, code=table, blocksize=BLOCK)
     absmax = state.absmax
     if not bool(torch.isfinite(weights.abs().amax())):  # bitsandbytes overlooks NaN; others put it into the scale

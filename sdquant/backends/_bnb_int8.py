@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core import registry
-from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
-from ..core.dtypes import COMPUTE_DTYPES, dtype_name
-from ..core.packed_layout import PackedLayout
+from ..core import (
+    COMPUTE_DTYPES,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+    registry,
+)
 from ..utils.tensors import put_parameter
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import apply_to_layer, library, tile
@@ -26,7 +33,7 @@ from ._chunks import by_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 _ROW_MAJOR = 0  # the only `weight_format` that bitsandbytes still writes or reads
 _INVERSE_127 = 7.874015718698502e-3  # as bitsandbytes' int8_vectorwise_dequant has it; dividing rounds differently

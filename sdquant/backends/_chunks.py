@@ -16,7 +16,7 @@ from ..utils.buffers import empty
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import TensorSpec
+    from ..core import TensorSpec
 
 CHUNK = {"cpu": 1 << 18}  # weights at a time
 CHUNK_ELSEWHERE = 1 << 25  # a GPU wants large pieces, and its memory is given back at once

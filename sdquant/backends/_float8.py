@@ -21,10 +21,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import registry
-from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorSpec, Unfit
-from ..core.dtypes import COMPUTE_DTYPES, dtype_name
-from ..core.packed_layout import BYTES, PackedLayout
+from ..core import (
+    BYTE_PACKINGS,
+    COMPUTE_DTYPES,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+    registry,
+)
 from ..utils import strict_json
 from ..utils.tensors import divided
 from ._bnb_codec import Codec, bad, require
@@ -36,7 +44,7 @@ from ._float8_scales import factors, fitted, grid_shape, rows_of_scales
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..core.scheme import QuantSpec, Scheme
+    from ..core import QuantSpec, Scheme
 
 DTYPES = {name: getattr(torch, name) for name in FLOAT8}
 _LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN
@@ -79,7 +87,11 @@ class Float8(Codec):
     def form(self, packed: Packed) -> PackedLayout | None:
         codes, scale = packed.parts["codes"], packed.parts.get("scale")
         packing = dtype_name(codes.dtype)
-        if packing not in BYTES or "block" in packed.spec.details or (scale is not None and scale.dtype == torch.uint8):
+        if (
+            packing not in BYTE_PACKINGS
+            or "block" in packed.spec.details
+            or (scale is not None and scale.dtype == torch.uint8)
+        ):
             return None
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
         return PackedLayout(

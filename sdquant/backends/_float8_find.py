@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..core.backend import PrequantizedWeight, TensorInfo
-from ..core.tensor_keys import leaf
+from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")

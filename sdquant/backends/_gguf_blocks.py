@@ -7,32 +7,30 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..core.ggml_iq import iq1_m_scale
-from ..core.gguf_fields import FIELDS
-from ..core.gguf_types import TYPES
+from ..core import ggml_iq, gguf_fields, gguf_types
 from ..utils.tensors import is_finite
 
 
 def apart(kind: str, blocks: Tensor) -> Tensor:
     """Separate the fields of `blocks`, uint8 [n, bytes per block] of type `kind`: uint8 [n * bytes per block]."""
     fields = torch.empty(blocks.numel(), dtype=torch.uint8, device=blocks.device)
-    for field, part in zip(FIELDS[kind], views(kind, fields), strict=True):
+    for field, part in zip(gguf_fields.FIELDS[kind], views(kind, fields), strict=True):
         part.copy_(blocks[:, field.start : field.start + field.size])
     return fields
 
 
 def together(kind: str, fields: Tensor) -> Tensor:
     """Restore blocks: the inverse of `apart`."""
-    blocks = torch.empty(fields.numel() // TYPES[kind].nbytes, TYPES[kind].nbytes, dtype=torch.uint8,
-                         device=fields.device)  # fmt: skip
-    for field, part in zip(FIELDS[kind], views(kind, fields), strict=True):
+    size = gguf_types.TYPES[kind].nbytes
+    blocks = torch.empty(fields.numel() // size, size, dtype=torch.uint8, device=fields.device)
+    for field, part in zip(gguf_fields.FIELDS[kind], views(kind, fields), strict=True):
         blocks[:, field.start : field.start + field.size] = part
     return blocks
 
 
 def views(kind: str, fields: Tensor) -> list[Tensor]:
     """Return a view of each field of `apart`'s result, uint8 [n, bytes of the field], in their order."""
-    rows, count = FIELDS[kind], fields.numel() // TYPES[kind].nbytes
+    rows, count = gguf_fields.FIELDS[kind], fields.numel() // gguf_types.TYPES[kind].nbytes
     parts = torch.split(fields, [count * field.size for field in rows])
     return [part.view(count, field.size) for field, part in zip(rows, parts, strict=True)]
 
@@ -65,7 +63,7 @@ def _finite(kind: str, blocks: Tensor) -> bool:
 
 
 _OTHERS: Mapping[str, Callable[[Tensor], bool]] = {
-    "iq1_m": lambda blocks: is_finite(iq1_m_scale(blocks)),
+    "iq1_m": lambda blocks: is_finite(ggml_iq.iq1_m_scale(blocks)),
     "mxfp4": lambda blocks: bool(blocks[:, 0].max() < _E8M0_LARGEST),
     "nvfp4": lambda blocks: bool((blocks[:, :4] & _E4M3_NAN).max() < _E4M3_NAN),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.ggml_iq import IQ_DECODERS, contiguous, half
+from ..core import ggml_iq
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
 
 def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
     """Return bytes `start` to `stop` of each block as int64 [n, (stop - start) / 8]."""
-    return contiguous(blocks[:, start:stop]).view(torch.int64)
+    return ggml_iq.contiguous(blocks[:, start:stop]).view(torch.int64)
 
 
 def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
@@ -75,27 +75,27 @@ def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
     out.copy_(blocks[:, 2:].view(torch.int8))
-    out.mul_(half(blocks, 0))
+    out.mul_(ggml_iq.half(blocks, 0))
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 2), out)
-    out.sub_(8).mul_(half(blocks, 0))
+    out.sub_(8).mul_(ggml_iq.half(blocks, 0))
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 4), out)
-    out.mul_(half(blocks, 0)).add_(half(blocks, 2))
+    out.mul_(ggml_iq.half(blocks, 0)).add_(ggml_iq.half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 6) | _fifth_bits(blocks, 2), out)
-    out.sub_(16).mul_(half(blocks, 0))
+    out.sub_(16).mul_(ggml_iq.half(blocks, 0))
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 8) | _fifth_bits(blocks, 4), out)
-    out.mul_(half(blocks, 0)).add_(half(blocks, 2))
+    out.mul_(ggml_iq.half(blocks, 0)).add_(ggml_iq.half(blocks, 2))
 
 
 def _scaled(out: Tensor, groups: int, scale: Tensor, minimum: Tensor | None = None) -> None:
@@ -110,7 +110,7 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
     scales = blocks[:, :16]
     codes = _shifted(_words(blocks, 16, 80).view(-1, 2, 4), (0, 2, 4, 6), _TWOS)
     _codes(codes, out)
-    _scaled(out, 16, half(blocks, 80) * (scales & 15), half(blocks, 82) * (scales >> 4))
+    _scaled(out, 16, ggml_iq.half(blocks, 80) * (scales & 15), ggml_iq.half(blocks, 82) * (scales >> 4))
 
 
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
@@ -122,7 +122,7 @@ def _q3_k(blocks: Tensor, out: Tensor) -> None:
     four, two = blocks[:, 96:104], blocks[:, 104:108]
     scales = torch.cat((four & 15, four >> 4), dim=1)
     scales |= torch.cat([(two >> shift & 3) << 4 for shift in (0, 2, 4, 6)], dim=1)
-    _scaled(out, 16, half(blocks, 108) * (scales.float() - 32))
+    _scaled(out, 16, ggml_iq.half(blocks, 108) * (scales.float() - 32))
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scaled_8(blocks: Tensor, out: Tensor) -> None:
     scales, minimums = _six_bits(blocks)
-    _scaled(out, 8, half(blocks, 0) * scales, half(blocks, 2) * minimums)
+    _scaled(out, 8, ggml_iq.half(blocks, 0) * scales, ggml_iq.half(blocks, 2) * minimums)
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
@@ -157,12 +157,12 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     high = _shifted(_words(blocks, 128, 192).view(-1, 2, 4), (0, 2, 4, 6), _TWOS).view(-1, 32)
     _codes(low | (high << 4), out)
     out.sub_(32)
-    _scaled(out, 16, half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+    _scaled(out, 16, ggml_iq.half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
 
 
 # Type name to its function and the weights in a block.
 DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
     "q8_0": (_q8_0, 32), "q4_0": (_q4_0, 32), "q4_1": (_q4_1, 32), "q5_0": (_q5_0, 32), "q5_1": (_q5_1, 32),
     "q2_k": (_q2_k, 256), "q3_k": (_q3_k, 256), "q4_k": (_q4_k, 256), "q5_k": (_q5_k, 256), "q6_k": (_q6_k, 256),
-    **IQ_DECODERS,
+    **ggml_iq.IQ_DECODERS,
 }  # fmt: skip

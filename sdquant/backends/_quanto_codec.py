@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.backend import TensorSpec
+from ..core import TensorSpec
 from ..utils.buffers import empty
 from ..utils.tensors import divided
 from ._chunks import by_rows
@@ -23,7 +23,7 @@ from ._quanto_layout import BITS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..core.backend import Packed
+    from ..core import Packed
 
 SLAB = {"cpu": 1 << 18}  # weights decoded at a time: what stays in a core's cache
 SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches

@@ -13,10 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.backend import PLAIN_ONLY, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
-from ..core.dtypes import COMPUTE_DTYPES, dtype_name
-from ..core.tensor_keys import leaf
+from ..core import (
+    COMPUTE_DTYPES,
+    PLAIN_ONLY,
+    Packed,
+    PackedSpec,
+    PrequantizedWeight,
+    TensorInfo,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+    leaf,
+    registry,
+)
 from ..errors import BadFileError
 from ._quanto_layout import FLOAT8, GROUPS, parts_of
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.backend import TensorSpec, Unfit
-from ..core.dtypes import COMPUTE_DTYPES
+from ..core import COMPUTE_DTYPES, TensorSpec, Unfit
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
 PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `core.packed_layout` names them

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core import registry
-from ..core.backend import Packed, PackedSpec
-from ..core.dtypes import dtype_name
+from ..core import Packed, PackedSpec, dtype_name, registry
 from ..utils.tensors import put_parameter
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..core.dtypes import COMPUTE_DTYPES
+from ..core import COMPUTE_DTYPES
 from ..errors import UnsupportedFileError
 from ._sdnq_codes import OF_DTYPE
 

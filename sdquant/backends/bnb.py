@@ -7,8 +7,18 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec
-from ..core.scheme import Option, QuantSpec, Requirement, Scheme
+from ..core import (
+    Backend,
+    Option,
+    Packed,
+    PackedSpec,
+    PrequantizedWeight,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+)
 from . import _bnb_find
 
 if TYPE_CHECKING:
@@ -17,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..core.packed_layout import PackedLayout
+    from ..core import PackedLayout
     from ._bnb_codec import Codec
 
 _log = logging.getLogger(__name__)

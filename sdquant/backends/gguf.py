@@ -9,13 +9,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core import registry
-from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
-from ..core.dtypes import dtype_name
-from ..core.gguf_mixes import BASES
-from ..core.gguf_types import TYPES, GGMLType
-from ..core.packed_layout import PackedLayout
-from ..core.scheme import QuantSpec, Requirement, Scheme
+from ..core import (
+    Backend,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+    gguf_mixes,
+    gguf_types,
+    registry,
+)
 from ..errors import BackendUnavailableError, BadFileError
 from ..utils.install import install_extra
 
@@ -73,7 +83,7 @@ _OF = {row.name: row for row in _BLOCKS}
 _WORDS = {"s": "small", "m": "medium", "l": "large"}
 _MIXES = tuple(
     _row(mix, _OF[base].bits, f"mix of types around {base}, {_WORDS[mix[-1]]}", _OF[base].group)
-    for mix, base in BASES.items()
+    for mix, base in gguf_mixes.BASES.items()
 )
 
 
@@ -82,7 +92,7 @@ def undecodable(tensors: Mapping[str, TensorInfo]) -> dict[str, list[str]]:
     known = {row.name for row in _BLOCKS}
     names: dict[str, list[str]] = {}
     for name, info in tensors.items():
-        if info.dtype in TYPES and info.dtype not in known:
+        if info.dtype in gguf_types.TYPES and info.dtype not in known:
             names.setdefault(info.dtype, []).append(name)
     return names
 
@@ -96,7 +106,7 @@ class GGUF(Backend):
     schemes: ClassVar[tuple[Scheme, ...]] = (*_FLOATS, *_BLOCKS, *_MIXES)
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        kind = TYPES[BASES.get(spec.scheme.name, spec.scheme.name)]
+        kind = gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)]
         if kind.dtype:
             return {BLOCKS: TensorSpec(dtype=kind.dtype, shape=shape)}
         numel = math.prod(shape)
@@ -114,12 +124,12 @@ class GGUF(Backend):
         shape = tuple(weight.shape)
         dtype = dtype_name(weight.dtype)
         part = self.layout(spec, shape, dtype)[BLOCKS]
-        kind = BASES.get(spec.scheme.name, spec.scheme.name)
-        if TYPES[kind].dtype:
+        kind = gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)
+        if gguf_types.TYPES[kind].dtype:
             blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
         else:
             blocks = _encode(weight.detach(), kind).to(weight.device)
-        if not (is_finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
+        if not (is_finite(blocks) if gguf_types.TYPES[kind].dtype else sound(kind, blocks)):
             raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
         described = PackedSpec(scheme=registry.scheme(kind), shape=shape, dtype=dtype, details={"type": kind})
         return Packed(spec=described, parts={BLOCKS: blocks})
@@ -135,7 +145,7 @@ class GGUF(Backend):
         from ._gguf_decode import decode_blocks
 
         kind, blocks = packed.spec.details["type"], self.for_files(packed).parts[BLOCKS]
-        if TYPES[kind].dtype:
+        if gguf_types.TYPES[kind].dtype:
             out.copy_(blocks.view(out.shape))
         elif out.is_contiguous():
             decode_blocks(kind, blocks, out)
@@ -143,7 +153,7 @@ class GGUF(Backend):
             out.copy_(self.decode(packed, out.dtype))
 
     def form(self, packed: Packed) -> PackedLayout | None:
-        kind = TYPES[packed.spec.details["type"]]
+        kind = gguf_types.TYPES[packed.spec.details["type"]]
         if kind.dtype:
             return None
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
@@ -152,7 +162,7 @@ class GGUF(Backend):
         return PackedLayout(rows=rows, columns=columns, codes=codes, packing=kind.name, group=kind.block, apart=apart)
 
     def by_row(self, packed: Packed) -> bool:
-        return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0
+        return math.prod(packed.spec.shape[1:]) % gguf_types.TYPES[packed.spec.details["type"]].block == 0
 
     def sound(self, packed: Packed) -> bool:
         from ._gguf_blocks import sound
@@ -217,7 +227,7 @@ class GGUF(Backend):
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a weight. `shape` may differ from the file's in dimensions of 1, which ggml drops."""
-        kind = TYPES[found.details["type"]]
+        kind = gguf_types.TYPES[found.details["type"]]
         blocks = get(found.keys[BLOCKS])
         stored = tuple(found.details.get("shape", shape or ()))  # a file of blocks alone, as `save` writes, has none
         shape = stored if shape is None else shape
@@ -249,7 +259,7 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
             f"the package libgguf cannot be imported ({error})",
             f"Run: {install_extra(EXTRA)}",
         ) from error
-    row = TYPES[kind]
+    row = gguf_types.TYPES[kind]
     flat = weight.reshape(-1)
     blocks = torch.empty((flat.numel() // row.block, row.nbytes), dtype=torch.uint8)
     step, importance = _ENCODE_TILE // row.block, _importance(row)
@@ -264,7 +274,7 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
     return blocks
 
 
-def _importance(row: GGMLType) -> Any:
+def _importance(row: gguf_types.GGMLType) -> Any:
     """Return None, or equal importance for all weights of a block: by default libgguf computes it from all rows of the
     call, and a block's codes would depend on its neighbours."""
     import libgguf

@@ -26,10 +26,19 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Packed, PackedSpec, TensorSpec, Unfit
-from ..core.dtypes import dtype_name
-from ..core.packed_layout import PackedLayout
-from ..core.scheme import Option, QuantSpec, Requirement, Scheme
+from ..core import (
+    Backend,
+    Option,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+)
 from ..utils.no_telemetry import no_telemetry
 from ..utils.process_state import errors_only
 

@@ -13,10 +13,20 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec
-from ..core.dtypes import dtype_name
-from ..core.packed_layout import PackedLayout
-from ..core.scheme import Option, QuantSpec, Requirement, Scheme
+from ..core import (
+    Backend,
+    Option,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+    dtype_name,
+)
 from . import _quanto_files as files
 from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
 

@@ -25,11 +25,22 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core import registry
-from ..core.backend import Backend, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec, Unfit
-from ..core.dtypes import dtype_name
-from ..core.packed_layout import PackedLayout
-from ..core.scheme import Option, QuantSpec, Requirement, Scheme
+from ..core import (
+    Backend,
+    Option,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+    registry,
+)
 from ..errors import BadFileError
 from ..utils.process_state import errors_only
 from ..utils.tensors import put_parameter

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from ..planning.bundled_models import place as place
-from ..planning.request import AUTO, Request, make_request
+from ..planning import AUTO, Request, make_request
+from ..planning import place as place
 from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
 from ..utils.suggestions import nearest

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingsError
-from ..training.config import Key, RunConfig, keys, load
-from ..training.config.value_types import format_value
+from ..training import Key, RunConfig, config_keys, format_value, load_config
 from . import _common
 
 SUFFIXES = (".yml", ".yaml")
@@ -125,11 +124,11 @@ def read(args: argparse.Namespace) -> RunConfig | None:
             f"{command} needs a config file whose name ends in {' or '.join(SUFFIXES)}",
             f"Run `sdquant {command} CONFIG.yml key=value`",
         )
-    return load(args.config, args.overrides, command=command)
+    return load_config(args.config, args.overrides, command=command)
 
 
 def _list(command: str, *, as_json: bool) -> None:
-    rows = [row for row in keys() if command in row.commands]
+    rows = [row for row in config_keys() if command in row.commands]
     if as_json:
         _common.print_json([_row(row) for row in rows])
         return
@@ -148,4 +147,4 @@ def _help(row: Key) -> str:
 
 def flags_to_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the `instead` of `use_config`: config keys by field of Request, and `pairs` of a flag's name and a key."""
-    return {row.field: row.name for row in keys() if row.field} | dict(pairs)
+    return {row.field: row.name for row in config_keys() if row.field} | dict(pairs)

@@ -11,7 +11,7 @@ from ..utils.install import install_extra
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..compat.hardware import Machine
+    from ..compat import Machine
 
 # Age in seconds after which a lock is taken for a leftover. Compiling quanto's extension takes a minute or so.
 STALE_AFTER = 600.0

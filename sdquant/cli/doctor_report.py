@@ -8,18 +8,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..compat import look_up
-from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
-from ..compat.row import Query
+from ..compat import Query, look_up, requirements
 from ..core import registry
-from ..planning.estimate.activation_allowance import allowance
+from ..planning import activation_allowance
 from ..utils.byte_sizes import gib
 from .doctor_hints import Finding, advice
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Machine
-    from ..core.backend import Backend
-    from ..core.scheme import Scheme
+    from ..compat import Machine
+    from ..core import Backend, Scheme
 
 # Bytes of a quantized weight against bf16, by bits, scales counted: the promise of the README.
 RATIOS = {16: 1.0, 8: 0.54, 4: 0.30}
@@ -109,15 +106,15 @@ def examine(machine: Machine) -> Report:
 
 def _backend(backend: Backend, machine: Machine) -> BackendReport:
     needs = backend.requires
-    trouble = problem(backend, machine.versions)
-    usable = tuple(row for row in backend.schemes if trouble is None or row.name in PACKAGE_OPTIONAL)
+    trouble = requirements.problem(backend, machine.versions)
+    usable = tuple(row for row in backend.schemes if trouble is None or row.name in requirements.PACKAGE_OPTIONAL)
     return BackendReport(
         name=backend.name,
         title=backend.title,
         package=needs.package if needs is not None else None,
         installed=machine.versions.get(needs.package) if needs is not None else None,
         problem=trouble,
-        install=pip_line(backend) if trouble is not None else None,
+        install=requirements.pip_line(backend) if trouble is not None else None,
         schemes=tuple(row.name for row in usable),
         devices={kind: _verdict(usable, kind, machine) for kind in machine.kinds if usable},
         runtimes={name: _runtime(backend, name, machine) for name in backend.runtime_requires},
@@ -126,9 +123,9 @@ def _backend(backend: Backend, machine: Machine) -> BackendReport:
 
 def _runtime(backend: Backend, name: str, machine: Machine) -> str:
     needs = backend.runtime_requires[name]
-    lacks = runtime_problem(backend, name, machine.versions)
+    lacks = requirements.runtime_problem(backend, name, machine.versions)
     if lacks is not None:
-        return f"{lacks}: {pip_line(backend, name)}"
+        return f"{lacks}: {requirements.pip_line(backend, name)}"
     return f"ready on the CPU ({needs.package} {machine.versions[needs.package]})"
 
 
@@ -157,7 +154,7 @@ def _fit(model: str, core: float, encoders: float, machine: Machine) -> Fit:
     free = machine.best.memory_free
     if free is None:
         return Fit(model=model, bytes=sizes, advice="the device does not tell how much of its memory is free")
-    rest = allowance(sizes[16])
+    rest = activation_allowance.allowance(sizes[16])
     fits = (f"{_bits(bits)} fits whole" for bits, size in sizes.items() if size + rest <= free)
     ram = machine.ram_available + (free if machine.best.kind not in ("cpu", "mps") else 0)
     streams = (f'{_bits(bits)} with offload="balanced"' for bits, size in sizes.items() if size + rest <= ram)

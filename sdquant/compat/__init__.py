@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.choices import check_offload_mode
+from ..core import check_offload_mode, registry
 from ..errors import (
     BackendUnavailableError,
     IncompatibleError,
@@ -36,7 +35,7 @@ from .table import ROWS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..core.scheme import Scheme
+    from ..core import Scheme
 
 __all__ = [
     "COMPUTES", "OFFLOADS", "ROWS", "Cell", "Device", "IncompatibleWarning", "Machine", "Query", "Row",

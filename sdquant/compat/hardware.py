@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..kernels.cpu import state as native_state
+from ..kernels import cpu_state as native_state
 from ..utils.distributed import local_rank
 
 if TYPE_CHECKING:

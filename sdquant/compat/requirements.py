@@ -12,8 +12,7 @@ from .row import in_range
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..core.backend import Backend
-    from ..core.scheme import Requirement, Scheme
+    from ..core import Backend, Requirement, Scheme
 
 # fp8 has a second packing, torch's own float8, which is used if bitsandbytes is missing.
 PACKAGE_OPTIONAL = frozenset({"fp8"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..core.choices import OFFLOAD_MODES
+from ..core import OFFLOAD_MODES
 from .hardware import KINDS
 
 if TYPE_CHECKING:

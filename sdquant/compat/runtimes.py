@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.scheme import QuantSpec
+from ..core import QuantSpec
 from .requirements import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..core.scheme import Scheme
+    from ..core import Scheme
 
 # Devices and C kernels for which sdquant's layers were measured to be at least as fast as the libraries' modules, for
 # every scheme and number of rows (bench/results/linear-*.json; checked by tests/compat/test_runtimes.py). Elsewhere one

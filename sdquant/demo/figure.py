@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..planning.bundled_models import path
+from ..planning import path
 from ..utils import figure, images
 from ..utils.byte_sizes import size
 from .run import DemoRow, Result, SkippedCase

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import registry
 from ..errors import BackendUnavailableError
-from ..planning.bundled_models import path
+from ..planning import path
 from ..training import digits
 from ..utils.images import psnr
 from ..utils.install import install_extra
@@ -206,8 +206,7 @@ def need_extra() -> None:
 
 
 def _case(model: str, case: Case, steps: int, images: int, reference: DemoRow | None, work: Path) -> DemoRow:
-    from ..models.generate import draw
-    from ..models.pipelines import weight_bytes
+    from ..models import draw, weight_bytes
 
     pipe, seconds = load(model, case, work)
     labels = tuple(i % 10 for i in range(images))
@@ -241,18 +240,18 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     It is loaded twice with one step in between, so that the backend library's import and first compilation are not
     counted as load time. GGUF schemes cannot quantize while loading: their file is written first.
     """
-    from ..loading.loader import load_model
-    from ..models.generate import draw
-    from ..planning.preparation import plan
+    from ..loading import load_model
+    from ..models import draw
+    from ..planning import preparation
 
     source: Path = path(model)
     quant = case.quant
     if quant is not None and not registry.parse(quant).scheme.on_the_fly:
-        from ..saving.export_gguf import quantize_file
+        from ..saving import quantize_file
 
         source = quantize_file(path(model), quant, work / f"{model}-{quant}", progress=False)
         quant = None
-    budget = None if case.share is None else int(case.share * plan(source, quant).bytes)
+    budget = None if case.share is None else int(case.share * preparation.plan(source, quant).bytes)
     pipe: Any = None
     seconds = 0.0
     for warm in (False, True):

@@ -20,14 +20,13 @@ from .. import compat
 from ..compat import hardware
 from ..core import registry
 from ..errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
-from ..planning.preparation import prepare
-from ..planning.request import NOT_QUANTIZED, Quant, Request, make_request
+from ..planning import NOT_QUANTIZED, Quant, Request, make_request, prepare
 from ..utils.images import difference, largest_difference, psnr
 from .compare_figure import sheet
 from .comparison import Comparison, ComparisonRow
 
 if TYPE_CHECKING:
-    from ..planning.plan import Plan
+    from ..planning import Plan
     from ..utils.progress import OnProgress
 
 __all__ = ["AMPLIFY", "DEFAULT", "Comparison", "ComparisonRow", "allowed", "compare", "sheet"]
@@ -185,8 +184,8 @@ def _interrupted(error: BaseException) -> bool:
 
 
 def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> ComparisonRow:
-    from ..loading.loader import import_classes, load_planned
-    from ..models.generate import draw
+    from ..loading import import_classes, load_planned
+    from ..models import draw
 
     import_classes(plan)
     begin = time.perf_counter()

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..planning.request import NOT_QUANTIZED
+from ..planning import NOT_QUANTIZED
 from ..utils import figure
 from ..utils.byte_sizes import size
 from ..utils.figure import SOFT, WRONG

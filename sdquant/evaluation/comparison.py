@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..planning.request import Quant
+    from ..planning import Quant
 
 
 @dataclass(frozen=True, kw_only=True)

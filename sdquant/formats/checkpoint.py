@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.dtypes import COMPUTE_DTYPES
+from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
 from . import folders as folders
@@ -23,7 +22,7 @@ from .sdquant_metadata import FORMAT_VERSION, METADATA_KEY, found_in, merged_own
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
+    from ..core import PackedSpec, PrequantizedWeight, TensorInfo
     from .tensor_file import Header, Recipe, TensorFile
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.

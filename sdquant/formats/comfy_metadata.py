@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends._float8_find import FORMATS as FLOAT8
-from ..backends._float8_find import MARKER
+from ..backends import FLOAT8_FORMATS as FLOAT8
+from ..backends import FLOAT8_MARKER
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from . import safetensors
 
 if TYPE_CHECKING:
-    from ..core.backend import TensorInfo
+    from ..core import TensorInfo
     from .tensor_file import Header
 
 METADATA = "_quantization_metadata"
@@ -50,7 +50,7 @@ def formats(
     path = next(iter(home.values()))
     declared = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
     for key, kind in _marked(tensors, home, headers).items():
-        name = key.removesuffix(MARKER) + "weight"
+        name = key.removesuffix(FLOAT8_MARKER) + "weight"
         if name not in tensors:
             raise _bad(home[key], key, f"it describes {name!r}, which is not in the file")
         if declared.setdefault(name, kind) != kind:
@@ -71,7 +71,7 @@ def formats(
 
 
 def _is_marker(key: str) -> bool:
-    return key.rpartition(".")[2] == MARKER
+    return key.rpartition(".")[2] == FLOAT8_MARKER
 
 
 def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:

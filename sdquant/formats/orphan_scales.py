@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..core.backend import TensorInfo
+    from ..core import TensorInfo
 
 # Keys that only quantized weights have, by the weight's own name or by its module's.
 _OF_WEIGHT = re.compile(

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import DTYPE_BITS, TensorInfo
-from ..core.dtypes import dtype_name
+from ..core import DTYPE_BITS, TensorInfo, dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from .tensor_file import Header, TensorFile
 

@@ -19,7 +19,7 @@ from ..utils import strict_json
 from .orphan_scales import stray_of
 
 if TYPE_CHECKING:
-    from ..core.backend import PrequantizedWeight, TensorInfo
+    from ..core import PrequantizedWeight, TensorInfo
 
 _USE = (
     "Load the unquantized model and quantize it here (quant='int8' or 'nf4'), or use a file of it in a format that "

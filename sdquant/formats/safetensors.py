@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import DTYPE_BITS, TensorInfo
+from ..core import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
 from ..utils import strict_json
 from .tensor_file import Header, TensorFile

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..core.backend import TensorSpec
-from ..core.dtypes import dtype_name
+from ..core import TensorSpec, dtype_name
 from ..utils.atomic_write import part_file, whole_file
 from .safetensors import NAMES
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core import registry
-from ..core.backend import PackedSpec, PrequantizedWeight, TensorInfo
-from ..core.dtypes import FLOATS
+from ..core import FLOATS, PackedSpec, PrequantizedWeight, TensorInfo, registry
 from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
 from ..utils import strict_json
 

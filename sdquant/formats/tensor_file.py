@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core.backend import TensorInfo
-    from ..core.packed_rows import Range
+    from ..core import TensorInfo, packed_rows
 
 Get = Callable[[str], "Tensor"]
 
@@ -93,15 +92,15 @@ class Recipe:
     """
 
     sources: tuple[str, ...]
-    rows: tuple[Range, ...] | None
+    rows: tuple[packed_rows.Range, ...] | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     make: Callable[[Get], Tensor]
 
     def __call__(self, get: Get) -> Tensor:
         """Return the tensor; `get` returns a source by name."""
-        from ..core.packed_rows import pieces
+        from ..core import packed_rows
 
         if self.rows is not None:
-            return pieces(get(self.sources[0]), self.rows)
+            return packed_rows.pieces(get(self.sources[0]), self.rows)
         return self.make(get)

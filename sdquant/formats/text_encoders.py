@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..core.backend import TensorInfo
+    from ..core import TensorInfo
     from .checkpoint import Checkpoint
 
 # The families of text encoders (`families`), and the word that the names of their classes have in common.

@@ -7,8 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.backend import DTYPE_BITS
+from ..core import DTYPE_BITS, registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -42,7 +42,7 @@ class Adapter:
         """Do nothing: the weights were quantized right after they were loaded."""
 
     def _load(self, original: Any, model: Any, checkpoint_info: Any, *args: Any, **kwargs: Any) -> Any:
-        from ..integrations._common import dequantize
+        from ..integrations import dequantize
 
         settings = options.read(self.host)
         scheme = load_hooks.asked(settings).get("model")
@@ -92,7 +92,7 @@ class Adapter:
         )
 
     def _quantize(self, unet: Any, scheme: str, settings: Settings) -> None:
-        from ..loading.quantizer import quantize
+        from ..loading import quantize
 
         with display.working(f"Quantizing the unet to {scheme}"):
             quantize(

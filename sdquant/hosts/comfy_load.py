@@ -14,7 +14,7 @@ from ..errors import UnsupportedFileError
 from . import comfy_state
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 log = logging.getLogger(__name__)
 

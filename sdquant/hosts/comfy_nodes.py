@@ -108,9 +108,9 @@ class Inspect(_OfFile):
 
     def inspect(self, model_name: str) -> dict[str, Any]:
         """Describe the file, as text for ComfyUI to show and for the next node."""
-        from ..models.detection import read_headers
+        from ..models import detection
 
-        detected = read_headers(_path(model_name), find_classes=False)
+        detected = detection.read_headers(_path(model_name), find_classes=False)
         lines = [
             model_name,
             f"{detected.family or 'unknown'} {detected.component or ''}, {detected.container}".strip(),

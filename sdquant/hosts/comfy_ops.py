@@ -19,11 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..kernels import dispatch
-from ..kernels.workspace import scratch
-from ..nn import packed_tensor
-from ..nn.quantized_layers import QuantizedLayer
-from ..nn.state_dict import LIKE
+from ..kernels import dispatch, scratch
+from ..nn import LIKE_KEY, QuantizedLayer, packed_tensor
 from ..utils.malloc_trim import look_beside
 
 
@@ -83,7 +80,7 @@ class Loading(nn.Module):
             self.__class__ = self.packed_class
             self._adopt(self, weight.packed, weight.dtype)  # type: ignore[operator]
             self.lay_out(str(comfy.model_management.get_torch_device()))  # type: ignore[operator]
-            self._parameters.pop(LIKE, None)  # a tensor without memory is nothing to pin
+            self._parameters.pop(LIKE_KEY, None)  # a tensor without memory is nothing to pin
             self.shown_dtype = weight.dtype
 
     def _allocate(self, *, packed: bool) -> None:

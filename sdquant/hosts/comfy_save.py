@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConflictError, SettingsError
-from ..formats import safetensors_writer
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
+from ..formats import FORMAT_VERSION, METADATA_KEY, safetensors_writer
 from ..nn import plain, quantized
 from ..saving import export_single_file, model_files
 

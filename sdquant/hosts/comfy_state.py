@@ -7,25 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import Packed, TensorInfo, Unfit
-from ..core.choices import LONE
-from ..core.dtypes import FLOATS, dtype_named
+from ..core import FLOATS, LONE, Packed, TensorInfo, Unfit, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats.checkpoint import main_dtype
-from ..formats.gguf import conventions
-from ..models.detection import read_headers
-from ..models.single_file import original_names
+from ..formats import gguf_conventions, main_dtype
+from ..models import detection, original_names
 from ..planning import planner
 from ..saving import export_single_file, original_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
-    from ..formats.model_families import Family
-    from ..formats.tensor_file import TensorFile
-    from ..models.single_file.original_names import OutputTensor
+    from ..core import QuantSpec
+    from ..formats import Checkpoint, Family, TensorFile
+    from ..models import OutputTensor
     from .comfy_ops import ComfyPackedTensor
 
 
@@ -50,7 +44,7 @@ def source(path: Path) -> Checkpoint:
     Raises:
         SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder.
     """
-    detected = read_headers(path, find_classes=False)
+    detected = detection.read_headers(path, find_classes=False)
     if set(detected.sources) != {LONE} or path.is_dir():
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(detected, None, single=True)  # refuses a LoRA
@@ -107,7 +101,7 @@ def read(src: Checkpoint, spec: QuantSpec | None, device: Any, tick: Callable[[i
 
 
 def _packed(src: Checkpoint, files: Mapping[Path, TensorFile], name: str) -> Packed:
-    from ..core.packed_reader import read_weight, require_sound
+    from ..core import read_weight, require_sound
 
     weight = src.prequantized[name]
     try:
@@ -135,14 +129,14 @@ def _logical(src: Checkpoint, packs: Mapping[str, Packed]) -> Checkpoint:
 
 def _chosen(src: Checkpoint, parts: list[OutputTensor], row: Family | None, spec: QuantSpec) -> frozenset[str]:
     """Return the names of the weights to quantize: not those of the first and last layers, and not embeddings."""
-    kind = conventions.architecture(row)
+    kind = gguf_conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, spec, "plain", ())[0]}
 
     def suits(part: OutputTensor) -> bool:
         shape = original_names.shape_of(part, shapes)
-        stays = conventions.stays_float(part.name, shape, kind) or export_single_file.hidden(part.name, spec)
+        stays = gguf_conventions.stays_float(part.name, shape, kind) or export_single_file.hidden(part.name, spec)
         return not stays and all(key in fit for key in part.sources)
 
     names = frozenset(part.name for part in parts if suits(part))
@@ -151,15 +145,15 @@ def _chosen(src: Checkpoint, parts: list[OutputTensor], row: Family | None, spec
 
 
 def _encoded(part: OutputTensor, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
-    from ..models.quantize_weight import encode
+    from ..models import quantize_weight
 
-    return encode(original_layout.describe_component(part), tensor.to(device), spec).to(tensor.device)
+    return quantize_weight.encode(original_layout.describe_component(part), tensor.to(device), spec).to(tensor.device)
 
 
 def _plain(part: OutputTensor, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
     import torch
 
-    from ..models.quantize_weight import refuse_not_finite
+    from ..models import refuse_not_finite
 
     if spec is not None:
         refuse_not_finite(original_layout.describe_component(part), tensor, spec, ())
@@ -173,10 +167,10 @@ def _joined(src: Checkpoint, part: OutputTensor, packs: Mapping[str, Packed]) ->
     Raises:
         UnsupportedFileError: packed weights of this scheme cannot be joined.
     """
-    from ..core.packed_rows import join
+    from ..core import packed_rows
 
     weights = [packs[source] for source in part.sources if source in packs]
-    packed = join(weights) if len(weights) == len(part.sources) else None
+    packed = packed_rows.join(weights) if len(weights) == len(part.sources) else None
     if packed is not None and part.swapped:
         packed = _swapped(packed)
     if packed is None or (part.shape is not None and packed.spec.shape != part.shape):
@@ -205,9 +199,9 @@ def _shown(packed: Packed, src: Checkpoint) -> ComfyPackedTensor:
 
 def _swapped(packed: Packed) -> Packed | None:
     """Swap the first and the second half of the rows; None if the scheme cannot slice rows."""
-    from ..core.packed_rows import cut
+    from ..core import packed_rows
 
     backend = packed.spec.scheme.codec
     loose = backend.cuttable(packed)
     half, rows = packed.spec.shape[0] // 2, packed.spec.shape[0]
-    return cut(loose, [(half, rows), (0, half)]) if backend.by_row(loose) else None
+    return packed_rows.cut(loose, [(half, rows), (0, half)]) if backend.by_row(loose) else None

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..ui.model_folders import Roots
+from ..ui import Roots
 from . import display
 
 # Settings and flags that name a folder of models, in any of the hosts.

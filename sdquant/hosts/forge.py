@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.dtypes import dtype_name
+from ..core import dtype_name, registry
 from ..errors import ConflictError
 from . import display, load_hooks, options
 
@@ -69,7 +68,7 @@ class Adapter:
             )
 
     def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
-        from ..nn.layer_factory import set_compute
+        from ..nn import set_compute
         from .forge_layers import quantize
 
         quantize(module, registry.parse(scheme), settings["skip"])

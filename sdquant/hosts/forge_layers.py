@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.dtypes import dtype_name
-from ..core.torch_dtypes import COMPUTE_DTYPES
-from ..models.quantize_weight import encode
-from ..nn.quantized_layers import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..core import dtype_name, torch_dtypes
+from ..models import quantize_weight
+from ..nn import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
 from ..planning import planner
 from ..utils.malloc_trim import Trimmer, trim
 
 if TYPE_CHECKING:
-    from ..core.backend import Packed
-    from ..core.scheme import QuantSpec
+    from ..core import Packed, QuantSpec
 
 _SWAP = "parameters_manual_cast"
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -72,7 +70,7 @@ def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
         path = row.name.removesuffix(".weight")
         layer = layers.pop(path)
         weight = layer.weight.data
-        new_layer = _swapped(layer, encode(row.name, weight, spec))
+        new_layer = _swapped(layer, quantize_weight.encode(row.name, weight, spec))
         parent, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(parent), leaf, new_layer)
         trimmer.add(weight.numel() * weight.element_size())
@@ -85,7 +83,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield Forge's own layers that have a float weight. Its linear ones are not `nn.Linear`."""
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
-        if not path or weight is None or weight.dtype not in COMPUTE_DTYPES or not hasattr(module, _SWAP):
+        if not path or weight is None or weight.dtype not in torch_dtypes.COMPUTE_DTYPES or not hasattr(module, _SWAP):
             continue
         if isinstance(module, _CONVS) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
             yield path, module

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..planning.settings_fields import fields
+from ..planning import fields
 
 if TYPE_CHECKING:
     from ..settings import Field

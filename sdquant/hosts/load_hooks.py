@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import compat
 from ..errors import IncompatibleError, SdquantError
-from ..planning.request import NOT_QUANTIZED
+from ..planning import NOT_QUANTIZED
 from ..settings import ROLES, Settings
 from . import display
 from .status import ComponentStatus, Status
@@ -47,11 +47,11 @@ def refuse_load(settings: Settings, *, mode: str, offload: str, runtime: str) ->
 
 def device() -> str | None:
     """Return the host's compute device by a name that the matrix knows; None for any other device."""
-    from ..compat.hardware import device_kind
+    from ..compat import hardware
 
     name = str(display.module("modules.devices").device)
     try:
-        device_kind(name)
+        hardware.device_kind(name)
     except SdquantError:
         return None
     return name
@@ -59,13 +59,13 @@ def device() -> str | None:
 
 def begin(status: Status, path: str | None) -> None:
     """Begin the status of a load of the file or folder at `path`, with what its headers say."""
-    from ..models.detection import read_headers
+    from ..models import detection
 
     name = os.path.basename(os.path.normpath(path)) if path else None
     contents = None
     if path and os.path.exists(path):
         try:
-            detected = read_headers(path, find_classes=False)
+            detected = detection.read_headers(path, find_classes=False)
         except SdquantError as error:  # the host may know a kind of file that sdquant does not
             log.info("%s", error)
         else:
@@ -92,7 +92,7 @@ def part_of(component: str, module: nn.Module, how: str) -> ComponentStatus:
 
 def schemes_in(module: nn.Module) -> set[str]:
     """Return the schemes of the layers with packed weights."""
-    from ..nn.weights import quantized
+    from ..nn import quantized
 
     return {packed.spec.scheme.name for _, packed in quantized(module)}
 

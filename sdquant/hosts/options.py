@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
-from ..planning.settings_fields import fields
+from ..planning import fields
 from ..settings import Field, Settings
 from . import display
 

@@ -144,7 +144,7 @@ class Adapter:
         plain = settings["runtime"] in (None, load_hooks.PLAIN)
         if scheme is None or not allow or not plain or settings["mode"] == "post" or self._left_out(module):
             return original(kwargs, allow=allow, module=module, modules_to_not_convert=modules_to_not_convert, **more)
-        from ..integrations.config import Config
+        from ..integrations import Config
 
         self._refuse(settings)
         skip = [name.strip(".") for name in modules_to_not_convert or () if name.strip(".")]
@@ -174,8 +174,8 @@ class Adapter:
         if load_hooks.quantized_elsewhere(module):
             self.status.loaded(ComponentStatus(component=name, scheme=None, how="quantized already, as found", bytes=0))
             return
-        from ..integrations.config import Config
-        from ..loading.quantizer import quantize
+        from ..integrations import Config
+        from ..loading import quantize
 
         with display.working(f"Quantizing the {name} to {scheme}"):
             quantize(
@@ -218,7 +218,7 @@ def _parts(model: Any) -> list[tuple[str, nn.Module]]:
     """Return the components by name; the name of a lone component follows from its class."""
     from torch import nn
 
-    from ..models.pipelines import is_pipeline, weight_parts
+    from ..models import is_pipeline, weight_parts
 
     if is_pipeline(model):
         return list(weight_parts(model).items())

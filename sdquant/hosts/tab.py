@@ -14,7 +14,7 @@ from ..utils.byte_sizes import size
 from . import folders
 
 if TYPE_CHECKING:
-    from ..models.detection import Detected
+    from ..models import Detected
     from .status import Status
 
 TITLE, ID = "sdquant", "sdquant_tab"
@@ -57,7 +57,7 @@ def status_html(status: Status) -> str:
 
 def inspected_html(name: Any) -> str:
     """Format the detected contents of a file, or the error, as HTML."""
-    from ..models.detection import detect
+    from ..models import detect
 
     if not name:
         return "<p>Pick a file or folder.</p>"

@@ -13,30 +13,16 @@ from torch import Tensor, nn
 
 from .. import compat
 from ..compat import hardware
-from ..core.choices import LONE
-from ..core.packed_reader import read_weight
-from ..core.tensor_keys import is_range
+from ..core import LONE, is_range, read_weight
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
-from ..formats import safetensors
-from ..formats.sdquant_metadata import found_in, merged_own, rule_rows, specs_in
-from ..models.components import set_module, tied
-from ..models.names import conversions, remember, to_model
-from ..models.quantize_weight import encode
-from ..models.weight_loader import common_kind, install_packed, misfit
-from ..nn import packed_of
-from ..nn.layer_factory import float_layer, quantized_layer, set_compute
-from ..nn.quantized_layers import QuantizedLayer
-from ..planning.loaded_models import source_of_model
-from ..planning.rule_checks import marked_in, unused, weights_in
-from ..planning.weight_selection import Extent, require_something, select
-from ..rules.file_rules import rules_in
-from ..rules.model_rules import attach_rules, forget
-from ..rules.product_ranges import register_ranges
-from ..rules.quant_spec import RulesSpec
-from ..rules.range_checks import require_ranges
+from ..formats import safetensors, sdquant_metadata
+from ..models import common_kind, install_packed, key_names, misfit, quantize_weight, set_module, tied
+from ..nn import QuantizedLayer, float_layer, packed_of, quantized_layer, set_compute
+from ..planning import rule_checks, source_of_model, weight_selection
+from ..rules import RulesSpec, attach_rules, model_rules, product_ranges, require_ranges, rules_in
 
 if TYPE_CHECKING:
-    from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorInfo
+    from ..core import Packed, PackedSpec, PrequantizedWeight, TensorInfo
     from .config import Config
 
 log = logging.getLogger(__name__)
@@ -98,22 +84,22 @@ class LoadingWeights:
             metadata[path] = header.metadata
             self.headers |= header.tensors
             self.home |= dict.fromkeys(header.tensors, path)
-        own = merged_own(metadata)
+        own = sdquant_metadata.merged_own(metadata)
         if not own.get("weights") and "rules" not in own:
             raise BadFileError(
                 f"Cannot load {paths[0]} with sdquant",
                 "config.json says that it is quantized, but the file has no sdquant metadata",
                 "Save the model again, or import the package that wrote it",
             )
-        self.specs = specs_in(paths[0], own)
-        self.prequantized = found_in(paths[0], own, self.specs, self.headers)
-        self.rules = rules_in(paths[0], rule_rows(paths[0], own))
+        self.specs = sdquant_metadata.specs_in(paths[0], own)
+        self.prequantized = sdquant_metadata.found_in(paths[0], own, self.specs, self.headers)
+        self.rules = rules_in(paths[0], sdquant_metadata.rule_rows(paths[0], own))
         self.ranges = tuple(key for key in self.headers if is_range(key))
 
     def hold_against(self, model: nn.Module) -> None:
         """Rename the weights as in this (empty) model. Raise BadFileError if they do not belong to it."""
         self.ties = tied(model)
-        here = {key: name for name, key in to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
+        here = {key: name for name, key in key_names.to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
         self.specs = {here.get(key, key): spec for key, spec in self.specs.items()}
         self.prequantized = {here.get(key, key): weight for key, weight in self.prequantized.items()}
         for name, spec in self.specs.items():
@@ -165,7 +151,7 @@ class LoadingWeights:
         """Attach rules, their static ranges and `compute` to the model, after its weights are loaded."""
         rules = self.rules or self.spec
         if isinstance(rules, RulesSpec):
-            register_ranges(
+            product_ranges.register_ranges(
                 model, {key: self._read(key) for key in self.ranges}
             )  # the libraries have cast them, if at all
             attach_rules(model, rules)
@@ -191,16 +177,18 @@ class LoadingWeights:
         src = source_of_model(model)
         shapes = {name: (info.shape, info.dtype) for name, info in src.tensors.items()}
         skip = (*self.config.skip, *keep)
-        weights, kept = select(shapes, self.spec, "plain", skip, src.class_name, src.layers)
+        weights, kept = weight_selection.select(shapes, self.spec, "plain", skip, src.class_name, src.layers)
         self.planned = {weight.name for weight in weights}
-        marked = marked_in(model, self.spec) if isinstance(self.spec, RulesSpec) else None
-        layers = weights_in(src)
-        extent = Extent(spec=self.spec, weights=len(weights), products=len(marked or ()), kept=kept, layers=layers)
+        marked = rule_checks.marked_in(model, self.spec) if isinstance(self.spec, RulesSpec) else None
+        layers = rule_checks.weights_in(src)
+        extent = weight_selection.Extent(
+            spec=self.spec, weights=len(weights), products=len(marked or ()), kept=kept, layers=layers
+        )
         if isinstance(self.spec, RulesSpec):
             require_ranges(self.spec, ((name, shapes[name][0]) for name in sorted(self.planned)))
-            for line in unused(self.spec, layers, [marked]):
+            for line in rule_checks.unused(self.spec, layers, [marked]):
                 log.warning("%s", line[0].upper() + line[1:])
-        require_something(f"a {type(model).__name__}", {LONE: extent})
+        weight_selection.require_something(f"a {type(model).__name__}", {LONE: extent})
 
     def quantize(self, model: nn.Module, name: str, tensor: Tensor) -> None:
         """Put a float weight into the model, quantized.
@@ -213,7 +201,7 @@ class LoadingWeights:
         if why is not None:
             fix = "Check that the weights and the config belong together"
             raise BadFileError(f"Cannot load tensor {name!r}", why, fix)
-        packed = encode(name, tensor.reshape(parameter.shape), self.spec)
+        packed = quantize_weight.encode(name, tensor.reshape(parameter.shape), self.spec)
         install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
 
 
@@ -229,8 +217,8 @@ def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
         if packed is not None:
             layers[id(module)] = layers.get(id(module)) or _float(module, packed, dtype)
             set_module(model, path, layers[id(module)])
-    forget(model)
-    remember(model, conversions(model), quantized=False)
+    model_rules.forget(model)
+    key_names.remember(model, key_names.conversions(model), quantized=False)
 
 
 def _float(module: nn.Module, packed: Packed, dtype: torch.dtype | None) -> nn.Module:

@@ -11,10 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..models import peft_hooks
-from ..models.libraries import is_of_transformers
-from ..models.names import conversions, remember
-from ..saving.quantization_config import library_config, own_config
+from ..models import is_of_transformers, key_names, peft_hooks
+from ..saving import library_config, own_config
 from .config import Config
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def attach(model: nn.Module) -> None:
         library_model.save_pretrained = _refuse
         return
     library_model.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
-    remember(model, conversions(model), quantized=True)
+    key_names.remember(model, key_names.conversions(model), quantized=True)
     if library == "transformers":
         library_model.config.quantization_config = _Said(config)
     else:

@@ -9,14 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ..compat.row import COMPUTES
-from ..core import registry
-from ..core.choices import METHOD
+from ..compat import COMPUTES
+from ..core import METHOD, registry
 from ..errors import SettingsError
-from ..planning.rule_checks import refuse_computing
-from ..rules.parse import rules_of
-from ..rules.qconfig import to_dict
-from ..rules.quant_spec import with_rules
+from ..planning import rule_checks
+from ..rules import qconfig, rules_of, with_rules
 from ..utils.arguments import answered
 
 _ALWAYS = ("quant_method", "quant", "skip")
@@ -83,13 +80,13 @@ class Config:
             self.spec = parsed
         else:
             self.spec = with_rules(parsed, self.rules, self.quant_stats, component)
-        refuse_computing(self.spec, compute)
+        rule_checks.refuse_computing(self.spec, compute)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as in a config.json."""
         values: dict[str, Any] = {"quant_method": METHOD, "quant": self.quant, "skip": self.skip}
         if self.rules is not None:
-            values["rules"] = [to_dict(row) for row in self.rules]
+            values["rules"] = [qconfig.to_dict(row) for row in self.rules]
         return values | {
             name: getattr(self, name) for name in ("quant_stats", "component", "compute") if getattr(self, name)
         }

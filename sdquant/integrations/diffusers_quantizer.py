@@ -12,16 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.backend import Packed
-from ..core.choices import METHOD
-from ..core.dtypes import dtype_name, dtype_named
+from ..core import METHOD, Packed, dtype_name, dtype_named
 from ..errors import SettingsError, UnsupportedFileError
-from ..models import peft_hooks
-from ..models.components import quiet, set_tensor
-from ..models.weight_loader import install_packed
-from ..nn import packed_of
-from ..nn.quantized_layers import QuantizedLayer
-from ..nn.state_dict import LIKE, PREFIX
+from ..models import install_packed, peft_hooks, quiet, set_tensor
+from ..nn import LIKE_KEY, PACKED_PREFIX, QuantizedLayer, packed_of
 from ._common import LoadingWeights, dequantize
 from .config import Config
 
@@ -61,7 +55,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         self.weights.read(checkpoint_files)
         for name, weight in self.weights.prequantized.items():
             path = name.rpartition(".")[0]
-            self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in weight.keys.items()}
+            self._names |= {key: f"{path}.{PACKED_PREFIX}{part}" for part, key in weight.keys.items()}
             self._extra |= set(weight.extra)
         self._extra |= set(self.weights.ranges)  # which `Weights.mark` reads
         return [self._names.get(key, key) for key in loaded_keys if key not in self._extra]
@@ -97,7 +91,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> list[str]:
         """Return the missing keys without the marker parameters, which hold nothing."""
-        return [key for key in missing_keys if key.rpartition(".")[2] != LIKE]
+        return [key for key in missing_keys if key.rpartition(".")[2] != LIKE_KEY]
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a file's tensors under the names of the parameters.
@@ -125,7 +119,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         self, model: nn.Module, param_value: Tensor, param_name: str, state_dict: Mapping[str, Any], **kwargs: Any
     ) -> bool:
         """Return whether `create_quantized_param` places this parameter."""
-        return param_name in self.weights.planned or (self.pre_quantized and f".{PREFIX}" in param_name)
+        return param_name in self.weights.planned or (self.pre_quantized and f".{PACKED_PREFIX}" in param_name)
 
     def check_quantized_param_shape(self, *args: Any, **kwargs: Any) -> bool:
         """Return True: the placeholders have the shapes of the files."""
@@ -149,11 +143,11 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         for module in model.modules():
-            like = module._parameters.get(LIKE) if isinstance(module, QuantizedLayer) else None
+            like = module._parameters.get(LIKE_KEY) if isinstance(module, QuantizedLayer) else None
             if like is not None and like.device.type == "meta":
-                part = next(tensor for name, tensor in module.named_parameters() if name.startswith(PREFIX))
+                part = next(tensor for name, tensor in module.named_parameters() if name.startswith(PACKED_PREFIX))
                 empty = torch.empty(0, dtype=like.dtype, device=part.device)
-                module._parameters[LIKE] = nn.Parameter(empty, requires_grad=False)
+                module._parameters[LIKE_KEY] = nn.Parameter(empty, requires_grad=False)
         for name in self.weights.prequantized:
             layer = model.get_submodule(name.rpartition(".")[0])
             packed = packed_of(layer)
@@ -177,8 +171,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         Raises:
             ConflictError: a LoRA is on the model. SettingsError: the file would not be a safetensors file.
         """
-        from ..saving.model_files import contents
-        from ..saving.quantization_config import library_config
+        from ..saving import library_config, model_files
 
         model = peft_hooks.owner_of(state_dict)  # the quantizer itself does not know it, nor which copy of it this is
         peft_hooks.refuse_adapted("model", model, "saved")
@@ -188,7 +181,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                 "how it is quantized is recorded in the metadata of a safetensors file",
                 "Leave safe_serialization out",
             )
-        return contents(model) if library_config(model) else (dict(state_dict), {})
+        return model_files.contents(model) if library_config(model) else (dict(state_dict), {})
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
         library_model: Any = model

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.choices import METHOD
-from ..core.dtypes import dtype_name
-from ..models.components import quiet
-from ..models.keep_in_fp32 import float32_of_model
-from ..models.names import remember
-from ..models.weight_loader import install_packed
-from ..rules.product_ranges import stand_in
+from ..core import METHOD, dtype_name
+from ..models import float32_of_model, install_packed, key_names, quiet
+from ..rules import product_ranges
 from ._common import LoadingWeights, dequantize
 from .config import Config
 
 if TYPE_CHECKING:
-    from ..core.backend import PrequantizedWeight
+    from ..core import PrequantizedWeight
 
 with quiet():  # what it imports besides has remarks to make
     from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -62,7 +58,9 @@ class Quantizer(HfQuantizer):
         if self.pre_quantized:
             self.weights.read(checkpoint_files or ())
             self.weights.hold_against(model)
-            stand_in(model, ((key, tuple(self.weights.headers[key].shape)) for key in self.weights.ranges))
+            product_ranges.stand_in(
+                model, ((key, tuple(self.weights.headers[key].shape)) for key in self.weights.ranges)
+            )
         else:
             self.weights.plan(model, ())
 
@@ -90,7 +88,9 @@ class Quantizer(HfQuantizer):
         if isinstance(self.quantization_config, Config):
             library_model.config.quantization_config = self.quantization_config.saved()
         ours = [one for one in library_model._weight_conversions if any(isinstance(op, _Op) for op in _operations(one))]
-        remember(model, tuple(one for one in library_model._weight_conversions if one not in ours), quantized=True)
+        key_names.remember(
+            model, tuple(one for one in library_model._weight_conversions if one not in ours), quantized=True
+        )
         self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
         return model
 
@@ -105,16 +105,15 @@ class Quantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return the tensors and the metadata of the file that `save_pretrained` writes."""
-        from ..saving.model_files import contents, guarded
-        from ..saving.quantization_config import library_config
+        from ..saving import library_config, model_files
 
         if not library_config(model):  # it is a float model again
             return dict(model.state_dict()), {}
-        tensors, metadata = contents(model)
+        tensors, metadata = model_files.contents(model)
         library_model: Any = model
         config: Any = library_model.config.quantization_config
         method = config["quant_method"] if isinstance(config, dict) else config.quant_method
-        return guarded(model, tensors) if method == METHOD else tensors, metadata
+        return model_files.guarded(model, tensors) if method == METHOD else tensors, metadata
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         dequantize(model, dtype)

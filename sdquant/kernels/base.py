@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core.packed_layout import PackedLayout
+    from ..core import PackedLayout
 
 
 Parts = Mapping[str, "Tensor"]

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.packed_rows import take
+from ..core import packed_rows
 from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
 from .dispatch_guard import plain
 from .im2col import few_patches, outputs
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from ..core.backend import Backend, Geometry, Packed
-    from ..core.packed_layout import PackedLayout
+    from ..core import Backend, Geometry, Packed, PackedLayout
     from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
@@ -105,7 +104,7 @@ def _passes(reader: Reader, backend: Backend, packed: Packed, form: PackedLayout
 
 def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     if backend.by_row(packed):
-        packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=packed.device))
+        packed = packed_rows.take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=packed.device))
     form = backend.form(packed)
     assert form is not None
     why = ""
@@ -193,7 +192,7 @@ def embedding(
     they are fewer than the table has and its packing allows it."""
     rows, width = packed.spec.shape
     if indices.numel() < rows and backend.by_row(packed):
-        values = backend.decode(take(packed, indices.reshape(-1)), dtype)
+        values = backend.decode(packed_rows.take(packed, indices.reshape(-1)), dtype)
         return values.view(*indices.shape, width)
     table = scratch(packed.spec.shape, dtype, packed.device)
     decode_into(backend, packed, form, table)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import torch_dtypes
 from . import onednn
 from .blocked_gemm import Rows, parts
 from .cpu import isa
@@ -33,7 +33,7 @@ CONVOLVED = 1 << 22  # weights of a convolution, which looks at all its inputs e
 def is_profitable(dtype: torch.dtype) -> bool:
     """Return whether this is the fastest exact product on this CPU for activations of `dtype`."""
     if isa() == "avx2":  # with AVX-512 or without, these processors have no instructions for 16-bit floats
-        return dtype in COMPUTE_DTYPES
+        return dtype in torch_dtypes.COMPUTE_DTYPES
     return isa() is None and onednn.multiplies(dtype) is False
 
 

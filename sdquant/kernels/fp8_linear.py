@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import torch_dtypes
 from .base import Coding, EightBit
 from .int8_reference import scaled_rows
 from .row_codes import RowCodes
@@ -30,8 +30,7 @@ from .triton import imports
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from ..core.backend import Packed
-    from ..core.packed_layout import PackedLayout
+    from ..core import Packed, PackedLayout
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def least(form: PackedLayout | None) -> int:
 def computes(packed: Packed, x: Tensor) -> bool:
     """Return whether `linear` supports the dtype and the sizes."""
     sizes = packed.spec.shape
-    return x.dtype in COMPUTE_DTYPES and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
+    return x.dtype in torch_dtypes.COMPUTE_DTYPES and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
 
 
 def prepared(packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit:

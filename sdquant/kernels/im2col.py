@@ -14,7 +14,7 @@ from .cpu.threads import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import Geometry
+    from ..core import Geometry
 
 
 def copies(x: Tensor) -> bool:

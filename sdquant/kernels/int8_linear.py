@@ -30,9 +30,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.backend import Geometry
-from ..core.packed_rows import cut
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import Geometry, packed_rows, torch_dtypes
 from . import int8_reference, int_matmul
 from .base import Coding, EightBit
 from .cpu import int8 as native
@@ -41,8 +39,7 @@ from .im2col import outputs, patches
 from .triton import imports
 
 if TYPE_CHECKING:
-    from ..core.backend import Backend, Packed
-    from ..core.packed_layout import PackedLayout
+    from ..core import Backend, Packed, PackedLayout
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +91,7 @@ def least(packed: Packed, form: PackedLayout | None, dtype: torch.dtype) -> int:
 
 def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> bool:
     """Return whether the product of so many rows of activations like `x` is faster in integers."""
-    if x.dtype not in COMPUTE_DTYPES or x.device.type not in _DEVICES:
+    if x.dtype not in torch_dtypes.COMPUTE_DTYPES or x.device.type not in _DEVICES:
         return False
     if rows < least(packed, form, x.dtype):
         return False
@@ -120,7 +117,7 @@ def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.
     if packed.device.type != "cpu":
         return int8_reference.launched(backend, packed, form, dtype, least(packed, form, dtype))
     coding = None
-    if dtype in COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
+    if dtype in torch_dtypes.COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
         coding = int8_reference.coding(packed, form)
     return EightBit(least(packed, form, dtype), coding)
 
@@ -207,7 +204,7 @@ def _by_c(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dty
 def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     rows = packed.spec.shape[0]
     if backend.by_row(packed) and rows > _CHECKED_ROWS:
-        packed = cut(packed, [(0, _CHECKED_ROWS)])
+        packed = packed_rows.cut(packed, [(0, _CHECKED_ROWS)])
     form = backend.form(packed)
     assert form is not None
     x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns).to(dtype)
@@ -259,4 +256,4 @@ def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int,
         return
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        yield start, stop, cut(packed, [(start, stop)])
+        yield start, stop, packed_rows.cut(packed, [(start, stop)])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from ..core.packed_rows import take
+from ..core import packed_rows
 from ..utils.tensors import divided
 from . import int_matmul
 from .base import Coding, EightBit
@@ -28,8 +28,7 @@ from .triton import imports
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from ..core.backend import Backend, Packed
-    from ..core.packed_layout import PackedLayout
+    from ..core import Backend, Packed, PackedLayout
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +277,9 @@ class InTriton(Steps):
 
     def _agrees(self, backend: Backend, packed: Packed) -> bool:
         if backend.by_row(packed):
-            packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=self.device))
+            packed = packed_rows.take(
+                packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=self.device)
+            )
         form = backend.form(packed)
         assert form is not None
         codes, target = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)

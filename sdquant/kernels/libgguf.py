@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from ..core.gguf_types import TYPES
+from ..core import gguf_types
 from .base import Parts, Reader
 from .cpu.layout_descriptors import by_block, is_blocks
 from .cpu.threads import over_rows
@@ -21,7 +21,7 @@ from .workspace import scratch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.packed_layout import PackedLayout
+    from ..core import PackedLayout
 
 # CPU time as a share of torch's decoding, to bfloat16 and to float32: bench/gguf_decode.py, one core of an AMD EPYC
 # (Zen 5). The other types take 0.8 to 1.6 of it.
@@ -49,7 +49,7 @@ class Libgguf(Reader):
         return shares.get(dtype, 1.0) < _WORTH_IT
 
     def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
-        library, kind, blocks = _library(), TYPES[form.packing], parts[form.codes].detach().numpy()
+        library, kind, blocks = _library(), gguf_types.TYPES[form.packing], parts[form.codes].detach().numpy()
         assert library is not None
         form, flat = by_block(form), out.view(-1)
         tile = _TILE // kind.block

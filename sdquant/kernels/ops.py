@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import registry
-from ..core.backend import Geometry, Packed, PackedSpec
+from ..core import Geometry, Packed, PackedSpec, registry
 from . import dispatch, scheme_activations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..core.backend import Backend
-    from ..core.packed_layout import PackedLayout
+    from ..core import Backend, PackedLayout
 
 
 def described(spec: PackedSpec, names: Sequence[str]) -> str:

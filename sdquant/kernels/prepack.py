@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..core.backend import Packed
+from ..core import Packed
 from . import dispatch
 
 if TYPE_CHECKING:
-    from ..core.packed_layout import PackedLayout
+    from ..core import PackedLayout
 
 
 def laid_out(packed: Packed, device: str) -> Packed:

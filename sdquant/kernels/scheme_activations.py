@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.backend import Geometry
-from ..core.packed_rows import cut
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import Geometry, packed_rows, torch_dtypes
 from . import dispatch
 from .base import Coding
 from .cpu import int8 as native
@@ -27,8 +25,7 @@ from .int8_reference import RUN, direct, in_runs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import Backend, Packed
-    from ..core.packed_layout import Activations, PackedLayout
+    from ..core import Activations, Backend, Packed, PackedLayout
     from .base import Prepared
 
 log = logging.getLogger(__name__)
@@ -138,7 +135,7 @@ def as_floats(
     else:
         y = dispatch.convolve(backend, packed, of_codes, operands.x, None, geometry)
     for scale in operands.scales:
-        y = y.mul_(scale if scale.dtype in COMPUTE_DTYPES else scale.float())
+        y = y.mul_(scale if scale.dtype in torch_dtypes.COMPUTE_DTYPES else scale.float())
     return y.to(x.dtype)
 
 
@@ -162,7 +159,7 @@ def _convolved(
 
 def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations, dtype: torch.dtype) -> bool:
     """Return whether the C kernels multiply such a weight; they are checked against the backend once per kind."""
-    if dtype not in COMPUTE_DTYPES or not native.reads(form, packed.parts):
+    if dtype not in torch_dtypes.COMPUTE_DTYPES or not native.reads(form, packed.parts):
         return False
     key = (_of_any_size(form, how), how, dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:
@@ -173,7 +170,7 @@ def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations
 @undisturbed
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
     if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
-        packed = cut(packed, [(0, _CHECKED_ROWS)])
+        packed = packed_rows.cut(packed, [(0, _CHECKED_ROWS)])
     shape, form = packed.spec.shape, backend.form(packed)
     codes = coding(form, how)
     assert form is not None and codes is not None

@@ -14,16 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import LONE
+from ..core import LONE
 from ..errors import BadFileError, DistributedError, SettingsError
-from ..models import classes, pipeline_folders, pipelines
-from ..models.names import remember
+from ..models import classes, key_names, pipeline_folders, pipelines
 from ..planning import ComponentPlan, Plan, folder_of, source_of
-from ..rules.model_rules import given_rules, keep
-from ..rules.product_ranges import ranges_of, register_ranges, stand_in
-from ..rules.qconfig import Rules
-from ..rules.quant_spec import RulesSpec
-from ..saving.model_files import config_of, write_config, write_rest
+from ..rules import Rules, RulesSpec, given_rules, model_rules, product_ranges
+from ..saving import model_files
 from ..utils.atomic_write import whole_folder
 from ..utils.progress import byte_bar
 from . import loader
@@ -32,7 +28,7 @@ from .shard_writer import Collector, ShardOutput
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..planning.request import Request
+    from ..planning import Request
     from ..utils.distributed import Processes
 
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
@@ -74,7 +70,7 @@ def quantize(request: Request, model_plan: Plan, target: Path, ranks: Processes,
         if ranks.first:
             whole = loader.assemble(model_plan, models)
             if pipelines.is_pipeline(whole):
-                write_rest(whole, folder)
+                model_files.write_rest(whole, folder)
     return target
 
 
@@ -132,12 +128,14 @@ def _component(
     src = source_of(model_plan, component)
     model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
-    remember(model, src.conversions, quantized=True)
-    stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
+    key_names.remember(model, src.conversions, quantized=True)
+    product_ranges.stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     if isinstance(component.spec, RulesSpec):
-        keep(model, component.spec.rules)
-        register_ranges(model, ranges_of(model, Rules(component.spec.rules), component.spec.known()))
-    out = ShardOutput(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
+        model_rules.keep(model, component.spec.rules)
+        product_ranges.register_ranges(
+            model, product_ranges.ranges_of(model, Rules(component.spec.rules), component.spec.known())
+        )
+    out = ShardOutput(home, f"rank-{ranks.rank}", model_files.config_of(model), max_shard, given_rules(model))
     collector = Collector(model, component, model_plan, src, out)
     if ranks.first:
         collector.finish(src)
@@ -146,7 +144,7 @@ def _component(
     loader.fill(collector, component, src, model_plan, tick, request.skip, only={collector.keys[name] for name in mine})
     for forms in ranks.gathered(collector.forms):
         collector.stand_in(forms)
-    own_naming = write_config(model, home) if ranks.first else None
+    own_naming = model_files.write_config(model, home) if ranks.first else None
     naming = ranks.gathered(own_naming)[0]
     assert naming is not None
     stem, guard = naming

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..planning.plan import ComponentPlan
-    from ..rules.quant_spec import RulesSpec
+    from ..planning import ComponentPlan
+    from ..rules import RulesSpec
 
 _STEPS: dict[str, Callable[[nn.Module], None]] = {}
 
@@ -29,9 +29,8 @@ def finish(model: nn.Module, component: ComponentPlan, rules: RulesSpec | None) 
     Args:
         rules: those that it is quantized by.
     """
-    from ..nn import openvino
-    from ..nn.layer_factory import set_compute
-    from ..rules.model_rules import attach_rules
+    from ..nn import openvino, set_compute
+    from ..rules import attach_rules
 
     if rules is not None:
         attach_rules(model, rules)

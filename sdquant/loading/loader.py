@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import LONE
-from ..core.dtypes import dtype_named
+from ..core import LONE, dtype_named
 from ..errors import BadFileError
-from ..formats.readahead import Readahead
-from ..models.classes import class_of, meta_model
-from ..planning.plan import folder_of, source_of
-from ..planning.preparation import prepare
-from ..planning.request import Request, make_request
-from ..rules.file_rules import rules_in
-from ..rules.quant_spec import RulesSpec
+from ..formats import Readahead
+from ..models import class_of, meta_model
+from ..planning import Request, folder_of, make_request, prepare, source_of
+from ..rules import RulesSpec, rules_in
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
 from ..utils.progress import Tick, byte_bar
@@ -28,10 +24,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ..formats.checkpoint import Checkpoint
-    from ..models.weight_loader import WeightLoader
+    from ..formats import Checkpoint
+    from ..models import WeightLoader
     from ..offload import OffloadHandle
-    from ..planning.plan import ComponentPlan, Plan
+    from ..planning import ComponentPlan, Plan
 
 log = logging.getLogger(__name__)
 
@@ -174,14 +170,13 @@ def load_planned(request: Request, plan: Plan, on_bytes: Callable[[int, int], No
 
 def import_classes(plan: Plan) -> None:
     """Import the classes of diffusers and transformers that the plan needs, so that import is not timed as loading."""
-    from ..models.components import model_class, quiet
-    from ..models.pipeline_folders import pipeline_class
+    from ..models import model_class, pipeline_folders, quiet
 
     for component in plan.components:
         model_class(*class_of(source_of(plan, component)))
     if [component.name for component in plan.components] != [LONE]:
         with quiet():
-            pipeline_class(folder_of(plan))
+            pipeline_folders.pipeline_class(folder_of(plan))
 
 
 def _parts(request: Request, plan: Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
@@ -215,15 +210,14 @@ def build(component: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, ski
     Args:
         skip: patterns of modules that are not quantized, as in the request.
     """
-    from ..models.names import remember
-    from ..models.weight_loader import WeightLoader
-    from ..nn.weights import quantized
-    from ..rules.product_ranges import stand_in
+    from ..models import WeightLoader, key_names
+    from ..nn import quantized
+    from ..rules import product_ranges
     from . import finishing
     from .quantizer import quantize_module
 
     model = meta_model(src)
-    stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
+    product_ranges.stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     dtype = dtype_named(plan.dtype) if plan.dtype else None
     install = WeightLoader(model, component.runtime, dtype, plan.device)
     ahead = Readahead(src.files)
@@ -243,7 +237,7 @@ def build(component: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, ski
         quantize_module(model, component.spec, runtime=component.runtime, only=only, device=plan.device)
     rules = component.spec if isinstance(component.spec, RulesSpec) else rules_in(src.files[0], src.rules)
     finishing.finish(model, component, rules)
-    remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
+    key_names.remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model
 
 
@@ -262,9 +256,8 @@ def fill(
         tick: called with the bytes of each tensor. skip: as for `build`.
         only: keys of plain tensors and names of quantized weights; None for all.
     """
-    from ..core.name_patterns import skipped
-    from ..core.tensor_keys import is_range
-    from ..models.quantize_weight import refuse_not_finite
+    from ..core import is_range, name_patterns
+    from ..models import refuse_not_finite
 
     selected = {weight.name for weight in component.weights}
     encode = selected if component.action == "encode" and component.mode == "pre" else set()
@@ -280,7 +273,7 @@ def fill(
             else:
                 if component.spec is not None and component.action == "encode" and key not in selected:
                     refuse_not_finite(key, tensor, component.spec, skip, src.keys)
-                install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip, src.keys))
+                install.plain(key, tensor, src.home[key], as_it_is=name_patterns.skipped(key, skip, src.keys))
             tick(info.nbytes)
         for name in src.prequantized:
             if only is None or name in only:
@@ -295,6 +288,6 @@ def assemble(plan: Plan, parts: Mapping[str, nn.Module]) -> Any:
     """Return the pipeline of these components, or the component itself if it is loaded alone."""
     if set(parts) == {LONE}:
         return parts[LONE]
-    from ..models.pipeline_folders import pipeline
+    from ..models import pipeline_folders
 
-    return pipeline(folder_of(plan), parts)
+    return pipeline_folders.pipeline(folder_of(plan), parts)

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
 from ..errors import ConflictError, SdquantError
-from ..formats import safetensors_writer
-from ..formats.checkpoint import Checkpoint, single_file
+from ..formats import Checkpoint, safetensors_writer, single_file
 from ..utils.atomic_write import whole_file
 from ..utils.progress import byte_bar
 from ..utils.version import __version__
@@ -29,8 +28,7 @@ from ..utils.version import __version__
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..planning.plan import ComponentPlan
-    from ..planning.request import Request
+    from ..planning import ComponentPlan, Request
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +88,10 @@ class Cache:
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
         """Write a component to `place`, evicting older files to make room; those `used` in this load stay."""
-        from ..saving.model_files import contents
+        from ..saving import model_files
 
         try:
-            tensors, metadata = contents(model, own_names=True)
+            tensors, metadata = model_files.contents(model, own_names=True)
             size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             if size > self.limit:
                 log.warning("Not cached: %d quantized bytes are more than the limit of %d", size, self.limit)

@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..core.choices import LONE
-from ..core.dtypes import dtype_name
+from ..core import LONE, dtype_name
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
-from ..planning import planner
-from ..planning.loaded_models import resolve_loaded
-from ..planning.preparation import check_schemes, plan_resolved
-from ..planning.request import AUTO, make_request
-from ..planning.resolve import device_of
-from ..planning.rule_checks import marked_in
-from ..rules.quant_spec import RulesSpec
+from ..planning import AUTO, check_schemes, device_of, make_request, plan_resolved, planner, resolve_loaded, rule_checks
+from ..rules import RulesSpec
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
 from ..utils.progress import count_bar
@@ -26,7 +20,7 @@ from ..utils.progress import count_bar
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +54,7 @@ def quantize(
     Raises:
         ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
-    from ..models.pipelines import is_pipeline, weight_parts
+    from ..models import is_pipeline, weight_parts
     from . import finishing
 
     if quant is None and rules is None:
@@ -87,7 +81,7 @@ def quantize(
             peft_hooks.refuse_adapted(name, part, "quantized")
             _refuse_quantized(name, part)
             _refuse_float8(name, part)
-    plan = plan_resolved(resolved, here, marked=lambda name, _, spec: marked_in(parts[name], spec))
+    plan = plan_resolved(resolved, here, marked=lambda name, _, spec: rule_checks.marked_in(parts[name], spec))
     chosen = {part.name: part for part in plan.components if part.spec is not None}
     names = {name: {weight.name for weight in part.weights} for name, part in chosen.items()}
     for name, weights in names.items():
@@ -116,16 +110,14 @@ def quantize_module(
     tick: Any = None,
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is), then return freed memory."""
-    from ..models.components import tied
-    from ..models.quantize_weight import encode
-    from ..models.weight_loader import install_packed
+    from ..models import install_packed, quantize_weight, tied
     from ..utils.malloc_trim import Trimmer, trim
 
     trimmer, ties = Trimmer(), tied(model)
     for name in sorted(only):
         weight = model.get_parameter(name).data
         home = weight.device
-        packed = encode(name, weight.to(device or home), spec).to(home)
+        packed = quantize_weight.encode(name, weight.to(device or home), spec).to(home)
         install_packed(model, ties.get(name, (name,)), packed, runtime, spec)
         trimmer.add(weight.numel() * weight.element_size())
         del weight, packed

@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.backend import Packed, PackedSpec, TensorSpec
-from ..core.dtypes import dtype_named
+from ..core import Packed, PackedSpec, TensorSpec, dtype_named
 from ..formats import safetensors_writer
-from ..models import components
-from ..models.names import to_file
-from ..models.weight_loader import WeightLoader, install_packed
-from ..nn.weights import plain
-from ..saving.model_files import guard_of, written
+from ..models import WeightLoader, components, install_packed, key_names
+from ..nn import plain
+from ..saving import model_files
 from ..utils.malloc_trim import trim
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
+    from ..core import QuantSpec
+    from ..formats import Checkpoint
     from ..planning import ComponentPlan, Plan
 
 
@@ -81,7 +78,7 @@ class ShardOutput:
         """Write the pending tensors to a file, if there are any."""
         rows = [(self.names.get(name, name), packed) for name, packed in self.rows.items()]
         floats = {self.names.get(name, name): tensor for name, tensor in self.floats.items()}
-        tensors, metadata = written(rows, floats, self.config, self.rules)
+        tensors, metadata = model_files.written(rows, floats, self.config, self.rules)
         if tensors:
             path = self.folder / f"{self.prefix}-{len(self.files)}.safetensors"
             safetensors_writer.write(path, tensors, {"format": "pt", **metadata}, part=True)
@@ -116,7 +113,7 @@ class Collector(WeightLoader):
         self.keys: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
         self.forms: dict[str, WeightMetadata] = {}
-        self._guard = guard_of(model)
+        self._guard = model_files.guard_of(model)
         rows = [(key, info.nbytes) for key, info in src.plain.items()]
         rows += [(name, src.prequantized_bytes(name)) for name in src.prequantized]
         for key, nbytes in rows:
@@ -126,7 +123,9 @@ class Collector(WeightLoader):
             else:  # where two keys are one tensor, the last counts, as for a model
                 self.keys[self.first(name)], self.sizes[self.first(name)] = key, nbytes
         # No process has all tensors, so that none are made one of several, or several of one.
-        self.out.names = {name: key for key, name in to_file(model, list(self.keys), self.keys.keys()).names.items()}
+        self.out.names = {
+            name: key for key, name in key_names.to_file(model, list(self.keys), self.keys.keys()).names.items()
+        }
 
     def first(self, name: str) -> str:
         """Return the name that a tensor is written under: the first of several tied ones."""

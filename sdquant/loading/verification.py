@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import PrequantizedWeight, Unfit
-from ..core.choices import LONE
-from ..core.packed_reader import NOT_FINITE, read_weight, require_sound
+from ..core import LONE, PrequantizedWeight, Unfit, packed_reader, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
-from ..models.detection import Detected, detect
+from ..models import Detected, detect
 from ..utils.arguments import answered
 from ..utils.progress import count_bar
 from ..utils.tensors import is_finite
@@ -22,9 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..formats.checkpoint import Checkpoint
-    from ..formats.tensor_file import TensorFile
-    from ..models.fitting import Shell
+    from ..formats import Checkpoint, TensorFile
+    from ..models import fitting
 
 
 @answered
@@ -56,16 +53,16 @@ class _Contents:
         self.files: Mapping[Path, TensorFile] = {}
 
     @cached_property
-    def model(self) -> tuple[Checkpoint, Shell] | None:
+    def model(self) -> tuple[Checkpoint, fitting.Shell] | None:
         """Return the source under the model's names, and the model; None if its class is unknown or needs a newer
         diffusers or transformers. Computed on first use, since it imports diffusers."""
-        from ..models.fitting import named, shell
+        from ..models import fitting
 
         try:
-            model = shell(self.src)
+            model = fitting.shell(self.src)
         except UnsupportedFileError:
             return None
-        return None if model is None else (named(self.src, model), model)
+        return None if model is None else (fitting.named(self.src, model), model)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -97,13 +94,13 @@ class _Contents:
         return self.files[self.src.home[key]].get(key)
 
     def _plain(self, key: str, tensor: Tensor) -> None:
-        from ..models.weight_loader import misfit
+        from ..models import misfit
 
         parameter = self._parameter(key)
         if parameter is not None or key not in self.names:
             self._finite(key, tensor)
         elif bool(tensor.isnan().any()):  # a buffer may be infinite on purpose, as Gemma 4's clipping limits are
-            raise self._bad(key, NOT_FINITE)
+            raise self._bad(key, packed_reader.NOT_FINITE)
         why = misfit(tuple(tensor.shape), tensor.is_floating_point(), parameter) if parameter is not None else None
         if why is not None:
             raise self._bad(key, why)
@@ -116,13 +113,13 @@ class _Contents:
     def _complete(self) -> None:
         """Raise BadFileError if a tensor that the model merges from several has another shape, or if a folder lacks one
         of the model's tensors. A single file may be one shard of several."""
-        from ..models.fitting import refuse_misfits, refuse_missing
+        from ..models import fitting
 
         if self.model is None:
             return
-        refuse_misfits(*self.model)
+        fitting.refuse_misfits(*self.model)
         if self.src.path.is_dir():
-            refuse_missing(*self.model)
+            fitting.refuse_missing(*self.model)
 
     def _weight(self, entry: PrequantizedWeight) -> list[str]:
         """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
@@ -150,7 +147,7 @@ class _Contents:
 
     def _finite(self, name: str, tensor: Tensor) -> None:
         if not is_finite(tensor):
-            raise self._bad(name, NOT_FINITE)
+            raise self._bad(name, packed_reader.NOT_FINITE)
 
     def _file(self, name: str) -> Path:
         entry = self.src.prequantized.get(name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .classes import class_of, meta_model
     from .components import PREFIXES as KEY_PREFIXES
     from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied
-    from .detection import Detected, detect, detect_elsewhere, joined, same_scheme
+    from .detection import Detected, detect, joined, same_scheme
     from .dummy_inputs import Inputs
     from .generate import Stopped, draw, native_size
     from .hub_references import Reference
@@ -34,7 +34,7 @@ else:
 __all__ = [
     "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "Stopped", "Trace",
     "WeightLoader", "Work", "activation_memory", "call_hooks", "class_of", "classes", "common_kind", "components",
-    "components_of", "convert", "detect", "detect_elsewhere", "detection", "draw", "dummy_inputs", "fitting",
+    "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "fitting",
     "float32_of_class", "float32_of_model", "hub", "hub_references", "install_packed", "is_of_transformers",
     "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
     "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "peft_hooks",

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import BadFileError
-from ..formats.config_sizes import config_numbers
+from ..formats import config_numbers
 from ..utils.byte_sizes import gib
 
 # Bytes. The largest table that a class of diffusers makes, OmniGen's positions, has 0.9 GB; the largest parameter, a

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..formats.checkpoint import Checkpoint
+    from ..formats import Checkpoint
 
 
 def check_component(src: Checkpoint) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import model_families
-from ..formats.config_sizes import refuse_endless
+from ..formats import model_families, refuse_endless
 from ..utils.process_state import Shared, errors_only, no_warnings
 from . import libraries
 from .bounds import refuse_oversized

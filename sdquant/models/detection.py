@@ -10,20 +10,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.choices import LONE, MAIN
-from ..core.gguf_mixes import dominant
+from ..core import LONE, MAIN, gguf_mixes, registry
 from ..errors import BadFileError, MissingComponentError
-from ..formats import checkpoint, folders, model_families, refused_files, text_encoders
-from ..formats.filename_hints import suffix_hint
-from ..formats.type_histogram import TypeRow, high_precision, histogram
+from ..formats import (
+    TypeRow,
+    checkpoint,
+    folders,
+    model_families,
+    refused_files,
+    suffix_hint,
+    text_encoders,
+    type_histogram,
+)
 from ..utils.arguments import answered
 from . import classes
 from .hub_references import reference
 from .refused_gguf import refuse_unless_diffusion
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Checkpoint
+    from ..formats import Checkpoint
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
@@ -68,12 +73,14 @@ class Detected:
     @property
     def histogram(self) -> tuple[TypeRow, ...]:
         """Return the types of the weights, with bits per weight."""
-        return histogram(self.sources.values())
+        return type_histogram.histogram(self.sources.values())
 
     @property
     def high_precision(self) -> list[str]:
         """Return the layers that are not quantized while others are; empty for a pipeline, whose components have it."""
-        return [] if self.parts else [name for src in self.sources.values() for name in high_precision(src)]
+        return (
+            [] if self.parts else [name for src in self.sources.values() for name in type_histogram.high_precision(src)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -325,7 +332,7 @@ def _quantization(src: Checkpoint) -> tuple[str | None, list[str]]:
             sizes: Counter[str] = Counter()
             for info in src.tensors.values():
                 sizes[info.dtype] += info.nbytes
-            name = src.recorded_quant or dominant(sizes)
+            name = src.recorded_quant or gguf_mixes.dominant(sizes)
             return name, [f"a GGUF file of {types}, nothing in it is quantized"]
         return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
     by_evidence: Counter[str] = Counter()  # several schemes may be shown by one and the same line

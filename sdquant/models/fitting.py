@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import TensorInfo
-from ..core.dtypes import dtype_name, dtype_named
+from ..core import TensorInfo, dtype_name, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families
 from .left_out import may_lack
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core.backend import PackedSpec, PrequantizedWeight
-    from ..formats.checkpoint import Checkpoint
-    from ..formats.tensor_file import Get, Recipe
+    from ..core import PackedSpec, PrequantizedWeight
+    from ..formats import Checkpoint, Get, Recipe
 
 TOGETHER = "Check that the weights and the config belong together"
 _MODELS = 8  # that are remembered: those of a large pipeline
@@ -110,7 +108,7 @@ def fitted(src: Checkpoint) -> Checkpoint:
 
 def named(src: Checkpoint, model: Shell) -> Checkpoint:
     """Return the source under its model's names. Tensors that the model does not use are listed in `strays` only."""
-    from ..core.tensor_keys import is_range
+    from ..core import is_range
 
     ranges = [key for key in src.plain if is_range(key)]
     # In the order of the file, which is the same in all processes that share the work; that of a set is not.

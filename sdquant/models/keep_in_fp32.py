@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 OPTION = "wo"
 

@@ -13,8 +13,7 @@ from ..errors import (
     MissingComponentError,
     UnsupportedFileError,
 )
-from ..formats.config_sizes import refuse_endless
-from ..formats.folders import is_named, no_folder, read_json
+from ..formats import folders, refuse_endless
 from ..utils.process_state import no_warnings
 from . import libraries
 from .components import _model_libraries, _no_bars, _pipelines_module, _public, quiet, remapped
@@ -34,7 +33,7 @@ def check_pipeline(folder: Path) -> None:
     libraries = _model_libraries()
     diffusers = libraries["diffusers"][0]
     place = folder / "model_index.json"
-    index = read_json(place)
+    index = folders.read_json(place)
     whole: Any = _public(diffusers, index.get("_class_name"))
     if not isinstance(whole, type) or not issubclass(whole, diffusers.DiffusionPipeline):
         raise _unknown(place, "the pipeline", index.get("_class_name"))
@@ -43,10 +42,10 @@ def check_pipeline(folder: Path) -> None:
     for name, row in index.items():
         if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
             continue
-        if name not in expected and not is_named(row):
+        if name not in expected and not folders.is_named(row):
             continue  # of numbers, which the constructor is given: Krea 2's layers of its text encoder
         if name in expected and not (folder / name).is_dir():
-            raise no_folder(folder, name, row[-1] if row else None)
+            raise folders.no_folder(folder, name, row[-1] if row else None)
         library, cls = row if len(row) == 2 else (None, None)
         package: Any = libraries[str(library)][0] if str(library) in libraries else _pipelines_module(library)
         named = _public(package, _heir(cls)) if isinstance(package, ModuleType) and isinstance(cls, str) else None
@@ -56,7 +55,7 @@ def check_pipeline(folder: Path) -> None:
             _refuse_another(folder / name / "config.json", named, str(library))
         scheduler = folder / name / "scheduler_config.json"
         if scheduler.is_file():
-            values = read_json(scheduler)
+            values = folders.read_json(scheduler)
             refuse_endless(f"{name} of {folder}", values)
             _refuse_misfit(scheduler, named, values)
     pipe: Any = whole
@@ -107,7 +106,7 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
     libraries = _model_libraries()
     if not config.is_file() or not issubclass(named, libraries[library][1]):
         return
-    values = read_json(config)
+    values = folders.read_json(config)
     class_name = values.get("_class_name")
     if not isinstance(class_name, str):
         architectures = values.get("architectures")
@@ -148,7 +147,7 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
 
     Call `check_pipeline` first.
     """
-    index = read_json(folder / "model_index.json")
+    index = folders.read_json(folder / "model_index.json")
     # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
     left_out = {name: None for name, row in index.items() if row == [None, None]}
     try:
@@ -182,7 +181,7 @@ def pipeline_class(folder: Path) -> Any:
     that are passed (Wan's transformer) and loads them from the folder again.
     """
     diffusers = libraries.diffusers()
-    name = str(read_json(folder / "model_index.json").get("_class_name"))
+    name = str(folders.read_json(folder / "model_index.json").get("_class_name"))
     cls = getattr(diffusers, name, None) if name.isidentifier() and not name.startswith("_") else None
     whole = isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)
     return cls if whole else diffusers.DiffusionPipeline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import LONE, MAIN
-from ..nn.weights import plain, quantized
+from ..core import LONE, MAIN
+from ..nn import plain, quantized
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..core.name_patterns import skipped
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import name_patterns, torch_dtypes
 from ..errors import BadFileError
 from ..utils.tensors import is_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.backend import Packed
-    from ..core.scheme import QuantSpec
+    from ..core import Packed, QuantSpec
 
 
 def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -29,7 +27,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
     """
     packed = spec.scheme.codec.encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
-        if part.dtype in COMPUTE_DTYPES:
+        if part.dtype in torch_dtypes.COMPUTE_DTYPES:
             require_finite(name, part, spec)
     return packed
 
@@ -49,7 +47,7 @@ def refuse_not_finite(
 ) -> None:
     """Raise BadFileError if an unquantized tensor of a model quantized to `spec` has a NaN or infinite value: one in a
     norm breaks an image as one in a weight does. Skipped layers are not checked."""
-    if tensor.is_floating_point() and not skipped(name, skip, keys) and not is_finite(tensor):
+    if tensor.is_floating_point() and not name_patterns.skipped(name, skip, keys) and not is_finite(tensor):
         raise BadFileError(
             f"Cannot use {name!r} in a model quantized to {spec}",
             "it has values that are NaN or infinite",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..core import registry
 from ..errors import RefusedFileError, UnsupportedFileError
-from ..formats.checkpoint import METADATA_KEY, Checkpoint
-from ..formats.refused_files import MERGE_SHARDS
+from ..formats import METADATA_KEY, Checkpoint, refused_files
 
 _ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
 
@@ -22,15 +21,15 @@ _REFUSALS = {
         "Load the base model, then the LoRA as safetensors",
         "Leave it out, and call pipe.load_lora_weights with the LoRA as safetensors",
     ),
-    "split": ("it is one part of a split file", MERGE_SHARDS, MERGE_SHARDS),
+    "split": ("it is one part of a split file", refused_files.MERGE_SHARDS, refused_files.MERGE_SHARDS),
 }
 
 
 def refuse_unless_diffusion(src: Checkpoint, *, is_component: bool) -> None:
-    from ..backends.gguf import undecodable
-    from ..formats.gguf.file import GGUFHeader, classify
+    from ..backends import gguf
+    from ..formats import gguf_file
 
-    strange = undecodable(src.tensors)
+    strange = gguf.undecodable(src.tensors)
     if strange:
         raise UnsupportedFileError(
             f"Cannot load {src.files[0]}",
@@ -40,9 +39,9 @@ def refuse_unless_diffusion(src: Checkpoint, *, is_component: bool) -> None:
             + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
         )
     header = src.headers[src.files[0]]
-    if METADATA_KEY in src.metadata or not isinstance(header, GGUFHeader):
+    if METADATA_KEY in src.metadata or not isinstance(header, gguf_file.GGUFHeader):
         return
-    kind = classify(header)
+    kind = gguf_file.classify(header)
     what = f"Cannot use {src.files[0]} as a component" if is_component else f"Cannot load {src.files[0]}"
     if kind == "all-in-one":
         raise RefusedFileError(

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.dtypes import dtype_name
-from ..core.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
-from ..core.packed_rows import cut
+from ..core import dtype_name, packed_reader, packed_rows, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
 from ..nn import kind_of, quantized_layer
 from ..utils.malloc_trim import Trimmer
@@ -23,9 +21,8 @@ from .quantize_weight import encode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed, PackedSpec, PrequantizedWeight
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
+    from ..core import Packed, PackedSpec, PrequantizedWeight, QuantSpec
+    from ..formats import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +57,7 @@ class WeightLoader:
             return
         fitted = self._fitted(key, name, tensor, file)
         if not as_it_is and name in self.ties and tensor.numel() <= SMALL and not is_finite(tensor):
-            raise BadFileError(_asked(key, file), NOT_FINITE, AGAIN)
+            raise BadFileError(_asked(key, file), packed_reader.NOT_FINITE, packed_reader.AGAIN)
         self.put(name, fitted)
 
     def cast(self, key: str, tensor: Tensor) -> Tensor:
@@ -218,7 +215,7 @@ def _read_cut(match: PrequantizedWeight, shape: tuple[int, ...], get: Callable[[
     if not match.cut.rows:
         return read_weight(match.cut.of, None, shape, get)
     whole = read_weight(match.cut.of, None, match.cut.shape, get)
-    packed = cut(whole.spec.scheme.codec.cuttable(whole), match.cut.rows)
+    packed = packed_rows.cut(whole.spec.scheme.codec.cuttable(whole), match.cut.rows)
     if packed.spec.shape != shape:
         raise BadFileError(
             f"Cannot load weight {match.name!r} in {match.scheme}",

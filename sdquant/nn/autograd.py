@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..kernels import dispatch
-from ..kernels.workspace import scratch
+from ..kernels import dispatch, scratch
 
 if TYPE_CHECKING:
-    from ..core.backend import Geometry
+    from ..core import Geometry
     from .packed_layer import PackedLayer
 
 

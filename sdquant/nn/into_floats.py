@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.backend import OFFSET, Packed
+from ..core import OFFSET, Packed
 from ..errors import IncompatibleError
 from .layer_factory import packed_of
 from .quantized_layers import QuantizedLayer

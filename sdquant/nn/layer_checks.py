@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.dtypes import dtype_name
+from ..core import dtype_name
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from .quantized_layers import (
 )
 
 if TYPE_CHECKING:
-    from ..core.backend import Packed
+    from ..core import Packed
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
     nn.Linear: QuantizedLinear,

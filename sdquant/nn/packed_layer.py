@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..core.backend import Backend, Packed, PackedSpec
+    from ..core import Backend, Packed, PackedSpec
 
 
 class PackedLayer(Protocol):

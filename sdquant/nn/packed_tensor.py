@@ -19,7 +19,7 @@ from ..kernels import dispatch
 from .read_only import AsTensor, ReadOnly
 
 if TYPE_CHECKING:
-    from ..core.backend import Packed
+    from ..core import Packed
 
 # What LoRAs are fused by, and taken out again; other writes set new values: a new token's, those of an initialization.
 _TO_FUSE = ("aten.add", "aten.sub", "aten.addmm", "aten.baddbmm", "aten.addcmul")

@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..core.backend import Backend, Geometry, Packed, PackedSpec
+from ..core import Backend, Geometry, Packed, PackedSpec
 from ..errors import IncompatibleError
-from ..kernels import dispatch, ops, scheme_activations
-from ..kernels.dispatch_guard import seen, transformed
-from ..kernels.prepack import bring_into_order, laid_out
-from ..kernels.workspace import scratch
+from ..kernels import dispatch, dispatch_guard, ops, prepack, scheme_activations, scratch
 from ..utils.tensors import put_parameter
 from . import state_dict as states
 from .autograd import Computed, Decoded, convolve
@@ -25,8 +22,8 @@ from .packed_tensor import LayerWeight
 from .state_dict import LIKE, PREFIX
 
 if TYPE_CHECKING:
-    from ..core.packed_layout import Activations, PackedLayout
-    from ..kernels.base import Prepared
+    from ..core import Activations, PackedLayout
+    from ..kernels import Prepared
 
 _KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -106,7 +103,7 @@ class QuantizedLayer(nn.Module):
         """Convert the packed weight to the memory layout for the device that will compute with it; see
         `kernels.prepack`."""
         packed = self.packed
-        converted = laid_out(packed, device)
+        converted = prepack.laid_out(packed, device)
         if converted is not packed:
             for name in self.part_names:
                 del self._parameters[PREFIX + name]
@@ -197,7 +194,7 @@ class QuantizedLayer(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load the layer; see `state_dict`. A packed weight in another memory layout is converted to this layer's."""
         states.load_offset(self, state_dict, prefix, args[-1])
-        bring_into_order(state_dict, prefix + PREFIX, self.packed)
+        prepack.bring_into_order(state_dict, prefix + PREFIX, self.packed)
         states.quantize_floats(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -212,7 +209,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name: AnimateDiff's motion modules use it as a keyword
-        x, watched = input, seen(input)
+        x, watched = input, dispatch_guard.seen(input)
         if not watched:
             prepared = self._prepared
             if prepared is not None:
@@ -223,7 +220,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
             if torch.is_autocast_enabled(x.device.type):
                 return _without_autocast(self.forward, x)
         x = _autocast(x)
-        if watched and transformed():
+        if watched and dispatch_guard.transformed():
             return F.linear(x, _carried(self, x.dtype), self._bias(x))
         if not self._backend.computes(self.spec):
             if watched:
@@ -292,9 +289,9 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = self.compute_dtype
-        if transformed():
+        if dispatch_guard.transformed():
             return F.embedding(input, _carried(self, dtype))
-        if seen(input):
+        if dispatch_guard.seen(input):
             return cast("Tensor", ops.embedding(input, self._part_tensors(), self._text, dtype))
         return dispatch.embedding(self._backend, self.packed, self._form, input, dtype)
 
@@ -314,7 +311,7 @@ def _without_autocast(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _convolved(layer: Any, x: Tensor) -> Tensor:
-    if not seen(x):
+    if not dispatch_guard.seen(x):
         require_fit(x, layer.spec.shape, layer.groups)
     if x.ndim == len(layer.spec.shape) - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]
@@ -324,26 +321,26 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
     # After padding, some of which autocast does in float32.
-    if not seen(x) and torch.is_autocast_enabled(x.device.type):
+    if not dispatch_guard.seen(x) and torch.is_autocast_enabled(x.device.type):
         return _without_autocast(lambda x: _with_geometry(layer, x, geometry), x)
     return _with_geometry(layer, _autocast(x), geometry)
 
 
 def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
     computes = layer._backend.computes(layer.spec)
-    if transformed():
+    if dispatch_guard.transformed():
         run = dispatch.CONVOLUTIONS[len(geometry.stride) - 1]
         weight, bias = _carried(layer, x.dtype), layer._bias(x)
         return cast(
             "Tensor", run(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
         )
-    if not computes and seen(x):
+    if not computes and dispatch_guard.seen(x):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x, layer):
         return convolve(layer, x, layer._bias(x), geometry)
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
-    if not seen(x) and not _gradient_of(x, layer):
+    if not dispatch_guard.seen(x) and not _gradient_of(x, layer):
         backend, form, how = layer._backend, layer._form, layer._activations
         return scheme_activations.convolution(backend, layer._packed_for(x), form, how, x, layer._bias(x), geometry)
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.dispatch_guard import seen
-from ..kernels.sdpa import replacement
+from ..kernels import dispatch_guard, sdpa
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +31,7 @@ class _Asking(TorchFunctionMode):
     """Intercepts the attention calls of this thread while it is entered."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        instead, kwargs = replacement(func), kwargs or {}
+        instead, kwargs = sdpa.replacement(func), kwargs or {}
         output = None if instead is None else instead(*args, **kwargs)
         return func(*args, **kwargs) if output is None else output
 
@@ -48,7 +47,7 @@ class _Forward:
             return self.forward(self.module, *args, **kwargs)
         forward = type(self.module).forward  # of now: web UIs replace those of classes
         x = args[0] if args else kwargs.get("hidden_states")
-        if isinstance(x, Tensor) and (x.numel() < LEAST or seen(x)):
+        if isinstance(x, Tensor) and (x.numel() < LEAST or dispatch_guard.seen(x)):
             return forward(self.module, *args, **kwargs)
         with _Asking():
             return forward(self.module, *args, **kwargs)

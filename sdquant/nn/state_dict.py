@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.backend import OFFSET
+from ..core import OFFSET
 from ..errors import IncompatibleError, SettingsError
-from ..kernels.prepack import bring_into_order
+from ..kernels import prepack
 from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
             )
         packed = encoded
     state: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
-    bring_into_order(state, PREFIX, layer.packed)
+    prepack.bring_into_order(state, PREFIX, layer.packed)
     for name in layer.part_names:
         own, part = layer._parameters[PREFIX + name], state.get(PREFIX + name)
         assert own is not None

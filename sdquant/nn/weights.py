@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed
+    from ..core import Packed
 
 
 def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:

@@ -16,9 +16,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import NO_OFFLOAD, OFFLOAD_MODES
+from ..core import NO_OFFLOAD, OFFLOAD_MODES
 from ..errors import IncompatibleError, SettingsError
-from ..models.pipelines import components_of
+from ..models import components_of
 from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .budget import default_budget
+    from .budget import budget_on
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "MODES", "ComponentSizes", "OffloadHandle", "OffloadMode", "apply", "blocks", "budget",
-    "components_of", "default_budget", "host_store", "mode_named", "parse_budget", "suspended", "weight_bytes",
+    "budget_on", "components_of", "host_store", "mode_named", "parse_budget", "suspended", "weight_bytes",
 ]  # fmt: skip
 
 MODES: tuple[OffloadMode, ...] = tuple(mode_named(name) for name in OFFLOAD_MODES)

@@ -15,7 +15,7 @@ from enum import Enum
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from ..models.call_hooks import ENTRIES
+from ..models import call_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -64,7 +64,7 @@ _COMPUTING = """
     head_to_batch_dim heal_tokens init_continuous_batching norm_encoder_hidden_states prepare_attention_mask
     prepare_inputs_for_generation prepare_latents
 """
-SAFE = frozenset(" ".join((_READ, _SETTINGS, _REGISTERING, _COMPUTING, *ENTRIES)).split())
+SAFE = frozenset(" ".join((_READ, _SETTINGS, _REGISTERING, _COMPUTING, *call_hooks.ENTRIES)).split())
 
 MOVES = frozenset({"to", "cuda", "cpu", "xpu", "ipu", "mtia"})
 
@@ -137,7 +137,7 @@ def methods(owner: type) -> Iterator[str]:
             yield name
 
 
-def used_by(owner: Any, entries: tuple[str, ...] = ENTRIES) -> frozenset[str]:
+def used_by(owner: Any, entries: tuple[str, ...] = call_hooks.ENTRIES) -> frozenset[str]:
     """Return the names that the entry methods of a class, and the methods that they use, look up on any object."""
     return _used_by(owner, entries)
 

@@ -64,7 +64,7 @@ class BalancedOffload(OffloadMode):
     def apply(
         self, parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, options: OffloadOptions
     ) -> None:
-        from ..models.call_hooks import announce
+        from ..models import call_hooks
         from .balanced_hooks import hook_component
         from .blocks import cut
         from .budget import default_budget
@@ -85,7 +85,7 @@ class BalancedOffload(OffloadMode):
         residency = Residency(components, shared, store, device, handle, limit)
         residency.stow()
         for component in components:
-            handle.undo.callback(announce(component.module, device))
+            handle.undo.callback(call_hooks.announce(component.module, device))
             hook_component(component, residency, handle, limit - residency.shared_bytes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..models.call_hooks import wrap
+from ..models import call_hooks
 from .backward import gradient_hooks, keeping
 from .block_streamer import Streamer
 from .recompute import Recompute
@@ -29,7 +29,7 @@ def hook_component(component: Component, residency: Residency, handle: OffloadHa
         for unit in component.blocks:
             assert unit.module is not None
             handle.undo.callback(
-                wrap(
+                call_hooks.wrap(
                     unit.module,
                     lambda _, u=unit, s=streamer: s.enter(u),  # type: ignore[misc]
                     lambda _, u=unit, s=streamer: s.leave(u),  # type: ignore[misc]
@@ -77,7 +77,9 @@ def hook_component(component: Component, residency: Residency, handle: OffloadHa
         residency.fetch([unit])
 
     recompute = Recompute(component, handle, bring, lambda: residency.evict(again))
-    handle.undo.callback(wrap(component.module, enter, leave, **gradient_hooks(component, handle, recompute)))
+    handle.undo.callback(
+        call_hooks.wrap(component.module, enter, leave, **gradient_hooks(component, handle, recompute))
+    )
 
 
 def _facts(streamer: Streamer) -> dict[str, int]:

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from ..compat import hardware
-from ..core.torch_dtypes import COMPUTE_DTYPES
+from ..core import torch_dtypes
 from ..errors import SdquantError, SettingsError
-from ..models import activation_memory, components, pipelines
-from ..models.pipelines import components_of
-from ..nn.weights import quantized
+from ..models import activation_memory, components, components_of, pipelines
+from ..nn import quantized
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def _without_weights(part: nn.Module) -> nn.Module:
     config: Any = part.config
     values = config.to_dict() if hasattr(config, "to_dict") else dict(config)
     module = components.empty(type(part).__module__.partition(".")[0], type(part).__name__, values)
-    floats = {n: p.dtype for n, p in part.named_parameters() if p.dtype in COMPUTE_DTYPES}
+    floats = {n: p.dtype for n, p in part.named_parameters() if p.dtype in torch_dtypes.COMPUTE_DTYPES}
     same = [floats[name] for name, _ in module.named_parameters() if name in floats]
     usual = max(set(same), key=same.count, default=torch.bfloat16)
     for name, parameter in module.named_parameters():

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..compat.hardware import ram
+from ..compat import hardware
 from ..errors import IncompatibleError, SettingsError
-from ..models.call_hooks import serialize, tidy
+from ..models import call_hooks
 from ..utils.malloc_trim import trim
 from .backward import refusing
 from .host_store import ANOTHER_FOLDER, pinned_limit
@@ -51,7 +51,7 @@ def offload_groups(
         _refuse_hidden(name, part)
     _hook(part, by, device, path)
     _register_outermost(part)
-    handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
+    handle.undo.callback(call_hooks.serialize(part, handle.lock, refusing(handle, name)))
     if reason:
         handle.counters.hold(bytes_of_weights(part))  # nothing of it moves
         return
@@ -124,7 +124,7 @@ def can_pin(part: nn.Module) -> bool:
     """Return whether diffusers may pin the whole component at once, each tensor by torch's allocator, which takes up to
     twice their bytes. If not, it pins the tensors of a group when they are fetched, which is slower."""
     taken = sum(ByTorch(rounds=True).takes(tensor_bytes(t)) for slot in slots(part) if (t := slot.get()) is not None)
-    return taken <= pinned_limit(*ram())
+    return taken <= pinned_limit(*hardware.ram())
 
 
 def why_not_disk(part: nn.Module) -> str | None:
@@ -216,7 +216,7 @@ def _remove(part: nn.Module) -> None:
             registry.remove_hook(name, recurse=False)
         if not registry.hooks:
             del module.__dict__["_diffusers_hook"]
-            tidy(module)
+            call_hooks.tidy(module)
     for slot in slots(part):
         tensor = slot.get()
         if tensor is not None and tensor.device.type != "cpu":

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..core.choices import NO_OFFLOAD
+from ..core import NO_OFFLOAD
 from ..errors import SettingsError
 from ..utils.inference_mode import ordinary
 from .locking import ComputingLock

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from ..compat.hardware import ram
+from ..compat import hardware
 from ..errors import BadFileError, SettingsError
 from ..utils.buffers import ALIGN
 from ..utils.temp_dirs import OwnFolder
@@ -138,7 +138,7 @@ class PinnedStore(Store):
         self, pinning: Pinning | None = None, limit: int | None = None, staging: Staging | None = None
     ) -> None:
         self._pinning, self._staging = pinning, staging
-        self._limit = pinned_limit(*ram()) if limit is None else limit
+        self._limit = pinned_limit(*hardware.ram()) if limit is None else limit
         self.pinned = self.pageable = 0
 
     def add(self, tensors: Sequence[Tensor]) -> Region:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..core.choices import OFFLOAD_MODES, check_offload_mode
+from ..core import OFFLOAD_MODES, check_offload_mode
 from ..errors import SettingsError
 from ..utils.byte_sizes import parse_budget
 

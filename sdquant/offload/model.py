@@ -37,7 +37,7 @@ class ModelOffload(OffloadMode):
     def apply(
         self, parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, options: OffloadOptions
     ) -> None:
-        from ..models.call_hooks import announce, wrap
+        from ..models import call_hooks
         from .backward import gradient_hooks
         from .blocks import cut
         from .recompute import Recompute
@@ -77,9 +77,9 @@ class ModelOffload(OffloadMode):
             recompute = Recompute(component, handle, lambda _, c=component: again(c), lambda: None)  # type: ignore[misc]
             recomputes[component.name] = recompute
             handle.components[component.name] = {"bytes": component.nbytes, "kept": "on the device while it is in use"}
-            handle.undo.callback(announce(component.module, device))
+            handle.undo.callback(call_hooks.announce(component.module, device))
             handle.undo.callback(
-                wrap(
+                call_hooks.wrap(
                     component.module,
                     lambda _, c=component: enter(c),  # type: ignore[misc]
                     lambda _, c=component: leave(c),  # type: ignore[misc]

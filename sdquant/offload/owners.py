@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..models.pipelines import components_of
+from ..models import components_of
 from . import pipelines, state_guards
 from .actions import used_by
 from .handle import HANDLE

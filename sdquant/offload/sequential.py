@@ -33,7 +33,7 @@ class SequentialOffload(OffloadMode):
     def apply(
         self, parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, options: OffloadOptions
     ) -> None:
-        from ..models.call_hooks import serialize
+        from ..models import call_hooks
         from ..utils.malloc_trim import trim
         from .backward import refusing
         from .residency import tier
@@ -45,7 +45,7 @@ class SequentialOffload(OffloadMode):
         for name, part in parts.items():
             handle.components[name] = {"bytes": bytes_of_weights(part), "kept": "stored; fetched leaf by leaf"}
             offload_leaves(part, store, handle, device)
-            handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
+            handle.undo.callback(call_hooks.serialize(part, handle.lock, refusing(handle, name)))
             trim()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..models.call_hooks import tidy
+from ..models import call_hooks
 from ..utils.malloc_trim import trim
 from .tensor_refs import is_opaque, slots, tensor_bytes
 
@@ -41,7 +41,7 @@ def offload_leaves(part: nn.Module, store: Store, handle: OffloadHandle, device:
         remove_hook_from_submodules(part)
         before.restore(weights)
         for module in part.modules():
-            tidy(module)
+            call_hooks.tidy(module)
         trim()
 
     handle.undo.callback(undo)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import SettingsError
-from ..models.call_hooks import ENTRIES, wrap
+from ..models import call_hooks
 from ..utils.inference_mode import ordinary
 from .actions import INSIDE, REFUSED, CallTreatment, destination, kind, methods, used_by
 from .backward import refuse_derivatives
@@ -44,7 +44,7 @@ def follow(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozense
     _hook_registrations()
     for part in parts.values():
         begin = partial(_begin, handle, part, hook_of(part))
-        handle.undo.callback(wrap(part, begin, partial(_end, handle), lock=handle.lock))
+        handle.undo.callback(call_hooks.wrap(part, begin, partial(_end, handle), lock=handle.lock))
     _guard(parts.values(), handle, used)
 
 
@@ -52,7 +52,7 @@ def watch(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset
     """Have a resting mode applied when one of the components is used."""
     for part in parts.values():
         _set(part, HANDLE, handle, handle)
-        for name in ENTRIES:
+        for name in call_hooks.ENTRIES:
             if hasattr(part, name):
                 _set(part, name, _waking(part, name, handle), handle)
     _guard(parts.values(), handle, used)

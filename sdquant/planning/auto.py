@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..core.choices import LONE, NO_OFFLOAD, OFFLOAD_MODES
+from ..core import LONE, NO_OFFLOAD, OFFLOAD_MODES
 from ..errors import BudgetError, SdquantError
 from ..nn import openvino
 from ..offload import budget as memory_budget
@@ -35,8 +35,8 @@ from .resolve import Resolved, completed, device_of
 from .resolve import resolve as resolve_request
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Machine
-    from ..models.activation_memory import Trace
+    from ..compat import Machine
+    from ..models import Trace
 
 
 def resolve(request: Request, here: Machine) -> Resolved:

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..compat import Query, hardware, look_up
-from ..compat.requirements import require
-from ..compat.row import meant
-from ..core import registry
-from ..core.choices import NO_OFFLOAD
+from ..compat import Query, hardware, look_up, meant, requirements
+from ..core import NO_OFFLOAD, registry
 from ..errors import BackendUnavailableError, SdquantError
 from ..offload import MODES
 from . import planner, resolve
@@ -25,7 +22,7 @@ from .component_types import ROLES, role_of
 from .estimate.scheme_snr import snr
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
     from ..offload import OffloadMode
     from .plan import ComponentPlan, Plan
     from .resolve import Resolved
@@ -86,7 +83,7 @@ class Opened:
             runtime=runtime, device=self.kind, compute=compute, versions=self.machine.versions,
         )  # fmt: skip
         try:
-            require(row, query.mode, runtime, query.versions)
+            requirements.require(row, query.mode, runtime, query.versions)
         except BackendUnavailableError:
             return None
         return look_up(query).verdict

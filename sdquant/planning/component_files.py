@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingsError
 
 if TYPE_CHECKING:
-    from ..models.detection import Detected
+    from ..models import Detected
 
 # "transformer_2=low.gguf". A file whose own name begins so is written with its folder: "./unet=a.gguf".
 _NAMED = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)

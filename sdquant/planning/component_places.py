@@ -17,8 +17,8 @@ from ..formats import model_families
 from ..formats import text_encoders as text
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Checkpoint
-    from ..models.detection import Detected
+    from ..formats import Checkpoint
+    from ..models import Detected
 
 CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole pipeline
 
@@ -126,8 +126,7 @@ def _of_one_size(lone: Checkpoint, peers: Mapping[str, Checkpoint]) -> tuple[str
 def _has_sizes(lone: Checkpoint, name: str, owner: Checkpoint) -> bool:
     """Return whether all tensor shapes of a file match those of the component of this name."""
     from ..errors import SdquantError
-    from ..models import components
-    from ..models.single_file import convert
+    from ..models import components, convert
 
     row = model_families.recognise(lone.names)
     try:

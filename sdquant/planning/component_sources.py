@@ -7,17 +7,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.choices import LONE
+from ..core import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
-from ..models.detection import Detected, joined
+from ..models import Detected, joined
 from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
 from .component_places import CHECKPOINT
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Checkpoint
+    from ..formats import Checkpoint
     from .component_files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ def whole_of(files: ModelFiles, *, complete: bool) -> Detected:
     detected = merge(files, complete=complete)
     sources = {name: text_encoders.tidied(src) for name, src in detected.sources.items()}
     if complete:
-        from ..models.fitting import fitted
+        from ..models import fitting
 
-        sources = {name: fitted(src) for name, src in sources.items()}
+        sources = {name: fitting.fitted(src) for name, src in sources.items()}
     return dataclasses.replace(detected, sources=sources)
 
 
@@ -90,7 +90,7 @@ def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> 
         return _Take(detected, name, {name: src})
     if row is not None and row.foreign:
         return _Take(detected, name, _translated(lone, base, name))
-    from ..models.single_file import convert
+    from ..models import convert
 
     return _Take(detected, name, {name: convert.with_projection(src)})
 
@@ -131,7 +131,7 @@ def _with_config(detected: Detected) -> Detected:
     row = model_families.recognise(lone.names) if lone is not None else None
     if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
         return detected
-    from ..models.single_file import convert
+    from ..models import convert
 
     config = lone.config or known_configs.known(detected.family, convert.shapes(lone))
     if not isinstance(config.get("_class_name"), str):
@@ -163,7 +163,7 @@ def _refuse_missing(files: ModelFiles, sources: Mapping[str, Checkpoint]) -> Non
 def _translated(lone: Checkpoint, base: Detected, main: str) -> dict[str, Checkpoint]:
     """Convert the components of a file in a foreign layout to the base's names: the main one (a UNet or transformer)
     and any others in the file."""
-    from ..models.single_file import convert
+    from ..models import convert
 
     owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
     converted = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}

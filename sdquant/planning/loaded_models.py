@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.backend import TensorInfo
-from ..core.choices import LONE, NO_OFFLOAD
-from ..formats.checkpoint import Checkpoint
-from ..models.detection import Detected
-from ..models.fitting import layers_of
+from ..core import LONE, NO_OFFLOAD, TensorInfo
+from ..formats import Checkpoint
+from ..models import Detected, fitting
 from ..offload import mode_named
 from .component_files import ModelFiles
 from .resolve import Resolved
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 def source_of_model(model: nn.Module) -> Checkpoint:
     """Return the parameters of a model as a source without files. Only shapes, dtypes and layer types are read."""
-    from ..models.components import tied
+    from ..models import tied
 
     ties = tied(model)
     tensors = {
@@ -41,7 +39,7 @@ def source_of_model(model: nn.Module) -> Checkpoint:
         home={},
         prequantized={},
         class_name=kind,
-        layers=layers_of(model, ties),
+        layers=fitting.layers_of(model, ties),
     )
 
 

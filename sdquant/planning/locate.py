@@ -8,17 +8,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.choices import LONE
+from ..core import LONE
 from ..errors import MissingComponentError, SettingsError
 from ..formats import model_families, refused_files
-from ..models import detection
-from ..models.hub_references import Reference, reference
+from ..models import Reference, detection, hub_references
 from .component_files import ModelFiles
 from .component_places import CHECKPOINT
 from .component_sources import merge
 
 if TYPE_CHECKING:
-    from ..models.detection import Detected
+    from ..models import Detected
     from .component_files import ComponentFile
     from .request import Request
 
@@ -192,7 +191,7 @@ def _parse(text: str) -> Path | Reference:
     place = Path(os.path.expanduser(text))
     if os.path.exists(place):
         return place
-    return reference(text) or place
+    return hub_references.reference(text) or place
 
 
 def _part_place(text: str, request: Request) -> Path:

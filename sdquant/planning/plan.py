@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
-    from ..models.detection import Detected
+    from ..core import QuantSpec
+    from ..formats import Checkpoint
+    from ..models import Detected
     from ..offload import OffloadMode
     from .weight_selection import WeightPlan
 

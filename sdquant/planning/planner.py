@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..compat.runtimes import default_runtime
-from ..core import registry
-from ..core.choices import LONE
-from ..core.dtypes import FLOATS
-from ..core.name_patterns import skipped
+from ..compat import default_runtime
+from ..core import FLOATS, LONE, name_patterns, registry
 from ..errors import ConflictError, IncompatibleError, SettingsError
-from ..formats.type_histogram import weights_of
-from ..models.detection import same_scheme
-from ..models.keep_in_fp32 import float32_of_class
+from ..formats import type_histogram
+from ..models import float32_of_class, same_scheme
 from ..nn import openvino
-from ..rules.quant_spec import RulesSpec
+from ..rules import RulesSpec
 from ..utils.suggestions import did_you_mean
 from .component_types import is_quantized_by_default
 from .plan import ComponentPlan, Plan
@@ -23,9 +19,9 @@ from .rule_checks import Marked, extents_of, refuse_other_rules, unused, weights
 from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Machine
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
+    from ..compat import Machine
+    from ..core import QuantSpec
+    from ..formats import Checkpoint
     from .request import Request
     from .resolve import Resolved
 
@@ -203,9 +199,14 @@ def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec |
 def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> ComponentPlan:
     """Return the plan for a component that is quantized on disk."""
     request = resolved.request
-    decoded = {key: weights_of(src, key) for key in src.prequantized if not _of_a_layer(src, key)}
+    decoded = {key: type_histogram.weights_of(src, key) for key in src.prequantized if not _of_a_layer(src, key)}
     weights = tuple(
-        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.prequantized_bytes(key))
+        WeightPlan(
+            name=key,
+            scheme=row.scheme,
+            bytes_bf16=2 * type_histogram.weights_of(src, key),
+            bytes=src.prequantized_bytes(key),
+        )
         for key, row in src.prequantized.items()
         if key not in decoded
     )
@@ -269,7 +270,7 @@ def _without_effect(
         if reason == SKIPPED
     ]
     for pattern in request.skip:
-        if not any(skipped(name, (pattern,), keys) for name, keys in skipped_weights):
+        if not any(name_patterns.skipped(name, (pattern,), keys) for name, keys in skipped_weights):
             lines.append(f"skip={pattern!r} has no effect: it matches no layer that would be quantized")
     return lines
 

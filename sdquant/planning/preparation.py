@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from .. import compat
 from ..compat import hardware
-from ..core.choices import LONE
+from ..core import LONE
 from ..errors import MissingComponentError
-from ..models.classes import class_of
-from ..rules.quant_spec import RulesSpec
-from ..rules.range_checks import require_ranges
+from ..models import class_of
+from ..rules import RulesSpec, require_ranges
 from . import planner
 from .request import Request, make_request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
 from .rule_checks import Marked, marked_in_file, refuse_computing
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
+    from ..core import QuantSpec
+    from ..formats import Checkpoint
     from . import plan as planner_plan
 
 

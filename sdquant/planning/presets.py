@@ -26,7 +26,7 @@ from .ranking import OBJECTIVES, Way
 from .settings_values import Settings
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Machine
+    from ..compat import Machine
     from .plan import Plan
 
 

@@ -13,7 +13,7 @@ from .estimate import meta_models, step_time
 from .estimate.scheme_snr import USABLE
 
 if TYPE_CHECKING:
-    from ..models.activation_memory import Trace
+    from ..models import Trace
     from ..offload import OffloadMode
     from .candidates import Candidate, Opened
 

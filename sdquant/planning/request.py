@@ -11,24 +11,20 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..compat import hardware
-from ..compat.row import COMPUTES, meant
-from ..core import registry
-from ..core.choices import OFFLOAD_MODES, check_offload_mode
-from ..core.dtypes import COMPUTE_DTYPES
+from ..compat import COMPUTES, hardware, meant
+from ..core import COMPUTE_DTYPES, OFFLOAD_MODES, check_offload_mode, registry
 from ..errors import SettingsError
 from ..offload import mode_named
-from ..rules.parse import rules_of
-from ..rules.quant_spec import with_rules
+from ..rules import rules_of, with_rules
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
 from .component_files import ComponentFile, parts_of, require_parts
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
     from ..offload import OffloadMode
-    from ..rules.qconfig import QuantizationRule
+    from ..rules import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `auto`
 OFFLOADS = (*OFFLOAD_MODES, AUTO)

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..backends.gguf import READ_DTYPE
+from ..backends import gguf
 from ..compat import hardware
 from ..core import choices
 from ..errors import BackendUnavailableError
-from ..formats.checkpoint import main_dtype
+from ..formats import main_dtype
 from ..offload import mode_named
 from .component_places import CHECKPOINT
 from .component_sources import whole_of
 from .locate import locate
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
-    from ..models.detection import Detected
+    from ..core import QuantSpec
+    from ..models import Detected
     from ..offload import OffloadMode
     from .component_files import ModelFiles
     from .request import Request
@@ -129,4 +129,4 @@ def _most_of_lone(detected: Detected) -> str:
     main = next((detected.sources[name] for name in choices.MAIN if name in detected.sources), None)
     dtype = None if main is None else main_dtype(main, recorded=True)
     foreign = main is not None and main.container == "gguf" and main.recorded_dtype is None
-    return READ_DTYPE if dtype is None or (foreign and dtype == "float32") else dtype
+    return gguf.READ_DTYPE if dtype is None or (foreign and dtype == "float32") else dtype

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..core.backend import Unfit
+from ..core import Unfit
 from ..errors import ConflictError, MissingComponentError
-from ..rules.infer_rules import does
-from ..rules.packed_layout import ACT_SHAPE, plain_tiles
-from ..rules.qconfig import QuantizationRule, Rules, rule_of, to_dict
-from ..rules.quant_spec import RulesSpec, is_for_products_alone
+from ..rules import (
+    ACT_SHAPE,
+    QuantizationRule,
+    Rules,
+    RulesSpec,
+    infer_rules,
+    is_for_products_alone,
+    plain_tiles,
+    qconfig,
+    rule_of,
+)
 from .weight_selection import Extent
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
+    from ..core import QuantSpec
+    from ..formats import Checkpoint
     from .plan import ComponentPlan
 
 # Modules of a component whose activation products rules quantize, each with its rules by operation; None if unknown.
@@ -33,7 +40,7 @@ def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
     if rule is not None:
         raise ConflictError(
             f"Cannot combine compute={compute!r} with rules",
-            f"one of them already sets what products are computed in ({to_dict(rule)})",
+            f"one of them already sets what products are computed in ({qconfig.to_dict(rule)})",
             "Remove compute, or act_qtype from the rules",
         )
 
@@ -44,10 +51,10 @@ def refuse_other_rules(name: str, src: Checkpoint, spec: RulesSpec) -> None:
         recorded = dict(weight.details.get("rule") or {k: v for k, v in weight.details.items() if k != ACT_SHAPE})
         shape = src.specs[key].shape if key in src.specs else src.tensors[weight.keys["qvalue"]].shape
         try:
-            requested = does(plain_tiles(spec.of(key, shape).rule, shape))
+            requested = infer_rules.does(plain_tiles(spec.of(key, shape).rule, shape))
         except Unfit:
             requested = None
-        if requested != does(plain_tiles(rule_of(recorded), shape)):
+        if requested != infer_rules.does(plain_tiles(rule_of(recorded), shape)):
             raise ConflictError(
                 f"Cannot apply the rules to {src.path}",
                 f"its weights ({name}) are already quantized by rules, {key!r} by a different one ({recorded})",
@@ -61,7 +68,7 @@ def marked_in_file(name: str, src: Checkpoint, spec: RulesSpec) -> Marked:
     Raises:
         SettingsError: a rule that cannot apply to products.
     """
-    from ..models.classes import meta_model
+    from ..models import meta_model
 
     try:
         return marked_in(meta_model(src), spec)
@@ -71,9 +78,9 @@ def marked_in_file(name: str, src: Checkpoint, spec: RulesSpec) -> Marked:
 
 def marked_in(model: nn.Module, spec: RulesSpec) -> Marked:
     """Return the modules of a model whose activation products match a rule. It may be on the meta device."""
-    from ..rules.interception import followed
+    from ..rules import interception
 
-    return followed(model, Rules(spec.rules)) if spec.products else {}
+    return interception.followed(model, Rules(spec.rules)) if spec.products else {}
 
 
 def weights_in(src: Checkpoint) -> Weights:
@@ -103,4 +110,4 @@ def unused(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]]], mark
     if None not in modules:
         used = {rule for one in modules for by_operation in (one or {}).values() for rule in by_operation.values()}
         rows += [row for row in spec.rules if row.products and is_for_products_alone(row) and row not in used]
-    return [f"the rule {to_dict(row)} matches no layer: it has no effect" for row in rows]
+    return [f"the rule {qconfig.to_dict(row)} matches no layer: it has no effect" for row in rows]

@@ -9,16 +9,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..core.backend import DTYPE_BITS, Unfit
-from ..core.dtypes import FLOATS
-from ..core.name_patterns import skipped
-from ..core.scheme import layer_name
+from ..core import DTYPE_BITS, FLOATS, Unfit, layer_name, name_patterns
 from ..errors import IncompatibleError
 from ..models import keep_in_fp32
-from ..rules.quant_spec import LEFT, NO_RULE, RulesSpec, first, operation_of
+from ..rules import RulesSpec, operation_of, quant_spec
 
 if TYPE_CHECKING:
-    from ..core.scheme import QuantSpec
+    from ..core import QuantSpec
 
 # Two-dimensional weights that are looked up, not multiplied: quantized only on request (`nf4,embeddings`). Matched by
 # the last part of the module path, as diffusers and transformers name their `nn.Embedding` modules.
@@ -73,7 +70,7 @@ def select(
         shape, dtype = shapes[name]
         if kind is None:
             skipped_weights[name] = why
-        elif skipped(name, skip, keys):
+        elif name_patterns.skipped(name, skip, keys):
             skipped_weights[name] = SKIPPED
         elif keep_in_fp32.matched(name.removesuffix(".weight"), floats):
             skipped_weights[name] = keep_in_fp32.why_kept(spec)
@@ -137,7 +134,7 @@ def require_something(what: str, parts: Mapping[str, Extent], named: Collection[
             denoises, for a reason other than the user's own rules or `skip`.
     """
     empty = {name: part for name, part in parts.items() if part.is_empty}
-    own = (SKIPPED, NO_RULE, LEFT)
+    own = (SKIPPED, quant_spec.NO_RULE, quant_spec.LEFT)
     refused = {
         name: part
         for name, part in empty.items()
@@ -162,7 +159,7 @@ def _why(part: Extent) -> str:
 
 
 def _way_out(part: Extent) -> str:
-    if isinstance(part.spec, RulesSpec) and part.reason in ("", NO_RULE, LEFT):
+    if isinstance(part.spec, RulesSpec) and part.reason in ("", quant_spec.NO_RULE, quant_spec.LEFT):
         return _near(part.spec, part) or "Change module_path and op_names, or the order of the rules"
     return "Choose other components, or skip fewer layers" if part.reason in ("", SKIPPED) else (
         "Use another scheme or runtime"
@@ -174,7 +171,7 @@ def _near(spec: RulesSpec, part: Extent) -> str:
     for row in spec.rules:
         wide = f".*{row.module_path}.*"
         paths = [(name.removesuffix(".weight"), operation_of(shape)) for name, shape in part.layers]
-        if row.module_path != ".*" and any(first((row.at(wide),), *one) for one in paths):
+        if row.module_path != ".*" and any(quant_spec.first((row.at(wide),), *one) for one in paths):
             return f"Use {wide!r}, since the pattern {row.module_path!r} has to match the whole of a module's path"
     return ""
 

@@ -9,10 +9,23 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.backend import Backend, FloatGemm, Geometry, Packed, PackedSpec, PrequantizedWeight, TensorInfo, TensorSpec
-from ..core.dtypes import dtype_name
-from ..core.packed_layout import Activations, PackedLayout
-from ..core.scheme import Option, QuantSpec, Requirement, Scheme
+from ..core import (
+    Activations,
+    Backend,
+    FloatGemm,
+    Geometry,
+    Option,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    PrequantizedWeight,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    TensorSpec,
+    dtype_name,
+)
 from ..errors import SettingsError
 
 if TYPE_CHECKING:

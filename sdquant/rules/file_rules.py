@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core import registry
 from ..errors import BadFileError, SettingsError
-from ..formats.sdquant_metadata import damaged
+from ..formats import sdquant_metadata
 from .qconfig import rule_of
 from .quant_spec import RulesSpec, with_rules
 
@@ -56,4 +56,4 @@ def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | Non
     try:
         return with_rules(registry.parse("rules"), tuple(rule_of(dict(row)) for row in rows))
     except (SettingsError, TypeError) as error:
-        raise damaged(file, f"its rules are not valid: {error}") from error
+        raise sdquant_metadata.damaged(file, f"its rules are not valid: {error}") from error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.torch_dtypes import FLOATS
+from ..core import torch_dtypes
 from .core import attention, einsum
 from .providers.product import Site, product
 
@@ -42,7 +42,7 @@ def _activations(*operands: Any) -> bool:
     """Return whether all are float tensors and none is a parameter or a view of one."""
     return all(
         isinstance(one, Tensor)
-        and one.dtype in FLOATS
+        and one.dtype in torch_dtypes.FLOATS
         and not isinstance(one, nn.Parameter)
         and not isinstance(one._base, nn.Parameter)
         for one in operands

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..core.tensor_keys import RANGE_BUFFER
+from ..core import RANGE_BUFFER
 from ..errors import IncompatibleError, SettingsError
 from ..nn import packed_of
 from . import product_ranges

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ConflictError, IncompatibleError
-from ..models.peft_hooks import prepare
+from ..models import peft_hooks
 from ..nn import QuantizedLayer, kind_of, packed_of
 from ..utils.malloc_trim import trim
 from .model_rules import keep
@@ -68,7 +68,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
     if inputs:
         with torch.no_grad():
             quantized(*inputs)
-    prepare(quantized)
+    peft_hooks.prepare(quantized)
     trim()  # what the arithmetic has freed
     return quantized
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..core.backend import TensorSpec, Unfit
+from ..core import TensorSpec, Unfit
 from ..errors import SettingsError
 from .core.calibration_method import CalibrationMethod, method
 from .core.how_to_quantize import HowToQuantize, scale_shape, tile_sizes

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import registry
-from ..core.backend import Packed, PackedSpec
-from ..core.dtypes import dtype_name
+from ..core import Packed, PackedSpec, dtype_name, registry
 from .core.bit_packing import pack, unpack
 from .core.numerics import storage
 from .core.qarray import QArray, quantize, quantize_with

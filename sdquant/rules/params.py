@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.tensor_keys import RANGE_BUFFER, is_range
+from ..core import RANGE_BUFFER, is_range
 from ..errors import SettingsError
-from ..models.components import missing_parameters, set_tensor
-from ..nn.quantized_layers import QuantizedLayer
-from ..nn.state_dict import LIKE, PREFIX
+from ..models import missing_parameters, set_tensor
+from ..nn import LIKE_KEY, PACKED_PREFIX, QuantizedLayer
 from ..utils.malloc_trim import Trimmer, trim
 from . import product_ranges
 from .core.static_range import of_operand, operand, static_range
@@ -99,8 +98,8 @@ def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
         module = template.get_submodule(path)
         if RANGE_BUFFER.fullmatch(short):
             product_ranges.register_ranges(template, {name: value})
-        elif isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
-            part = short.removeprefix(PREFIX)
+        elif isinstance(module, QuantizedLayer) and short.startswith(PACKED_PREFIX):
+            part = short.removeprefix(PACKED_PREFIX)
             module.set_part(part, value)
             if part == "act_scale":
                 module.spec = replace(module.spec, details={**module.spec.details, ACT_SHAPE: list(value.shape)})
@@ -119,7 +118,7 @@ def load_params(
     Raises:
         SettingsError: as of `quantize_params`; or a parameter is in none of the files. BadFileError: a damaged file.
     """
-    from ..formats.safetensors import SafetensorsFile
+    from ..formats import SafetensorsFile
 
     for file in files:
         opened = SafetensorsFile(Path(file))
@@ -139,12 +138,12 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
     provided, names = set(params), []
     for name in missing_parameters(template):
         path, _, short = name.rpartition(".")
-        if name in provided or short == LIKE:
+        if name in provided or short == LIKE_KEY:
             continue
         layer = template.get_submodule(path)
-        if not isinstance(layer, QuantizedLayer) or not short.startswith(PREFIX):
+        if not isinstance(layer, QuantizedLayer) or not short.startswith(PACKED_PREFIX):
             names.append(name)
-        elif short.startswith(PREFIX + "act_"):
+        elif short.startswith(PACKED_PREFIX + "act_"):
             names.append(operand(path, operation_of(layer.spec.shape)))
         else:
             names.append(f"{path}.weight")
@@ -195,9 +194,9 @@ def _quantized(name: str, value: Tensor, layer: QuantizedLayer) -> dict[str, Ten
     if value.numel() != torch.Size(layer.spec.shape).numel():
         raise _misfit(name, value, layer.spec.shape)
     packed = encode(value.detach().reshape(layer.spec.shape), rule_of_layer(layer))
-    tensors = {f"{path}{PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
-    if LIKE in layer._parameters:
-        tensors[path + LIKE] = torch.empty(0, dtype=value.dtype, device=value.device)
+    tensors = {f"{path}{PACKED_PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
+    if LIKE_KEY in layer._parameters:
+        tensors[path + LIKE_KEY] = torch.empty(0, dtype=value.dtype, device=value.device)
     return tensors
 
 
@@ -223,9 +222,9 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
             )
         of_layer = operation_of(layer.spec.shape), rule_of_layer(layer)
         static = _found(static_range, statistics, path, *of_layer)
-        tensors[f"{path}.{PREFIX}act_scale"] = static.scale
+        tensors[f"{path}.{PACKED_PREFIX}act_scale"] = static.scale
         if static.zero_point is not None:
-            tensors[f"{path}.{PREFIX}act_zero_point"] = static.zero_point
+            tensors[f"{path}.{PACKED_PREFIX}act_zero_point"] = static.zero_point
     return tensors
 
 

@@ -15,9 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core import registry
-from ..core.backend import Packed, PackedSpec, PrequantizedWeight, TensorInfo
-from ..core.dtypes import COMPUTE_DTYPES, dtype_name
+from ..core import COMPUTE_DTYPES, Packed, PackedSpec, PrequantizedWeight, TensorInfo, dtype_name, registry
 from ..errors import BadFileError, UnsupportedFileError
 from .core.qtypes import qtype
 from .qconfig import QtRule, QuantizationRule, to_dict

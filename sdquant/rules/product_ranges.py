@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.tensor_keys import RANGE_BUFFER, RANGE_OPERAND, is_range
+from ..core import RANGE_BUFFER, RANGE_OPERAND, is_range
 from ..errors import SettingsError
-from ..models.components import PREFIXES
+from ..models import KEY_PREFIXES
 from .core.static_range import StaticRange, of_operand
 from .quant_spec import first
 
@@ -106,4 +106,4 @@ def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
 
 def _spellings(path: str) -> list[str]:
     """Files may call a module "text_model.encoder..." that the model calls "encoder...", or the other way round."""
-    return [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]
+    return [path, *(path.removeprefix(word) for word in KEY_PREFIXES), *(word + path for word in KEY_PREFIXES)]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.backend import Unfit
-from ..core.scheme import QuantSpec
+from ..core import QuantSpec, Unfit
 from ..errors import SettingsError
 from .qconfig import PRODUCTS, QuantizationRule, to_dict
 

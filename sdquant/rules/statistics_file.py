@@ -64,7 +64,7 @@ def _known(file: str | Path) -> tuple[str, int, int]:
 
 @lru_cache(maxsize=4)
 def _read(file: str, changed: int, size: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    from ..formats.safetensors import SafetensorsFile
+    from ..formats import SafetensorsFile
 
     opened = SafetensorsFile(Path(file))
     try:

@@ -17,34 +17,23 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.backend import Unfit
-from ..core.choices import LONE
-from ..core.dtypes import FLOATS
-from ..core.gguf_mixes import BASES, FILE_TYPES, mix_type
-from ..core.gguf_types import TYPES
-from ..core.scheme import QuantSpec
+from ..core import FLOATS, LONE, QuantSpec, Unfit, gguf_mixes, gguf_types, registry
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Checkpoint, main_dtype
-from ..formats.folders import inside
-from ..formats.gguf import conventions
-from ..formats.gguf.header import MAX_DIMS, MAX_NAME
-from ..models.detection import detect
-from ..models.single_file import original_names
-from ..planning import planner
-from ..planning.request import make_request
+from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
+from ..models import detect, original_names
+from ..planning import make_request, planner
 from ..utils.progress import byte_bar
 from . import original_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..formats.model_families import Family
-    from ..models.single_file.original_names import OutputTensor
+    from ..formats import Family
+    from ..models import OutputTensor
 
 log = logging.getLogger(__name__)
 
-_FLOAT_TYPES = {row.dtype: name for name, row in TYPES.items() if row.dtype}
+_FLOAT_TYPES = {row.dtype: name for name, row in gguf_types.TYPES.items() if row.dtype}
 FALLBACK = "q8_0"  # for weights that are not a whole number of blocks of the requested type
 
 
@@ -101,7 +90,7 @@ def quantize_file(
         rows = [
             row for src in sources.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})
         ]
-        needed = sum(TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
+        needed = sum(gguf_types.TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
             for path in rest:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +113,7 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
             path = Path(home, name)
             if path in without:
                 continue
-            if not inside(path, place).is_file():
+            if not folders.inside(path, place).is_file():
                 raise BadFileError(f"Cannot copy {path}", "it is not a regular file", "Replace it with the file itself")
             paths.append(path.relative_to(place))
     return sorted(paths)
@@ -138,12 +127,12 @@ def write_component(
     Args:
         alone: write a standalone file for other tools, not one inside a diffusers folder.
     """
-    from ..formats.gguf.writer import write_gguf
+    from ..formats import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     named = original_layout.names(src, alone)
     row = named[1]
-    kind = conventions.architecture(row)
+    kind = gguf_conventions.architecture(row)
     # What readers of the authors' layouts go by; with diffusers' names they would be wrong to.
     foreign = row.family if row is not None and row.foreign else None
     name = (kind.name if kind else foreign) if foreign else src.class_name
@@ -155,14 +144,14 @@ def write_component(
         f"{METADATA_KEY}.quant": spec.scheme.name,
         f"{METADATA_KEY}.dtype": main_dtype(src, dtypes=FLOATS) or "float32",  # small tensors are written as F32
     }
-    number = next((number for number, scheme in FILE_TYPES.items() if scheme == spec.scheme.name), None)
+    number = next((number for number, scheme in gguf_mixes.FILE_TYPES.items() if scheme == spec.scheme.name), None)
     if number is not None:
         values["general.file_type"] = number
     files = src.open()
     try:
         rows = list(_rows(src, named, spec, skip, files))
-        if not TYPES[BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
-            original_layout.refuse_unchanged(src, spec, any(not TYPES[kind].dtype for _, _, kind, _ in rows))
+        if not gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
+            original_layout.refuse_unchanged(src, spec, any(not gguf_types.TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
     finally:
         for file in files.values():
@@ -177,7 +166,7 @@ def _rows(
     files: Any,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Yield name, shape, GGUF type and a function that returns the data of each tensor; one is in memory at a time."""
-    parts, kind = named[0], conventions.architecture(named[1])
+    parts, kind = named[0], gguf_conventions.architecture(named[1])
     shapes = {key: info.shape for key, info in src.tensors.items()}
     fallback = QuantSpec(registry.scheme(FALLBACK), embeddings=spec.embeddings)
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
@@ -190,11 +179,13 @@ def _rows(
                 f"its tensor {part.sources[0]!r} is {dtype}, for which GGUF has no type",
                 "Start from float weights",
             )
-        if 0 in shape or len(shape) > MAX_DIMS or len(part.name.encode()) > MAX_NAME:  # before all others are encoded
+        if (
+            0 in shape or len(shape) > gguf_header.MAX_DIMS or len(part.name.encode()) > gguf_header.MAX_NAME
+        ):  # before all others are encoded
             raise UnsupportedFileError(
                 f"Cannot write {src.path} as GGUF",
                 f"its tensor {part.sources[0]!r} has shape {list(shape)}, and GGUF allows only sizes of at least 1, "
-                f"at most {MAX_DIMS} dimensions and names of at most {MAX_NAME} bytes",
+                f"at most {gguf_header.MAX_DIMS} dimensions and names of at most {gguf_header.MAX_NAME} bytes",
                 "Write safetensors instead",
             )
         type_ = _float_type(part.name, shape, dtype)
@@ -217,11 +208,11 @@ def _data(
     """
     import torch
 
-    from ..models.quantize_weight import refuse_not_finite
+    from ..models import refuse_not_finite
 
     tensor, name = original_layout.read(part, src, files), original_layout.describe_component(part)
-    if TYPES[type_].dtype:
-        tensor = tensor.to(getattr(torch, str(TYPES[type_].dtype)))
+    if gguf_types.TYPES[type_].dtype:
+        tensor = tensor.to(getattr(torch, str(gguf_types.TYPES[type_].dtype)))
         refuse_not_finite(name, tensor, spec, skip)
         return tensor
     wanted = registry.parse(type_)
@@ -236,25 +227,25 @@ def _data(
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
-    if dtype in FLOATS and conventions.stays_single(name, shape):
+    if dtype in FLOATS and gguf_conventions.stays_single(name, shape):
         return "f32"
     return _FLOAT_TYPES[dtype]
 
 
 def _type_of(
-    name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: conventions.Architecture | None
+    name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: gguf_conventions.Architecture | None
 ) -> str:
     """Return the GGUF type of a weight that may be quantized."""
-    preferred = mix_type(spec.scheme.name, name)
+    preferred = gguf_mixes.mix_type(spec.scheme.name, name)
     plain = _float_type(name, shape, dtype)
-    if TYPES[preferred].dtype:
+    if gguf_types.TYPES[preferred].dtype:
         return plain if plain == "f32" else preferred
-    if conventions.stays_float(name, shape, kind):
+    if gguf_conventions.stays_float(name, shape, kind):
         return plain
     for candidate in (preferred, FALLBACK):
-        if shape[-1] % TYPES[candidate].block == 0:
+        if shape[-1] % gguf_types.TYPES[candidate].block == 0:
             return candidate
-        folds = kind is None or (kind.folds and candidate in conventions.FOLDED)
-        if folds and math.prod(shape) % TYPES[candidate].block == 0:
+        folds = kind is None or (kind.folds and candidate in gguf_conventions.FOLDED)
+        if folds and math.prod(shape) % gguf_types.TYPES[candidate].block == 0:
             return candidate
     return plain

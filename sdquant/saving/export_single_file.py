@@ -21,25 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.backend import Packed, PackedSpec, TensorSpec
-from ..core.dtypes import dtype_name
-from ..core.scheme import QuantSpec
-from ..formats import safetensors_writer
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Checkpoint
-from ..formats.gguf import conventions
-from ..models.detection import detect
-from ..models.single_file import original_names
-from ..planning import planner
-from ..planning.request import NOT_QUANTIZED, make_request
+from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, registry
+from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, gguf_conventions, safetensors_writer
+from ..models import detect, original_names
+from ..planning import NOT_QUANTIZED, make_request, planner
 from ..utils.progress import byte_bar
 from . import original_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..formats.tensor_file import TensorFile
-    from ..models.single_file.original_names import OutputTensor
+    from ..formats import TensorFile
+    from ..models import OutputTensor
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _BLOCK = 64
@@ -106,7 +99,7 @@ def suits(quant: str) -> bool:
 
 def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
     """Return the file's tensors for packed weights by name, or None if one is packed differently."""
-    from ..core.packed_reader import forms
+    from ..core import packed_reader
 
     tensors: dict[str, Tensor] = {}
     for name, packed in rows.items():
@@ -115,7 +108,7 @@ def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
         if scheme is None or len(packed.spec.shape) != 2 or hidden(name, spec) or _whole_file(spec):
             return None
         layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
-        if forms(packed) != {part: (row.dtype, row.shape) for part, row in layout.items()}:
+        if packed_reader.forms(packed) != {part: (row.dtype, row.shape) for part, row in layout.items()}:
             return None
         tensors |= scheme.write(name, packed)
     return tensors
@@ -137,7 +130,7 @@ class _Row:
 
 def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
     parts, row = original_layout.names(src, alone=True)
-    kind = conventions.architecture(row)
+    kind = gguf_conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, spec, "plain", skip)[0]}
@@ -146,7 +139,9 @@ def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_
         packed = spec.scheme.name in ("nf4", "fp4")
         # Rows of a fused weight can be taken out of it only where blocks end with rows.
         loose = packed and len(part.sources) > 1 and shape[-1] % _BLOCK > 0
-        stays = len(shape) != 2 or conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
+        stays = (
+            len(shape) != 2 or gguf_conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
+        )
         if stays or any(source not in fit for source in part.sources):
             yield _Row(part, False, {part.name: TensorSpec(dtype=dtype, shape=shape)})
         else:
@@ -178,7 +173,7 @@ def _tensors(
     """Yield the file's tensors, those of one model tensor at a time."""
     import torch
 
-    from ..models.quantize_weight import refuse_not_finite
+    from ..models import refuse_not_finite
     from ..utils.malloc_trim import Trimmer
 
     row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
@@ -201,9 +196,9 @@ def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str,
 
 
 def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
-    from ..models.quantize_weight import encode
+    from ..models import quantize_weight
 
-    return encode(name, tensor, spec)
+    return quantize_weight.encode(name, tensor, spec)
 
 
 def _bitsandbytes(name: str, packed: Packed) -> Mapping[str, Tensor]:
@@ -217,8 +212,8 @@ def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mappi
 def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     import torch
 
-    from ..backends._chunks import by_rows
-    from ..models.quantize_weight import require_finite
+    from ..backends import by_rows
+    from ..models import require_finite
 
     low, high = (bound.float() for bound in torch.aminmax(tensor))
     scale = torch.maximum(-low, high) / _LARGEST

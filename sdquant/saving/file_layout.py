@@ -6,13 +6,13 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..nn.weights import quantized
+from ..nn import quantized
 from .portable import Later
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed
+    from ..core import Packed
 
 
 def as_filed(packed: Packed) -> Packed:
@@ -20,9 +20,9 @@ def as_filed(packed: Packed) -> Packed:
     takes no GPU memory."""
     import torch
 
-    from ..kernels.prepack import is_apart
+    from ..kernels import prepack
 
-    if not is_apart(packed):
+    if not prepack.is_apart(packed):
         return packed
     here = packed if packed.device.type == "meta" else packed.to(torch.device("cpu"))
     return packed.spec.scheme.codec.for_files(here)
@@ -32,9 +32,9 @@ def file_shape(packed: Packed) -> Packed:
     """Return a weight that is not in file order in that order on the meta device; any other unchanged."""
     import torch
 
-    from ..kernels.prepack import is_apart
+    from ..kernels import prepack
 
-    return as_filed(packed.to(torch.device("meta"))) if is_apart(packed) else packed
+    return as_filed(packed.to(torch.device("meta"))) if prepack.is_apart(packed) else packed
 
 
 def reordered(

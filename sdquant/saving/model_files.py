@@ -23,14 +23,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import LONE, METHOD
+from ..core import LONE, METHOD
 from ..errors import SettingsError
-from ..formats import safetensors_writer
-from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
-from ..models.names import Mapped, converted, to_file
-from ..models.peft_hooks import refuse_adapted
-from ..models.pipelines import weight_bytes
-from ..nn.weights import plain, quantized
+from ..formats import FORMAT_VERSION, METADATA_KEY, safetensors_writer
+from ..models import key_names, peft_hooks, weight_bytes
+from ..nn import plain, quantized
 from ..utils.arguments import answered
 from ..utils.atomic_write import place_of, whole_folder
 from .file_layout import as_filed, file_shape, reordered
@@ -40,7 +37,7 @@ from .quantization_config import library_config, said_rules
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed
+    from ..core import Packed
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         )
     parts = pipelines.weight_parts(model) if whole else {LONE: model}
     for name, part in parts.items():
-        refuse_adapted(name, part, "saved")
+        peft_hooks.refuse_adapted(name, part, "saved")
     if portable:
         if target.suffix == ".safetensors":
             refuse_portable_file(target)
@@ -226,13 +223,15 @@ def contents(
         own_names: use the model's names as keys, not those that its library uses in files.
     """
     packs, floats = dict(quantized(model)), plain(model)
-    mapped = Mapped({name: name for name in (*floats, *packs)}) if own_names else _mapped(model, floats, packs)
+    mapped = (
+        key_names.Mapped({name: name for name in (*floats, *packs)}) if own_names else _mapped(model, floats, packs)
+    )
     keys = {name: key for key, name in mapped.names.items()}
     named = ((keys[name], packed) for name, packed in packs.items() if name not in without)
     rows = ((key, file_shape(packed) if empty else packed) for key, packed in named)
     tensors = {keys[name]: tensor for name, tensor in floats.items() if name in keys}
     for group in mapped.groups:
-        tensors |= converted(group, floats)
+        tensors |= key_names.converted(group, floats)
     return written(rows, tensors, config_of(model), said_rules(model))
 
 
@@ -241,11 +240,11 @@ def keys_of(model: nn.Module) -> dict[str, str]:
     return {name: key for key, name in _mapped(model, plain(model), dict(quantized(model))).names.items()}
 
 
-def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> Mapped:
-    from ..core.tensor_keys import is_range
+def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> key_names.Mapped:
+    from ..core import is_range
 
     ranges = [name for name in floats if is_range(name)]  # which no library knows
-    mapped = to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())
+    mapped = key_names.to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())
     return replace(mapped, names={**mapped.names, **{name: name for name in ranges}})
 
 

@@ -12,22 +12,18 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.choices import LONE, MAIN
-from ..core.dtypes import dtype_name
+from ..core import LONE, MAIN, dtype_name
 from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import model_families, refused_files
-from ..models.single_file import original_names
-from ..models.single_file.convert import LDM, convert, prefix_of
-from ..models.single_file.original_names import OutputTensor
-from ..planning.component_types import is_quantized_by_default
+from ..models import OutputTensor, convert, original_names
+from ..planning import is_quantized_by_default
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..core.scheme import QuantSpec
-    from ..formats.checkpoint import Checkpoint
-    from ..formats.tensor_file import TensorFile
-    from ..models.detection import Detected
+    from ..core import QuantSpec
+    from ..formats import Checkpoint, TensorFile
+    from ..models import Detected
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +66,7 @@ def main_only(src: Checkpoint) -> Checkpoint:
     row = model_families.recognise(src.names)
     if row is None or row.component != "checkpoint":
         return src
-    tensors = {key: info for key, info in src.tensors.items() if key.startswith(LDM)}
+    tensors = {key: info for key, info in src.tensors.items() if key.startswith(convert.LDM)}
     return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors})
 
 
@@ -98,7 +94,7 @@ def names(src: Checkpoint, alone: bool) -> tuple[list[OutputTensor], model_famil
     """Return the tensors to write, and the model family that uses their names."""
     row = model_families.recognise(src.names)
     model = row is not None and row.draws
-    prefix = prefix_of(src.names) if model else ""
+    prefix = convert.prefix_of(src.names) if model else ""
     keys = {key.removeprefix(prefix): key for key in src.tensors}
     bare = [OutputTensor(name, (key,)) for name, key in keys.items()]
     if row is not None and row.foreign:
@@ -131,7 +127,7 @@ def _authors(src: Checkpoint, class_name: str | None, keys: Mapping[str, str]) -
     }
     file = replace(src, tensors=there, home={name: src.files[0] for name in there})
     try:
-        back = convert(file, "transformer", replace(src, class_name=class_name))
+        back = convert.convert(file, "transformer", replace(src, class_name=class_name))
     except UnsupportedFileError:
         return None
     if back is None or {name: info.shape for name, info in back.tensors.items()} != shapes:

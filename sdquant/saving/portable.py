@@ -10,19 +10,16 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..core.choices import LONE
-from ..core.scheme import QuantSpec
+from ..core import LONE, QuantSpec, registry
 from ..errors import ConflictError
-from ..models.libraries import is_of_transformers
-from ..nn.weights import quantized
+from ..models import is_of_transformers
+from ..nn import quantized
 from .quantization_config import readable, reading, refused_here, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core.backend import Packed
-    from ..core.scheme import Scheme
+    from ..core import Packed, Scheme
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def of_model(model: Any) -> tuple[FloatWeights, ...]:
 
 def parts(model: Any) -> Mapping[str, nn.Module]:
     """Return the components of a pipeline by name, or a single component as "model"."""
-    from ..models.pipelines import is_pipeline, weight_parts
+    from ..models import is_pipeline, weight_parts
 
     return weight_parts(model) if is_pipeline(model) else {LONE: model}
 

@@ -8,18 +8,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.choices import METHOD
-from ..core.scheme import QuantSpec
-from ..models import libraries
-from ..models.keep_in_fp32 import matched
-from ..models.libraries import is_of_transformers
-from ..nn.weights import quantized
+from ..core import METHOD, QuantSpec
+from ..models import is_of_transformers, libraries, matched
+from ..nn import quantized
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.backend import PackedSpec
-    from ..core.scheme import Scheme
+    from ..core import PackedSpec, Scheme
 
 _LINEAR = ("linear",)
 
@@ -69,11 +65,10 @@ def own_config(model: nn.Module) -> dict[str, Any]:
 
 def said_rules(model: nn.Module) -> dict[str, Any]:
     """Return {"rules": [...]} as JSON values for a model that was quantized by rules, else {}."""
-    from ..rules.model_rules import rules_of_model
-    from ..rules.qconfig import to_dict
+    from ..rules import qconfig, rules_of_model
 
     rules = rules_of_model(model)
-    return {"rules": [to_dict(row) for row in rules]} if rules else {}
+    return {"rules": [qconfig.to_dict(row) for row in rules]} if rules else {}
 
 
 def reading(model: nn.Module) -> Reading:

@@ -17,8 +17,7 @@ from threading import Lock
 from typing import Any
 
 from ..errors import SdquantError, SettingsError
-from ..planning.settings_fields import fields
-from ..planning.settings_values import Settings
+from ..planning import Settings, fields
 from ..utils import strict_json
 from ..utils.atomic_write import place_of, whole_file
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError, SettingsError
-from ..planning.settings_values import Settings
+from ..planning import Settings
 from .file import FORMAT, from_value, parse
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Machine
+    from ..compat import Machine
 
 AUTO, POST = "auto", "post"
 

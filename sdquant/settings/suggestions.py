@@ -6,14 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core import registry
-from ..core.choices import NO_OFFLOAD
+from ..core import NO_OFFLOAD, registry
 from ..errors import SdquantError
 from ..offload import MODES, mode_named
-from ..planning.component_types import ROLES
-from ..planning.request import AUTO, NOT_QUANTIZED
-from ..planning.settings_fields import field_named
-from ..planning.settings_values import Settings
+from ..planning import AUTO, NOT_QUANTIZED, ROLES, Settings, field_named
 
 
 @dataclass(frozen=True, kw_only=True)

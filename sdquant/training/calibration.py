@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
-from ..planning.component_types import is_quantized_by_default
-from ..rules.qconfig import QuantizationRule, to_dict
-from ..rules.quant_spec import RulesSpec
+from ..planning import is_quantized_by_default
+from ..rules import QuantizationRule, RulesSpec, qconfig
 from ..utils.progress import count_bar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..planning.plan import Plan
+    from ..planning import Plan
     from ..utils.distributed import Processes
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         values = asdict(self)
-        return values | {"rules": [to_dict(row) for row in self.rules], "components": list(self.components),
+        return values | {"rules": [qconfig.to_dict(row) for row in self.rules], "components": list(self.components),
                          "prompts": list(self.prompts)}  # fmt: skip
 
 
@@ -98,8 +97,8 @@ def calibrate(
     """
     import torch
 
-    from ..models.generate import draw
-    from ..rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
+    from ..models import draw
+    from ..rules import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
     models = prepare_models(pipe, task) if models is None else models
     mine = task.images if processes is None else task.images[processes.rank :: processes.count]
@@ -146,20 +145,23 @@ def calibrate(
 
 def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
     """Raise SettingsError if a rule with a static range matched no product in any component."""
-    from ..rules.interception import marks
-    from ..rules.product_ranges import static_rule
+    from ..rules import interception, product_ranges
 
     unmatched: dict[QuantizationRule, str] = {}
     known = {}
     for name, model in models.items():
-        for path, mark in marks(model).items():
+        for path, mark in interception.marks(model).items():
             known[f"{name}.{path}".rstrip(".")] = mark
             for rule in mark.rules.values():
                 if rule.act_static_scale:
                     unmatched.setdefault(rule, f"{name}.{path}")
     for prefix in {key.rpartition(".")[0] for key in statistics}:
         path, _, operand = prefix.rpartition(".")
-        match = None if path not in known else static_rule(known[path].report.rules, known[path].path, operand)
+        match = (
+            None
+            if path not in known
+            else product_ranges.static_rule(known[path].report.rules, known[path].path, operand)
+        )
         if match is not None:
             unmatched.pop(match, None)
     for rule, path in unmatched.items():
@@ -174,12 +176,12 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
 def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
     """Raise SettingsError for a rule that products of activations cannot follow; only headers are read."""
     from ..core import registry
-    from ..planning.rule_checks import marked_in_file
+    from ..planning import rule_checks
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     for name, src in plan.detected.sources.items():
         if spec.products and (name in task.components if task.components else is_quantized_by_default(name)):
-            marked_in_file(name, src, spec)
+            rule_checks.marked_in_file(name, src, spec)
 
 
 def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
@@ -189,13 +191,9 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         SettingsError: there are none.
     """
     from ..core import registry
-    from ..models.pipelines import is_pipeline, weight_parts
+    from ..models import is_pipeline, weight_parts
     from ..nn import kind_of
-    from ..rules.interception import matching
-    from ..rules.model_quantization import quantize_model
-    from ..rules.qconfig import Rules
-    from ..rules.qt import QtProvider
-    from ..rules.qt.statistics import has_statistics
+    from ..rules import QtProvider, Rules, has_statistics, interception, quantize_model
 
     if not is_pipeline(pipe):
         raise SettingsError(
@@ -211,7 +209,7 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
             for path, module in model.named_modules()
             if kind_of(module) in ("linear", "conv")
         ]  # fmt: skip
-        if not spec.suits(weights) and not matching(model, Rules(task.rules)):
+        if not spec.suits(weights) and not interception.matching(model, Rules(task.rules)):
             continue
         trained = quantize_model(model, QtProvider(task.rules))
         setattr(pipe, name, trained)
@@ -227,17 +225,17 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
 
 
 def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, Tensor]) -> None:
-    from ..rules.statistics_file import write_statistics
+    from ..rules import statistics_file
 
-    write_statistics(partial, statistics, {"task": task.to_dict(), "done": done})
+    statistics_file.write_statistics(partial, statistics, {"task": task.to_dict(), "done": done})
 
 
 def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping[str, Tensor]]:
     """Read a partial file: the number of images that are done, and their statistics."""
-    from ..rules.statistics_file import read_about, read_statistics
+    from ..rules import statistics_file
 
     try:
-        about, statistics = read_about(partial), read_statistics(partial)
+        about, statistics = statistics_file.read_about(partial), statistics_file.read_statistics(partial)
         done, other = int(about["done"]), about["task"]
     except (BadFileError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"Cannot resume from {partial}", str(error), "Delete it to start again") from error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
-from ..models.pipelines import main_part
+from ..models import main_part
 from ..utils.progress import count_bar
 from . import pipeline_types, rng
 
@@ -113,7 +113,7 @@ def encode(pipe: Any, examples: Sequence[Example], settings: TrainingSettings, d
     Raises:
         SettingsError: the model does not support the resolution. BadFileError: a picture cannot be read.
     """
-    from ..models.generate import native_size
+    from ..models import native_size
 
     side = settings.resolution or native_size(pipe)
     step = 2 ** (len(pipe.vae.config.block_out_channels) - 1) * 2  # patches of 2x2 latents, or a UNet's halving

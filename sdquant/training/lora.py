@@ -101,7 +101,7 @@ def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
 def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
     import torch
 
-    from ..offload.blocks import TRAINED
+    from ..offload import blocks
 
     parameters = []
     for path, parameter in model.named_parameters():
@@ -109,7 +109,7 @@ def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
         parameter.requires_grad_(mine)
         if mine:
             parameter.data = parameter.data.to(torch.float32)
-            setattr(parameter, TRAINED, True)
+            setattr(parameter, blocks.TRAINED, True)
             parameters.append(parameter)
     return parameters
 
@@ -130,7 +130,7 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
         SettingsError: there is no LoRA of that name. DiskSpaceError: see `writing`.
     """
     from ..formats import safetensors_writer
-    from ..models.pipelines import is_pipeline, weight_parts
+    from ..models import is_pipeline, weight_parts
     from ..offload import suspended
 
     parts = weight_parts(model) if is_pipeline(model) else {_prefix(model): model}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..formats.checkpoint import main_dtype
+from ..formats import main_dtype
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,11 +59,10 @@ def load(settings: TrainingSettings) -> Model:
     Raises:
         SettingsError: it is not a pipeline, or its weights are already quantized and no LoRA is trained.
     """
-    from ..core.choices import MAIN
-    from ..core.dtypes import dtype_named
-    from ..loading.loader import load as load_whole
-    from ..nn.weights import quantized
-    from ..planning.preparation import prepare
+    from ..core import MAIN, dtype_named
+    from ..loading import load as load_whole
+    from ..nn import quantized
+    from ..planning import prepare
 
     request = settings.model
     detected = prepare(replace(request, quant=None, components=None, skip=())).detected
@@ -95,14 +94,12 @@ def _ruled(main: str, settings: TrainingSettings) -> dict[str, frozenset[str]]:
     Raises:
         IncompatibleError: nothing in the network would be quantized.
     """
-    from ..planning.preparation import prepare
-    from ..planning.rule_checks import extents_of
-    from ..planning.weight_selection import require_something
+    from ..planning import prepare, rule_checks, weight_selection
 
     request = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
     plan = prepare(request)
-    extents = extents_of(plan.components, plan.detected.sources)
-    require_something(request.path, {name: part for name, part in extents.items() if name == main})
+    extents = rule_checks.extents_of(plan.components, plan.detected.sources)
+    weight_selection.require_something(request.path, {name: part for name, part in extents.items() if name == main})
     components = {
         part.name: part for part in plan.components if part.name in extents and not extents[part.name].is_empty
     }
@@ -111,7 +108,7 @@ def _ruled(main: str, settings: TrainingSettings) -> dict[str, frozenset[str]]:
 
 def _by_rules(pipe: Any, names: list[str], settings: TrainingSettings) -> dict[str, nn.Module]:
     """Quantize the other components that the rules apply to; return their float versions."""
-    from ..loading.quantizer import quantize
+    from ..loading import quantize
 
     floats = {name: copy.deepcopy(getattr(pipe, name)) for name in names}
     if names:

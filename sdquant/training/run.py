@@ -128,10 +128,12 @@ def _accelerator(settings: TrainingSettings) -> Iterator[Any]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    from ..compat.hardware import default_device, probe
+    from ..compat import hardware
 
     # accelerate has processes on the CPU work together only if it is told to use that: else each would train alone.
-    on_cpu = settings.device == "cpu" or (settings.device is None and default_device(probe()) == "cpu")
+    on_cpu = settings.device == "cpu" or (
+        settings.device is None and hardware.default_device(hardware.probe()) == "cpu"
+    )
     accelerator = Accelerator(
         cpu=on_cpu,
         mixed_precision=settings.mixed_precision,
@@ -169,7 +171,7 @@ def _taught(
     if not settings.distillation:
         return encoded, None
     if settings.model.quant is not None:
-        from ..loading.loader import load
+        from ..loading import load
 
         pipe = load(replace(settings.model, quant=None, components=None, skip=()))
         encoded, teacher = latent_cache.with_teacher(encoded, pipe, settings, device), getattr(pipe, whole.main)
@@ -267,8 +269,8 @@ def _place(settings: TrainingSettings) -> Path:
 
 def _finish(job: loop.TrainingJob, whole: pipeline.Model) -> Path:
     """Draw the last sheet of samples, save the trained model, and return its path."""
-    from ..models.components import quiet
-    from ..saving.model_files import save
+    from ..models import quiet
+    from ..saving import save
 
     target, net, pipe = _place(job.settings), job.bare.to("cpu"), whole.pipe
     if job.ema is not None:

@@ -24,8 +24,8 @@ def sample_sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, un
 
 def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, device: Any) -> list[Any]:
     """Generate a PIL image for each prompt, with `net` temporarily in the pipeline."""
-    from ..core.choices import MAIN
-    from ..models.generate import draw as draw_with
+    from ..core import MAIN
+    from ..models import draw as draw_with
 
     name = next(name for name in MAIN if name in pipe.components)
     before, training = pipe.components[name], net.training

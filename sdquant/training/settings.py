@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..rules.qconfig import QtRule, QuantizationRule, to_dict
+from ..rules import QtRule, QuantizationRule, qconfig
 
 if TYPE_CHECKING:
-    from ..planning.request import Request
+    from ..planning import Request
     from .config import RunConfig
 
 # Settings that may change when a training is resumed; of `model` how it is loaded, but not its rules and scheme.
@@ -122,7 +122,7 @@ class TrainingSettings:
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a resumed training must share with the original one, as JSON values."""
         values = {row.name: getattr(self, row.name) for row in dataclasses.fields(self) if row.name not in FREE}
-        values["rules"] = [to_dict(rule) for rule in self.rules]
+        values["rules"] = [qconfig.to_dict(rule) for rule in self.rules]
         values |= {"quant": self.model.quant, "components": self.model.components, "skip": self.model.skip}
         result: dict[str, Any] = json.loads(json.dumps(values, default=dict))
         return result

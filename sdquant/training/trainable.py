@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..rules.qconfig import QuantizationRule
+from ..rules import QuantizationRule
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +40,7 @@ def quantize_for_training(model: nn.Module, settings: TrainingSettings, quantize
     loaded with the rules.
     """
     from ..nn import kind_of
-    from ..rules.model_quantization import quantize_model
-    from ..rules.qt import QtProvider, load_quant_stats
-    from ..rules.statistics_file import of_component, read_statistics
+    from ..rules import QtProvider, load_quant_stats, quantize_model, statistics_file
 
     others = [
         re.escape(path)
@@ -52,7 +50,7 @@ def quantize_for_training(model: nn.Module, settings: TrainingSettings, quantize
     first = [QuantizationRule(module_path="|".join(others))] if others else []
     net = quantize_model(model, QtProvider([*first, *settings.rules]))
     if settings.quant_stats is not None:
-        load_quant_stats(net, of_component(read_statistics(settings.quant_stats), ""))
+        load_quant_stats(net, statistics_file.of_component(statistics_file.read_statistics(settings.quant_stats), ""))
     return net
 
 

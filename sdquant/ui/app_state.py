@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SdquantError
-from ..settings import Settings
-from ..settings import file as settings_file
+from ..settings import Settings, settings_file
 from .model_manager import Engine, Job
 from .plan_preview import Target
 

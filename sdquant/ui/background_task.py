@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
-from ..models.generate import Stopped
+from ..models import Stopped
 from .model_manager import Job, Progress
 
 if TYPE_CHECKING:

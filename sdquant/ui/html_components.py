@@ -7,11 +7,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.choices import NO_OFFLOAD
+from ..core import NO_OFFLOAD
 from ..utils.byte_sizes import size
 
 if TYPE_CHECKING:
-    from ..planning.plan import ComponentPlan, Plan
+    from ..planning import ComponentPlan, Plan
     from .model_folders import Roots
     from .model_manager import GeneratedImage, Progress
 

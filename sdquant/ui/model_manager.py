@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
-from ..models.generate import Stopped
+from ..models import Stopped
 
 if TYPE_CHECKING:
-    from ..planning.plan import Plan
-    from ..planning.request import Request
+    from ..planning import Plan, Request
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class Engine:
         Raises:
             SdquantError: the model cannot be loaded, or cannot draw the image. Stopped: the job was cancelled.
         """
-        from ..models.generate import draw
+        from ..models import draw
 
         job = job or Job()
         with self._mine(job):
@@ -190,9 +189,9 @@ class Engine:
             self._turn.release()
 
     def _switch(self, request: Request, job: Job) -> LoadedModel:
-        from ..loading.loader import load_planned
-        from ..models.pipelines import weight_bytes
-        from ..planning.preparation import prepare
+        from ..loading import load_planned
+        from ..models import weight_bytes
+        from ..planning import prepare
         from ..utils.buffers import give_back
 
         if self._held is not None and self._held.asked == request and not _changed(self._held):

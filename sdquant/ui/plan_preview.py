@@ -9,21 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..compat import hardware, look_up
-from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
-from ..compat.row import OFFLOADS, Query, meant
+from ..compat import OFFLOADS, Query, hardware, look_up, meant, requirements
 from ..core import registry
 from ..errors import SdquantError
-from ..planning.preparation import prepare
-from ..planning.request import AUTO, NOT_QUANTIZED
-from ..planning.settings_fields import fields
-from ..settings import Settings, role_of
-from ..settings.suggestions import Fix, fixes
+from ..planning import AUTO, NOT_QUANTIZED, fields, prepare
+from ..settings import Fix, Settings, fixes, role_of
 
 if TYPE_CHECKING:
-    from ..compat.hardware import Machine
-    from ..planning.plan import Plan
-    from ..planning.request import Request
+    from ..compat import Machine
+    from ..planning import Plan, Request
 
 # From the best to the worst; a choice has the worst verdict of all schemes it is combined with.
 VERDICTS = ("works", "slow", "untested", "breaks")
@@ -155,12 +149,12 @@ def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return SupportBadge(verdict="breaks", why=why, fix="Leave the runtime at its default")
     mode = "found" if disk_scheme is not None else values["mode"] if values["mode"] != "auto" else "pre"
-    trouble = problem(scheme.codec, here.versions)
-    if trouble is not None and disk_scheme is None and scheme.name not in PACKAGE_OPTIONAL:
-        return SupportBadge(verdict="breaks", why=trouble, fix=pip_line(scheme.codec) or "")
-    lacks = runtime_problem(scheme.codec, runtime, here.versions)
+    trouble = requirements.problem(scheme.codec, here.versions)
+    if trouble is not None and disk_scheme is None and scheme.name not in requirements.PACKAGE_OPTIONAL:
+        return SupportBadge(verdict="breaks", why=trouble, fix=requirements.pip_line(scheme.codec) or "")
+    lacks = requirements.runtime_problem(scheme.codec, runtime, here.versions)
     if lacks is not None:
-        return SupportBadge(verdict="breaks", why=lacks, fix=pip_line(scheme.codec, runtime) or "")
+        return SupportBadge(verdict="breaks", why=lacks, fix=requirements.pip_line(scheme.codec, runtime) or "")
     named = values["offload"]
     rows = [
         look_up(

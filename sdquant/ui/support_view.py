@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..planning.settings_fields import fields
+from ..planning import fields
 from . import html_components
 from .html_components import escape
 from .plan_preview import VERDICTS, Review

@@ -151,7 +151,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     found = Counted()
-    monkeypatch.setattr(asking, "replacement", found)
+    monkeypatch.setattr(asking.sdpa, "replacement", found)
     monkeypatch.setattr(asking, "LEAST", 0)
     yield found
     assert torch._C._len_torch_function_stack() == 0

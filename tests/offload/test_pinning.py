@@ -82,5 +82,5 @@ def test_other_devices_pin_as_torch_does() -> None:
 @pytest.mark.parametrize(("free", "pins"), [(3 << 20, True), (2 << 20, False)])
 def test_group_offload_pins_no_more_than_may_be(free: int, pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """1.1 MB of weights, of which torch makes 2: diffusers pins all before the first call, or each for its own."""
-    monkeypatch.setattr(group_hooks, "ram", lambda: (1 << 40, free))
+    monkeypatch.setattr(group_hooks.hardware, "ram", lambda: (1 << 40, free))
     assert group_hooks.can_pin(torch.nn.Linear(512, 540, bias=False)) == pins

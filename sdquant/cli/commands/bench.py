@@ -9,14 +9,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...evaluation.benchmark import CLOCKS, INPUT_KINDS, PROMPT
+from ...evaluation import CLOCKS, INPUT_KINDS, PROMPT
 from ...utils.byte_sizes import size
 from ...utils.images import SUFFIXES, save
 from ...utils.progress import report_bar
 from .. import _common
 
 if TYPE_CHECKING:
-    from ...evaluation.benchmark import Benchmark, BenchmarkRow
+    from ...evaluation import Benchmark, BenchmarkRow
 
 HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write, and print the table. Nothing is written before all is measured."""
-    from ...evaluation.benchmark import bench
+    from ...evaluation import bench
     from ...utils.figure import require
 
     to_stdout = args.json_file is not None and str(args.json_file) == "-"
@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
             **values,
         )
     if args.output is not None:
-        from ...evaluation.benchmark.figure import sheet
+        from ...evaluation import benchmark_figure
 
-        save(sheet(result), args.output, optimize=True)
+        save(benchmark_figure.sheet(result), args.output, optimize=True)
     if to_stdout:
         _common.print_json(result.to_dict())
     else:
@@ -143,12 +143,12 @@ def render(result: Benchmark) -> str:
 
 
 def _cells(row: BenchmarkRow) -> tuple[str, ...]:
-    from ...evaluation.benchmark.figure import decibels, seconds
+    from ...evaluation import benchmark_figure
 
     if row.error is not None:
         return (row.name, *("-",) * (len(HEADER) - 1))
     assert row.step_seconds is not None and row.load_seconds is not None
     return (
-        row.name, size(row.bytes or 0), f"{row.load_seconds:.2f} s", size(row.peak or 0), seconds(row.step_seconds),
-        f"{row.ratio:.2f}", decibels(row),
+        row.name, size(row.bytes or 0), f"{row.load_seconds:.2f} s", size(row.peak or 0),
+        benchmark_figure.seconds(row.step_seconds), f"{row.ratio:.2f}", benchmark_figure.decibels(row),
     )  # fmt: skip

@@ -8,14 +8,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.choices import NO_OFFLOAD
+from ...core import NO_OFFLOAD
 from ...errors import SettingsError
 from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ...rules.qconfig import QuantizationRule
+    from ...rules import QuantizationRule
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
     from ... import offload
-    from ...loading.loader import load_planned
-    from ...planning.preparation import prepare
-    from ...rules.statistics_file import write_statistics
-    from ...saving.model_files import refuse_existing
-    from ...training.calibration import Calibration, calibrate, prepare_models, refuse_unfollowed
+    from ...loading import load_planned
+    from ...planning import prepare
+    from ...rules import statistics_file
+    from ...saving import model_files
+    from ...training import Calibration, calibrate, prepare_models, refuse_unfollowed
     from ...utils.distributed import processes
 
     _common.refuse_target(args.out, (".safetensors",))
-    refuse_existing(args.out, args.overwrite)
+    model_files.refuse_existing(args.out, args.overwrite)
     request = _common.request_of(args, rules=None, offload=NO_OFFLOAD, budget=None)
     offloaded = _common.request_of(args)
     _common.refuse_auto(offloaded, "calibration runs the unquantized model in an explicit offload mode")
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 log.warning("%s holds the ranges found so far: run the same command again to resume", partial)
             raise
         if here.rank == 0:
-            write_statistics(args.out, stats, {"task": task.to_dict()})
+            statistics_file.write_statistics(args.out, stats, {"task": task.to_dict()})
         here.barrier()
         partial.unlink(missing_ok=True)
     if here.rank == 0:
@@ -107,8 +107,7 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
     Raises:
         SettingsError: not exactly one of the three is set, or the preset does not quantize activations.
     """
-    from ...training import config
-    from ...training.config.quantization import quantization_of
+    from ...training import config, quantization_of
 
     ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
     flags = [flag for flag, value in ways.items() if value is not None]

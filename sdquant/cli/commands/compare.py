@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...planning.request import NOT_QUANTIZED
+from ...planning import NOT_QUANTIZED
 from ...utils.byte_sizes import size
 from ...utils.images import SUFFIXES, save
 from ...utils.progress import report_bar
@@ -15,8 +15,8 @@ from .. import _common
 if TYPE_CHECKING:
     import argparse
 
-    from ...evaluation.comparison import Comparison, ComparisonRow
-    from ...planning.request import Quant, Request
+    from ...evaluation import Comparison, ComparisonRow
+    from ...planning import Quant, Request
 
 HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")
 OUT = Path("sdquant-compare.png")
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw with each scheme, write the picture, print the table. Nothing is written before all schemes are done."""
-    from ...evaluation.compare import compare, sheet
+    from ...evaluation import compare
     from ...utils.figure import require
 
     out = args.out if args.out is not None or args.json else OUT
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     quants = [one(word) for word in args.quant] if args.quant else _default(request)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     with report_bar("Comparing", "step", args.progress) as on_progress:
-        comparison = compare(
+        comparison = compare.compare(
             values.pop("path"),
             quants,
             prompt=args.prompt,
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             **{name: value for name, value in values.items() if name != "quant"},
         )
     if out is not None:
-        save(sheet(comparison), out, optimize=True)
+        save(compare.sheet(comparison), out, optimize=True)
     if args.json:
         _common.print_json({"picture": None if out is None else str(out), **comparison.to_dict()})
     else:
@@ -84,9 +84,9 @@ def one(word: str) -> Quant:
 
 
 def _default(request: Request) -> tuple[Quant, ...]:
-    from ...evaluation.compare import allowed
+    from ...evaluation import compare
 
-    return allowed(
+    return compare.allowed(
         request.offload,
         mode=request.mode,
         runtime=request.runtime,

@@ -11,7 +11,7 @@ from .. import _common
 if TYPE_CHECKING:
     import argparse
 
-    from ...demo.run import DemoRow, Result, SkippedCase
+    from ...demo import DemoRow, Result, SkippedCase
 
 HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "an image", "digits right", "PSNR")
 
@@ -58,7 +58,7 @@ def render_demo(result: Result) -> str:
 
 
 def _cells(case: DemoRow | SkippedCase) -> tuple[str, ...]:
-    from ...demo.run import SkippedCase
+    from ...demo import SkippedCase
 
     if isinstance(case, SkippedCase):
         return (case.label, case.backend, "skipped", *("",) * (len(HEADER) - 3))

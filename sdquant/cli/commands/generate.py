@@ -13,7 +13,7 @@ from .. import _common, _config_form
 if TYPE_CHECKING:
     import argparse
 
-    from ...training.config import RunConfig
+    from ...training import RunConfig
 
 # Flags that a config has another name for.
 _KEYS = (
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, draw, write. Images are written one by one, each under its name only when it is whole."""
-    from ...loading.loader import load
-    from ...models.generate import draw
+    from ...loading import load
+    from ...models import draw
 
     if "config_of" in args:
         config = _config_form.read(args)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_config(config: RunConfig, args: argparse.Namespace) -> int:
     """Draw as a config says: images and the whole config are written to output_dir/run_name."""
-    from ...training.config.generate import draw_config
+    from ...training import draw_config
 
     if "prompt" not in config.given:
         raise SettingsError("prompt is not set", "images need a prompt", 'Set it in the file, or add prompt="a text"')

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...formats.type_histogram import SHOWN
+from ...formats import type_histogram
 from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ...models.detection import Detected
+    from ...models import Detected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Detect, and print."""
-    from ...models.detection import detect
+    from ...models import detect
 
     path = _common.place(args.path)
     if args.verify:
-        from ...loading.verification import verify
+        from ...loading import verify
 
         detected = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
     else:
@@ -80,9 +80,9 @@ def _print_types(detected: Detected) -> None:
         return
     for name, part in (detected.parts or {"": detected}).items():
         names = part.high_precision
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        more = f" and {len(names) - type_histogram.SHOWN} more" if len(names) > type_histogram.SHOWN else ""
         if names:
-            print(f"\n{name + ': ' if name else ''}not quantized: {', '.join(names[:SHOWN])}{more}")
+            print(f"\n{name + ': ' if name else ''}not quantized: {', '.join(names[: type_histogram.SHOWN])}{more}")
 
 
 def _quant(one: Detected) -> str:

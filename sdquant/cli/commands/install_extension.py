@@ -15,7 +15,7 @@ from .. import _common
 if TYPE_CHECKING:
     import argparse
 
-    from ...hosts.host import HostProgram
+    from ...hosts import HostProgram
 
 NAME = "sdquant"
 # Where a web UI's folder has the Python that it runs with, if it has one of its own.

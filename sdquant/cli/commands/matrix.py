@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look every cell up, and print."""
     from ... import compat
-    from ...compat import hardware
-    from ...compat.row import OFFLOADS
+    from ...compat import OFFLOADS, hardware
     from ...core import registry
 
     device = args.device or hardware.device_kind(hardware.default_device(hardware.probe()))

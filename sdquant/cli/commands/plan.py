@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.choices import LONE
+from ...core import LONE
 from ...errors import MissingComponentError
 from .. import _common
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from ...planning.plan import ComponentPlan, Peak, Plan
+    from ...planning import ComponentPlan, Peak, Plan
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
     from ...compat import hardware
-    from ...planning.estimate import meta_models, peak_memory, step_time
-    from ...planning.preparation import prepare
+    from ...planning import meta_models, peak_memory, prepare, step_time
 
     plan = prepare(_common.request_of(args), machine := hardware.probe())
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...core import registry
 from ...errors import SettingsError
-from ...planning.request import RULES
+from ...planning import RULES
 from ...utils import distributed
 from .. import _common
 
@@ -39,12 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
-    from ...loading.loader import load_planned
-    from ...planning import locate
-    from ...planning.preparation import prepare
-    from ...saving import export_gguf, export_single_file
-    from ...saving.model_files import refuse_existing, refuse_nested, refuse_portable_file, save
-    from ...saving.portable import of_model, refuse_scheme, said
+    from ...loading import load_planned
+    from ...planning import locate, prepare
+    from ...saving import export_gguf, export_single_file, model_files, portable, save
     from ...utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
@@ -59,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
     each = [quant] if isinstance(quant, str) else list(quant.values())
     _common.refuse_target(out)
     gguf = [text for text in each if text != "none" and not registry.parse(text).scheme.on_the_fly]
-    refuse_existing(out, args.overwrite)
-    refuse_nested(Path(_common.place(args.path)), out)
+    model_files.refuse_existing(out, args.overwrite)
+    model_files.refuse_nested(Path(_common.place(args.path)), out)
     if args.portable:
         for text in each:
             if text != "none":
-                refuse_scheme(registry.parse(text).scheme)
+                portable.refuse_scheme(registry.parse(text).scheme)
         if out.suffix in (".safetensors", ".gguf"):
-            refuse_portable_file(out)
+            model_files.refuse_portable_file(out)
     if distributed.launched():
         _refuse_together(args, out, [*gguf])
         return _run_together(args, out)
@@ -93,12 +90,12 @@ def run(args: argparse.Namespace) -> int:
         require_space(out, plan.bytes)  # before the work, not after it
         model = load_planned(request, plan)
         if out.suffix == ".safetensors":
-            from ...models.pipelines import main_part
+            from ...models import main_part
 
             model = main_part(model)
-        floats = of_model(model) if args.portable else ()
+        floats = portable.of_model(model) if args.portable else ()
         if floats:
-            more = said(floats, _common.size(sum(row.nbytes for row in floats)))
+            more = portable.said(floats, _common.size(sum(row.nbytes for row in floats)))
         save(model, out, overwrite=args.overwrite, portable=args.portable)
     _say(out)
     if more:
@@ -108,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(out: Path) -> None:
     """Print the schemes and the size of the written model."""
-    from ...models.detection import detect
+    from ...models import detect
 
     detected = detect(out)
     quants = dict.fromkeys(part.quant for part in (detected.parts or {"": detected}).values() if part.quant)
@@ -118,7 +115,7 @@ def _say(out: Path) -> None:
 def _run_together(args: argparse.Namespace, out: Path) -> int:
     """Quantize a share of the weights in each process of torchrun; the first prints the result."""
     from ...loading import distributed_quantize
-    from ...planning.preparation import prepare
+    from ...planning import prepare
 
     request = _common.request_of(args)
     with distributed.processes() as ranks:

@@ -9,7 +9,7 @@ from .. import _common, _config_form
 if TYPE_CHECKING:
     import argparse
 
-    from ...training.run import Summary
+    from ...training import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     config = _config_form.read(args)
     if config is None:
         return 0
-    from ...training.run import train
+    from ...training import train
 
     done = train(config, progress=args.progress)
     if done.first and args.json:

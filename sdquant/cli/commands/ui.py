@@ -45,13 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from ...settings.file import default_path
-    from ...ui.model_folders import Roots
-    from ...ui.server.serve import gradio_is_there, serve
+    from ...settings import settings_file
+    from ...ui import Roots, gradio_is_there, serve
 
     gradio_is_there()
     roots = Roots(args.models)
-    settings = args.settings if args.settings is not None else default_path()
+    settings = args.settings if args.settings is not None else settings_file.default_path()
 
     def build() -> object:
         return importlib.import_module("sdquant.ui.app").build(roots, settings)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...models.dummy_inputs import Inputs
+    from ...models import Inputs
     from .specs import LoadSpec
 
 NO_GPU = "diffusers refuses bitsandbytes on the CPU: bitsandbytes' own modules were put in the place of the linear ones"
@@ -71,13 +71,13 @@ def _pretrained(job: LoadSpec, config: Any = None, **values: Any) -> Any:
 
 
 def _class(job: LoadSpec) -> Any:
-    from ...models.components import model_class
+    from ...models import model_class
 
     return model_class("diffusers", job.class_name)
 
 
 def _dtype(job: LoadSpec) -> Any:
-    from ...core.dtypes import dtype_named
+    from ...core import dtype_named
 
     return dtype_named(job.dtype)
 
@@ -101,10 +101,10 @@ def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
     """Replace all `nn.Linear` with bitsandbytes' modules, as diffusers does on a GPU."""
     from torch import nn
 
-    from ...backends._bnb_library import library
-    from ...models.components import set_module
+    from ...backends import bnb_library
+    from ...models import set_module
 
-    bnb = library()
+    bnb = bnb_library()
     for path, old in [*model.named_modules()]:
         if type(old) is not nn.Linear:
             continue
@@ -126,9 +126,9 @@ def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
 
 
 def _import_bitsandbytes() -> None:
-    from ...backends._bnb_library import library
+    from ...backends import bnb_library
 
-    library()
+    bnb_library()
 
 
 def _quanto(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
@@ -142,7 +142,7 @@ def _quanto(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
 
 
 def _import_quanto() -> None:
-    from ...backends._quanto_extension import without_compiler
+    from ...backends import without_compiler
 
     without_compiler()
     with warnings.catch_warnings():
@@ -196,7 +196,7 @@ def _nncf(job: LoadSpec, form: str, inputs: Inputs) -> nn.Module:
 
 
 def _import_nncf() -> None:
-    from ...models.components import quiet
+    from ...models import quiet
 
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

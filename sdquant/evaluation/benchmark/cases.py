@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ... import compat
 from ...core import registry
 from ...errors import ConflictError, SdquantError
-from ...planning.preparation import prepare
+from ...planning import prepare
 from ..compare import AS_FOUND, allowed
 from . import baselines
 from .results import BenchmarkRow
@@ -19,7 +19,7 @@ from .specs import LoadSpec
 from .target import is_float, request_for
 
 if TYPE_CHECKING:
-    from ...planning.request import Request
+    from ...planning import Request
     from .specs import ModelUnderTest
 
 # Schemes measured by default: those that quantize while they load and have a peer, and fp8.
@@ -102,7 +102,7 @@ def _of_scheme(target: ModelUnderTest, text: str, common: LoadSpec, versions: Ma
 
 def _written(target: ModelUnderTest, scheme: str, work: Path) -> Request:
     """Write a GGUF file of the component and return the request for it."""
-    from ...saving.export_gguf import quantize_file
+    from ...saving import quantize_file
 
     if target.scheme is not None:
         raise ConflictError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...models.dummy_inputs import Inputs, moved
+from ...models import Inputs, dummy_inputs
 from ...utils.byte_sizes import size as readable
 from ...utils.metrics import decibels
 
@@ -30,14 +30,15 @@ def of_pipeline(pipe: Any, prompt: str, size: tuple[int, int] | None, seed: int)
     Raises:
         SdquantError: as `generate.draw`.
     """
-    from ...models.generate import draw, native_size
-    from ...models.pipelines import main_part
+    from ...models import draw, main_part, native_size
 
     caught: list[Inputs] = []
 
     def catch(_: nn.Module, args: tuple[Any, ...], values: dict[str, Any]) -> None:
         with torch.no_grad():
-            caught.append((moved(args, torch.device("cpu")), moved(values, torch.device("cpu"))))
+            caught.append(
+                (dummy_inputs.moved(args, torch.device("cpu")), dummy_inputs.moved(values, torch.device("cpu")))
+            )
         raise _Caught
 
     width, height = size or (native_size(pipe), native_size(pipe))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...compat import hardware
 from ...errors import SettingsError
-from ...planning.request import Request, make_request
+from ...planning import Request, make_request
 from ...utils.atomic_write import whole_file
 from . import cases
 from .progress import JobProgress, counted
@@ -200,11 +200,11 @@ def _inputs(
     if kind == "random" or (kind == "auto" and target.pipeline is None):
         import torch
 
-        from ...models.dummy_inputs import random, side_of
+        from ...models import dummy_inputs
         from .inputs import batch_of
 
-        size = size or (side_of(target.config) or SIDE,) * 2
-        tensors = random(target.class_name, target.config, size, batch, seed)
+        size = size or (dummy_inputs.side_of(target.config) or SIDE,) * 2
+        tensors = dummy_inputs.random(target.class_name, target.config, size, batch, seed)
         torch.save(tensors, work / INPUTS)
         return "random", size, batch_of(tensors)
     if target.pipeline is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...planning.request import Request
+    from ...planning import Request
 
 # Files in the benchmark's own folder.
 INPUTS, WANTED = "inputs.pt", "wanted.pt"

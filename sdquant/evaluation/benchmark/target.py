@@ -6,15 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.choices import LONE, MAIN
+from ...core import LONE, MAIN
 from ...errors import UnsupportedFileError
-from ...formats.checkpoint import main_dtype
-from ...planning.preparation import prepare
-from ...planning.request import NOT_QUANTIZED, Request
+from ...formats import main_dtype
+from ...planning import NOT_QUANTIZED, Request, prepare
 from .specs import ModelUnderTest
 
 if TYPE_CHECKING:
-    from ...formats.checkpoint import Checkpoint
+    from ...formats import Checkpoint
     from ...planning import Plan
 
 

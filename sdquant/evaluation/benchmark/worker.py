@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ...models.dummy_inputs import Inputs
+    from ...models import Inputs
     from .specs import LoadSpec
 
 
@@ -42,7 +42,7 @@ class HeldModel:
         """Import all modules that a model of this kind needs, so that load times exclude imports."""
         import torch
 
-        from ...models.components import quiet
+        from ...models import quiet
 
         torch.set_num_threads(self.job.threads)
         self._load = self._prepare_peer() if self.job.peer else self._prepare_ours()
@@ -57,9 +57,9 @@ class HeldModel:
     def _prepare_ours(self) -> Callable[[], Any]:
         import torch
 
-        from ...core.backend import Unfit
-        from ...loading.loader import import_classes, load_planned
-        from ...planning.preparation import prepare
+        from ...core import Unfit
+        from ...loading import import_classes, load_planned
+        from ...planning import prepare
 
         request = self.job.asked
         plan = prepare(request)
@@ -75,7 +75,7 @@ class HeldModel:
         return lambda: load_planned(request, plan)
 
     def _prepare_peer(self) -> Callable[[], Any]:
-        from ...models.components import model_class
+        from ...models import model_class
         from .baselines import peer
 
         assert self.job.peer is not None and self.job.scheme is not None
@@ -93,16 +93,16 @@ class HeldModel:
     def _read(self) -> Inputs:
         import torch
 
-        from ...models.dummy_inputs import moved
+        from ...models import dummy_inputs
         from .specs import INPUTS
 
         args, values = torch.load(self.job.work / INPUTS, weights_only=True)
         device, dtype = torch.device(self.job.device), getattr(torch, self.job.dtype)
-        return moved(tuple(args), device, dtype), moved(values, device, dtype)
+        return dummy_inputs.moved(tuple(args), device, dtype), dummy_inputs.moved(values, device, dtype)
 
     def load(self) -> dict[str, Any]:
         """Load the model; return load times in seconds, the bytes of its weights and the runtime."""
-        from ...models.pipelines import main_part
+        from ...models import main_part
         from ...offload import weight_bytes
 
         wall, cpu = time.perf_counter(), time.process_time()
@@ -170,7 +170,7 @@ class HeldModel:
         """Context in which traces show quantized layers by scheme and name: the profiler does not see kernels in C."""
         from torch.profiler import record_function
 
-        from ...nn.quantized_layers import QuantizedLayer
+        from ...nn import QuantizedLayer
 
         running: list[Any] = []
         hooks = []
@@ -197,7 +197,7 @@ class HeldModel:
         """Capture and save the inputs that the pipeline passes to its UNet or transformer."""
         import torch
 
-        from ...loading.loader import load
+        from ...loading import load
         from .inputs import batch_of, of_pipeline
         from .specs import INPUTS
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.gguf_types import TYPES
+from ...core import gguf_types
 from ...errors import BadFileError
 from ..tensor_file import TensorFile
 from .header import GGUFHeader, GGUFTensor, Skipped, read_header
@@ -49,10 +49,10 @@ class GGUFFile(TensorFile):
                 f"it has no tensor {key!r}",
                 "List its tensors with `sdquant inspect`",
             )
-        dtype = getattr(torch, TYPES[row.type].dtype or "uint8")
+        dtype = getattr(torch, gguf_types.TYPES[row.type].dtype or "uint8")
         count = row.nbytes // dtype.itemsize
         flat = torch.frombuffer(self._mapped(), dtype=dtype, count=count, offset=row.offset)
-        kind = TYPES[row.type]
+        kind = gguf_types.TYPES[row.type]
         return flat.view(row.shape) if kind.dtype else flat.view(-1, kind.nbytes)
 
     def __enter__(self) -> GGUFFile:

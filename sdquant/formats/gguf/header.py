@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...core.backend import TensorInfo
-from ...core.gguf_types import BY_ID, REFUSED, TYPES, GGMLType
+from ...core import TensorInfo, gguf_types
 from ...errors import BadFileError, UnsupportedFileError
 from ..tensor_file import Header
 from ._cursor import AGAIN, Cursor
@@ -214,13 +213,13 @@ def _stored(cursor: Cursor, name: str, sizes: list[int]) -> tuple[int, ...]:
     return shape
 
 
-def _type(cursor: Cursor, name: str, stored: tuple[int, ...], number: int) -> GGMLType:
-    kind = BY_ID.get(number)
+def _type(cursor: Cursor, name: str, stored: tuple[int, ...], number: int) -> gguf_types.GGMLType:
+    kind = gguf_types.BY_ID.get(number)
     if kind is None:
         raise UnsupportedFileError(
             f"Cannot read tensor {name!r} in GGUF file {cursor.path}",
-            REFUSED.get(number, f"this version of sdquant does not know type number {number}"),
-            f"Use a file that has only the types {', '.join(TYPES)}",
+            gguf_types.REFUSED.get(number, f"this version of sdquant does not know type number {number}"),
+            f"Use a file that has only the types {', '.join(gguf_types.TYPES)}",
         )
     if stored[-1] % kind.block:
         why = f"tensor {name!r} has rows of {stored[-1]} weights, not a multiple of {kind.name}'s block of {kind.block}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ...core.gguf_types import TYPES
+from ...core import gguf_types
 from ...utils.atomic_write import whole_file
 from ._values import ARRAY, BOOL, FORMS, NAMES, STRING
 from .header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
@@ -79,7 +79,7 @@ def _place(tensors: Iterable[Row], values: dict[str, Any]) -> list[_Place]:
         stored = _stored(tuple(shape), kind)
         if shape and stored != tuple(shape):
             values[ORIG_SHAPE + name] = list(shape)
-        nbytes = TYPES[kind].size(math.prod(stored))
+        nbytes = gguf_types.TYPES[kind].size(math.prod(stored))
         places.append(_Place(name, kind, stored, nbytes, offset, data))
         offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return places
@@ -89,7 +89,7 @@ def _stored(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
     """Return the shape to store: unchanged if rows are whole blocks, else flat rows of 256 (or of one block)."""
     if not shape:
         return (1,)
-    block = TYPES[kind].block
+    block = gguf_types.TYPES[kind].block
     if shape[-1] % block == 0 and (len(shape) <= 4 or kind in FIVE_DIMS):
         return shape
     numel = math.prod(shape)
@@ -105,7 +105,7 @@ def _header(places: list[_Place], values: Mapping[str, Any]) -> bytes:
     for place in places:
         out.append(_string(place.name) + struct.pack("<I", len(place.stored)))
         out.append(struct.pack(f"<{len(place.stored)}Q", *place.stored[::-1]))
-        out.append(struct.pack("<IQ", TYPES[place.type].id, place.offset))
+        out.append(struct.pack("<IQ", gguf_types.TYPES[place.type].id, place.offset))
     header = b"".join(out)
     return header + bytes(-len(header) % ALIGNMENT)
 
@@ -169,7 +169,7 @@ def _raw(place: _Place, tensor: Tensor) -> memoryview:
 
     from ...utils.buffers import dense
 
-    dtype = TYPES[place.type].dtype
+    dtype = gguf_types.TYPES[place.type].dtype
     if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):
         raise ValueError(f"tensor {place.name!r} is {tensor.dtype}, but {place.type} is not stored in that dtype")
     return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data

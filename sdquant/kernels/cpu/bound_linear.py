@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ...core.packed_layout import Activations, PackedLayout
+    from ...core import Activations, PackedLayout
     from ..base import Coding, Parts, Prepared
 
 Own = Mapping[str, "Tensor | None"]

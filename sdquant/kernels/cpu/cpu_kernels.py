@@ -16,7 +16,7 @@ from .threads import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
     from ..base import EightBit, Prepared
 
 # The number of rows of activations up to which our product is faster than dequantizing and torch's own product.

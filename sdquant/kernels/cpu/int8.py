@@ -21,8 +21,7 @@ from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
 
 if TYPE_CHECKING:
-    from ...core.backend import Geometry
-    from ...core.packed_layout import Activations, PackedLayout
+    from ...core import Activations, Geometry, PackedLayout
     from ..base import Parts
 
 KINDS = ("int", "float8_e4m3fn", "float8_e5m2")  # of `numbers_of`

@@ -16,7 +16,7 @@ from .layout_descriptors import TYPES, addresses, describe_layout, is_blocks
 from .threads import over_rows
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
     from ..base import Parts
 
 

@@ -13,7 +13,7 @@ from ...core import code_tables, ggml_iq, gguf_types
 from . import extension
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
     from ..base import Parts
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
 
 # Weights in a chunk of a packing that keeps its scales elsewhere. Every usual group is a multiple of it.
 CHUNK = 32

@@ -20,7 +20,7 @@ from . import int8_gemm
 from .bound_linear import BoundLinear
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
     from ..base import EightBit, Parts
     from .bound_linear import BoundWeight, Own
     from .launch_config import Launch

@@ -22,7 +22,7 @@ from .launch import decode, product
 from .launch_config import Launch, pointers
 
 if TYPE_CHECKING:
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
     from ..base import Parts
 
 Own = Mapping[str, "Tensor | None"]

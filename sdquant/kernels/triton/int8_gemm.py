@@ -24,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...core.dtypes import dtype_name
+from ...core import dtype_name
 from ...utils.tensors import divided
 from ..row_codes import RowCodes
 from .activations import again_kernel, quantize_kernel
@@ -36,7 +36,7 @@ from .tiles import RUN, SPREAD, Tile, Tiles, best, tiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 AT_ONCE = 16384  # columns of a row that a program keeps in registers while it looks for the largest

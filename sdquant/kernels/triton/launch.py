@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import triton
 
-from ...core.dtypes import dtype_name
+from ...core import dtype_name
 from .blocks import block_of
 from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
 
 DECODED_AT_ONCE = 4096  # weights for each program that decodes
 _WARPS = 4

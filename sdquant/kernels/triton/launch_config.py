@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from ...core import code_tables
-from ...core.ggml_iq import NON_LINEAR
-from ...core.gguf_fields import places
+from ...core import code_tables, ggml_iq, gguf_fields
 from ...utils.device_constants import constant
 from .blocks import Block, block_of
 from .decoding import rounded
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
 
 
 # Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported), on the CPU.
@@ -94,7 +92,7 @@ def plan_of(form: PackedLayout) -> LaunchConfig:
         "many": form.rows * form.columns // form.group if form.apart else 1,
     }
     # -1 for a field that the type lacks.
-    at = {} if own else places(form.packing, apart=form.apart)
+    at = {} if own else gguf_fields.places(form.packing, apart=form.apart)
     start = {name: at[name].start if name in at else -1 for name in _FIELDS}
     step = {name: at[name].step if name in at else 0 for name in _FIELDS}
     compiled = {
@@ -147,5 +145,5 @@ def pointers(form: PackedLayout, parts: Mapping[str, Tensor], block: Block) -> d
 def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """Return the values of a table's codes, float32."""
     if name == "iq4":
-        return torch.tensor(NON_LINEAR, dtype=torch.float32, device=device)
+        return torch.tensor(ggml_iq.NON_LINEAR, dtype=torch.float32, device=device)
     return code_tables.code_table(name, arithmetic, device)

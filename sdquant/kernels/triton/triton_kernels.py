@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from ...core.gguf_types import TYPES
-from ...core.torch_dtypes import COMPUTE_DTYPES
+from ...core import gguf_types, torch_dtypes
 from ..base import Reader
 from . import imports
 from .blocks import GGUF, block_of
@@ -15,7 +14,7 @@ from .blocks import GGUF, block_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...core.packed_layout import PackedLayout
+    from ...core import PackedLayout
     from ..base import EightBit, Parts, Prepared
 
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
@@ -45,9 +44,9 @@ class TritonReader(Reader):
     name: ClassVar[str] = "triton"
 
     def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
-        if dtype not in COMPUTE_DTYPES or form.taps > 1 or block_of(form) is None:
+        if dtype not in torch_dtypes.COMPUTE_DTYPES or form.taps > 1 or block_of(form) is None:
             return False
-        if form.scale and not form.nested and parts[form.scale].dtype not in COMPUTE_DTYPES:
+        if form.scale and not form.nested and parts[form.scale].dtype not in torch_dtypes.COMPUTE_DTYPES:
             return False
         launcher, codes = imports.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):
@@ -59,7 +58,7 @@ class TritonReader(Reader):
         in file order, too: the compiled code is the same for both."""
         if form.packing not in GGUF or block_of(form) is None or imports.launcher() is None:
             return False
-        return TYPES[form.packing].nbytes % _WIDEST > 0
+        return gguf_types.TYPES[form.packing].nbytes % _WIDEST > 0
 
     def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         launcher = imports.launcher()

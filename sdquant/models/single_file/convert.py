@@ -13,22 +13,17 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ...core.backend import Cut, PrequantizedWeight, TensorInfo, Unfit
-from ...core.dtypes import FLOATS, dtype_name, dtype_named
-from ...core.packed_reader import read_weight
+from ...core import FLOATS, Cut, PrequantizedWeight, TensorInfo, Unfit, dtype_name, dtype_named, read_weight
 from ...errors import BadFileError, UnsupportedFileError
-from ...formats import model_families, text_encoders
-from ...formats.checkpoint import main_dtype
+from ...formats import main_dtype, model_families, text_encoders
 from . import converters
 from .converter_patches import completed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...core.backend import PackedSpec
-    from ...core.packed_rows import Range
-    from ...formats.checkpoint import Checkpoint
-    from ...formats.tensor_file import Recipe, TensorFile
+    from ...core import PackedSpec, packed_rows
+    from ...formats import Checkpoint, Recipe, TensorFile
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +112,7 @@ def with_projection(src: Checkpoint) -> Checkpoint:
         return src  # then it is missing indeed
     import torch
 
-    from ...formats.tensor_file import Recipe
+    from ...formats import Recipe
 
     dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
@@ -269,7 +264,9 @@ def _pack(src: Checkpoint, match: PrequantizedWeight, files: Mapping[Path, Tenso
     return _Pack(packed.spec, packed.nbytes, each, constant)
 
 
-def _cut(src: Checkpoint, name: str, whole: PrequantizedWeight, pack: _Pack, rows: tuple[Range, ...]) -> Cut:
+def _cut(
+    src: Checkpoint, name: str, whole: PrequantizedWeight, pack: _Pack, rows: tuple[packed_rows.Range, ...]
+) -> Cut:
     shape = pack.spec.shape
     if rows == ((0, shape[0]),):
         return Cut(of=whole, shape=shape, rows=(), nbytes=pack.nbytes)

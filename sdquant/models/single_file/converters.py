@@ -13,7 +13,7 @@ from ...formats import model_families
 from . import original_names
 
 if TYPE_CHECKING:
-    from ...formats.checkpoint import Checkpoint
+    from ...formats import Checkpoint
 
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 Config = Mapping[str, Any]

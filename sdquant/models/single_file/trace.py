@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...formats.tensor_file import Get, Recipe
+from ...formats import Get, Recipe
 
 if TYPE_CHECKING:
-    from ...core.packed_rows import Range
+    from ...core import packed_rows
 
 
 def trace_conversion(
@@ -101,7 +101,7 @@ _JOINS = {torch.cat, torch.concat}
 
 def _rows(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, output: Any
-) -> tuple[Range, ...] | None:
+) -> tuple[packed_rows.Range, ...] | None:
     """Return the row ranges of the source that a result consists of; None if it is anything else."""
     first = args[0] if args else None
     if func in _SAME and isinstance(first, Traced):
@@ -127,7 +127,7 @@ def _dim(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int) -> Any:
     return kwargs.get("dim", args[at] if len(args) > at else 0)
 
 
-def _within(rows: tuple[Range, ...] | None, begin: int, end: int) -> tuple[Range, ...] | None:
+def _within(rows: tuple[packed_rows.Range, ...] | None, begin: int, end: int) -> tuple[packed_rows.Range, ...] | None:
     """Return rows `begin` to `end` of the concatenated `rows`."""
     if rows is None:
         return None

@@ -18,7 +18,7 @@ from .library import library
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...core.backend import Packed
+    from ...core import Packed
 
 SCHEMES = frozenset({"int8", "int8_sym", "int4", "int4_sym"})
 MIDDLE = 8  # NNCF adds it to the symmetric codes of 4 bits

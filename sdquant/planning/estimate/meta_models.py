@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ...core import registry
-from ...core.choices import LONE
-from ...core.dtypes import COMPUTE_DTYPES, dtype_named
+from ...core import COMPUTE_DTYPES, LONE, dtype_named, registry
 from ...errors import SdquantError
-from ...formats.checkpoint import main_dtype
+from ...formats import main_dtype
 from ...models import activation_memory, classes, components, pipeline_folders
-from ...nn import openvino
-from ...nn.openvino import memory_model
-from ...offload.host_store import aligned
+from ...nn import openvino, openvino_memory
+from ...offload import host_store
 from ..plan import folder_of, source_of
 
 if TYPE_CHECKING:
-    from ...formats.checkpoint import Checkpoint
-    from ...models.activation_memory import Trace
+    from ...formats import Checkpoint
+    from ...models import Trace
     from ..plan import ComponentPlan, Plan
 
 
@@ -54,12 +51,12 @@ class Network:
         shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
         known = frozenset(shapes)
         weights = [
-            memory_model.CompiledWeight(
+            openvino_memory.CompiledWeight(
                 w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name]
             )
             for w in self.plan.weights
         ]
-        return memory_model.copied_bytes(weights, self._itemsize)
+        return openvino_memory.copied_bytes(weights, self._itemsize)
 
     @property
     def _compiled(self) -> bool:
@@ -143,4 +140,4 @@ def _sizes(part: ComponentPlan, module: nn.Module) -> dict[str, int]:
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
         if name not in sizes
     }
-    return {name: aligned(size) for name, size in (sizes | floats).items()}
+    return {name: host_store.aligned(size) for name, size in (sizes | floats).items()}

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...offload.budget import budget_on
-from ...offload.mode import ComponentSizes
+from ...offload import ComponentSizes, budget_on
 from ...utils import malloc_trim
 from ..plan import Peak
 from .meta_models import Network, of_plan, trace_plan
 
 if TYPE_CHECKING:
-    from ...compat.hardware import Machine
-    from ...models.activation_memory import Trace
+    from ...compat import Machine
+    from ...models import Trace
     from ..plan import Plan
 
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...core.dtypes import dtype_name
-from ...core.gguf_types import TYPES
-from ...models.components import model_name
+from ...core import dtype_name, gguf_types
+from ...models import model_name
 from ..component_types import role_of
 from .layer_timings import Facts, known
 
 if TYPE_CHECKING:
-    from ...models.activation_memory import Trace
-    from ...models.op_counts import Product, Work
+    from ...models import Product, Trace, Work
     from ..plan import ComponentPlan, Plan
 
 # Other operations: seconds per operation that creates a tensor, and per byte that it writes. Fitted to measured ratios
@@ -32,7 +30,7 @@ OTHER, BYTE = 5e-6, 0.4e-9
 NEAR = 0.10
 
 RULES = "rules"  # a scheme that is defined by its options alone
-FLOATS = frozenset(name for name, row in TYPES.items() if row.dtype)  # unquantized GGUF types
+FLOATS = frozenset(name for name, row in gguf_types.TYPES.items() if row.dtype)  # unquantized GGUF types
 
 
 def step(plan: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | None:

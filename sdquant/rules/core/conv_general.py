@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.int_matmul import has_float64
+from ...kernels import int_matmul
 from .dot_general import refuse_two_zero_points, sums_of_codes
 from .numerics import from_codes
 from .qarray import QArray, dequantize
@@ -142,7 +142,7 @@ def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) ->
         parts = [part.view(*piece.shape[: 1 + window.space], len(flat)) for part, piece in shaped]
         return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
     home = codes.device
-    if integer and not has_float64(home):
+    if integer and not int_matmul.has_float64(home):
         codes, taps = codes.cpu(), taps.cpu()
     left, right = as_floats(codes, taps, types)
     with torch.autocast(codes.device.type, enabled=False):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.torch_dtypes import COMPUTE_DTYPES
-from ...kernels.cpu import int8 as native
-from ...kernels.dispatch_guard import undisturbed
+from ...core import torch_dtypes
+from ...kernels import cpu_int8 as native
+from ...kernels import dispatch_guard
 from ..packed_layout import act_how
 from .how_to_quantize import HowToQuantize, tile_sizes
 from .numerics import from_codes
@@ -31,7 +31,13 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
     Return None for what is not done here: methods other than "absmax", static ranges, types with scales of
     their own, other devices.
     """
-    if rule.act_static_scale or x.dtype not in COMPUTE_DTYPES or not x.is_cpu or not x.numel() or not x.ndim:
+    if (
+        rule.act_static_scale
+        or x.dtype not in torch_dtypes.COMPUTE_DTYPES
+        or not x.is_cpu
+        or not x.numel()
+        or not x.ndim
+    ):
         return None
     how, inputs = act_how(rule, x.ndim, conv=False), x.shape[-1]
     last = x.ndim - 1
@@ -58,7 +64,7 @@ def _by_c(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tens
 
 
 @cache
-@undisturbed
+@dispatch_guard.undisturbed
 def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
     """Return whether the kernel gives the same numbers as torch; tried once."""
     how = HowToQuantize(qtype=name, channelwise_axes=(0,))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.code_tables import E2M1_LEVELS, NF4
+from ...core import code_tables
 from ...utils.device_constants import constant
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
         Codes of `row.storage`, shaped like x.
     """
     if row.kind == "nf4":
-        return _nearest(x, NF4)
+        return _nearest(x, code_tables.NF4)
     if row.kind == "e2m1":
         return _to_e2m1(x)
     low, high = row.limits
@@ -52,9 +52,11 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
 def from_codes(codes: Tensor, row: QType, dtype: torch.dtype) -> Tensor:
     """Decode codes to numbers in units of the scale, as `dtype`."""
     if row.kind == "nf4":
-        return _levels(NF4, codes.device, torch.float32)[codes.long()].to(dtype)
+        return _levels(code_tables.NF4, codes.device, torch.float32)[codes.long()].to(dtype)
     if row.kind == "e2m1":
-        return _levels((*E2M1_LEVELS, *(-one for one in E2M1_LEVELS)), codes.device, dtype)[codes.long()]
+        return _levels((*code_tables.E2M1_LEVELS, *(-one for one in code_tables.E2M1_LEVELS)), codes.device, dtype)[
+            codes.long()
+        ]
     return codes.to(dtype)
 
 
@@ -99,7 +101,7 @@ def _to_e2m1(x: Tensor) -> Tensor:
 def _e2m1_of(part: Tensor) -> Tensor:
     magnitude = part.abs()
     codes = torch.zeros(part.shape, dtype=torch.uint8, device=part.device)
-    for index, (below, above) in enumerate(itertools.pairwise(E2M1_LEVELS)):
+    for index, (below, above) in enumerate(itertools.pairwise(code_tables.E2M1_LEVELS)):
         border = (below + above) / 2
         # The upper of the two has an odd index where the lower has an even one: a tie stays below then.
         codes += magnitude > border if index % 2 == 0 else magnitude >= border

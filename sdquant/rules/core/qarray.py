@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...core.dtypes import dtype_name
-from ...core.torch_dtypes import FLOATS
+from ...core import dtype_name, torch_dtypes
 from ...errors import SettingsError
 from .calibration import calibrate, scale_and_zero_point
 from .how_to_quantize import HowToQuantize, scale_shape, tile_sizes
@@ -60,7 +59,7 @@ def quantize(x: Tensor, how: HowToQuantize, find: Find = range_of) -> QArray:
     Raises:
         SettingsError: not a float tensor, or tiles that do not divide it.
     """
-    if x.dtype not in FLOATS:
+    if x.dtype not in torch_dtypes.FLOATS:
         raise SettingsError(
             f"Cannot quantize a tensor of {dtype_name(x.dtype)}",
             "only float64, float32, bfloat16 and float16 can be quantized",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import SettingsError
-from ...models.components import PREFIXES
+from ...models import KEY_PREFIXES
 from ..packed_layout import act_method, layout
 from ..qconfig import OPERATIONS, QuantizationRule
 from .calibration import scale_and_zero_point
@@ -35,7 +35,7 @@ class StaticRange:
 def _known(statistics: Mapping[str, Tensor], path: str, operation: str) -> str:
     """Return the prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the
     model, in another version of its library, calls "encoder...", or the other way round."""
-    names = [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]
+    names = [path, *(path.removeprefix(word) for word in KEY_PREFIXES), *(word + path for word in KEY_PREFIXES)]
     candidates = (f"{operand(name, operation)}." for name in names)
     return next((one for one in candidates if f"{one}count" in statistics), f"{operand(path, operation)}.")
 

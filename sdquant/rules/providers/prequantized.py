@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...core.dtypes import dtype_name
-from ...core.torch_dtypes import FLOATS
+from ...core import dtype_name, torch_dtypes
 from ...errors import SettingsError
-from ...nn.state_dict import LIKE, PREFIX
+from ...nn import LIKE_KEY, PACKED_PREFIX
 from ..core.numerics import storage
 from ..core.qarray import QArray, dequantize
 from ..core.qtypes import QType, qtype
@@ -31,8 +30,8 @@ from ..quant_spec import operation_of
 from .ptq import rule_of_layer
 
 if TYPE_CHECKING:
-    from ...core.backend import TensorSpec
-    from ...nn.quantized_layers import QuantizedLayer
+    from ...core import TensorSpec
+    from ...nn import QuantizedLayer
 
 _TOGETHER = "Check that the weights and the template belong to the same model"
 
@@ -189,9 +188,9 @@ def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict
         dtype=getattr(torch, spec.dtype),
     )
     path = name.removesuffix("weight")
-    tensors = {f"{path}{PREFIX}{part}": tensor for part, tensor in pack_array(array, rule).parts.items()}
-    if LIKE in layer._parameters:
-        tensors[path + LIKE] = torch.empty(0, dtype=array.dtype, device=codes.device)
+    tensors = {f"{path}{PACKED_PREFIX}{part}": tensor for part, tensor in pack_array(array, rule).parts.items()}
+    if LIKE_KEY in layer._parameters:
+        tensors[path + LIKE_KEY] = torch.empty(0, dtype=array.dtype, device=codes.device)
     return tensors
 
 
@@ -215,7 +214,7 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
 
 def _scale(name: str, scale: Tensor, expected: TensorSpec, row: QType) -> Tensor:
     """Return a scale in the template's shape and dtype."""
-    if scale.dtype not in (*FLOATS, getattr(torch, expected.dtype)):
+    if scale.dtype not in (*torch_dtypes.FLOATS, getattr(torch, expected.dtype)):
         raise _misfit(name, f"its scale is {dtype_name(scale.dtype)}, which is not a float dtype")
     cast = scale.to(getattr(torch, expected.dtype))
     if row.scale_type in SCALES and not torch.equal(cast.to(torch.float32), scale.to(torch.float32)):
@@ -242,7 +241,7 @@ def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     codes, scale, zero_point = parts["qvalue"], parts["scale"], parts.get("zero_point")
     kind = dtype_name(codes.dtype)
     row = next((row for row in (qtype(one) for one in CODES) if row.storage == kind), None)
-    if row is None or scale.dtype not in FLOATS:
+    if row is None or scale.dtype not in torch_dtypes.FLOATS:
         scale_dtype = dtype_name(scale.dtype)
         raise _misfit(name, f"it has {kind} codes with {scale_dtype} scales, which do not say how to dequantize it")
     for small in (scale, *(() if zero_point is None else (zero_point,))):

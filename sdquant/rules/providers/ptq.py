@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...core import registry
-from ...core.backend import Packed, PackedSpec, Unfit
-from ...core.dtypes import dtype_name
-from ...core.scheme import QuantSpec
+from ...core import Packed, PackedSpec, QuantSpec, Unfit, dtype_name, registry
 from ...errors import SettingsError
-from ...models.quantize_weight import require_finite
+from ...models import require_finite
 from ...nn import QuantizedLayer, quantized_layer
 from ..core.static_range import static_range
 from ..interception import mark

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.backend import Unfit
+from ...core import Unfit
 from ...errors import SettingsError
-from ...nn.layer_checks import require_fit
-from ...nn.quantized_layers import settings_of
+from ...nn import require_fit, settings_of
 from ..core.calibration_method import method
 from ..core.qarray import range_of
 from ..core.qtypes import qtype

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...core.tensor_keys import RANGE_OPERAND
+from ...core import RANGE_OPERAND
 from ...errors import SettingsError
 from ..core.static_range import SUM
 from ..product_ranges import MARK

@@ -16,7 +16,7 @@ from .loading import shards_of
 from .to_request import request_of, require_command, size_of
 
 if TYPE_CHECKING:
-    from ...planning.request import Request
+    from ...planning import Request
     from .config import RunConfig
     from .topology import Shards
 
@@ -51,7 +51,7 @@ def draw_config(config: RunConfig, folder: Path, *, progress: bool = False) -> G
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
     """
-    from ...models.generate import draw
+    from ...models import draw
     from ...utils import images as pictures
 
     require_command(config, "generate")
@@ -100,17 +100,16 @@ def _loaded(request: Request, shards: Shards) -> Any:
     The others load it too if ranges are computed in parts, since each needs the weights of its part. With a cache they
     do not: cached weights already have their ranges.
     """
-    from ...compat.hardware import default_device, probe
-    from ...loading.loader import load
-    from ...loading.quantized_cache import cache_of
-    from ...rules.core.sharding import sharded
+    from ...compat import hardware
+    from ...loading import cache_of, load
+    from ...rules import sharded
     from ...utils.distributed import ALONE, processes, rank
 
     in_parts = request.rules is not None and shards.parts > 1
     together = in_parts and cache_of(request) is None
     if rank() > 0 and not together:
         return None
-    device = (request.device or default_device(probe())) if together else ""
+    device = (request.device or hardware.default_device(hardware.probe())) if together else ""
     with (
         processes(device) if together else nullcontext(ALONE) as ranks,
         sharded(shards.parts if in_parts else 1, ranks),

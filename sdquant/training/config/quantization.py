@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core import registry
 from ...errors import SdquantError, SettingsError, UnknownQuantError
-from ...planning.request import AUTO, NOT_QUANTIZED, RULES
-from ...rules.presets import PRESETS, Choices, preset_rules
-from ...rules.qconfig import QtRule, QuantizationRule, rule_of
+from ...planning import AUTO, NOT_QUANTIZED, RULES
+from ...rules import QtRule, QuantizationRule, presets, rule_of
 from .keys import key
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _refuse_rule_keys(config: RunConfig) -> None:
 
 
 def _of_preset(name: str, config: RunConfig, training: bool) -> tuple[QuantizationRule, ...]:
-    choices = Choices(
+    choices = presets.Choices(
         module_path=config.qwix_module_path,
         weight_method=config[_WEIGHT],
         act_method=config[_ACT],
@@ -118,7 +117,7 @@ def _of_preset(name: str, config: RunConfig, training: bool) -> tuple[Quantizati
         training=training,
     )
     try:
-        return preset_rules(name, choices)
+        return presets.preset_rules(name, choices)
     except UnknownQuantError as error:
         raise _other_engine(name, error) from None
 
@@ -169,7 +168,7 @@ def _check_scheme(scheme: str) -> None:
     try:
         registry.parse(scheme)
     except UnknownQuantError as error:
-        if scheme.lower() in {row.name for row in PRESETS}:
+        if scheme.lower() in {row.name for row in presets.PRESETS}:
             why = f"{scheme} is a preset of the rule engine, not a scheme of a backend"
             raise UnknownQuantError(what, why, f"Set {_SWITCH}: true") from None
         names = ", ".join(row.name for row in registry.schemes() if row.on_the_fly and row.name != RULES)

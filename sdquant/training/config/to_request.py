@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SettingsError
-from ...planning import bundled_models
-from ...planning.request import Request, make_request
+from ...planning import Request, bundled_models, make_request
 from .keys import key, keys
 from .quantization import quantization_of
 

@@ -101,6 +101,6 @@ def _number(name: str, text: str) -> int:
 
 def visible_accelerators() -> int:
     """Count the accelerators that this process sees. Imports torch."""
-    from ...compat.hardware import probe
+    from ...compat import hardware
 
-    return sum(device.kind != "cpu" for device in probe().devices)
+    return sum(device.kind != "cpu" for device in hardware.probe().devices)

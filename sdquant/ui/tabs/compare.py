@@ -10,8 +10,8 @@ import gradio as gr
 
 from ...errors import SdquantError, SettingsError
 from ...evaluation import compare
-from ...models.generate import Stopped
-from ...planning.settings_fields import fields
+from ...models import Stopped
+from ...planning import fields
 from ...utils import figure
 from ...utils.byte_sizes import size
 from .. import header, html_components
@@ -20,7 +20,7 @@ from ..model_manager import Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
 
 if TYPE_CHECKING:
-    from ...evaluation.comparison import Comparison
+    from ...evaluation import Comparison
     from ..app_state import Desk
     from ..header import Head
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ...errors import SdquantError
-from ...models.generate import Stopped
+from ...models import Stopped
 from .. import header, html_components
 from ..background_task import Done, follow
 from ..model_manager import Drawing, GeneratedImage, Job, Progress

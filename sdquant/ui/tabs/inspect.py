@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ... import compat
-from ...compat import hardware
-from ...compat.row import OFFLOADS
+from ...compat import OFFLOADS, hardware
 from ...core import registry
 from ...errors import SdquantError
-from ...models.detection import detect
+from ...models import detect
 from ...utils.byte_sizes import size
 from .. import html_components
 from ..background_task import follow
@@ -22,8 +21,8 @@ from ..html_components import escape
 from ..model_manager import Progress
 
 if TYPE_CHECKING:
-    from ...formats.type_histogram import TypeRow
-    from ...models.detection import Detected
+    from ...formats import TypeRow
+    from ...models import Detected
     from ..app_state import Desk
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -63,7 +62,7 @@ def _look(desk: Desk, name: str | None) -> str:
 
 def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
     """Read every tensor, and check scales, packed sizes and non-finite numbers."""
-    from ...loading.verification import verify
+    from ...loading import verify
 
     if not name:
         yield _IDLE

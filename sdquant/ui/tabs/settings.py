@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ...errors import SdquantError, SettingsError
-from ...models.generate import Stopped
-from ...planning import presets
-from ...planning.settings_fields import fields
-from ...settings import Settings, field_named
-from ...settings import file as settings_file
-from ...settings.suggestions import Fix
+from ...models import Stopped
+from ...planning import fields, presets
+from ...settings import Fix, Settings, field_named, settings_file
 from .. import header, html_components, support_view, widgets
 from ..background_task import follow
 from ..html_components import escape

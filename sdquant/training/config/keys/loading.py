@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ....planning.request import Request
+from ....planning import Request
 from ....utils.byte_sizes import parse_budget, parse_size
 from ..value_types import COMMANDS, MAXDIFFUSION, Key
 

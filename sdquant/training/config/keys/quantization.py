@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ....errors import SettingsError
-from ....rules.core.calibration_method import method
+from ....rules import calibration_method
 from ..value_types import MAXDIFFUSION, Key
 
 
@@ -46,16 +46,17 @@ KEYS = (
         help="the modules that a preset is for: a regular expression for the whole of a module's path",
     ),
     Key(
-        name="weight_quantization_calibration_method", kind="str", default="absmax", origin=MAXDIFFUSION, check=method,
+        name="weight_quantization_calibration_method", kind="str", default="absmax", origin=MAXDIFFUSION,
+        check=calibration_method.method,
         help="how a preset finds the range of weights: absmax, minmax, rms,7 or fixed,-10,10",
     ),
     Key(
-        name="act_quantization_calibration_method", kind="str", default="absmax", origin=MAXDIFFUSION, check=method,
-        help="the same for activations",
+        name="act_quantization_calibration_method", kind="str", default="absmax", origin=MAXDIFFUSION,
+        check=calibration_method.method, help="the same for activations",
     ),
     Key(
-        name="bwd_quantization_calibration_method", kind="str", default="absmax", origin=MAXDIFFUSION, check=method,
-        commands=("train",), help="the same for gradients",
+        name="bwd_quantization_calibration_method", kind="str", default="absmax", origin=MAXDIFFUSION,
+        check=calibration_method.method, commands=("train",), help="the same for gradients",
     ),
     Key(
         name="tile_size", kind="number", default=None, check=_tile,
