@@ -19,9 +19,8 @@ from sdquant.core.gguf_types import TYPES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sdquant.core.backend import Packed
+    from sdquant.core.backend import Packed, QuantSpec
     from sdquant.core.gguf_types import GGMLType
-    from sdquant.core.scheme import QuantSpec
 
 NOTE = "of each weight {} blocks are encoded, which repeat"
 

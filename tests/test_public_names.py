@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import pkgutil
@@ -91,6 +92,18 @@ def test_a_submodule_does_not_hide_a_function() -> None:
     modules = {info.name for info in pkgutil.iter_modules([str(ROOT)])}
     public = {name for name in sdquant.__all__ if not isinstance(getattr(sdquant, name), ModuleType)}
     assert not modules & public
+
+
+def test_every_module_defines_something() -> None:
+    """A name has one home; only the `__init__` of a room hands on names of others."""
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = any(isinstance(node, ast.ImportFrom) and node.level for node in tree.body)
+        own = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+        names = [
+            node for node in tree.body if isinstance(node, own) and "__all__" not in ast.unparse(node).split(" = ")
+        ]
+        assert path.name in ("__init__.py", "__main__.py") or names or not imports, path
 
 
 def test_other_public_names_of_the_design() -> None:

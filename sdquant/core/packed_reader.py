@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError
 from . import registry
-from .backend import Backend, Packed, PackedSpec, PrequantizedWeight, Unfit
+from .backend import Backend, Packed, PackedSpec, PrequantizedWeight, QuantSpec, Unfit
 from .dtypes import dtype_name
-from .scheme import QuantSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

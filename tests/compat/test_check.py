@@ -27,7 +27,7 @@ from sdquant.utils.install import install_extra
 from .machines import EVERYTHING, card, machine
 
 if TYPE_CHECKING:
-    from sdquant.core.scheme import Requirement
+    from sdquant.core.backend import Requirement
 
 HERE = machine()
 SCHEMES = tuple(row.name for row in backends.schemes())

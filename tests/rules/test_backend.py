@@ -23,7 +23,7 @@ from sdquant.rules.qconfig import QtRule, QuantizationRule
 from sdquant.rules.quant_spec import RuleSpec
 
 if TYPE_CHECKING:
-    from sdquant.core.scheme import QuantSpec
+    from sdquant.core.backend import QuantSpec
 
 BACKEND = backends.get("rules")
 ROW = backends.scheme("rules")
