@@ -4,6 +4,7 @@
 * `decoding`: device functions from packed codes to numbers. `weights`: kernels on them: decode, and two products.
 * `activations`, `products`: device code for `int8_gemm`, products of 8-bit codes. `tiles`: their sizes. No triton.
 * `launch_config`: a launch, and its arguments for a form. `launch`: launches over weights.
+* `bound_linear`, `bound_eight`: the same launches bound to a layer's weight, so that a call replaces addresses alone.
 * `triton_kernels`: the reader for `dispatch`.
 * `imports`: the one place that imports the files that import triton.
 
