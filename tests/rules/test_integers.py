@@ -24,8 +24,7 @@ def codes(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (int_matmul, conv_general):
-        monkeypatch.setattr(module, "has_float64", lambda device: False)
+    monkeypatch.setattr(int_matmul, "has_float64", lambda device: False)
 
 
 @pytest.mark.parametrize("columns", [1, 5, 1024, 1025, 5000])
