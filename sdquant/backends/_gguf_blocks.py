@@ -36,19 +36,11 @@ def views(kind: str, fields: Tensor) -> list[Tensor]:
 
 
 # Nothing else in the contents of a block can be invalid: any bits are valid codes. Scales (and minimums) are
-# half-precision numbers, and in two types an exponent of one byte (E8M0) or four one-byte floats (E4M3). They are read
-# in place through strided views, so that a mapped file is not copied.
+# half-precision numbers, `GGMLType.halves`, and in two types an exponent of one byte (E8M0) or four one-byte floats
+# (E4M3). They are read in place through strided views, so that a mapped file is not copied.
 _CHUNK = 1 << 16  # blocks looked at together: what is copied of them stays below 1 MB
 _E8M0_LARGEST = 253  # from here on 12 times the power of two is no float32; 255 stands for NaN
 _E4M3_NAN = 0x7F  # without the sign, which NVFP4's scales do not have
-
-# Byte offsets in a block.
-HALVES: Mapping[str, tuple[int, ...]] = {
-    "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
-    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
-    "iq4_nl": (0,), "iq4_xs": (0,), "iq3_s": (0,), "iq3_xxs": (0,), "iq2_s": (0,), "iq2_xs": (0,), "iq2_xxs": (0,),
-    "iq1_s": (0,), "tq2_0": (64,), "tq1_0": (52,),
-}  # fmt: skip
 
 
 def sound(kind: str, blocks: Tensor) -> bool:
@@ -57,12 +49,13 @@ def sound(kind: str, blocks: Tensor) -> bool:
 
 
 def _finite(kind: str, blocks: Tensor) -> bool:
-    if kind in _OTHERS:
-        return _OTHERS[kind](blocks)
-    return all(is_finite(blocks[:, at : at + 2].view(torch.float16)) for at in HALVES[kind])
+    if kind in OTHER_SCALES:
+        return OTHER_SCALES[kind](blocks)
+    return all(is_finite(blocks[:, at : at + 2].view(torch.float16)) for at in gguf_types.TYPES[kind].halves)
 
 
-_OTHERS: Mapping[str, Callable[[Tensor], bool]] = {
+# What has no scale in half precision as it stands.
+OTHER_SCALES: Mapping[str, Callable[[Tensor], bool]] = {
     "iq1_m": lambda blocks: is_finite(ggml_iq.iq1_m_scale(blocks)),
     "mxfp4": lambda blocks: bool(blocks[:, 0].max() < _E8M0_LARGEST),
     "nvfp4": lambda blocks: bool((blocks[:, :4] & _E4M3_NAN).max() < _E4M3_NAN),

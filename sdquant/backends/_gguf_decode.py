@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import ggml_iq
+from ..core import ggml_iq, gguf_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ CPU_TILE, DEVICE_TILE = 1 << 18, 1 << 24
 
 def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
     """Decode into `out`, a contiguous tensor of blocks' n * weights elements in any float dtype, tile by tile."""
-    function, width = DECODERS[kind]
+    function, width = DECODERS[kind], gguf_types.TYPES[kind].block
     flat = out.view(-1, width)
     rows = max(1, (CPU_TILE if out.device.type == "cpu" else DEVICE_TILE) // width)
     tile = None if out.dtype == torch.float32 else flat.new_empty((min(rows, len(flat)), width), dtype=torch.float32)
@@ -160,9 +160,9 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     _scaled(out, 16, ggml_iq.half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
 
 
-# Type name to its function and the weights in a block.
-DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
-    "q8_0": (_q8_0, 32), "q4_0": (_q4_0, 32), "q4_1": (_q4_1, 32), "q5_0": (_q5_0, 32), "q5_1": (_q5_1, 32),
-    "q2_k": (_q2_k, 256), "q3_k": (_q3_k, 256), "q4_k": (_q4_k, 256), "q5_k": (_q5_k, 256), "q6_k": (_q6_k, 256),
+# Type name to its function.
+DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1,
+    "q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
     **ggml_iq.IQ_DECODERS,
 }  # fmt: skip

@@ -216,10 +216,10 @@ def _nvfp4(blocks: Tensor, out: Tensor) -> None:
     _put(out, scale, _looked_up(_E2M1, blocks, 4, 36, 8))
 
 
-# Type name to its decoder and the number of weights per block.
-IQ_DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
-    "iq1_s": (_iq1_s, 256), "iq1_m": (_iq1_m, 256), "iq2_xxs": (_iq2_xxs, 256), "iq2_xs": (_iq2_xs, 256),
-    "iq2_s": (_iq2_s, 256), "iq3_xxs": (_iq3_xxs, 256), "iq3_s": (_iq3_s, 256), "iq4_nl": (_iq4_nl, 32),
-    "iq4_xs": (_iq4_xs, 256), "tq1_0": (_tq1_0, 256), "tq2_0": (_tq2_0, 256), "mxfp4": (_mxfp4, 32),
-    "nvfp4": (_nvfp4, 64),
+# Type name to its decoder.
+IQ_DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "iq1_s": _iq1_s, "iq1_m": _iq1_m, "iq2_xxs": _iq2_xxs, "iq2_xs": _iq2_xs,
+    "iq2_s": _iq2_s, "iq3_xxs": _iq3_xxs, "iq3_s": _iq3_s, "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs, "tq1_0": _tq1_0, "tq2_0": _tq2_0, "mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
 }  # fmt: skip

@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdquant import backends
-from sdquant.backends import _gguf_decode
-from sdquant.backends._gguf_blocks import HALVES
+from sdquant.backends import _gguf_blocks, _gguf_decode
 from sdquant.backends.gguf import BACKEND, undecodable
 from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
 from sdquant.core.gguf_mixes import BASES, FILE_TYPES, dominant, mix_type
@@ -50,7 +49,7 @@ def random_blocks(name: str, count: int) -> torch.Tensor:
         blocks[:, 55] &= 0xBF
     if name == "mxfp4":  # nor powers of two at the end of float32
         blocks[:, 0].clamp_(max=250)
-    for at in HALVES.get(name, ()):
+    for at in TYPES[name].halves:
         scales = torch.randint(-32768, 32768, (count, 1), generator=generator).to(torch.int16).view(torch.float16)
         blocks[:, at : at + 2] = torch.where(scales.isfinite(), scales, torch.zeros_like(scales)).view(torch.uint8)
     return blocks
@@ -286,6 +285,11 @@ class TestFiles:
         dtypes = ("float32", "float16", "bfloat16", "uint8", "int8", "float8_e4m3fn")
         infos = {name: TensorInfo(dtype=name, shape=(256, 256), nbytes=65536) for name in dtypes}
         assert BACKEND.find(infos, {}) == [] and undecodable(infos) == {}
+
+    @pytest.mark.parametrize("name", [row.name for row in BACKEND.schemes if row.group and row.name in TYPES])
+    def test_a_scheme_can_be_decoded_and_its_scales_checked(self, name: str) -> None:
+        assert name in _gguf_decode.DECODERS
+        assert bool(TYPES[name].halves) != (name in _gguf_blocks.OTHER_SCALES)
 
     def test_types_without_a_decoder_are_named(self) -> None:
         infos = {

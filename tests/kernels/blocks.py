@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sdquant.backends._gguf_blocks import HALVES, sound
+from sdquant.backends._gguf_blocks import sound
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import PackedLayout
 
@@ -17,7 +17,7 @@ def random_blocks(kind: str, count: int) -> torch.Tensor:
     small enough that no weight is beyond it."""
     made = torch.Generator().manual_seed(TYPES[kind].id)
     blocks = torch.randint(0, 256, (count, TYPES[kind].nbytes), dtype=torch.uint8, generator=made)
-    for at in HALVES.get(kind, ()):
+    for at in TYPES[kind].halves:
         sizes = 10 ** (torch.rand(count, generator=made) * 7 - 8)
         scales = (torch.randn(count, generator=made) * sizes).half()
         blocks[:, at : at + 2] = scales[:, None].view(torch.uint8)

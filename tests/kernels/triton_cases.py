@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdquant.backends._gguf_blocks import HALVES, apart, together
+from sdquant.backends._gguf_blocks import apart, together
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import PackedLayout
@@ -100,7 +100,7 @@ def blocks_of(kind: str, rows: int, columns: int) -> Case:
     row = TYPES[kind]
     count = rows * columns // row.block
     blocks = _bytes(random, count * row.nbytes).view(count, row.nbytes)
-    for at in HALVES[kind]:
+    for at in TYPES[kind].halves:
         numbers = _floats(random, count, "float16")
         blocks[:, at : at + 2] = numbers.view(torch.uint8).view(count, 2)
     form = PackedLayout(rows=rows, columns=columns, codes="codes", packing=kind, group=row.block)
