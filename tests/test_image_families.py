@@ -78,6 +78,17 @@ def test_every_tensor_arrives(name: str, folder_of: Folder, tmp_path: Path, capl
     assert not [record for record in caplog.records if record.name.startswith("sdquant")]
 
 
+def test_a_class_that_diffusers_has_no_converter_for(
+    folder_of: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows by which files are written read them, too."""
+    classes, _ = single_file()
+    row = MODELS["auraflow"]
+    monkeypatch.delitem(classes, row.kind)
+    file = file_of(row, folder_of("auraflow"), tmp_path)
+    equal(sdquant.load_model(file, progress=False).state_dict(), loaded(folder_of("auraflow")))
+
+
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.known])
 def test_diffusers_reads_what_is_written(name: str, folder_of: Folder, tmp_path: Path) -> None:
     import diffusers

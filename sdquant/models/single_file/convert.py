@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...core import FLOATS, Cut, PrequantizedWeight, TensorInfo, Unfit, dtype_name, dtype_named, read_weight
 from ...errors import BadFileError, UnsupportedFileError
 from ...formats import main_dtype, model_families, text_encoders
-from . import converters
+from . import converters, original_names
 from .converter_patches import completed
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _converter(
     if name in _TEXT:
         return None if layout is None or (layout[1] == "t5") != ("T5" in kind) else _text(*layout, owner)
     row = classes.get(kind)
-    if row is None:
+    if row is None and not original_names.known(kind):
         return None
     if kind == "AutoencoderKL":
         prefix = next((p for p in _VAE_PREFIXES if any(key.startswith(p) for key in names)), None)
@@ -198,9 +198,10 @@ def _converter(
     prefix = converters.prefix_of(kind, names) if kind in converters.PARTS else prefix_of(names)
     if prefix is None:
         return None
-    own = converters.ours(kind, names, owner)
+    own = converters.ours(kind, names, owner, row is not None)
     if own is not None:
         return lambda state: own(_within(state, prefix))
+    assert row is not None  # else the converter is ours
     required, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
         {required + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)

@@ -1,5 +1,6 @@
-"""Choose the converter of an original layout: diffusers' for the class, or, if that one fails, our own table of the
-original names (`original_names`), applied backwards. And the prefixes of components besides the main model.
+"""Choose the converter of an original layout: diffusers' for the class, or, where that fails or there is none, our own
+table of the original names (`original_names`), applied backwards. And the prefixes of components that are not the main
+model.
 """
 
 from __future__ import annotations
@@ -118,10 +119,17 @@ def refuse_class(src: Checkpoint, kind: str) -> None:
     )
 
 
-def ours(kind: str, names: Collection[str], owner: Checkpoint) -> Convert | None:
-    """Return our converter from the original names (without a prefix) to diffusers'; None if diffusers' works."""
-    applies = _OURS.get(kind)
-    if applies is None or not applies(names, owner.config):
+def ours(kind: str, names: Collection[str], owner: Checkpoint, theirs: bool) -> Convert | None:
+    """Return our converter from the original names (without a prefix) to diffusers'; None if there is none, or if
+    diffusers' works.
+
+    Args:
+        theirs: whether diffusers has a converter for the class.
+    """
+    fails = _OURS.get(kind)
+    if theirs and (fails is None or not fails(names, owner.config)):
+        return None
+    if not original_names.known(kind):
         return None
     from .. import components
 

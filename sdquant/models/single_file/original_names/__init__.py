@@ -32,7 +32,7 @@ from .wan import wan, wan_animate, wan_animate_2
 from .wan_vae import wan_vae
 from .z_image import z_image
 
-__all__ = ["OutputTensor", "shape_of", "written"]
+__all__ = ["OutputTensor", "known", "shape_of", "written"]
 
 _MODELS: Mapping[str, Callable[[Shapes], Iterator[OutputTensor]]] = {
     "AuraFlowTransformer2DModel": auraflow,
@@ -72,6 +72,11 @@ _MODELS: Mapping[str, Callable[[Shapes], Iterator[OutputTensor]]] = {
     "AutoencoderKLLTX2Video": ltx2_vae,
     "AutoencoderKLLTX2Audio": ltx2_audio_vae,
 }
+
+
+def known(class_name: str | None) -> bool:
+    """Return whether there are rows for the class."""
+    return class_name in _MODELS
 
 
 def written(class_name: str | None, shapes: Shapes) -> list[OutputTensor] | None:
