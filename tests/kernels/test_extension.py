@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,16 @@ from pathlib import Path
 import pytest
 
 from sdquant.kernels import cpu
+
+FOLDER = Path(cpu.__file__).parent
+
+
+def test_files_that_comments_name_exist() -> None:
+    package = FOLDER.parent.parent
+    for source in (*FOLDER.glob("*.c"), *FOLDER.glob("*.h")):
+        text = re.sub(r"^#include <.*|\bimmintrin\.h", "", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name in re.findall(r"(?<![\w*./])[\w/]+\.(?:py|c|h)\b", text):
+            assert any((place / name).exists() for place in (FOLDER, package, package.parent)), (source.name, name)
 
 
 @pytest.mark.parametrize("text", [None, "no library"])

@@ -1,4 +1,4 @@
-/* What the weights of a group have in common, for AVX-512; and the arithmetic of forms.py. */
+/* What the weights of a group have in common, for AVX-512; and the arithmetic of core/packed_layout.py. */
 #ifndef SDQUANT_AVX512_GROUPS_H
 #define SDQUANT_AVX512_GROUPS_H
 

@@ -9,7 +9,7 @@
 
 #include "floats.h"
 
-/* Name as in formats/gguf_types.py, weights and bytes of a block. */
+/* Name as in core/gguf_types.py, weights and bytes of a block. */
 #define BLOCK_TYPES(X) \
     X(q8_0, 32, 34) X(q4_0, 32, 18) X(q4_1, 32, 20) X(q5_0, 32, 22) X(q5_1, 32, 24) X(q2_k, 256, 84) \
     X(q3_k, 256, 110) X(q4_k, 256, 144) X(q5_k, 256, 176) X(q6_k, 256, 210) X(iq4_nl, 32, 18) X(iq4_xs, 256, 136) \

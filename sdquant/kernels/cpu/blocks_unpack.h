@@ -4,7 +4,7 @@
    have few bits: see blocks.h. A type without shifts leaves them at -0, which changes no number, a zero's sign included.
 
    Codes are unpacked eight at a time, as the bytes of 64-bit words: this is vector code after compilation, and not slow
-   where it is none. Layouts: `backends/_gguf_decode.py` and `backends/_gguf_iq.py`. */
+   where it is none. Layouts: `backends/_gguf_decode.py` and `core/ggml_iq.py`. */
 #ifndef SDQUANT_BLOCKS_UNPACK_H
 #define SDQUANT_BLOCKS_UNPACK_H
 

@@ -44,7 +44,7 @@ typedef struct {
     Type scale, shift;   /* of those parts; NONE where there is none */
     Type arithmetic;     /* what each operation is rounded to */
     int zeros;           /* packing of the zero points: SIGNED_BYTES, BYTES, NIBBLES_LOW; -1 where `zero` is it */
-    int added, fused;    /* see forms.py */
+    int added, fused;    /* see core/packed_layout.py */
     int looked_up;       /* whether a code stands for its entry in `table` */
     float zero, factor, offset;
     float table[256];

@@ -7,7 +7,7 @@
 enum {
     BLOCKS = 2,
     LINE = 64,
-    LEAST_RUN = 64,  /* columns that have one scale; int8_steps.py sees to it */
+    LEAST_RUN = 64,  /* columns that have one scale; RUN of kernels/int8_reference.py */
     LINES = 16,      /* rows of activations that are quantized before they are laid out */
     FAR = 32 * LINE, /* rows that are multiples of it apart are in two of the 64 sets of the first cache */
 };

@@ -27,8 +27,8 @@ enum {
 };
 
 /* What is multiplied: codes that are bytes, as they are, or, with AGAIN, a weight quantized again, or, with UNPACKED,
-   integers of fewer bits; with a scale for a row or, with BY_RUN, for each run of columns. Numbers of
-   kernels/int8_steps.py. */
+   integers of fewer bits; with a scale for a row or, with BY_RUN, for each run of columns. Numbers of Coding in
+   kernels/base.py. */
 typedef enum { AGAIN = 1, BY_RUN = 2, UNPACKED = 4, MADE = AGAIN | UNPACKED } Coding;
 
 /* A weight for such products. */

@@ -1,5 +1,5 @@
 /* Products in integers, but for the product: rows of floats to int8 codes, and sums back to floats. Formulas and the order
-   of their roundings are those of kernels/int8.py. Included after portable.h, once for each instruction set. */
+   of their roundings are those of kernels/int8_linear.py. Included after portable.h, once for each instruction set. */
 
 /* One row of k: codes, the scale, and the sum of the codes. */
 static void quantize(Type type, const void *x, int64_t k, int8_t *codes, float *scale, int32_t *sum) {

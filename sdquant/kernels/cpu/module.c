@@ -1,4 +1,4 @@
-/* What Python calls. Addresses and sizes are integers; __init__.py and reader.py know what they mean. */
+/* What Python calls. Addresses and sizes are integers; cpu_kernels.py and layout_descriptors.py know what they mean. */
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 

@@ -1,4 +1,4 @@
-/* What Python calls for attention. Numbers and addresses come as bytes of int64, in the order of attention.py. */
+/* What Python calls for attention. Numbers and addresses come as bytes of int64, in the order of kernels/sdpa.py. */
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 

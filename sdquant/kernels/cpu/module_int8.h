@@ -33,6 +33,6 @@ PyObject *py_large_pages(PyObject *module, PyObject *bytes);
     {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."},   \
     {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."},                        \
     {"large_pages", py_large_pages, METH_O,                                                             \
-     "large_pages(numbers)\n--\n\nAsk for pages of 2 MB for memory that is not used yet; see pages.py."}
+     "large_pages(numbers)\n--\n\nAsk for pages of 2 MB for memory that is not used yet; see kernels/workspace.py."}
 
 #endif
