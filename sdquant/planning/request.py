@@ -185,7 +185,7 @@ class Request:
         for name in ("components", "skip"):
             _names(name, getattr(self, name))
         require_parts(self.parts)
-        for name in ("allow_incompatible", "allow_pickle", "progress"):
+        for name in (row.name for row in fields(self) if isinstance(row.default, bool)):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(
                     f"Invalid {name}={getattr(self, name)!r}", f"{name} must be True or False", "Use one of them"
