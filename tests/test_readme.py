@@ -100,7 +100,14 @@ def test_ci_runs_the_readmes_test_command() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     (extract,) = re.findall(r"^tests=\$\((awk .*)\)$", script, flags=re.MULTILINE)
     found = subprocess.run(["bash", "-c", extract], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert found.strip() == readme.command("test", TEXT)
+    command = readme.command("test", TEXT)
+    assert found.strip() == command
+    halves = re.findall(r'^step \w+ bash -c ("\$\{tests.*")$', script, flags=re.MULTILINE)
+    run = subprocess.run(
+        ["bash", "-c", f'tests=$1; printf "%s && %s" {" ".join(halves)}', "bash", command],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout == command
 
 
 @pytest.mark.parametrize("name", ["demo", "test"])
