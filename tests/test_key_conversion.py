@@ -3,10 +3,7 @@ several, folders that a library quantized itself, rules, deprecated attention bl
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -177,17 +175,13 @@ def test_before_transformers_5(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_order_of_tensors_is_that_of_the_file(saved: Callable[..., Path]) -> None:
     """Processes that share the quantization of a model divide its weights by their order, and each has a hash seed of
-    its own."""
-    code = (
-        "import sdquant, sys\n"
-        "for src in sdquant.plan(sys.argv[1]).detected.sources.values():\n"
-        "    print(*src.plain, *src.prequantized)\n"
-    )
-    command = [sys.executable, "-c", code, str(saved("nf4"))]
-    lists = [
-        subprocess.run(
-            command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert lists[0] == lists[1] and len(lists[0].split()) > 100
+    its own, by which sets are ordered."""
+    folder = saved("nf4")
+    for name, src in sdquant.plan(folder).detected.sources.items():
+        (file,) = (folder / name).glob("*.safetensors")
+        with safe_open(file, framework="pt") as tensors:
+            place = {key: number for number, key in enumerate(tensors.offset_keys())}
+        keys = [place[key] for key in src.plain]
+        assert keys == sorted(keys)
+        packed = [place[weight.keys["codes"]] for weight in src.prequantized.values()]
+        assert packed == sorted(packed) and len(keys) + len(packed) > 10
