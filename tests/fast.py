@@ -71,4 +71,9 @@ def stale(nodes: Iterable[str]) -> list[str]:
 
 def fits(pattern: str, case: str) -> bool:
     """Whether the pattern, in which only `*` has a meaning, is that of the whole id."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), case, re.DOTALL) is not None
+    return _compiled(pattern).fullmatch(case) is not None
+
+
+@cache  # there are more patterns than `re` keeps
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
