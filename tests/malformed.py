@@ -158,6 +158,12 @@ def _with_map(scheme: str) -> Change:
     return change
 
 
+def _with_config(word: str) -> Change:
+    """As diffusers saves what it quantized by optimum-quanto: settings in config.json."""
+    settings = {"quant_method": "quanto", "weights_dtype": word, "modules_to_not_convert": []}
+    return lambda model: model.files["config.json"].update(quantization_config=settings)
+
+
 def line(value: Any) -> Tensor:
     """A line of JSON (or raw bytes) as the tensor of bytes that formats keep it in."""
     raw = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -190,8 +196,8 @@ FORMATS: dict[str, Format] = {
     "qfloat8": Format("qfloat8", _ONE_LEVEL, then=_with_map("qfloat8_e4m3fn")),
     "qint4": Format("qint4", _TWO_LEVELS, then=_with_map("qint4")),
     "qint2": Format("qint2", _TWO_LEVELS, then=_with_map("qint2")),
-    "diffusers qint8": Format("qint8", _ONE_LEVEL),
-    "diffusers qint4": Format("qint4", _TWO_LEVELS),
+    "diffusers qint8": Format("qint8", _ONE_LEVEL, then=_with_config("int8")),
+    "diffusers qint4": Format("qint4", _TWO_LEVELS, then=_with_config("int4")),
     "sdnq-int8": Format("sdnq-int8", _SDNQ),
     "sdnq-uint4": Format("sdnq-uint4", _SDNQ | {"zero_point": f"{STEM}zero_point"}),
     "sdnq-uint3": Format("sdnq-uint3", _SDNQ | {"zero_point": f"{STEM}zero_point"}),
