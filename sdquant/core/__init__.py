@@ -28,7 +28,7 @@ __all__ = [
     "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "Activations", "Backend", "Cut",
     "FloatGemm", "Geometry", "Option", "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight", "QuantSpec",
     "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit", "check_offload_mode", "choices", "code_tables",
-    "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "is_range", "layer_name",
-    "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry", "require_sound",
-    "torch_dtypes",
+    "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "hadamard", "is_range",
+    "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
+    "require_sound", "torch_dtypes",
 ]  # fmt: skip
