@@ -41,7 +41,7 @@ PACKAGES = (
 
 def schemes() -> list[str]:
     """What is measured: all schemes but GGUF's plain floats, and nf4 and fp4 with double quantization."""
-    names = [row.name for row in backends.schemes() if row.bits < 16]
+    names = [row.name for row in backends.schemes() if row.bits < 16 and row.name != "sdnq-other"]
     return names + [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
 
 

@@ -102,7 +102,7 @@ def test_the_plan_says_why_and_the_option_quantizes_them(scheme: str, flux: Path
 
 
 def test_the_option_is_for_schemes_that_the_libraries_have() -> None:
-    theirs = {row.name for row in backends.schemes() if row.backend == "sdnq"}
+    theirs = {row.name for row in backends.schemes() if row.backend == "sdnq" and row.on_the_fly}
     assert {row.name for row in backends.schemes() if keep_in_fp32.OPTION in row.options} == {*SCHEMES, *theirs}
     with pytest.raises(sdquant.SettingsError, match="wo"):
         sdquant.check("int8,wo", "none")

@@ -25,7 +25,7 @@ from sdquant.nn.weights import plain, quantized
 FLUX = {"transformer": "FluxTransformer2DModel", "text_encoder": "CLIPTextModel", "text_encoder_2": "T5EncoderModel"}
 CLASSES = {"digits-flux": FLUX, "digits-sd": {"unet": "UNet2DConditionModel", "text_encoder": "CLIPTextModel"}}
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
-FILES = [row.name for row in backends.schemes() if not row.on_the_fly]
+FILES = [row.name for row in backends.get("gguf").schemes]
 USUAL = {"nf4", "bnb-int8", "int8", "qint8", "qint3", "fp8", "sdnq-uint4", "q8_0"}
 # By the backend whose folders diffusers refuses where it sees no GPU.
 REFUSED = {scheme for scheme in SCHEMES if backends.scheme(scheme).backend == "bnb"} - {"fp8"}

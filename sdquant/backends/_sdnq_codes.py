@@ -1,12 +1,16 @@
 """SDNQ's codes: the storage of each kind, and their values.
 
-Bit-equal to SDNQ's own, in plain torch; sdnq is not needed.
+Bit-equal to SDNQ's own, in plain torch; sdnq is not needed. Which kinds there are: every one that sdnq 0.2.8 writes.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
+
+from ._sdnq_bits import Field, fields, words
 
 if TYPE_CHECKING:
     import torch
@@ -19,54 +23,149 @@ class Code:
 
     Attributes:
         sdnq: SDNQ's name of the dtype.
+        bits: of a code.
         dtype: torch dtype name of the stored tensor.
         low: number added to a stored code to get its value.
         zero_point: whether each scale comes with a zero point.
-        fields: for packed codes, the bits of each of the codes in a unit: (byte, right shift, mask), to be summed.
-            From sdnq/packed_int/unpack.py. Empty if a code is a tensor element.
-        unit: bytes in a unit.
+        fields: for packed codes, the bits of each of the codes in a unit: see `_sdnq_bits`. Empty if a code is a tensor
+            element.
+        unit: words in a unit.
+        exponent, mantissa: bits of a float that torch has no dtype for, below a sign bit if it has no zero point; it
+            has no infinities and NaNs. 0 exponent bits: it is no such float.
     """
 
     sdnq: str
+    bits: int
     dtype: str
     low: int = 0
     zero_point: bool = False
-    fields: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    fields: tuple[tuple[Field, ...], ...] = ()
     unit: int = 1
+    exponent: int = 0
+    mantissa: int = 0
 
 
-_FOUR = (((0, 0, 15),), ((0, 4, 15),))
-_SIX = (((0, 0, 63),), ((1, 0, 63),), ((2, 0, 63),), ((0, 2, 48), (1, 4, 12), (2, 6, 3)))
-_THREE = (
-    *(((byte, 0, 7),) for byte in range(3)),
-    *(((byte, 3, 7),) for byte in range(3)),
-    *(((byte, 6, 3), (2, 4 + byte, 4)) for byte in range(2)),
-)
+# Floats of torch's own; codes are their own values.
+_OF_TORCH = {
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
+    "float16": 16, "bfloat16": 16, "float32": 32,
+}  # fmt: skip
+# SDNQ's short names. Of its floats with and without a sign: the exponent bits, by all bits.
+_SHORT = {
+    "fp8": "float8_e4m3fn", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp1": "float1_e1m0fnu",
+    "int1": "uint1", "bool": "uint1",
+}  # fmt: skip
+_EXPONENT = {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 9: 4, **dict.fromkeys(range(10, 16), 5)}
+_EXPONENT_UNSIGNED = {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4, 9: 4, **dict.fromkeys(range(10, 17), 5)}
+
+
+@cache
+def code_named(name: str) -> Code | None:
+    """Return the storage that SDNQ calls `name`; None if there is none."""
+    name = _long(name)
+    if name in _OF_TORCH:
+        return Code(sdnq=name, bits=_OF_TORCH[name], dtype=name)
+    whole = re.fullmatch(r"(u?)int(\d+)", name)
+    if whole is not None and (int(whole[2]) in range(1 if whole[1] else 2, 17) or whole[2] == "32"):
+        bits, unsigned = int(whole[2]), bool(whole[1])
+        if bits in (8, 16, 32):
+            return Code(sdnq=name, bits=bits, dtype=name, zero_point=unsigned)
+        return _packed(name, bits, low=0 if unsigned else -(1 << (bits - 1)), zero_point=unsigned)
+    parts = re.fullmatch(r"float(\d+)_e([1-5])m(\d+)fn(u?)(_sdnq)?", name)
+    if parts is None or (parts[5] is not None) != (name == "float8_e4m3fn_sdnq"):
+        return None
+    bits, exponent, mantissa, unsigned = int(parts[1]), int(parts[2]), int(parts[3]), bool(parts[4])
+    if bits > 16 or bits != exponent + mantissa + (not unsigned):
+        return None
+    return _packed(name, bits, zero_point=unsigned, exponent=exponent, mantissa=mantissa)
+
+
+def _long(name: str) -> str:
+    """Return SDNQ's full name of a dtype."""
+    short = re.fullmatch(r"(u?)fp(\d+)", name)
+    if name in _SHORT or short is None:
+        return _SHORT.get(name, name)
+    bits, unsigned = int(short[2]), bool(short[1])
+    exponent = (_EXPONENT_UNSIGNED if unsigned else _EXPONENT).get(bits)
+    if exponent is None:
+        return name
+    return f"float{bits}_e{exponent}m{bits - exponent - (not unsigned)}fn{short[1]}"
+
+
+def _packed(
+    name: str, bits: int, *, low: int = 0, zero_point: bool, exponent: int = 0, mantissa: int = 0
+) -> Code:  # fmt: skip
+    if bits in (8, 16):
+        return Code(
+            sdnq=name, bits=bits, dtype=f"uint{bits}", zero_point=zero_point, exponent=exponent, mantissa=mantissa
+        )
+    return Code(
+        sdnq=name,
+        bits=bits,
+        dtype="uint8" if bits < 8 else "int16",
+        low=low,
+        zero_point=zero_point,
+        fields=fields(bits),
+        unit=words(bits),
+        exponent=exponent,
+        mantissa=mantissa,
+    )
+
+
+def _known(name: str) -> Code:
+    code = code_named(name)
+    assert code is not None, name
+    return code
+
 
 CODES = {
-    "sdnq-int8": Code(sdnq="int8", dtype="int8"),
-    "sdnq-fp8": Code(sdnq="float8_e4m3fn", dtype="float8_e4m3fn"),
-    "sdnq-int6": Code(sdnq="int6", dtype="uint8", low=-32, fields=_SIX, unit=3),
-    "sdnq-int4": Code(sdnq="int4", dtype="uint8", low=-8, fields=_FOUR),
-    "sdnq-uint4": Code(sdnq="uint4", dtype="uint8", zero_point=True, fields=_FOUR),
-    "sdnq-uint3": Code(sdnq="uint3", dtype="uint8", zero_point=True, fields=_THREE, unit=3),
+    "sdnq-int8": _known("int8"),
+    "sdnq-fp8": _known("float8_e4m3fn"),
+    "sdnq-int6": _known("int6"),
+    "sdnq-int4": _known("int4"),
+    "sdnq-uint4": _known("uint4"),
+    "sdnq-uint3": _known("uint3"),
 }
-OF_DTYPE = {code.sdnq: name for name, code in CODES.items()} | {"fp8": "sdnq-fp8"}
+OF_DTYPE = {code.sdnq: name for name, code in CODES.items()}
 
 
 def numbers(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtype) -> Tensor:
     """Unpack the codes of some rows into a new tensor of `dtype`; flat if they are packed."""
     import torch
 
+    exact = dtype if code.bits < 8 and not code.exponent else torch.int32  # what holds every code
     if not code.fields:
-        return stored[rows].to(dtype)
+        codes = stored[rows]
+        return _floats(code, codes.to(torch.int32), dtype) if code.exponent else codes.to(dtype, copy=True)
     per_unit = len(code.fields)
     units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
-    values = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
-    for column, fields in enumerate(code.fields):
-        values[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
-    return values.add_(code.low) if code.low else values
+    units = units if code.bits < 8 else units.to(torch.int32)  # a shift to the left needs room
+    values = torch.empty((len(units), per_unit), dtype=exact, device=stored.device)
+    for column, places in enumerate(code.fields):
+        values[:, column] = sum(_field(units[:, word], shift, mask) for word, shift, mask in places)
+    if code.exponent:
+        return _floats(code, values, dtype)
+    return (values.add_(code.low) if code.low else values).to(dtype)
 
 
-def _field(bytes_: Tensor, shift: int, mask: int) -> Tensor:
-    return (bytes_ >> shift) & mask
+def _field(words_: Tensor, shift: int, mask: int) -> Tensor:
+    return ((words_ >> shift) if shift >= 0 else (words_ << -shift)) & mask
+
+
+def _floats(code: Code, codes: Tensor, dtype: torch.dtype) -> Tensor:
+    return _values(code, codes.device)[codes].to(dtype)
+
+
+def _values(code: Code, device: torch.device) -> Tensor:
+    """Return the value of every code of a float that torch has no dtype for: float32 [2 ** bits]."""
+    import torch
+
+    codes = torch.arange(1 << code.bits, device=device)
+    mantissa = (codes & ((1 << code.mantissa) - 1)).double() / (1 << code.mantissa)
+    exponent = (codes >> code.mantissa) & ((1 << code.exponent) - 1)
+    # As in IEEE 754, with denormal numbers at exponent 0; but the largest exponent is one like the others.
+    power = torch.pow(2.0, (exponent.clamp(min=1) - (1 << (code.exponent - 1)) + 1).double())
+    values = (mantissa + (exponent > 0)) * power
+    if not code.zero_point:
+        values = torch.where(codes >> (code.bits - 1) > 0, -values, values)
+    return values.float()

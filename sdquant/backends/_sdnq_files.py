@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import COMPUTE_DTYPES
 from ..errors import UnsupportedFileError
-from ._sdnq_codes import OF_DTYPE
+from ._sdnq_codes import OF_DTYPE, code_named
+from ._sdnq_storage import CODE, CODEBOOK, HADAMARD, OTHER, SCALE, TABLES, ZERO_POINT, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ._sdnq_codes import Code
+    from ._sdnq_storage import Storage
 
 
-def scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
-    """Return the scheme of one weight by SDNQ's config.
+def stored_as(weight: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the scheme of one weight by SDNQ's config, and what the details of the packed weight say of its storage.
 
     Raises:
-        UnsupportedFileError: SDNQ stored it in a way that no scheme here supports.
+        UnsupportedFileError: SDNQ has no such storage, or not the version that sdquant knows.
     """
     for pattern, own in (settings.get("modules_quant_config") or {}).items():
         if _matches(weight, [pattern]):
@@ -34,14 +36,49 @@ def scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
         if _matches(weight, patterns):
             dtype = _at_least(name.lower(), dtype)
             break
-    extras = [name for name in ("use_hadamard", "use_codebook") if settings.get(name)]
-    extras += [name for name in ("scale_dtype", "zero_point_dtype") if settings.get(name) not in (None, "none")]
-    if dtype in OF_DTYPE and not extras:
-        return OF_DTYPE[dtype]
-    raise UnsupportedFileError(
-        f"Cannot read {weight}, stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
-        f"sdquant only reads SDNQ's {', '.join(sorted(OF_DTYPE))}, with plain scales and no rotation or codebook",
-        "Load it with diffusers and the sdnq package, or quantize the original model with one of these",
+    code = _code(weight, dtype)
+    details: dict[str, Any] = {}
+    if code.sdnq not in OF_DTYPE:
+        details[CODE] = code.sdnq
+    for key, other in ((SCALE, None), (ZERO_POINT, SCALE)):
+        # A zero point without a dtype of its own is stored like the scale.
+        name = settings.get(key)
+        name = settings.get(other) if other and name in (None, "none") else name
+        if name not in (None, "none") and (key == SCALE or code.zero_point):
+            details[key] = _code(weight, name).sdnq
+    if settings.get("use_codebook"):
+        if not (code.sdnq.startswith("uint") and code.bits <= 16):
+            raise _unknown(weight, f"indices of a codebook in {code.sdnq!r}")
+        details[CODEBOOK] = True
+        details.pop(ZERO_POINT, None)
+    if settings.get("use_codebook_scale") and details.keys() & {SCALE, ZERO_POINT}:
+        details[TABLES] = True
+    if settings.get("use_hadamard"):
+        details[HADAMARD] = int(settings.get("hadamard_group_size") or 256)
+    return OF_DTYPE.get(code.sdnq, OTHER), details
+
+
+def words(details: Mapping[str, Any]) -> str:
+    """Return what is special about a weight's storage, in parentheses after a space; "" if nothing is."""
+    said = [str(details[CODE])] if CODE in details else []
+    said += ["Hadamard rotation"] if HADAMARD in details else []
+    said += ["codebook"] if CODEBOOK in details else []
+    said += [f"scales in {details[SCALE]}"] if SCALE in details else []
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _code(weight: str, dtype: Any) -> Code:
+    code = code_named(str(dtype).lower())
+    if code is None:
+        raise _unknown(weight, repr(dtype))
+    return code
+
+
+def _unknown(weight: str, what: str) -> UnsupportedFileError:
+    return UnsupportedFileError(
+        f"Cannot read {weight}, stored by SDNQ as {what}",
+        "sdquant only knows what sdnq 0.2.8 writes: integers and floats of 1 to 16 bits, and of 32",
+        "Update sdquant, or load it with diffusers and the sdnq package",
     )
 
 
@@ -70,49 +107,55 @@ def _matches(weight: str, patterns: Iterable[str]) -> bool:
     return False
 
 
-def belong_together(code: Code, shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
-    """Return whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
+def upright(
+    parts: Mapping[str, Tensor], shape: tuple[int, ...], way: Storage, *, products: bool
+) -> dict[str, Tensor] | None:
+    """Return the parts as [out, in] and the like; None if the shapes do not tell which way the weight lies.
+
+    For its quantized products SDNQ writes weights that are not packed as [in, out], with their scales, and the factors
+    of an SVD so in any case. `products`: it may have done so here.
+    """
+    from ..utils.buffers import dense
+
+    made, turned = dict(parts), (math.prod(shape[1:]), shape[0])
+    up, down = parts.get("svd_up"), parts.get("svd_down")
+    low_rank = up is not None and down is not None and _lies(up, down, turned)
+    if low_rank:
+        made |= {name: dense(parts[name].t()) for name in ("svd_up", "svd_down")}
     weight, scale = parts["weight"], parts["scale"]
-    if len(shape) < 2 or str(weight.dtype) != f"torch.{code.dtype}" or code.zero_point != ("zero_point" in parts):
-        return False
-    groups = scale.shape[1] if scale.ndim == len(shape) + 1 else 1
-    kernel = scale.shape[3:] if groups > 1 else scale.shape[2:]
-    # A scale for each row and group; for a convolution, also for each kernel position or for all of them.
-    if scale.ndim != len(shape) + (groups > 1) or scale.shape[0] != shape[0] or shape[1] % groups:
-        return False
-    if scale.shape[2 if groups > 1 else 1] != 1 or any(n not in (1, k) for n, k in zip(kernel, shape[2:], strict=True)):
-        return False
-    units = math.prod(shape) // (len(code.fields) or 1)
-    split = (shape[0], groups, shape[1] // groups, *shape[2:])
-    stored = {(units,), (units, code.unit), (units * code.unit,)} if code.fields else {shape, split}
-    if tuple(weight.shape) not in stored:
-        return False
-    zeros, up, down = parts.get("zero_point"), parts.get("svd_up"), parts.get("svd_down")
-    if (zeros is not None and zeros.shape != scale.shape) or (up is None) != (down is None):
-        return False
-    if up is not None and down is not None:
-        row = math.prod(shape[1:])
-        if up.ndim != 2 or tuple(down.shape) != (up.shape[1], row) or up.shape[0] != shape[0]:
-            return False
-    if zeros is not None and zeros.dtype != scale.dtype:
-        return False
-    return all(tensor.is_floating_point() for part, tensor in parts.items() if part != "weight")
+    if len(shape) < 2 or way.code.fields or tuple(weight.shape) != turned:
+        return made
+    if tuple(scale.shape) != (1, shape[0]):
+        if scale.numel() != 1:
+            return made
+        if turned == shape and not low_rank:  # a square with one scale
+            return made if up is not None or not products else None
+    made["weight"] = dense(weight.t()).view(shape)
+    for part in {"scale", "zero_point"} & parts.keys():
+        made[part] = parts[part].reshape(-1, *(1,) * (len(shape) - 1))
+    return made
 
 
-def turned(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape of the transposed matrix of a weight: [in, out]."""
-    return (math.prod(shape[1:]), shape[0])
+def _lies(up: Tensor, down: Tensor, turned: tuple[int, int]) -> bool:
+    """Return whether the factors of an SVD are [rank, out] and [in, rank], and not [out, rank] and [rank, in]."""
+    if (tuple(up.shape), tuple(down.shape)) == ((turned[1], len(down)), (len(down), turned[0])):
+        return False
+    return (tuple(up.shape), tuple(down.shape)) == ((len(up), turned[1]), (turned[0], len(up)))
 
 
-def shape_of(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:
-    """Infer the float weight's shape from the scale's: [out, 1, kernel...] or [out, groups, 1, kernel...]."""
-    scale = parts["scale"]
-    numel = parts["weight"].numel() * (len(code.fields) or 1) // code.unit
-    if scale.ndim == 2 and scale.shape[1] > 1:  # written as [in, out]
-        return (scale.shape[1], numel // scale.shape[1])
-    if scale.ndim < 2:
+def shape_of(parts: Mapping[str, Tensor], way: Storage) -> tuple[int, ...] | None:
+    """Infer the float weight's shape from the scale's: [out, 1, kernel...] or [out, groups, 1, kernel...]; None if that
+    does not tell it."""
+    scale, weight = parts["scale"], parts["weight"]
+    if scale.ndim < 2 and not (way.scales and way.scales.fields) and scale.numel() != way.levels:
         return (0,)  # no scale of SDNQ's: `read` refuses it
-    kernel = tuple(scale.shape[3:] if scale.shape[1] > 1 else scale.shape[2:])
+    if scale.ndim < 2 or scale.numel() == way.levels or (way.scales and way.scales.fields):
+        return None
+    numel = stored_count(weight, way.code)
+    if scale.ndim == 2 and scale.shape[1] != way.levels:  # written as [in, out]
+        return (scale.shape[1], numel // scale.shape[1])
+    grouped = scale.shape[1] != way.levels or (scale.ndim > 2 and scale.shape[2] == way.levels > 1)
+    kernel = tuple(scale.shape[3 if grouped else 2 :])
     return (scale.shape[0], numel // max(1, scale.shape[0] * math.prod(kernel)), *kernel)
 
 

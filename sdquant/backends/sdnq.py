@@ -3,9 +3,10 @@
 SDNQ quantizes a layer (its public `sdnq_quantize_layer`); the tensors it makes are the parts here, with SDNQ's own
 shapes and file keys, so that a folder written here loads with `sdnq.load_sdnq_model` or diffusers, and the other way
 round. Decoding is written out in plain torch, bit-equal to SDNQ's own, a few rows at a time; it needs no sdnq. How
-codes are stored is in `_sdnq_codes`, what SDNQ's files say in `_sdnq_files`.
-SDNQ's extras at encoding (SVD, Hadamard rotation, codebooks, dynamic selection, quantized matmul) stay off, and there
-is no "library" runtime: SDNQ's layers would add its matmul kernels, which are another subject.
+codes are stored is in `_sdnq_codes`, how a weight is in `_sdnq_storage`, what SDNQ's files say in `_sdnq_files`.
+What SDNQ wrote with its extras (SVD, Hadamard rotation, codebooks, quantized scales, dynamic selection, quantized
+matmul) is read; at encoding they stay off. A rotated weight is rotated back when it is dequantized. There is no
+"library" runtime: SDNQ's layers would add its matmul kernels, which are another subject.
 
 Differences from SDNQ's defaults, both for size:
 
@@ -23,9 +24,11 @@ from __future__ import annotations
 import functools
 import math
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    DTYPE_BITS,
     Backend,
     Option,
     Packed,
@@ -39,13 +42,15 @@ from ..core import (
     TensorSpec,
     Unfit,
     dtype_name,
+    dtype_named,
     registry,
 )
-from ..errors import BadFileError
+from ..errors import BadFileError, UnsupportedFileError
 from ..utils.process_state import errors_only
 from ..utils.tensors import put_parameter
-from ._sdnq_codes import CODES, numbers
-from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
+from ._sdnq_codes import CODES
+from ._sdnq_files import float_dtype, shape_of, stored_as, upright, words
+from ._sdnq_storage import DETAILS, HADAMARD, OTHER, PARTS, belong_together, is_transposed, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,7 +58,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from ._sdnq_codes import Code
+
 CHUNK = 1 << 18  # weights decoded at a time
+BITS, PRODUCTS = "bits", "products"  # in the details of what is found in a file; not in those of a packed weight
 # SDNQ's names of codes, as `core.packed_layout` names their packing.
 _PACKINGS = {
     "int8": "int8",
@@ -90,7 +98,14 @@ class SDNQ(Backend):
             4 bits: uint8 [n / 2]. 6 bits: uint8 [n / 4, 3]. 3 bits: uint8 [n / 8, 3].
         scale: [out, 1, ...] or [out, groups, 1, ...], in the weight's dtype or float32.
         zero_point: as `scale`, for the unsigned schemes.
-        svd_up, svd_down: [out, rank] and [rank, in * ...], only in files that SDNQ wrote with SVD.
+    And in files that SDNQ wrote with its extras, which the details of the packed weight name (`_sdnq_storage`):
+        weight: codes of another dtype, as the detail "code" says.
+        scale: with a codebook, [out, levels, ...] or [out, groups, levels, ...], or [levels] for the whole weight. A
+            single scale for the whole weight is [1, 1, ...]. Quantized scales, and zero_point alike, are codes again,
+            flat if they are packed, with
+        scale_2, scale_zero_point; zero_point_scale, zero_point_2: factor and offset of these, float32 [1], or a table
+            of the values of their codes.
+        svd_up, svd_down: [out, rank] and [rank, in * ...], in the rotated basis if the weight is rotated.
     """
 
     name: ClassVar[str] = "sdnq"
@@ -103,9 +118,19 @@ class SDNQ(Backend):
         _scheme("sdnq-int4", 4, 64, "SDNQ int4, symmetric, in groups of 64 channels"),
         _scheme("sdnq-uint4", 4, 64, "SDNQ uint4, asymmetric, in groups of 64 channels"),
         _scheme("sdnq-uint3", 3, 64, "SDNQ uint3, asymmetric, in groups of 64 channels"),
+        Scheme(
+            name=OTHER,
+            backend="sdnq",
+            bits=8,
+            least_bits=1,
+            summary="SDNQ's other integers and floats, of 1 to 32 bits",
+            on_the_fly=False,
+        ),
     )
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
+        if spec.scheme.name == OTHER:
+            raise Unfit("sdquant reads it from files, and does not make it")
         code = CODES[spec.scheme.name]
         if len(shape) < 2:
             raise Unfit(f"a {len(shape)}-dimensional weight has no input channels")
@@ -155,38 +180,18 @@ class SDNQ(Backend):
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        """Dequantize in the order and dtype of SDNQ's dequantizer: in the scale's dtype, then SVD, then the cast."""
-        import torch
+        from . import _sdnq_decode
 
-        code, shape, parts = CODES[packed.spec.scheme.name], packed.spec.shape, packed.parts
-        scale, zero_point, up = parts["scale"], parts.get("zero_point"), parts.get("svd_up")
-        row = math.prod(shape[1:])
-        grouped = scale.ndim == len(shape) + 1
-        split = (scale.shape[1], shape[1] // scale.shape[1], *shape[2:]) if grouped else shape[1:]
-        # Chunks of 8 rows, so that they begin at whole units. With SVD one chunk: a product of slices may round apart.
-        step = shape[0] if up is not None else max(8, CHUNK // max(1, row) // 8 * 8)
-        for start in range(0, shape[0], step):
-            rows = slice(start, min(start + step, shape[0]))
-            values = numbers(parts["weight"], code, rows, row, scale.dtype).view(-1, *split)
-            if zero_point is None:
-                values.mul_(scale[rows])
-            else:
-                values = torch.addcmul(zero_point[rows], values, scale[rows])
-            values = values.view(-1, *shape[1:])
-            if up is not None:
-                down = parts["svd_down"]
-                if len(shape) == 2:
-                    values = values.to(up.dtype).addmm_(up, down)
-                else:
-                    values.add_(torch.mm(up, down).view(shape))
-            out[rows].copy_(values)
+        _sdnq_decode.decode_into(packed, out, CHUNK)
 
     def form(self, packed: Packed) -> PackedLayout | None:
-        code, parts, shape = CODES[packed.spec.scheme.name], packed.parts, packed.spec.shape
-        packing = _PACKINGS.get(code.sdnq)
-        if packing is None or "svd_up" in parts:
+        way, parts, shape = storage_of(packed.spec.scheme.name, packed.spec.details), packed.parts, packed.spec.shape
+        code, packing = way.code, _PACKINGS.get(way.code.sdnq)
+        if packing is None or not way.plain or "svd_up" in parts:
             return None
         rows, columns, scale = shape[0], math.prod(shape[1:]), parts["scale"]
+        if scale.shape[0] != rows:  # one for all rows
+            return None
         taps = math.prod(shape[2:]) if scale.numel() > rows else 1  # each position of a kernel has a scale of its own
         if rows * columns * taps % scale.numel():
             return None
@@ -206,8 +211,10 @@ class SDNQ(Backend):
         )
 
     def by_row(self, packed: Packed) -> bool:
-        per_unit = len(CODES[packed.spec.scheme.name].fields) or 1
-        return math.prod(packed.spec.shape[1:]) % per_unit == 0 and "svd_up" not in packed.parts
+        way, parts, shape = storage_of(packed.spec.scheme.name, packed.spec.details), packed.parts, packed.spec.shape
+        per_unit = len(way.code.fields) or 1
+        of_rows = parts["scale"].shape[0] == shape[0]  # not one for all of them
+        return way.plain and of_rows and math.prod(shape[1:]) % per_unit == 0 and "svd_up" not in parts
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name.removesuffix("weight") + part
@@ -221,47 +228,72 @@ class SDNQ(Backend):
             stem = weight.removesuffix("weight")
             if stem == weight or stem + "scale" not in tensors:
                 continue
-            names = ("weight", "scale", "zero_point", "svd_up", "svd_down")
+            scheme, details = stored_as(weight, settings)
+            code = storage_of(scheme, details).code
+            bits = DTYPE_BITS.get(tensors[weight].dtype, 8) * code.bits // DTYPE_BITS[code.dtype]
+            keys = {part: stem + part for part in PARTS if stem + part in tensors}
+            size = sum(tensors[key].nbytes for key in keys.values())
             weights.append(
                 PrequantizedWeight(
                     name=weight,
-                    scheme=scheme_of(weight, settings),
-                    keys={part: stem + part for part in names if stem + part in tensors},
-                    evidence="quantization_config says sdnq, and the weights have scales beside them",
+                    scheme=scheme,
+                    keys=keys,
+                    evidence=f"quantization_config says sdnq, and the weights have scales beside them{words(details)}",
+                    details={**details, BITS: bits} if bits != registry.scheme(scheme).bits else details,
+                    nbytes=size - tensors[weight].nbytes * 7 // 8 if _in_words(code, tensors[weight].dtype) else None,
                 )
             )
         known = {key for row in weights for key in row.keys.values()}
         dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
-        return [PrequantizedWeight(**{**vars(row), "details": {"dtype": dtype}}) for row in weights]
+        products = bool(settings.get("use_quantized_matmul") or settings.get("use_quantized_matmul_conv"))
+        more = {"dtype": dtype, **({PRODUCTS: True} if products else {})}
+        return [replace(row, details={**row.details, **more}) for row in weights]
 
     def missing(self, found: PrequantizedWeight) -> str | None:
-        needed: tuple[str, ...] = ("zero_point",) if CODES[found.scheme].zero_point else ()
+        needed = storage_of(found.scheme, found.details).parts
         needed += ("svd_up", "svd_down") if {"svd_up", "svd_down"} & found.keys.keys() else ()
         return next((found.name.removesuffix("weight") + part for part in needed if part not in found.keys), None)
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        parts = {part: get(key) for part, key in found.keys.items()}
-        shape = shape_of(parts, CODES[found.scheme]) if shape is None else shape
-        if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == turned(shape):
-            # Written for SDNQ's quantized matmul: the weight as [in, out].
-            from ..utils.buffers import dense
-
-            parts |= {part: dense(tensor.t()) for part, tensor in parts.items()}
-            parts["weight"] = parts["weight"].view(shape)
-            for part in {"scale", "zero_point"} & parts.keys():
-                parts[part] = parts[part].view(shape[0], *(1,) * (len(shape) - 1))
-        if not belong_together(CODES[found.scheme], shape, parts):
+        way, parts = storage_of(found.scheme, found.details), {part: get(key) for part, key in found.keys.items()}
+        if _in_words(way.code, dtype_name(parts["weight"].dtype)):
+            parts["weight"] = parts["weight"].to(dtype_named("uint8"))
+        size = shape_of(parts, way) if shape is None else shape
+        if size is None:
+            raise Unfit(f"the tensors of {found.name} alone do not tell its shape")
+        laid = upright(parts, size, way, products=bool(found.details.get(PRODUCTS)))
+        if laid is None:
+            raise UnsupportedFileError(
+                f"Cannot read {found.name}, stored by SDNQ for its quantized products",
+                f"as a square of {size[0]} with a single scale it may lie as [out, in] or as [in, out]",
+                "Quantize the model again with SDNQ without use_quantized_matmul, or with another group_size",
+            )
+        if is_transposed(laid["scale"], size, way.levels) and (not way.plain or laid["scale"].shape[0] != 1):
+            raise UnsupportedFileError(
+                f"Cannot read {found.name}, a transposed convolution",
+                "of these sdquant reads SDNQ's plain scales, one for each output, and no groups, codebook or rotation",
+                "Quantize the model again with this layer in modules_to_not_convert",
+            )
+        if not belong_together(way, size, laid):
             shapes = ", ".join(
-                f"{part} {dtype_name(tensor.dtype)} {list(tensor.shape)}" for part, tensor in parts.items()
+                f"{part} {dtype_name(tensor.dtype)} {list(tensor.shape)}" for part, tensor in laid.items()
             )
             raise BadFileError(
                 f"Cannot read {found.name} as {found.scheme}",
-                f"its tensors ({shapes}) do not make a weight of {list(shape)}",
+                f"its tensors ({shapes}) do not make a weight of {list(size)}",
                 "Download the file again, or check that config.json belongs to it",
             )
+        details = {name: value for name, value in found.details.items() if name in DETAILS}
+        if way.hadamard:
+            from ..core import hadamard
+
+            details[HADAMARD] = hadamard.group_size(size[1], way.hadamard)
+            details = {name: value for name, value in details.items() if value}
         return Packed(
-            spec=PackedSpec(scheme=registry.scheme(found.scheme), shape=tuple(shape), dtype=found.details["dtype"]),
-            parts=parts,
+            spec=PackedSpec(
+                scheme=registry.scheme(found.scheme), shape=size, dtype=found.details["dtype"], details=details
+            ),
+            parts=laid,
         )
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
@@ -270,7 +302,14 @@ class SDNQ(Backend):
         It assumes that every Linear and Conv of the model is quantized, except those in `modules_to_not_convert`
         ("block.proj.weight"): whoever writes the file adds the unquantized ones.
         """
+        if spec.scheme.name == OTHER:
+            return None
         return {"quant_method": "sdnq", **_settings(spec), "modules_to_not_convert": []}
+
+
+def _in_words(code: Code, dtype: str) -> bool:
+    """Return whether each byte of codes is a 64-bit integer: SDNQ stores its codes of 1 bit so."""
+    return code.bits == 1 and dtype == "int64"
 
 
 def _settings(spec: QuantSpec) -> dict[str, Any]:

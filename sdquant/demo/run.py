@@ -246,7 +246,7 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
 
     source: Path = path(model)
     quant = case.quant
-    if quant is not None and not registry.parse(quant).scheme.on_the_fly:
+    if quant is not None and registry.parse(quant).scheme.backend == "gguf":
         from ..saving import quantize_file
 
         source = quantize_file(path(model), quant, work / f"{model}-{quant}", progress=False)

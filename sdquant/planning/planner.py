@@ -123,6 +123,12 @@ def _is_float_gguf(src: Checkpoint, spec: QuantSpec | None) -> bool:
 def _refuse_file_scheme(src: Checkpoint, spec: QuantSpec | None, path: str) -> None:
     if spec is not None and not spec.scheme.on_the_fly:
         row = spec.scheme
+        if row.backend != "gguf":
+            raise IncompatibleError(
+                f"Cannot quantize the float weights of {src.path} to {row.name}",
+                "sdquant reads it from files, and does not make it",
+                "Use a scheme that quantizes on the fly, such as int8 or nf4",
+            )
         raise IncompatibleError(
             f"Cannot quantize the float weights of {src.path} to {row.name}",
             "GGUF files can be loaded, but models cannot be quantized to GGUF at load time",

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import METHOD, QuantSpec
+from ..core import METHOD, QuantSpec, Unfit
 from ..models import is_of_transformers, libraries, matched
 from ..nn import quantized
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core import PackedSpec, Scheme
+    from ..core import Packed, PackedSpec, Scheme
 
 _LINEAR = ("linear",)
+_GROUP = "group_size"
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,15 @@ def reading(model: nn.Module) -> Reading:
         return Reading()
     scheme = counts.most_common(1)[0][0]
     first = next(spec for spec in specs.values() if spec.scheme == scheme)
-    config = scheme.codec.config(_asked(scheme, first.details), first.dtype)
+    weights = dict(quantized(model))
+    asked = _asked(scheme, [packed for packed in weights.values() if packed.spec.scheme == scheme])
+    config = scheme.codec.config(asked, first.dtype)
     if not config:
         return Reading(floats=frozenset(specs))
     read = _READ.get(config["quant_method"])
     if read is not None:
         return read(model, specs, scheme, config)
-    floats = frozenset(name for name, spec in specs.items() if not _in_sdnq(model, name, spec, scheme))
+    floats = frozenset(name for name, packed in weights.items() if not _in_sdnq(model, name, packed, asked))
     if "modules_to_not_convert" in config:
         config["modules_to_not_convert"] = [f"{path}.weight" for path in _floats(model, specs, ("linear", "conv"))]
     return Reading(config, floats, package=config["quant_method"])
@@ -165,14 +168,15 @@ def _specs(model: nn.Module) -> dict[str, PackedSpec]:
     return {name: packed.spec for name, packed in quantized(model)}
 
 
-def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: Scheme) -> bool:
-    """Return whether SDNQ runs a weight: it has this scheme, is no embedding, and the model's class does not keep it in
-    float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the codes.)"""
+def _in_sdnq(model: nn.Module, name: str, packed: Packed, asked: QuantSpec) -> bool:
+    """Return whether SDNQ runs a weight: it is stored as its config says, is no embedding, and the model's class does
+    not keep it in float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the
+    codes.)"""
     from torch import nn
 
     keep_in_fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
     table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
-    return spec.scheme == scheme and not table and not matched(_path(name), keep_in_fp32)
+    return _is_stored_as(packed, asked) and not table and not matched(_path(name), keep_in_fp32)
 
 
 def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: Scheme) -> bool:
@@ -205,5 +209,26 @@ def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _asked(scheme: Scheme, details: Mapping[str, Any]) -> QuantSpec:
-    return QuantSpec(scheme, tuple(sorted((k, details[k]) for k in scheme.options if k in details)))
+def _asked(scheme: Scheme, weights: Sequence[Packed]) -> QuantSpec:
+    """Return the scheme with the options that these weights have: by their descriptions, else the size of groups that
+    fits most of them."""
+    details = weights[0].spec.details
+    spec = QuantSpec(scheme, tuple(sorted((k, details[k]) for k in scheme.options if k in details)))
+    if _GROUP not in scheme.options or _GROUP in details:
+        return spec
+    sizes = dict.fromkeys((spec[_GROUP], *scheme.options[_GROUP].choices))
+    specs = [replace(spec, options=tuple(sorted((*spec.options, (_GROUP, size))))) for size in sizes]
+    return max(specs, key=lambda one: sum(_is_stored_as(packed, one) for packed in weights))
+
+
+def _is_stored_as(packed: Packed, spec: QuantSpec) -> bool:
+    """Return whether the parts of a weight are those of this spec, in shape; scales may have a dtype of their own."""
+    if packed.spec.scheme != spec.scheme or not packed.spec.details.keys() <= spec.scheme.options.keys():
+        return False
+    try:
+        layout = spec.scheme.codec.layout(spec, packed.spec.shape, packed.spec.dtype)
+    except Unfit:
+        return False
+    return {part: tuple(tensor.shape) for part, tensor in packed.parts.items()} == {
+        part: row.shape for part, row in layout.items()
+    }

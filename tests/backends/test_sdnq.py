@@ -18,7 +18,7 @@ from torch import nn
 import sdquant
 from sdquant import backends
 from sdquant.backends import sdnq as module
-from sdquant.backends._sdnq_codes import OF_DTYPE
+from sdquant.backends._sdnq_codes import OF_DTYPE, code_named
 from sdquant.core.backend import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn.layer_factory import set_compute
@@ -27,7 +27,7 @@ from sdquant.nn.weights import quantized
 from ..test_keep_in_fp32 import run_wan, snr, wan
 
 BACKEND = backends.get("sdnq")
-SCHEMES = [row.name for row in BACKEND.schemes]
+SCHEMES = [row.name for row in BACKEND.schemes if row.on_the_fly]
 
 
 @pytest.fixture(scope="module")
@@ -324,12 +324,13 @@ PROJ = _header(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"weights_dtype": "uint2"}, "uint2"),
-        ({"weights_dtype": "uint4", "use_hadamard": True}, "use_hadamard"),
-        ({"weights_dtype": "uint4", "use_codebook": True}, "use_codebook"),
-        ({"weights_dtype": "uint4", "scale_dtype": "uint8"}, "scale_dtype"),
-        ({"weights_dtype": "uint4", "modules_quant_config": {"proj": {"weights_dtype": "uint5"}}}, "uint5"),
-        ({"weights_dtype": "uint4", "modules_dtype_dict": {"minimum_7bit": ["proj.weight"]}}, "int7"),
+        ({"weights_dtype": "int17"}, "int17"),
+        ({"weights_dtype": "float6_e3m3fn"}, "float6_e3m3fn"),  # seven bits
+        ({"weights_dtype": "nf4"}, "nf4"),
+        ({"weights_dtype": "int8", "use_codebook": True}, "indices of a codebook in 'int8'"),
+        ({"weights_dtype": "uint4", "scale_dtype": "uint64"}, "uint64"),
+        ({"weights_dtype": "uint4", "modules_quant_config": {"proj": {"weights_dtype": "uint0"}}}, "uint0"),
+        ({"weights_dtype": "uint4", "modules_dtype_dict": {"minimum_17bit": ["proj.weight"]}}, "int17"),
     ],
 )
 def test_what_no_scheme_has_is_refused(settings: dict[str, Any], words: str) -> None:
@@ -348,6 +349,7 @@ def test_what_no_scheme_has_is_refused(settings: dict[str, Any], words: str) -> 
         ({"weights_dtype": "int8", "modules_dtype_dict": {"uint4": ["p*weight"]}}, "sdnq-uint4"),
         ({"weights_dtype": "int8", "modules_dtype_dict": {"uint4": ["other"]}}, "sdnq-int8"),
         ({"weights_dtype": "fp8"}, "sdnq-fp8"),
+        ({"weights_dtype": "uint4", "modules_dtype_dict": {"minimum_7bit": ["proj.weight"]}}, "sdnq-other"),
     ],
 )
 def test_the_dtype_of_one_module_follows_sdnqs_rules(sdnq: Any, settings: dict[str, Any], scheme: str) -> None:
@@ -356,7 +358,8 @@ def test_the_dtype_of_one_module_follows_sdnqs_rules(sdnq: Any, settings: dict[s
     from sdnq.utils import get_minimum_dtype  # its own rule
 
     own = get_minimum_dtype(settings["weights_dtype"], "proj.weight", settings.get("modules_dtype_dict", {}))
-    assert OF_DTYPE[own] == scheme
+    code = code_named(own)
+    assert code is not None and OF_DTYPE.get(code.sdnq, "sdnq-other") == scheme
 
 
 def test_other_configs_are_not_sdnqs() -> None:

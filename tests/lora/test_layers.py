@@ -96,7 +96,7 @@ def check(base: nn.Module, kind: str) -> None:
     [
         pytest.param(row.name, marks=[pytest.mark.slow] if row.name.startswith(SEARCHED) else [])
         for row in backends.schemes()
-        if row.backend != "rules"
+        if row.name not in ("rules", "sdnq-other")
     ],
 )
 def test_plain_layers(scheme: str, kind: str) -> None:

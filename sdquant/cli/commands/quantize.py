@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     quant = _common.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
     _common.refuse_target(out)
-    gguf = [text for text in each if text != "none" and not registry.parse(text).scheme.on_the_fly]
+    gguf = [text for text in each if text != "none" and registry.parse(text).scheme.backend == "gguf"]
     model_files.refuse_existing(out, args.overwrite)
     model_files.refuse_nested(Path(_common.place(args.path)), out)
     if args.portable:

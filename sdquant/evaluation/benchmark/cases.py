@@ -89,7 +89,7 @@ def _of_scheme(target: ModelUnderTest, text: str, common: LoadSpec, versions: Ma
     row = BenchmarkRow(name=text, by="sdquant", quant=text, dtype=target.dtype)
     spec = None if is_float(text) else registry.parse(text)
     job = replace(common, asked=request_for(target, text))
-    if spec is not None and not spec.scheme.on_the_fly:
+    if spec is not None and spec.scheme.backend == "gguf":
         try:
             job = replace(common, asked=_written(target, text, common.work))
         except SdquantError as error:

@@ -1,0 +1,209 @@
+"""How SDNQ stored one weight, and whether its tensors are stored so. Needs no sdnq."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._sdnq_codes import CODES, Code, code_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OTHER = "sdnq-other"  # the scheme of all dtypes that have none of their own
+# Keys in the details of a packed weight.
+CODE, HADAMARD, CODEBOOK = "code", "hadamard", "codebook"
+SCALE, ZERO_POINT, TABLES = "scale_dtype", "zero_point_dtype", "codebook_scale"
+DETAILS = (CODE, HADAMARD, CODEBOOK, SCALE, ZERO_POINT, TABLES)
+# Second-level scales: the factor and the offset of the first-level ones.
+PARTS = (
+    "weight", "scale", "zero_point", "scale_2", "scale_zero_point", "zero_point_scale", "zero_point_2", "svd_up",
+    "svd_down",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """SDNQ's storage of a weight.
+
+    Attributes:
+        code: of the weight.
+        codebook: a code is the index of a level; the levels lie in place of the scales.
+        scales, zeros: the codes of the scales and zero points where these are quantized too, with a float32 factor (and
+            an offset for unsigned codes) for all of them.
+        tables: a code of these is the index of a level.
+        hadamard: number of values that were rotated together along the flattened inputs; 0 for none.
+    """
+
+    code: Code
+    codebook: bool = False
+    scales: Code | None = None
+    zeros: Code | None = None
+    tables: bool = False
+    hadamard: int = 0
+
+    @property
+    def zero_point(self) -> bool:
+        """True if each scale comes with a zero point."""
+        return self.code.zero_point and not self.codebook
+
+    @property
+    def levels(self) -> int:
+        """Number of scales, or levels of a codebook, for a group of weights."""
+        return 1 << self.code.bits if self.codebook else 1
+
+    @property
+    def plain(self) -> bool:
+        """True if scales are floats and nothing was rotated."""
+        return not (self.codebook or self.scales or self.zeros or self.hadamard)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors besides those of an SVD."""
+        names = ["weight", "scale", *_second("scale_2", "scale_zero_point", self.scales, self.tables)]
+        if self.zero_point:
+            names += ["zero_point", *_second("zero_point_scale", "zero_point_2", self.zeros, self.tables)]
+        return tuple(names)
+
+
+def _second(factor: str, offset: str, code: Code | None, tables: bool) -> tuple[str, ...]:
+    if code is None:
+        return ()
+    return (factor, offset) if code.zero_point and not tables else (factor,)
+
+
+def storage_of(scheme: str, details: Mapping[str, Any]) -> Storage:
+    """Return the storage that a scheme and the details of a packed weight describe.
+
+    Raises:
+        ValueError: the details name a dtype that SDNQ does not have.
+    """
+    code = CODES[scheme] if scheme in CODES else code_of(details.get(CODE))
+    if code is None:
+        raise ValueError(f"{scheme} has no {CODE!r} in its details")
+    return Storage(
+        code=code,
+        codebook=bool(details.get(CODEBOOK)),
+        scales=code_of(details.get(SCALE)),
+        zeros=code_of(details.get(ZERO_POINT)),
+        tables=bool(details.get(TABLES)),
+        hadamard=int(details.get(HADAMARD, 0)),
+    )
+
+
+def code_of(name: str | None) -> Code | None:
+    """Return the storage that SDNQ calls `name`; None if no name is given.
+
+    Raises:
+        ValueError: SDNQ has no such dtype.
+    """
+    if name is None or name == "none":
+        return None
+    code = code_named(name)
+    if code is None:
+        raise ValueError(f"SDNQ has no dtype {name!r}")
+    return code
+
+
+def stored_count(tensor: Tensor, code: Code) -> int:
+    """Return the number of codes in a tensor."""
+    return tensor.numel() * (len(code.fields) or 1) // code.unit
+
+
+def group_shape(stored: Tensor, code: Code | None, shape: tuple[int, ...], levels: int) -> tuple[int, ...] | None:
+    """Return the shape of scales, zero points or levels once unpacked; None if they are too many or few.
+
+    It is [out, 1, ...] or [out, groups, 1, ...], with a 1 for what all of a dimension share and `levels` in place of
+    the 1 of the input channels, or [levels] alone.
+
+    Args:
+        code: of the stored tensor; None for floats.
+    """
+    if code is None or not code.fields:
+        return tuple(stored.shape)
+    count, row = stored_count(stored, code), shape[0] * math.prod(shape[2:]) * levels
+    if count == levels:
+        return (levels,) if levels > 1 else (1,) * len(shape)
+    groups, rest = divmod(count, row)
+    if rest or not groups:
+        return None
+    return (shape[0], *((groups,) if groups > 1 else ()), levels, *shape[2:])
+
+
+def groups_of(scales: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Return the number of groups of input channels, by the shape of unpacked scales."""
+    return scales[1] if len(scales) == len(shape) + 1 else 1
+
+
+def is_transposed(scale: Tensor, shape: tuple[int, ...], levels: int) -> bool:
+    """Return whether scales are those of a transposed convolution, whose weight is [in, out, ...]: [1, out, ...], or
+    [in, 1, groups, ...], or with a codebook [levels, out, ...]."""
+    scales = tuple(scale.shape)
+    if len(shape) < 3 or shape[0] == 1:
+        return False
+    return scales == (levels, *shape[1:]) or (len(scales) == len(shape) + 1 and scales[1] == 1 < scales[2] != levels)
+
+
+def belong_together(way: Storage, shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
+    """Return whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
+    if len(shape) < 2 or not set(way.parts) <= parts.keys() <= {*way.parts, "svd_up", "svd_down"}:
+        return False
+    scales = group_shape(parts["scale"], way.scales, shape, way.levels)
+    if scales is None or not _grouped(scales, shape, way.levels) or not _coded(way, shape, scales, parts["weight"]):
+        return False
+    if not _two_level(parts, way.scales, way.tables, "scale", "scale_2", "scale_zero_point"):
+        return False
+    if way.zero_point:
+        if group_shape(parts["zero_point"], way.zeros, shape, 1) != scales:
+            return False
+        if not _two_level(parts, way.zeros, way.tables, "zero_point", "zero_point_scale", "zero_point_2"):
+            return False
+        if way.scales is None and way.zeros is None and parts["zero_point"].dtype != parts["scale"].dtype:
+            return False
+    return _low_rank(shape, parts)
+
+
+def _grouped(scales: tuple[int, ...], shape: tuple[int, ...], levels: int) -> bool:
+    """Return whether a weight of this shape may have scales of that: for each row and group, and in a convolution for
+    each kernel position or for all of them; or for the whole weight."""
+    if scales == ((levels,) if levels > 1 else (1,) * len(shape)):
+        return True
+    if len(shape) > 2 and levels == 1 and scales == (1, *shape[1:]):  # a transposed convolution's, [in, out, ...]
+        return True
+    groups = groups_of(scales, shape)
+    if len(scales) != len(shape) + (groups > 1) or scales[0] != shape[0] or shape[1] % groups:
+        return False
+    axis = 2 if groups > 1 else 1
+    kernel = zip(scales[axis + 1 :], shape[2:], strict=True)
+    return scales[axis] == levels and all(n in (1, k) for n, k in kernel)
+
+
+def _coded(way: Storage, shape: tuple[int, ...], scales: tuple[int, ...], weight: Tensor) -> bool:
+    code, groups = way.code, groups_of(scales, shape)
+    units = math.prod(shape) // (len(code.fields) or 1)
+    split = (shape[0], groups, shape[1] // groups, *shape[2:])
+    stored = {(units,), (units, code.unit), (units * code.unit,)} if code.fields else {shape, split}
+    return str(weight.dtype) == f"torch.{code.dtype}" and tuple(weight.shape) in stored
+
+
+def _two_level(
+    parts: Mapping[str, Tensor], code: Code | None, tables: bool, name: str, factor: str, offset: str
+) -> bool:  # fmt: skip
+    if code is None:
+        return parts[name].is_floating_point() and parts[name].itemsize > 1
+    if str(parts[name].dtype) != f"torch.{code.dtype}" or str(parts[factor].dtype) != "torch.float32":
+        return False
+    if tables:
+        return tuple(parts[factor].shape) == (1 << code.bits,)
+    return all(parts[one].numel() == 1 and parts[one].is_floating_point() for one in (factor, offset) if one in parts)
+
+
+def _low_rank(shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
+    up, down = parts.get("svd_up"), parts.get("svd_down")
+    if up is None and down is None:
+        return True
+    if up is None or down is None or up.ndim != 2 or not (up.is_floating_point() and down.is_floating_point()):
+        return False
+    return tuple(down.shape) == (up.shape[1], math.prod(shape[1:])) and up.shape[0] == shape[0]
