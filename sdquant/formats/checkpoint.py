@@ -90,6 +90,11 @@ class Checkpoint:
         return {key: info for key, info in self.tensors.items() if key not in used}
 
     @property
+    def schemes(self) -> dict[str, str]:
+        """Return the scheme of each weight, "" for an unquantized one, by key or by the quantized weight's name."""
+        return dict.fromkeys(self.plain, "") | {name: weight.scheme for name, weight in self.prequantized.items()}
+
+    @property
     def weight_bytes(self) -> int:
         """Return the bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
         return safetensors.total(self.plain.values()) + sum(self.prequantized_bytes(name) for name in self.prequantized)

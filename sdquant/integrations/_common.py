@@ -16,7 +16,7 @@ from ..compat import hardware
 from ..core import LONE, is_range, read_weight
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors, sdquant_metadata
-from ..models import common_kind, install_packed, key_names, misfit, quantize_weight, set_module, tied
+from ..models import common_kind, install_packed, key_names, misfit, quantize_weight, set_module, tied, ties_in
 from ..nn import QuantizedLayer, float_layer, packed_of, quantized_layer, set_compute
 from ..planning import rule_checks, source_of_model, weight_selection
 from ..rules import RulesSpec, attach_rules, model_rules, product_ranges, require_ranges, rules_in
@@ -102,6 +102,9 @@ class LoadingWeights:
         here = {key: name for name, key in key_names.to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
         self.specs = {here.get(key, key): spec for key, spec in self.specs.items()}
         self.prequantized = {here.get(key, key): weight for key, weight in self.prequantized.items()}
+        parts = {key for weight in self.prequantized.values() for key in (*weight.keys.values(), *weight.extra)}
+        schemes = dict.fromkeys(self.headers.keys() - parts, "") | {n: w.scheme for n, w in self.prequantized.items()}
+        self.ties = ties_in(self.ties, schemes, frozenset(self.ties))
         for name, spec in self.specs.items():
             why = None
             if name not in self.ties:

@@ -219,7 +219,7 @@ def build(component: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, ski
     model = meta_model(src)
     product_ranges.stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     dtype = dtype_named(plan.dtype) if plan.dtype else None
-    install = WeightLoader(model, component.runtime, dtype, plan.device)
+    install = WeightLoader(model, component.runtime, dtype, plan.device, src.schemes)
     ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:

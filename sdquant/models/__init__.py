@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .activation_memory import Trace
     from .classes import class_of, meta_model
     from .components import PREFIXES as KEY_PREFIXES
-    from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied
+    from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied, ties_in
     from .detection import Detected, detect, joined, same_scheme
     from .dummy_inputs import Inputs
     from .generate import Stopped, draw, native_size
@@ -39,5 +39,5 @@ __all__ = [
     "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
     "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "peft_hooks",
     "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
-    "same_scheme", "set_module", "set_tensor", "tied", "weight_bytes", "weight_parts",
+    "same_scheme", "set_module", "set_tensor", "tied", "ties_in", "weight_bytes", "weight_parts",
 ]  # fmt: skip

@@ -208,6 +208,31 @@ def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return {name: tuple(group) for group in groups.values() for name in group}
 
 
+def ties_in(
+    ties: Mapping[str, tuple[str, ...]], schemes: Mapping[str, str], known: frozenset[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return those of the ties that hold for a file.
+
+    SDNQ quantizes a language model's head and leaves the table of embeddings that it is tied to in floats: two weights
+    from then on. So names that the file has each for itself are left apart if they are stored differently. A name that
+    it does not have stays with the floats, or with the first.
+
+    Args:
+        ties: see `tied`. known: the names of all tensors of the model.
+        schemes: the scheme of each tensor of the file, or "" for an unquantized one, by its name there.
+    """
+    stored = {name: scheme for key, scheme in schemes.items() if (name := model_name(key, known)) is not None}
+    left = dict(ties)
+    for names in set(ties.values()):
+        kinds = [stored[name] for name in names if name in stored]
+        if len(set(kinds)) > 1:
+            rest = "" if "" in kinds else kinds[0]
+            for name in names:
+                kind = stored.get(name, rest)
+                left[name] = tuple(other for other in names if stored.get(other, rest) == kind)
+    return left
+
+
 def model_name(key: str, known: frozenset[str]) -> str | None:
     """Return the model's name for a file's tensor: the same, or with a prefix more or less; None if it has none."""
     if key in known:

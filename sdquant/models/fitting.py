@@ -100,10 +100,12 @@ def fitted(src: Checkpoint) -> Checkpoint:
     model = None if src.is_empty else shell(src)
     if model is None:
         return src
+    from .components import ties_in
+
     renamed = named(src, model)
     refuse_misfits(renamed, model)
     refuse_missing(renamed, model)
-    return replace(renamed, layers=layers_of(model.model, model.ties))
+    return replace(renamed, layers=layers_of(model.model, ties_in(model.ties, renamed.schemes, model.known)))
 
 
 def named(src: Checkpoint, model: Shell) -> Checkpoint:

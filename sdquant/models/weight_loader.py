@@ -35,13 +35,21 @@ class WeightLoader:
     """Loads tensors and packed weights into an empty model, and checks at the end that none is missing."""
 
     def __init__(
-        self, model: nn.Module, runtime: str, dtype: torch.dtype | None = None, device: str | None = None
+        self,
+        model: nn.Module,
+        runtime: str,
+        dtype: torch.dtype | None = None,
+        device: str | None = None,
+        schemes: Mapping[str, str] | None = None,
     ) -> None:
-        """`dtype`: that floats are cast to; None keeps their own. device: see `install_packed`."""
+        """`dtype`: that floats are cast to; None keeps their own. device: see `install_packed`.
+
+        schemes: of the tensors to be loaded: see `components.ties_in`.
+        """
         self.model, self.runtime, self.dtype, self.device = model, runtime, dtype, device
         self.float32 = keep_in_fp32.float32_of_model(model)
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
-        self.ties = components.tied(model)
+        self.ties = components.ties_in(components.tied(model), schemes or {}, self.known)
         self.unexpected: list[str] = []
         self.trimmer = Trimmer()
 
