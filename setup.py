@@ -4,8 +4,11 @@ They are optional: without a compiler the package installs and works, slower. To
 `python setup.py -q build_ext --inplace`.
 """
 
+import hashlib
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +16,42 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("sdquant/kernels/cpu")
+OBJECTS = Path("build/objects")  # compiled before, by what they were compiled from
+
+
+@cache
+def headers() -> bytes:
+    """Return the contents of all headers, any of which a source may include."""
+    return b"\0".join(path.read_bytes() for path in sorted(FOLDER.glob("*.h")))
 
 
 class BuildTogether(build_ext):
-    """Compiles as many files at once as there are cores: it is most of the time of an installation."""
+    """Compiles as many files at once as there are cores, and none again that is as it was: compiling is most of the
+    time of an installation."""
 
     def build_extension(self, ext: Extension) -> None:
         """All files of one extension, then its linking."""
         compiler: Any = self.compiler
         one_by_one = compiler.compile
 
+        def compiled(file: str, *args: Any, **values: Any) -> str:
+            program = getattr(compiler, "compiler_so", [compiler.compiler_type])
+            place = os.path.realpath(shutil.which(program[0]) or "")  # its version is in there
+            flags = repr((file, program, place, values.get("macros"), values.get("extra_postargs"))).encode()
+            key = hashlib.sha256(b"\0".join((flags, Path(file).read_bytes(), headers()))).hexdigest()[:16]
+            kept = OBJECTS / f"{Path(file).stem}-{key}.o"
+            if not kept.exists():
+                (made,) = one_by_one([file], *args, **values)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                unfinished = kept.with_suffix(f".{os.getpid()}")
+                shutil.copyfile(made, unfinished)
+                unfinished.replace(kept)  # whole, whoever else builds here
+            return str(kept)
+
         def together(sources: list[str], *args: Any, **values: Any) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                made = pool.map(lambda file: one_by_one([file], *args, **values), sources)
-                return [name for names in made for name in names]
+                largest_first = sorted(sources, key=os.path.getsize, reverse=True)
+                return list(pool.map(lambda file: compiled(file, *args, **values), largest_first))
 
         compiler.compile = together
         try:
