@@ -17,15 +17,15 @@ def test_the_matrices_are_regular_where_they_can_be() -> None:
     assert sizes.keys() == {4, 16, 64}
     for size, signs in sizes.items():
         assert hadamard.is_regular(size)
-        assert torch.equal(hadamard.matrix(size, torch.device("cpu")) * size**0.5, signs.float())
+        assert torch.equal(hadamard.matrix(size, torch.float32, torch.device("cpu")) * size**0.5, signs.float())
     for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        matrix = hadamard.matrix(size, torch.device("cpu"))
+        matrix = hadamard.matrix(size, torch.float32, torch.device("cpu"))
         assert torch.allclose(matrix @ matrix, torch.eye(size), atol=1e-6) and torch.equal(matrix, matrix.t())
         assert bool((matrix.sum(1) > 0).all()) == (hadamard.is_regular(size) or size == 1)
     with pytest.raises(ValueError, match="24"):
-        hadamard.matrix(24, torch.device("cpu"))
+        hadamard.matrix(24, torch.float32, torch.device("cpu"))
     x = torch.randn(3, 5, 64)
-    assert torch.allclose(hadamard.rotate(hadamard.rotate(x, 16), 16), x, atol=1e-6)
+    assert torch.allclose(hadamard.rotate_by_matrix(hadamard.rotate_by_matrix(x, 16), 16), x, atol=1e-6)
 
 
 @pytest.mark.parametrize(

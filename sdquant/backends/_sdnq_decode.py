@@ -47,7 +47,7 @@ def decode_into(packed: Packed, out: Tensor, chunk: int) -> None:
             else:
                 values.add_(torch.mm(up, down).view(shape))
         if way.hadamard:
-            values = hadamard.rotate(values.reshape(-1, row).float(), way.hadamard).view(values.shape)
+            values = hadamard.rotate_by_matrix(values.reshape(-1, row).float(), way.hadamard).view(values.shape)
         out[rows].copy_(values)
 
 

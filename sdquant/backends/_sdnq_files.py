@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..core import COMPUTE_DTYPES
+from ..core import COMPUTE_DTYPES, ROTATION
 from ..errors import UnsupportedFileError
 from ._sdnq_codes import OF_DTYPE, code_named
-from ._sdnq_storage import CODE, CODEBOOK, HADAMARD, OTHER, SCALE, TABLES, ZERO_POINT, stored_count
+from ._sdnq_storage import CODE, CODEBOOK, OTHER, SCALE, TABLES, ZERO_POINT, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,14 +54,14 @@ def stored_as(weight: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, 
     if settings.get("use_codebook_scale") and details.keys() & {SCALE, ZERO_POINT}:
         details[TABLES] = True
     if settings.get("use_hadamard"):
-        details[HADAMARD] = int(settings.get("hadamard_group_size") or 256)
+        details[ROTATION] = int(settings.get("hadamard_group_size") or 256)
     return OF_DTYPE.get(code.sdnq, OTHER), details
 
 
 def words(details: Mapping[str, Any]) -> str:
     """Return what is special about a weight's storage, in parentheses after a space; "" if nothing is."""
     said = [str(details[CODE])] if CODE in details else []
-    said += ["Hadamard rotation"] if HADAMARD in details else []
+    said += ["Hadamard rotation"] if ROTATION in details else []
     said += ["codebook"] if CODEBOOK in details else []
     said += [f"scales in {details[SCALE]}"] if SCALE in details else []
     return f" ({', '.join(said)})" if said else ""

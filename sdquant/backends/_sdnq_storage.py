@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..core import ROTATION
 from ._sdnq_codes import CODES, Code, code_named
 
 if TYPE_CHECKING:
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
 OTHER = "sdnq-other"  # the scheme of all dtypes that have none of their own
 # Keys in the details of a packed weight.
-CODE, HADAMARD, CODEBOOK = "code", "hadamard", "codebook"
+CODE, CODEBOOK = "code", "codebook"
 SCALE, ZERO_POINT, TABLES = "scale_dtype", "zero_point_dtype", "codebook_scale"
-DETAILS = (CODE, HADAMARD, CODEBOOK, SCALE, ZERO_POINT, TABLES)
+DETAILS = (CODE, ROTATION, CODEBOOK, SCALE, ZERO_POINT, TABLES)
 # Second-level scales: the factor and the offset of the first-level ones.
 PARTS = (
     "weight", "scale", "zero_point", "scale_2", "scale_zero_point", "zero_point_scale", "zero_point_2", "svd_up",
@@ -89,7 +90,7 @@ def storage_of(scheme: str, details: Mapping[str, Any]) -> Storage:
         scales=code_of(details.get(SCALE)),
         zeros=code_of(details.get(ZERO_POINT)),
         tables=bool(details.get(TABLES)),
-        hadamard=int(details.get(HADAMARD, 0)),
+        hadamard=int(details.get(ROTATION, 0)),
     )
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
     DTYPE_BITS,
+    ROTATION,
     Backend,
     Option,
     Packed,
@@ -50,7 +51,7 @@ from ..utils.process_state import errors_only
 from ..utils.tensors import put_parameter
 from ._sdnq_codes import CODES
 from ._sdnq_files import float_dtype, shape_of, stored_as, upright, words
-from ._sdnq_storage import DETAILS, HADAMARD, OTHER, PARTS, belong_together, is_transposed, storage_of
+from ._sdnq_storage import DETAILS, OTHER, PARTS, belong_together, is_transposed, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -287,7 +288,7 @@ class SDNQ(Backend):
         if way.hadamard:
             from ..core import hadamard
 
-            details[HADAMARD] = hadamard.group_size(size[1], way.hadamard)
+            details[ROTATION] = hadamard.group_size(size[1], way.hadamard)
             details = {name: value for name, value in details.items() if value}
         return Packed(
             spec=PackedSpec(

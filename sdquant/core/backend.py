@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .dtypes import DTYPE_BITS, TensorInfo, TensorSpec
@@ -30,6 +31,7 @@ __all__ = [
     "DTYPE_BITS",
     "OFFSET",
     "PLAIN_ONLY",
+    "ROTATION",
     "Backend",
     "Cut",
     "FloatGemm",
@@ -48,6 +50,8 @@ __all__ = [
 
 # Key in the details of weights with doubly quantized scales: a float32 number that is added to every scale.
 OFFSET = "offset"
+# Key in the details of rotated weights: the group size of `core.hadamard`.
+ROTATION = "rotation"
 
 
 class Unfit(Exception):
@@ -173,6 +177,16 @@ class PackedSpec:
     dtype: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def rotation(self) -> int:
+        """Return the group size of the weight's rotation; 0 for none. See `Packed.without_rotation`."""
+        return self.details.get(ROTATION, 0)  # type: ignore[no-any-return]
+
+    @cached_property
+    def without_rotation(self) -> PackedSpec:
+        """Return the description of the rotated weight; see `Packed.without_rotation`."""
+        return replace(self, details={name: value for name, value in self.details.items() if name != ROTATION})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return {
@@ -189,6 +203,18 @@ class Packed:
 
     spec: PackedSpec
     parts: Mapping[str, Tensor]
+
+    @property
+    def without_rotation(self) -> Packed:
+        """Return the same parts as the weight that they are if nothing is rotated back.
+
+        A weight with a `rotation` was rotated along its inputs before it was quantized, group by group. It is a packed
+        weight like any other: `Backend.decode` returns it in the model's own basis, and it has no memory layout
+        (`Backend.form`). The same parts without the rotation in their description are the rotated weight R, which has
+        one. Since a rotation is orthogonal, x W^T = rotate(x) R^T. Only `kernels.dispatch` and gradients compute with
+        R, each beside the rotation of x or of the result.
+        """
+        return Packed(spec=self.spec.without_rotation, parts=self.parts)
 
     def to(self, device: torch.device) -> Packed:
         """Return a copy with its parts on `device`."""
@@ -271,7 +297,7 @@ class Backend(ABC):
 
     def form(self, packed: Packed) -> PackedLayout | None:
         """Return the memory layout of the parts for the kernels; None if no layout describes it and only `decode_into`
-        can dequantize it."""
+        can dequantize it, as for every weight with a rotation (`without_rotation` has one)."""
         return None
 
     def activations(self, packed: Packed) -> Activations | None:

@@ -1,8 +1,15 @@
 """Rotations by Hadamard matrices, which spread outliers before a weight or activations are quantized.
 
 Two kinds, by the number of values that are rotated together. Powers of 4 have the regular matrix: Kronecker powers of
-one of size 4 whose rows all sum to the same (ConvRot, https://arxiv.org/abs/2512.03673). Other powers of 2 have
-Sylvester's. Both are symmetric and, divided by the root of their size, their own inverse.
+
+    1  1  1 -1
+    1  1 -1  1
+    1 -1  1  1
+   -1  1  1  1
+
+whose rows all sum to the same (ConvRot, https://arxiv.org/abs/2512.03673). Other powers of 2 have Sylvester's. Both are
+symmetric and, divided by the root of their size, their own inverse: rotating twice changes nothing, and the gradient of
+a rotation is the same rotation. `kernels.hadamard` rotates activations faster.
 """
 
 from __future__ import annotations
@@ -29,25 +36,32 @@ def group_size(channels: int, most: int = 256) -> int:
     return size if size >= 4 else 0
 
 
-def is_regular(size: int) -> bool:
-    """Return whether a matrix of `size`, a power of 2, is of the regular kind: whether `size` is a power of 4."""
-    return size.bit_length() % 2 == 1
+def is_group(size: object) -> bool:
+    """Return whether values can be rotated in groups of this size: powers of 2 from 4."""
+    return type(size) is int and size >= 4 and size & (size - 1) == 0
+
+
+def is_regular(size: object) -> bool:
+    """Return whether groups of this size have the regular matrix: powers of 4 from 4."""
+    return type(size) is int and is_group(size) and size.bit_length() % 2 == 1
 
 
 @constant
-def matrix(size: int, device: torch.device) -> Tensor:
-    """Return the orthogonal matrix of `size`, a power of 2: float32 [size, size], of either kind."""
-    if size < 1 or size & (size - 1):
+def matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the orthogonal matrix of `size`, [size, size], of the kind that `size` has; [[1]] for size 1."""
+    if size != 1 and not is_group(2 * size):
         raise ValueError(f"no Hadamard matrix of size {size} is known here: it is not a power of 2")
-    step = torch.tensor(_REGULAR if is_regular(size) else _SYLVESTER, dtype=torch.float32, device="cpu")
-    signs = torch.ones(1, 1, device="cpu")
+    values = torch.float64 if dtype == torch.float64 else torch.float32
+    step = torch.tensor(_REGULAR if is_regular(size) else _SYLVESTER, dtype=values, device="cpu")
+    signs = torch.ones(1, 1, dtype=values, device="cpu")
     while len(signs) < size:
         signs = torch.kron(signs, step)
-    made: Tensor = signs / math.sqrt(size)
-    return made.to(device)
+    return (signs / math.sqrt(size)).to(dtype).to(device)
 
 
-def rotate(values: Tensor, size: int) -> Tensor:
-    """Rotate each run of `size` values of the last axis; twice gives the values back. Keep shape and dtype."""
-    rotation = matrix(size, values.device).to(values.dtype)
-    return (values.reshape(-1, size) @ rotation).view(values.shape)
+def rotate_by_matrix(values: Tensor, size: int) -> Tensor:
+    """Rotate each run of `size` values of the last axis by one product, in the dtype of `values`.
+
+    Sums are in the order of comfy-kitchen's and SDNQ's, so that weights are quantized to the same codes.
+    """
+    return (values.reshape(-1, size) @ matrix(size, values.dtype, values.device)).view(values.shape)

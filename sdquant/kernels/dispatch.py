@@ -20,7 +20,9 @@ from torch.nn import functional as F
 from ..core import packed_rows
 from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
 from .dispatch_guard import plain
+from .hadamard import rotate
 from .im2col import few_patches, outputs
+from .linear_with_rotation import LinearWithRotation
 from .workspace import scratch
 
 if TYPE_CHECKING:
@@ -216,6 +218,9 @@ def linear(
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
+    if packed.spec.rotation:
+        codes = packed.without_rotation
+        return linear(backend, codes, backend.form(codes), rotate(x, packed.spec.rotation), bias, compute)
     if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8_linear.linear(backend, packed, form, x, bias)
     if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
@@ -248,6 +253,8 @@ def prepared(
     backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
+    if packed.spec.rotation:
+        return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
@@ -260,6 +267,19 @@ def prepared(
         eight = fp8_linear.prepared(packed, form, dtype)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
+
+
+def _prepared_with_rotation(
+    backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str
+) -> Prepared:
+    codes = packed.without_rotation
+    form = backend.form(codes)
+
+    def multiply(codes: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(backend, codes, form, x, bias, compute)
+
+    inner = prepared(backend, codes, form, dtype, compute, prefix)
+    return LinearWithRotation(packed.spec, {name: prefix + name for name in packed.parts}, dtype, inner, multiply)
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core import Geometry, Packed, PackedSpec, registry
-from . import dispatch, scheme_activations
+from . import dispatch, hadamard, scheme_activations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,13 @@ def _read(text: str) -> tuple[Backend, PackedSpec, tuple[str, ...]]:
     values, names = json.loads(text)
     spec = registry.packed_spec(values)
     return spec.scheme.codec, spec, tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _without_rotation(text: str) -> str:
+    """Return the text of the rotated weight; see `Packed.without_rotation`."""
+    _, spec, names = _read(text)
+    return described(spec.without_rotation, names)
 
 
 def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, PackedLayout | None]:
@@ -80,6 +87,28 @@ def _(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Te
     return parts[0].new_empty(*indices.shape, _read(text)[1].shape[1], dtype=dtype)
 
 
+@torch.library.custom_op("sdquant::rotate", mutates_args=())
+def rotate(x: Tensor, group: int) -> Tensor:
+    """Rotate runs of `group` columns of x; see `hadamard`."""
+    return hadamard.rotate(x, group).clone()
+
+
+@rotate.register_fake
+def _(x: Tensor, group: int) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _keep_group(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    ctx.group = inputs[1]
+
+
+def _rotation_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return rotate(grad, ctx.group), None
+
+
+rotate.register_autograd(_rotation_gradient, setup_context=_keep_group)
+
+
 def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], Tensor | None, str, str], output: Tensor) -> None:
     x, parts, bias, ctx.text, _ = inputs
     ctx.dtype, ctx.biased = x.dtype, bias is not None
@@ -90,7 +119,9 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor
     """Compute gradients. The weight is dequantized again: saving it would keep all layers' float weights in memory."""
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_x = grad @ weight(list(ctx.saved_tensors), ctx.text, ctx.dtype)
+        of_x = grad @ weight(list(ctx.saved_tensors), _without_rotation(ctx.text), ctx.dtype)
+        rotation = _read(ctx.text)[1].rotation
+        of_x = rotate(of_x, rotation) if rotation else of_x
     if ctx.biased and ctx.needs_input_grad[2]:
         of_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
     return of_x, [None] * len(ctx.saved_tensors), of_bias, None, None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..kernels import dispatch, scratch
+from ..kernels import dispatch, hadamard, scratch
 
 if TYPE_CHECKING:
-    from ..core import Geometry
+    from ..core import Geometry, Packed, PackedLayout
     from .packed_layer import PackedLayer
 
 
@@ -52,7 +52,7 @@ class Decoded(torch.autograd.Function):
         (grad,) = grads
         of_x = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_x = _gradient(grad, _float_weight(ctx.layer, grad), ctx.shape, ctx.geometry)
+            of_x = _of_x(ctx.layer, grad, ctx.shape, ctx.geometry)
         if ctx.needs_input_grad[1]:
             channels = grad.dim() - 1 if ctx.geometry is None else grad.dim() - 1 - len(ctx.geometry.stride)
             others = [d for d in range(grad.dim()) if d != channels]
@@ -60,12 +60,22 @@ class Decoded(torch.autograd.Function):
         return of_x, of_bias, None, None
 
 
-def _float_weight(layer: Any, grad: Tensor) -> Tensor:
+def _of_x(layer: Any, grad: Tensor, shape: torch.Size, geometry: Geometry | None) -> Tensor:
+    """Return the gradient of x [*shape]. Of a linear layer with a rotated weight, that of the rotated x is rotated: the
+    weight itself would take as many rotations as it has outputs."""
+    packed: Packed = layer._packed_for(grad)
+    if geometry is not None or not packed.spec.rotation:
+        return _gradient(grad, _float_weight(layer, packed, layer._form, grad), shape, geometry)
+    codes = packed.without_rotation
+    weight = _float_weight(layer, codes, layer._backend.form(codes), grad)
+    return hadamard.rotate(_gradient(grad, weight, shape, None), packed.spec.rotation)
+
+
+def _float_weight(layer: Any, packed: Packed, form: PackedLayout | None, grad: Tensor) -> Tensor:
     """Dequantize the weight on the device and in the dtype of `grad`; the packed weight may be offloaded elsewhere."""
-    packed = layer._packed_for(grad)
     fresh = torch.is_grad_enabled() and grad.requires_grad  # the gradient of a gradient will need it later
     out = grad.new_empty(layer.spec.shape) if fresh else scratch(layer.spec.shape, grad.dtype, grad.device)
-    dispatch.decode_into(layer._backend, packed.to(grad.device), layer._form, out)
+    dispatch.decode_into(layer._backend, packed.to(grad.device), form, out)
     return out
 
 

@@ -59,7 +59,7 @@ def test_golden_vectors(name: str) -> None:
     layer = {f"proj.{key.removeprefix('layer.')}": t for key, t in tensors.items() if key.startswith("layer.")}
     packed = read(layer, settings, tuple(want.shape))
     got = BACKEND.decode(packed, torch.float32)
-    if "hadamard" in packed.spec.details:  # SDNQ rotated in bfloat16
+    if packed.spec.rotation:  # SDNQ rotated in bfloat16
         assert float((got - want).norm() / want.norm()) < 3e-3
     else:
         assert torch.equal(got.bfloat16(), want.bfloat16())
@@ -293,7 +293,7 @@ def test_rotations_of_both_kinds(sdnq: Any, channels: int) -> None:
     layer, settings = made(sdnq, linear(channels=channels), weights_dtype="uint8", use_hadamard=True)
     packed = check(layer, settings, torch.float32)
     way = layer.sdnq_dequantizer
-    assert packed.spec.details.get("hadamard", 0) == (way.hadamard_group_size if way.use_hadamard else 0)
+    assert packed.spec.rotation == (way.hadamard_group_size if way.use_hadamard else 0)
 
 
 def compare(got: torch.Tensor, layer: Any) -> None:

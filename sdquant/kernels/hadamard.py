@@ -1,0 +1,32 @@
+"""Rotation of activations for weights that are rotated; the matrices are those of `core.hadamard`.
+
+A kernel that rotates activations and quantizes them in one pass belongs in `dispatch.prepared`, in the place of
+`linear_with_rotation.LinearWithRotation`, which does the one before the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.hadamard import is_regular, matrix, rotate_by_matrix
+
+_ALONE = 16  # a matrix of up to this size is multiplied whole
+
+
+def rotate(x: Tensor, group: int) -> Tensor:
+    """Rotate each run of `group` columns of x [..., columns]; computed in float32, the result is in x's dtype."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return rotate(x, group)
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and is_regular(group):
+        return rotate_by_matrix(x, group)  # the entries are exact, and sums are in float32
+    # A Kronecker product of two matrices A and B times a vector is A X B, with the vector as the matrix X: for 256
+    # columns two products with a matrix of 16 x 16.
+    left = 1 << (group.bit_length() - 1) // 4 * 2 if group > _ALONE and is_regular(group) else 1
+    values = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32).reshape(-1, left, group // left)
+    values = values @ matrix(group // left, values.dtype, x.device)
+    if left > 1:
+        values = matrix(left, values.dtype, x.device) @ values
+    return values.reshape(x.shape).to(x.dtype)
