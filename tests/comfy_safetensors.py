@@ -95,17 +95,20 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
         if codes.ndim != 2:
             raise Refused(f"{module} is no linear layer")
         layout: Any
+        options: dict[str, Any] = {}
         if conf["format"] == "float8_e4m3fn":
             if scale.numel() != 1 or codes.dtype != torch.float8_e4m3fn or not conf.get("full_precision_matrix_mult"):
                 raise Refused(f"{module}: float8 with a scale for all, {scale.shape} {codes.dtype}")
             layout = TensorCoreFP8Layout
         elif conf["format"] == "int8_tensorwise":
-            if scale.dtype != torch.float32 or scale.shape != (len(codes), 1) or codes.dtype != torch.int8:
+            turned = {key: conf[key] for key in ("convrot", "convrot_groupsize") if key in conf}
+            fits = scale.shape == (len(codes), 1) or (scale.shape == () and not turned)
+            if scale.dtype != torch.float32 or not fits or codes.dtype != torch.int8:
                 raise Refused(f"{module}: int8 with a float32 scale for each row, {scale.shape} {scale.dtype}")
-            layout = TensorWiseINT8Layout
+            layout, options = TensorWiseINT8Layout, turned
         else:
             raise Refused(f"{module} is in {conf}")
-        params = layout.Params(scale=scale, orig_dtype=torch.float32, orig_shape=tuple(codes.shape))
+        params = layout.Params(scale=scale, orig_dtype=torch.float32, orig_shape=tuple(codes.shape), **options)
         floats[f"{module}.weight"] = layout.dequantize(codes, params)
         packed.add(f"{module}.weight")
     return floats, packed

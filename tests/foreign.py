@@ -205,14 +205,22 @@ def _comfy(kind: str) -> Callable[[Path], Path]:
             if kind == "mxfp8":
                 codes, params = TensorCoreMXFP8Layout.quantize(tensor)
                 layers[stem[:-1]] = {"format": kind}
+            elif kind == "convrot":
+                # Rotated in float32, as published files are; the library would rotate in the weight's own dtype.
+                group = next(size for size in (256, 64, 16) if tensor.shape[1] % size == 0)
+                options = {"convrot": True, "convrot_groupsize": group}
+                codes, params = TensorWiseINT8Layout.quantize(tensor.float(), per_channel=True, **options)
+                said = {"format": "int8_tensorwise", **options}
+                layers[stem[:-1]] = said
+                tensors[stem + "comfy_quant"] = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
             else:
                 codes, params = TensorWiseINT8Layout.quantize(tensor, per_channel="norm" not in name)
                 line = json.dumps({"format": kind}).encode()
                 tensors[stem + "comfy_quant"] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
             tensors |= {name: codes, stem + "weight_scale": params.scale}
-        said = json.dumps({"format_version": "1.0", "layers": layers})
+        listed = json.dumps({"format_version": "1.0", "layers": layers})
         path = folder / f"digits-flux-{kind}.safetensors"
-        save_file(tensors, path, {"_quantization_metadata": said} if layers else None)
+        save_file(tensors, path, {"_quantization_metadata": listed} if layers else None)
         return path
 
     return make
@@ -227,7 +235,8 @@ ROWS: dict[str, Row] = {
     "fp8 comfy_quant": Row("fp8", "*.weight_scale", _float8("quant"), config=False),
     "fp8 in blocks": Row("fp8", "*.weight_scale_inv", _float8_blocks),
     "fp8 mxfp8": Row("fp8", "*.weight_scale", _comfy("mxfp8"), config=False),
-    "comfy int8": Row("qint8", "int8_tensorwise", _comfy("int8_tensorwise"), config=False),
+    "comfy int8": Row("int8_row", "int8_tensorwise", _comfy("int8_tensorwise"), config=False),
+    "comfy convrot": Row("int8_convrot", "rotated in groups of", _comfy("convrot"), config=False),
     "lone nf4": Row("nf4", "quant_state", _bnb_lone("nf4"), config=False),
     "lone nf4 doubly quantized": Row("nf4", "quant_state", _bnb_lone("nf4,double_quant"), config=False),
     "lone fp4": Row("fp4", "quant_state", _bnb_lone("fp4"), config=False),

@@ -28,7 +28,11 @@ from .test_load_modes import images
 MODELS = [("digits-sd", "input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"),
           ("digits-flux", "double_blocks.0.img_attn.qkv.weight")]  # fmt: skip
 # How far a decoded weight is from what it was, as a share of it; bfloat16 weights of the shipped models.
-ERROR = {"nf4": 0.12, "fp4": 0.15, "fp8": 0.05, "qint8": 0.02}
+ERROR = {"nf4": 0.12, "fp4": 0.15, "fp8": 0.05, "qint8": 0.02, "int8_row": 0.02,
+         "int8_tensor": 0.05, "int8_convrot": 0.02}  # fmt: skip
+
+# Other schemes write the same format, whose files do not say which.
+READ_AS = {"qint8": "int8_row"}
 
 
 @pytest.mark.parametrize(("model", "layer"), MODELS)
@@ -42,7 +46,7 @@ def test_other_tools_read_it_and_sdquant_the_same(
     floats, packed = comfy_safetensors.read(file)
     assert layer in packed and len(packed) > 10
     seen = sdquant.verify(file)
-    assert (seen.quant, seen.warnings) == (scheme, [])
+    assert (seen.quant, seen.warnings) == (READ_AS.get(scheme, scheme), [])
 
     base = sdquant.demo.path(model)
     pipe = sdquant.load_model(file, base=base, progress=False)
@@ -53,7 +57,11 @@ def test_other_tools_read_it_and_sdquant_the_same(
     assert len(mine) >= len(packed)
     for name, part in mine.items():
         weight = part.spec.scheme.codec.decode(part, torch.bfloat16)
-        assert torch.equal(weight, theirs[name]), name
+        if part.spec.rotation:  # sums in another order than comfy-kitchen's: now and then the last bit
+            assert (weight != theirs[name]).float().mean() < 5e-3, name
+            assert (weight.float() - theirs[name].float()).norm() < 1e-4 * weight.float().norm(), name
+        else:
+            assert torch.equal(weight, theirs[name]), name
         wide = original[name].float()
         assert (weight.float() - wide).norm() < ERROR[scheme] * wide.norm(), name
     for name, tensor in plain(main_part(pipe)).items():
@@ -168,7 +176,7 @@ def test_one_weight_is_held_at_a_time(scheme: str, flux: Path, tmp_path: Path, m
     packing = dataclasses.replace(row, encode=lambda *values: held(row.encode(*values)))
     monkeypatch.setattr(export_single_file, "SCHEMES", {scheme: packing})
     export_single_file.quantize_file(flux, scheme, tmp_path / "f.safetensors", progress=False)
-    assert len(seen) > 50 and sdquant.verify(tmp_path / "f.safetensors").quant == scheme
+    assert len(seen) > 50 and sdquant.verify(tmp_path / "f.safetensors").quant == READ_AS.get(scheme, scheme)
 
 
 def test_options_and_other_schemes_are_written_as_before() -> None:

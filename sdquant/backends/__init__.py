@@ -16,6 +16,10 @@ from ..utils.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from ._bnb_library import library as bnb_library
     from ._chunks import by_rows
+    from ._comfy_find import FORMATS as COMFY_FORMATS
+    from ._comfy_find import METADATA as COMFY_METADATA
+    from ._comfy_find import details_of as comfy_details
+    from ._comfy_find import entry as comfy_entry
     from ._float8_find import FORMATS as FLOAT8_FORMATS
     from ._float8_find import MARKER as FLOAT8_MARKER
     from ._quanto_extension import without_compiler
@@ -25,6 +29,7 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "FLOAT8_FORMATS", "FLOAT8_MARKER", "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "bnb_library",
-    "by_rows", "get", "gguf", "names", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
+    "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "Backend", "Found", "PrequantizedWeight",
+    "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy_details", "comfy_entry", "get", "gguf", "names",
+    "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
 
     Args:
         config: quantization settings from outside the tensors: "quantization_config" of a config.json, and "comfy",
-            the format of each weight by the file's metadata (see `formats.comfy_metadata`).
+            what the file says of each weight in one of ComfyUI's formats (see `formats.comfy_metadata`).
     """
     quantization = config.get("quantization_config") or {}
     if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
@@ -85,8 +85,8 @@ def _said(quantization: Any) -> dict[str, Any]:
     return {} if size is None else {"block": size}
 
 
-def _format(name: str | None) -> dict[str, Any]:
-    return {} if name is None else {"format": name}
+def _format(row: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {} if row is None else {"format": row["format"]}
 
 
 def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:

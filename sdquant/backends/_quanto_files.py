@@ -23,7 +23,6 @@ from ..core import (
     TensorSpec,
     Unfit,
     dtype_name,
-    leaf,
     registry,
 )
 from ..errors import BadFileError
@@ -37,9 +36,6 @@ BUFFERS = ("input_scale", "output_scale")
 CONFIG_NAMES = {"qint8": "int8", "qint4": "int4", "qint2": "int2", "qfloat8": "float8"}
 DATA_KEYS = ("._data._data", "._data")
 DATA_DTYPES = ("int8", "uint8", *FLOAT8)
-# ComfyUI's format of the same meaning: int8 codes, one float32 scale for all or for each row.
-COMFY = "int8_tensorwise"
-_COMFY_HINTS = ("comfy_quant", "input_scale")
 
 
 def data_key(scheme: str) -> str:
@@ -48,8 +44,7 @@ def data_key(scheme: str) -> str:
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
-    """See `Backend.find`. `config` may contain "quantization_config", "quantization_map", and "comfy", the format of
-    each weight in ComfyUI's files."""
+    """See `Backend.find`. `config` may contain "quantization_config" and "quantization_map"."""
     config_scheme = _asked(config.get("quantization_config") or {})
     weights: list[PrequantizedWeight] = []
     unsure: list[int] = []
@@ -78,22 +73,7 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
         else:
             note = "; one or two rows do not show their bits and nothing else in the file does: 4 assumed"
             weights[at] = replace(weights[at], evidence=weights[at].evidence + note)
-    comfy = config.get("comfy") or {}
-    return weights + [_comfy(name, tensors) for name, kind in comfy.items() if kind == COMFY]
-
-
-def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
-    keys = {"data": name, "scale": leaf(name, "weight_scale")}
-    extra = [leaf(name, hint) for hint in _COMFY_HINTS]
-    return PrequantizedWeight(
-        name=name,
-        scheme="qint8",
-        keys={part: key for part, key in keys.items() if key in tensors},
-        extra=tuple(key for key in extra if key in tensors),
-        evidence=f"ComfyUI's {COMFY}: int8 codes, scales in *.weight_scale",
-        details={PLAIN_ONLY: True},  # its scales are float32, and quanto's modules compute in the scale's dtype
-        nbytes=tensors[name].nbytes + 4 * (tensors[name].shape or (1,))[0],  # one scale becomes one for each row
-    )
+    return weights
 
 
 def _explained(row: PrequantizedWeight, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
@@ -139,9 +119,7 @@ def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
 def missing(detected: PrequantizedWeight) -> str | None:
     """See `Backend.missing`."""
     part = next((part for part in _needed(detected.scheme) if part not in detected.keys), None)
-    if part is None:
-        return None
-    return leaf(detected.name, "weight_scale") if detected.plain_only else f"{detected.name}._{part}"
+    return None if part is None else f"{detected.name}._{part}"
 
 
 def _needed(scheme: str) -> tuple[str, ...]:
@@ -154,10 +132,8 @@ def read(detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Calla
     if key is not None:
         raise _bad(detected, f"the file has no {key}")
     parts = {part: get(detected.keys[part]) for part in needed}
-    details: dict[str, Any] = {}
-    if detected.plain_only:
-        parts["scale"] = _of_rows(parts["scale"], tuple(parts["data"].shape))
-        details[PLAIN_ONLY] = True
+    # Folders of older versions have such weights of ComfyUI's files, which are now of the backend `comfy`.
+    details: dict[str, Any] = {PLAIN_ONLY: True} if detected.plain_only else {}
     dtypes = {part: dtype_name(tensor.dtype) for part, tensor in parts.items()}
     if dtypes["scale"] not in COMPUTE_DTYPES:
         raise _bad(detected, f"its scale is {dtypes['scale']}, not one of {', '.join(COMPUTE_DTYPES)}")
@@ -179,15 +155,6 @@ def read(detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Calla
     scheme = registry.scheme(detected.scheme)
     spec = PackedSpec(scheme=scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
     return Packed(spec=spec, parts=parts)
-
-
-def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Convert ComfyUI's scale to quanto's shape: one per row, or a scalar for a weight of one row."""
-    if scale.numel() == 1 and shape:
-        scale = scale.reshape(1).expand(shape[0])
-    if not shape or scale.numel() != shape[0]:
-        return scale  # which is refused for its shape
-    return scale.reshape(() if shape[0] == 1 else (shape[0], *(1 for _ in shape[1:]))).contiguous()
 
 
 def _shape(detected: PrequantizedWeight, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:

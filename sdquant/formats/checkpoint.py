@@ -60,6 +60,7 @@ class Checkpoint:
             quantized; {} if this was not determined.
         conversions: with which transformers has renamed the tensors.
         headers: of the files.
+        warnings: contradictions in the files that have an answer, in sentences.
     """
 
     path: Path
@@ -82,6 +83,7 @@ class Checkpoint:
     layers: Mapping[str, tuple[str | None, str]] = field(default_factory=dict, repr=False)
     conversions: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     headers: Mapping[Path, Header] = field(default_factory=dict, repr=False, compare=False)
+    warnings: tuple[str, ...] = ()
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -297,10 +299,12 @@ def _source(
     _check_index(path, index or {}, home)
     own = merged_own(metadata_of)
     specs = specs_in(files[0], own)
+    comfy = comfy_metadata.Declarations()
     if specs:
         quantized = found_in(files[0], own, specs, tensors)
     else:
-        quantized = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, headers, metadata)})
+        comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
+        quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights})
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
@@ -318,6 +322,7 @@ def _source(
         container=headers[files[0]].container,
         headers=headers,
         rules=rule_rows(files[0], own),
+        warnings=comfy.warnings,
     )
 
 

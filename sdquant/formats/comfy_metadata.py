@@ -1,20 +1,24 @@
-"""Per-layer quantization formats declared in ComfyUI's files, read before any weight. No torch.
+"""What ComfyUI's files say of their quantized layers, read before any weight. No torch.
 
 A quantized layer X has a tensor `X.comfy_quant` (a line of JSON, in bytes), or is listed in the metadata, which ComfyUI
 turns into such tensors: `_quantization_metadata` is {"layers": {X: {"format": ...}}}, with or without the prefix that
 its tensors have. Formats and names: `QUANT_ALGOS` and `_load_quantized_module` of ComfyUI, and the layouts of
 comfy-kitchen, its library of kernels.
+
+Where both are there, the tensor counts: convert_to_quant writes a metadata without the rotation when it edits a file.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import FLOAT8_FORMATS as FLOAT8
-from ..backends import FLOAT8_MARKER
+from ..backends import COMFY_FORMATS, FLOAT8_FORMATS, FLOAT8_MARKER
+from ..backends import COMFY_METADATA as METADATA
+from ..core import ROTATION
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from . import safetensors
@@ -23,20 +27,33 @@ if TYPE_CHECKING:
     from ..core import TensorInfo
     from .tensor_file import Header
 
-METADATA = "_quantization_metadata"
-# The formats that are read here, and the dtype of their codes. int8_tensorwise is qint8: a scale for all or for a row.
-READ: Mapping[str, str] = {**FLOAT8, "int8_tensorwise": "int8"}
+READ: Mapping[str, str] = {**FLOAT8_FORMATS, **COMFY_FORMATS}  # the formats that are read, and the dtype of their codes
 _PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 _MOST = 4096  # bytes of a line; ComfyUI writes some tens
+_INT8 = "int8_tensorwise"
+_GROUP = 256  # of a rotation whose size is not said
 
 
-def formats(
+@dataclass(frozen=True, kw_only=True)
+class Declarations:
+    """What a file says of its weights.
+
+    Attributes:
+        weights: by name, "format" and the options that change its meaning, such as "rotation".
+        warnings: sentences about contradictions that have an answer.
+    """
+
+    weights: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def declarations(
     tensors: Mapping[str, TensorInfo],
     home: Mapping[str, Path],
     headers: Mapping[Path, Header],
     metadata: Mapping[str, Any],
-) -> dict[str, str]:
-    """Return the format of each layer that is quantized in one of ComfyUI's, by the name of its weight.
+) -> Declarations:
+    """Return what the file says of each weight of a layer that is quantized in one of ComfyUI's formats.
 
     Args:
         home: the file of each tensor. headers: of the files. metadata: of the first file.
@@ -46,16 +63,28 @@ def formats(
         UnsupportedFileError: layers are in a format that is not read here.
     """
     if not tensors or (metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
-        return {}
+        return Declarations()
     path = next(iter(home.values()))
-    declared = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
-    for key, kind in _marked(tensors, home, headers).items():
-        name = key.removesuffix(FLOAT8_MARKER) + "weight"
-        if name not in tensors:
-            raise _bad(home[key], key, f"it describes {name!r}, which is not in the file")
-        if declared.setdefault(name, kind) != kind:
-            raise _bad(home[key], key, f"it says {kind!r}, but the file's metadata says {declared[name]!r}")
-    strange = {name: kind for name, kind in declared.items() if kind not in READ}
+    in_metadata = {_weight(path, layer, tensors): row for layer, row in _listed(path, metadata).items()}
+    in_tensors = dict(_by_weight(tensors, home, headers))
+    for name, row in in_tensors.items():
+        if name in in_metadata and in_metadata[name]["format"] != row["format"]:
+            key = f"{name.removesuffix('weight')}{FLOAT8_MARKER}"
+            words = f"it says {row['format']!r}, but the file's metadata says {in_metadata[name]['format']!r}"
+            raise _bad(home[key], key, words)
+    rows = in_metadata | in_tensors
+    _require_read(path, rows)
+    for name, row in rows.items():
+        want = READ[row["format"]]
+        if tensors[name].dtype != want:
+            why = f"its format is declared as {row['format']}, but its dtype is {tensors[name].dtype}"
+            raise _bad(home[name], name, why)
+    differ = [name for name, row in in_tensors.items() if in_metadata.get(name, row) != row]
+    return Declarations(weights=rows, warnings=tuple(_different(path, differ, in_tensors, in_metadata)))
+
+
+def _require_read(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    strange = {name: row["format"] for name, row in rows.items() if row["format"] not in READ}
     if strange:
         kinds = ", ".join(f"{kind} ({count} layers)" for kind, count in Counter(strange.values()).items())
         raise UnsupportedFileError(
@@ -64,33 +93,61 @@ def formats(
             f"{next(iter(strange))!r}",
             f"Use a file of the same model in {', '.join(READ)}, nf4 or GGUF, or quantize the unquantized model",
         )
-    for name, kind in declared.items():
-        if tensors[name].dtype != READ[kind]:
-            raise _bad(home[name], name, f"its format is declared as {kind}, but its dtype is {tensors[name].dtype}")
-    return declared
+
+
+def _different(
+    path: Path,
+    names: list[str],
+    in_tensors: Mapping[str, Mapping[str, Any]],
+    in_metadata: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """Yield the warning about weights of which the tensors and the metadata say different things."""
+    if names:
+        first = names[0]
+        one, other = (_rotation_in_words(rows[first]) for rows in (in_tensors, in_metadata))
+        yield (
+            f"{path.name}: of {len(names)} weights ({first!r} first) the *.{FLOAT8_MARKER} tensors say {one}, and the "
+            f"metadata says {other}. The tensors are right in the files that are known for it, and were followed; "
+            "ComfyUI follows the metadata, and generates noise from this file"
+        )
+
+
+def _rotation_in_words(row: Mapping[str, Any]) -> str:
+    return f"rotated in groups of {row[ROTATION]}" if ROTATION in row else "not rotated"
 
 
 def _is_marker(key: str) -> bool:
     return key.rpartition(".")[2] == FLOAT8_MARKER
 
 
-def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
+def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     text = metadata.get(METADATA)
     if text is None:
         return {}
     try:
         rows = strict_json.parse(text)["layers"].items()
-        return {layer: _kind(row) for layer, row in rows}
+        return {layer: _read(row) for layer, row in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, METADATA, f"it is not a table of layers: {error!r}") from error
 
 
+def _by_weight(
+    tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], headers: Mapping[Path, Header]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each weight with a marker tensor, and what that says."""
+    for key, row in _marked(tensors, home, headers).items():
+        name = key.removesuffix(FLOAT8_MARKER) + "weight"
+        if name not in tensors:
+            raise _bad(home[key], key, f"it describes {name!r}, which is not in the file")
+        yield name, row
+
+
 def _marked(
     tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], headers: Mapping[Path, Header]
-) -> dict[str, str]:
-    """Return the format in each marker tensor, by its key; of a truncated file, those that are there."""
+) -> dict[str, dict[str, Any]]:
+    """Return what each marker tensor says, by its key; of a truncated file, those that are there."""
     keys = [key for key in tensors if _is_marker(key)]
-    declared = {}
+    lines = {}
     for path in dict.fromkeys(home[key] for key in keys):
         here = [key for key in keys if home[key] == path]
         long = next((key for key in here if tensors[key].nbytes > _MOST), None)
@@ -101,20 +158,30 @@ def _marked(
             raise _bad(path, here[0], "only safetensors files have such tensors")
         for key, line in safetensors.peek(header, here).items():
             try:
-                declared[key] = _kind(strict_json.parse(strict_json.text(line)))
+                lines[key] = _read(strict_json.parse(strict_json.text(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise _bad(path, key, f"its JSON names no format: {error!r}") from error
-    return declared
+    return lines
 
 
-def _kind(row: Any) -> str:
-    """Return a layer's format, with options that change its meaning. Some tools write only the name, not a table."""
-    kind = row if isinstance(row, str) else row["format"]
+def _read(row: Any) -> dict[str, Any]:
+    """Return what a row says of a layer. Some tools write only the name of the format, not a table; INT8-Fast and
+    comfy-quants write a table without it, which is about 8-bit integers."""
+    if isinstance(row, str):
+        return {"format": row}
+    if not isinstance(row, dict):
+        raise TypeError(f"{row!r:.80} is neither a table nor a name")
+    tables = [table for table in (row, row.get("params")) if isinstance(table, dict)]
+    options = {key: value for table in reversed(tables) for key, value in table.items()}
+    kind = options.get("format", _INT8 if {"convrot", "per_row"} & options.keys() else None)
+    if kind is None:
+        raise KeyError("format")
     if not isinstance(kind, str):
         raise TypeError(f"format {kind!r} is not a text")
-    params = row.get("params") if isinstance(row, dict) else None
-    tables = [table for table in (row, params) if isinstance(table, dict)]
-    return f"{kind} with convrot" if any(table.get("convrot") for table in tables) else kind
+    is_rotated = options.get("convrot", False)
+    if type(is_rotated) is not bool:
+        raise TypeError(f"convrot {is_rotated!r} is neither true nor false")
+    return {"format": kind, **({ROTATION: options.get("convrot_groupsize", _GROUP)} if is_rotated else {})}
 
 
 def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:

@@ -78,7 +78,12 @@ _SIGNS: tuple[_Sign, ...] = (
     _Sign(title="NVIDIA ModelOpt's or Black Forest Labs' NVFP4", every=("weight", "weight_scale_2"), dtypes=("uint8",)),
     _Sign(title=TITLES["modelopt"], every=("weight_scale_2",)),
     _Sign(title="MXFP4 or another format of 4 bits", every=("weight", "weight_scale"), dtypes=("uint8",)),
-    _Sign(title="8-bit integers of a format that no marker names", every=("weight", "weight_scale"), dtypes=("int8",)),
+    _Sign(
+        title="8-bit integers that no comfy_quant marker describes (ComfyUI's int8 as it is, or rotated, ConvRot: the "
+        "tensors look the same)",
+        every=("weight", "weight_scale"),
+        dtypes=("int8",),
+    ),
     _Sign(title=TITLES["eetq"], every=("weight", "weight_scales"), dtypes=("int8",)),
 )
 _TWO_WORDS = ("weight_quantizer._scale", "weight_quantizer._amax")

@@ -297,7 +297,7 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         tensors=len(src.tensors),
         bytes=src.weight_bytes,
         types=dict(Counter(info.dtype for info in src.tensors.values())),
-        warnings=_name_warnings(named, hint, quant) + beside,
+        warnings=[*src.warnings, *_name_warnings(named, hint, quant), *beside],
         class_name=src.class_name or (row.class_name if row else None),
         sources={LONE: src},
     )
@@ -348,13 +348,18 @@ def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
     return [f"the name of {Path(path).name} promises {hint}, but its header shows {quant or 'no quantization'}"]
 
 
+# What a name promises, and the scheme that such a file is read as.
+_SAME_IN_FILES = (("fp8", "qfloat8"), ("qint8", "int8_row"))
+
+
 def _keeps_promise(hint: str, quant: str | None) -> bool:
     """Return whether a file name's hint fits the scheme: "int8" or "fp8" is used for every scheme of that kind."""
     if quant is None:
         return registry.scheme(hint).bits >= 16
     if registry.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
         return True
-    return same_scheme(hint, quant) or quant.endswith(hint) or (hint, quant) == ("fp8", "qfloat8")
+    of_kind = quant.endswith(hint) or quant.startswith(f"{hint}_")
+    return same_scheme(hint, quant) or of_kind or (hint, quant) in _SAME_IN_FILES
 
 
 def same_scheme(requested: str, detected: str | None) -> bool:

@@ -7,7 +7,9 @@ Tensor names are the original authors', as in GGUF files. The tensors for a weig
 * fp8: float8_e4m3fn with one scale for the weight, X.scale_weight, and one tensor `scaled_fp8` for the file. Forge
   reads only this spelling, and ComfyUI accepts it too; that the tensor has two elements tells it to multiply in full
   precision, since only weights are quantized.
-* qint8: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale with one scale per row, and the JSON X.comfy_quant.
+* int8_convrot, int8_row, int8_tensor: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale with one scale, or one per
+  row, and the JSON X.comfy_quant, which the metadata repeats (`_quantization_metadata`).
+* qint8: the same as int8_row, with scales in the model's dtype.
 
 Only linear layers are quantized, except the first and last ones of a model, by whose shapes other tools recognise it.
 `save` writes every scheme and every layer, under diffusers' names, for sdquant itself and diffusers.
@@ -17,10 +19,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends import COMFY_METADATA, comfy_details, comfy_entry
 from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, gguf_conventions, safetensors_writer
 from ..models import detect, original_names
@@ -81,7 +84,7 @@ def quantize_file(
     files = src.open()
     try:
         with byte_bar(f"Writing {spec}", total, progress) as tick:
-            metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
+            metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True), **_layers(rows)}
             safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
     finally:
         for file in files.values():
@@ -121,11 +124,18 @@ def hidden(name: str, spec: QuantSpec) -> bool:
 
 @dataclass(frozen=True)
 class _Row:
-    """A tensor of the model, whether it is quantized, and the tensors that it becomes in the file."""
+    """A tensor of the model.
+
+    Attributes:
+        part: of which tensors it is made. quantized: whether it is.
+        made: the tensors that it becomes in the file.
+        entry: what ComfyUI's metadata says of its layer; {} for nothing.
+    """
 
     part: OutputTensor
     quantized: bool
     made: Mapping[str, TensorSpec]
+    entry: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
@@ -145,19 +155,21 @@ def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_
         if stays or any(source not in fit for source in part.sources):
             yield _Row(part, False, {part.name: TensorSpec(dtype=dtype, shape=shape)})
         else:
-            yield _Row(part, True, _made(part.name, shape, dtype, spec))
+            is_comfy = spec.scheme.backend == "comfy"
+            details = comfy_details(spec.scheme.name, shape[1]) if is_comfy else {"block_size": _BLOCK}
+            described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
+            yield _Row(part, True, _made(part.name, described, spec), comfy_entry(described) if is_comfy else {})
 
 
-def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dict[str, TensorSpec]:
-    """Return the file's tensors for a quantized weight, from its shape and dtype alone."""
+def _made(name: str, described: PackedSpec, spec: QuantSpec) -> dict[str, TensorSpec]:
+    """Return the file's tensors for a quantized weight, from its description alone."""
     import torch
 
     row = SCHEMES[spec.scheme.name]
     parts = {
         part: torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
-        for part, form in row.layout(spec, shape, dtype).items()
+        for part, form in row.layout(spec, described.shape, described.dtype).items()
     }
-    described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
     tensors = row.write(name, Packed(spec=described, parts=parts))
     return {key: safetensors_writer.part_of(tensor) for key, tensor in tensors.items()}
 
@@ -201,7 +213,7 @@ def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     return quantize_weight.encode(name, tensor, spec)
 
 
-def _bitsandbytes(name: str, packed: Packed) -> Mapping[str, Tensor]:
+def _by_backend(name: str, packed: Packed) -> Mapping[str, Tensor]:
     return packed.spec.scheme.codec.write(name, packed)
 
 
@@ -246,6 +258,12 @@ def _line(kind: str) -> Tensor:
     return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
 
 
+def _layers(rows: list[_Row]) -> dict[str, str]:
+    """Return the metadata entry that says of ComfyUI's layers what their tensors say; {} if there are none."""
+    layers = {row.part.name.removesuffix(".weight"): row.entry for row in rows if row.entry}
+    return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": layers})} if layers else {}
+
+
 def _whole_file(spec: QuantSpec) -> dict[str, TensorSpec]:
     """Return the tensors that the file has besides the model's."""
     return {"scaled_fp8": TensorSpec(dtype="float8_e4m3fn", shape=(2,))} if spec.scheme.name == "fp8" else {}
@@ -267,8 +285,11 @@ class _Scheme:
 
 
 SCHEMES: Mapping[str, _Scheme] = {
-    "nf4": _Scheme(_layout, _encode, _bitsandbytes),
-    "fp4": _Scheme(_layout, _encode, _bitsandbytes),
+    "nf4": _Scheme(_layout, _encode, _by_backend),
+    "fp4": _Scheme(_layout, _encode, _by_backend),
     "fp8": _Scheme(_float8_layout, _float8_encode, _float8),
     "qint8": _Scheme(_layout, _encode, _int8),
+    "int8_convrot": _Scheme(_layout, _encode, _by_backend),
+    "int8_row": _Scheme(_layout, _encode, _by_backend),
+    "int8_tensor": _Scheme(_layout, _encode, _by_backend),
 }

@@ -118,7 +118,9 @@ def test_mxfp8_is_that_of_comfy_kitchen(shape: tuple[int, int], told: str) -> No
     if told == "tensor":
         packed = _read(file | {"proj.comfy_quant": _line("mxfp8")}, shape)
     else:  # where older files have the exponents as bytes
-        packed = _read(file | {"proj.weight_scale": params.scale.view(torch.uint8)}, shape, {"comfy": {NAME: "mxfp8"}})
+        packed = _read(
+            file | {"proj.weight_scale": params.scale.view(torch.uint8)}, shape, {"comfy": {NAME: {"format": "mxfp8"}}}
+        )
     assert torch.equal(BACKEND.decode(packed, torch.bfloat16), theirs)
     assert _same_again(packed) and packed.nbytes < 1.04 * weight.numel() + 64
     assert torch.equal(BACKEND.decode(cut(packed, [(1, 30)]), torch.bfloat16), theirs[1:30])

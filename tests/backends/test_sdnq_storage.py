@@ -294,6 +294,13 @@ def test_rotations_of_both_kinds(sdnq: Any, channels: int) -> None:
     packed = check(layer, settings, torch.float32)
     way = layer.sdnq_dequantizer
     assert packed.spec.rotation == (way.hadamard_group_size if way.use_hadamard else 0)
+    floats = linear(channels=channels)
+    ours = quantized_layer(copy.deepcopy(floats), packed)
+    floats.weight.data = BACKEND.decode(packed, torch.float32)
+    for rows in (1, 40):  # the activations are rotated, and the codes multiplied
+        x = torch.randn(rows, channels)
+        with torch.no_grad():
+            assert float((ours(x) - floats(x)).norm() / floats(x).norm()) < 2e-6
 
 
 def compare(got: torch.Tensor, layer: Any) -> None:

@@ -86,8 +86,7 @@ def test_a_line_that_makes_no_sense(key: str, line: Tensor, word: str, tmp_path:
     ("row", "word"),
     [
         ({"format": "nvfp4"}, "nvfp4"),
-        ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}, "int8_tensorwise with convrot"),
-        ({"format": "int8_tensorwise", "params": {"convrot": True}}, "int8_tensorwise with convrot"),
+        ({"format": "int8_blockwise", "group_size": 128}, "int8_blockwise"),
     ],
 )
 @pytest.mark.parametrize("where", ["metadata", "line"])
@@ -107,14 +106,14 @@ def test_int8_is_that_of_comfy_kitchen(shape: tuple[int, int], per_channel: bool
     save_file(file, tmp_path / "model.safetensors")
     (found,) = single_file(tmp_path / "model.safetensors").prequantized.values()
     packed = read_weight(found, None, shape, file.__getitem__)
-    assert found.scheme == "qint8"
+    assert found.scheme == ("int8_row" if per_channel else "int8_tensor")
     theirs = TensorWiseINT8Layout.dequantize(codes, params)
-    assert torch.equal(backends.get("quanto").decode(packed, torch.bfloat16), theirs)
+    assert torch.equal(backends.get("comfy").decode(packed, torch.bfloat16), theirs)
 
 
 @pytest.mark.parametrize(
     ("scale", "word"),
-    [(torch.ones(3, 1), "must be"), (torch.ones(4, 2), "must be"), (None, r"it has no 'proj\.weight_scale'")],
+    [(torch.ones(3, 1), "4 rows"), (torch.ones(4, 2), "4 rows"), (None, r"it has no 'proj\.weight_scale'")],
 )
 def test_int8_whose_scale_does_not_fit(scale: Tensor | None, word: str, tmp_path: Path) -> None:
     file = {"proj.weight": torch.ones(4, 8, dtype=torch.int8), "proj.comfy_quant": _line("int8_tensorwise")}
@@ -130,5 +129,3 @@ def test_int8_runs_in_plain_layers_and_so_in_every_offload_mode(foreign: Callabl
     assert not any(type(module).__module__.startswith("optimum") for module in pipe.transformer.modules())
     (part,) = (part for part in pipe.sdquant.plan.components if part.action == "found")
     assert part.runtime == "plain" and pipe.sdquant.plan.warnings == ()
-    plan = sdquant.plan(foreign("comfy int8"), base=flux, runtime="library")
-    assert any("has no effect on transformer" in line for line in plan.warnings)
