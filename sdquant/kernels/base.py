@@ -92,6 +92,13 @@ class Reader(ABC):
         """
         return None
 
+    def prepared_with_rotation(
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, eight: EightBit, rotation: int
+    ) -> Prepared | None:
+        """Return the product in 8 bits that rotates activations, by groups of `rotation` columns, while it quantizes
+        them; None if it has no such thing."""
+        return None
+
 
 @dataclass(frozen=True)
 class EightBit:

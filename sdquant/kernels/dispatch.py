@@ -278,8 +278,14 @@ def _prepared_with_rotation(
     def multiply(codes: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(backend, codes, form, x, bias, compute)
 
+    at_once = None
+    reader = None if form is None else way(backend, codes, form, dtype).reader
+    if form is not None and reader is not None and compute == int8_linear.NAME:
+        eight = int8_linear.prepared(backend, codes, form, dtype)
+        at_once = reader.prepared_with_rotation(form, codes.parts, dtype, prefix, eight, packed.spec.rotation)
     inner = prepared(backend, codes, form, dtype, compute, prefix)
-    return LinearWithRotation(packed.spec, {name: prefix + name for name in packed.parts}, dtype, inner, multiply)
+    names = {name: prefix + name for name in packed.parts}
+    return LinearWithRotation(packed.spec, names, dtype, at_once, inner, multiply)
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Rotation of activations for weights that are rotated; the matrices are those of `core.hadamard`.
-
-A kernel that rotates activations and quantizes them in one pass belongs in `dispatch.prepared`, in the place of
-`linear_with_rotation.LinearWithRotation`, which does the one before the other.
-"""
+"""Rotation of activations for weights that are rotated; the matrices are those of `core.hadamard`."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ import torch
 from torch import Tensor
 
 from ..core.hadamard import is_regular, matrix, rotate_by_matrix
+from .cpu import rotation as cpu_rotation
+from .dispatch_guard import plain, seen
 
 _ALONE = 16  # a matrix of up to this size is multiplied whole
 
@@ -20,6 +18,11 @@ def rotate(x: Tensor, group: int) -> Tensor:
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return rotate(x, group)
+    is_recorded = x.requires_grad and torch.is_grad_enabled()
+    if x.is_cpu and is_regular(group) and plain(x) and not seen(x) and not is_recorded:
+        rotated_x = cpu_rotation.rotate(x, group)
+        if rotated_x is not None:
+            return rotated_x
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and is_regular(group):
         return rotate_by_matrix(x, group)  # the entries are exact, and sums are in float32
     # A Kronecker product of two matrices A and B times a vector is A X B, with the vector as the matrix X: for 256

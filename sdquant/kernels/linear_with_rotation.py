@@ -1,6 +1,6 @@
 """A linear product with a rotated weight, prepared for a layer: rotate the activations, then multiply the stored codes.
 
-The rotation is a step of its own here. A kernel that does it while it quantizes the activations takes this place.
+Kernels that rotate activations while they quantize them do both at once: `Reader.prepared_with_rotation`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 class LinearWithRotation:
     """See the module."""
 
-    __slots__ = ("columns", "dtype", "group", "inner", "multiply", "parts", "spec")
+    __slots__ = ("at_once", "columns", "dtype", "group", "inner", "multiply", "parts", "spec")
 
     def __init__(
         self,
         spec: PackedSpec,
         parts: Mapping[str, str],
         dtype: torch.dtype,
+        at_once: Prepared | None,
         inner: Prepared | None,
         multiply: Callable[[Packed, Tensor, Tensor | None], Tensor],
     ) -> None:
@@ -37,16 +38,22 @@ class LinearWithRotation:
 
         Args:
             spec: of the weight. parts: the name of each part among the layer's parameters.
-            inner: the prepared product with the rotated weight, if there is one.
+            at_once: the prepared product that rotates x itself, if there is one.
+            inner: the prepared product of rotated activations, if there is one.
             multiply: the product with the rotated weight for what `inner` leaves to others.
         """
         self.spec, self.group, self.columns = spec.without_rotation, spec.rotation, spec.shape[1]
-        self.parts, self.dtype, self.inner, self.multiply = dict(parts), dtype, inner, multiply
+        self.parts, self.dtype, self.multiply = dict(parts), dtype, multiply
+        self.at_once, self.inner = at_once, inner
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
             return None
+        if self.at_once is not None:
+            y = self.at_once(x, own)
+            if y is not None:
+                return y
         bias = own.get("bias")
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             return None

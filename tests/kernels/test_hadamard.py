@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from sdquant import backends
 from sdquant.core.hadamard import is_regular, matrix, rotate_by_matrix
 from sdquant.core.packed_rows import cut, join
-from sdquant.kernels import dispatch, hadamard
+from sdquant.kernels import cpu_int8, dispatch, hadamard, int8_linear, int8_reference
+from sdquant.kernels.cpu import extension
+from sdquant.kernels.cpu import rotation as cpu_rotation
+from sdquant.kernels.linear_with_rotation import LinearWithRotation
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import float_layer, set_compute
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 # Of torch's own decompositions, at the first forward-mode derivative of a process.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+NATIVE: Any = extension()
+needs_native = pytest.mark.skipif(NATIVE is None, reason="the C extension is not built")
 GOLDEN = Path(__file__).parents[1] / "backends" / "golden"
 
 
@@ -67,6 +72,45 @@ def test_its_gradient() -> None:
                                               (16.0, False), (True, False), ("16", False), (None, False)])  # fmt: skip
 def test_group_sizes(size: object, is_one: bool) -> None:
     assert is_regular(size) is is_one
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [4, 16, 64, 256, 1024])
+def test_the_c_kernels(group: int, dtype: torch.dtype) -> None:
+    x = _numbers(3, 7, 1024 if group > 4 else 20).to(dtype)
+    exact = rotate_by_matrix(x.double(), group)
+    results = []
+    for name in ("portable", "avx2", "avx512bf16", ""):
+        if NATIVE.choose(name):
+            got = cpu_rotation.rotate(x, group)
+            assert got is not None and got.dtype == dtype and got.shape == x.shape
+            assert (got.double() - exact).abs().max() <= (torch.finfo(dtype).eps + 2e-6) * exact.abs().max()
+            results.append(got)
+    assert len(results) >= 2 and all(torch.equal(one, results[0]) for one in results)
+    turned = x.transpose(0, 1)
+    assert torch.equal(hadamard.rotate(turned, group), results[0].transpose(0, 1))
+    assert hadamard.rotate(x[:0], group).shape == x[:0].shape
+
+
+@pytest.mark.skipif(not cpu_int8.instructions(256), reason="no C kernels for products of integers on this machine")
+@pytest.mark.parametrize("rows", [1, 5, 33, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_rotated_while_they_are_quantized(rows: int, dtype: torch.dtype) -> None:
+    """The same numbers as of activations that are rotated before, in float32."""
+    layer, _ = _layer(48, 256)
+    packed, x = layer.packed, _numbers(rows, 256, seed=3).to(dtype)
+    codes = packed.without_rotation
+    form = layer._backend.form(codes)
+    assert form is not None
+    prepared = dispatch.prepared(layer._backend, packed, None, dtype, "int8", "")
+    assert isinstance(prepared, LinearWithRotation) and prepared.at_once is not None
+    got = prepared.at_once(x, codes.parts)
+    assert (got is None) == (rows < int8_linear.least(codes, form, dtype))  # so few are left to the exact product
+    if got is not None:
+        x = hadamard.rotate(x.float(), 256)
+        want = cpu_int8.linear(form, codes.parts, int8_reference.coding(codes, form), x, None)
+        assert torch.equal(got, want.to(dtype))
 
 
 # Float32, so that each path is as good as exact; 80 inputs are rotated in groups of 16.

@@ -117,7 +117,7 @@ class Few(_Held):
 class Integers(_Held):
     """`cpu.int8.linear` bound to a layer: 8-bit integers, from `least` rows on; fewer rows are left to `few`."""
 
-    __slots__ = ("coding", "each", "few", "least")
+    __slots__ = ("coding", "each", "few", "least", "rotation")
 
     def __init__(
         self,
@@ -128,9 +128,10 @@ class Integers(_Held):
         least: int,
         few: Prepared | None,
         prefix: str,
+        rotation: int = 0,
     ) -> None:
         super().__init__(form, parts, dtype, prefix)
-        self.coding, self.each = int(coding), scales_in(form, coding)
+        self.coding, self.each, self.rotation = int(coding), scales_in(form, coding), rotation
         self.few, self.least = few, least * form.columns
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
@@ -144,9 +145,8 @@ class Integers(_Held):
         bias = own.get("bias")
         floats = bias if bias is None or bias.dtype is float32 else bias.to(float32)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
-        int8.rows_times(
-            self.plan, (*at, self.coding, 1), (self.rows, self.columns, self.each), x, size // self.columns, floats, out
-        )
+        weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)
+        int8.rows_times(self.plan, weight, sizes_of, x, size // self.columns, floats, out, self.rotation)
         return out
 
 

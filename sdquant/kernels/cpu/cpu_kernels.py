@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from ...core.hadamard import is_regular
 from ..base import Parts, Reader
 from ..onednn import multiplies
 from . import extension, isa
@@ -126,6 +127,13 @@ class Native(Reader):
         if eight is None or eight.coding is None:
             return few_kernel
         return Integers(form, parts, dtype, eight.coding, eight.least, few_kernel, prefix)
+
+    def prepared_with_rotation(
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, eight: EightBit, rotation: int
+    ) -> Prepared | None:
+        if eight.coding is None or not is_regular(rotation):
+            return None
+        return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
 
 
 def _in_rows(form: PackedLayout) -> bool:

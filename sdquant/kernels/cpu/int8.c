@@ -1,5 +1,6 @@
 /* Products in 8-bit integers: blocks of activations that stay in the second cache, by panels of the weight. */
 #include "int8.h"
+#include "rotate.h"
 
 /* Panels of the weight are made where they are used for so many blocks of activations: for more, more often than once,
    they would have to be made again, or to be kept, and reading all activations for each panel still costs less (measured
@@ -39,7 +40,10 @@ int64_t block_rows(int64_t columns) {
 
 int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
 
-static int64_t line_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
+static int64_t codes_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
+
+/* With the rows of a group as floats, for rotating them. */
+static int64_t line_bytes(int64_t columns) { return codes_bytes(columns) + LINE + int8_kernels()->tall * columns * 4; }
 
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
    sums of a block. */
@@ -94,11 +98,19 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
 void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
                     char *spare) {
     const int64_t groups = groups_of(m), wide = padded(from->columns);
-    int8_t *line = part(&spare, line_bytes(from->columns));
+    int8_t *line = part(&spare, codes_bytes(from->columns));
+    float *floats = part(&spare, int8_kernels()->tall * from->columns * 4);
+    const int64_t size = from->type == F32 ? 4 : 2;
+    Source rotated = *from;
+    rotated.type = F32, rotated.x = floats, rotated.stride = from->columns, rotated.rotation = 0;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        int8_kernels()->quantize(from, start + first, (int)rows, line, codes + first * wide, row_scale + first,
-                                 row_sum + first);
+        for (int64_t i = 0; from->rotation && i < rows; i++) {
+            const char *x = (const char *)from->x + (start + first + i) * from->stride * size;
+            rotate_row(from->type, x, from->columns, from->rotation, floats + i * from->columns);
+        }
+        int8_kernels()->quantize(from->rotation ? &rotated : from, from->rotation ? 0 : start + first, (int)rows, line,
+                                 codes + first * wide, row_scale + first, row_sum + first);
     }
 }
 

@@ -53,6 +53,7 @@ typedef struct {
     int shifted;                        /* whether VNNI gets its codes 128 higher, as numbers from 0 to 255 */
     const float *scale;
     int64_t each;
+    int64_t rotation; /* how many columns of a row of floats are rotated together, see rotate.h; 0: none */
 } Source;
 
 /* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.

@@ -105,7 +105,7 @@ def codes_times(
     """
     rows, columns, _ = sizes_of
     by_run, at = bool(weight[-2] & _BY_RUN), scale[0].data_ptr()
-    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1])
+    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1], 0)
     to, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
     target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, 1, at if by_run else 0)
     _run(descriptor, weight, sizes_of, m, source, target)
@@ -127,7 +127,7 @@ def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -
     def some(start: int, stop: int) -> None:
         at = start * columns
         numbers = (kind, of + at * size, columns, stop - start, by + start * more, to + at)
-        call(how.bound, how.low, how.high, step, _packed(numbers))
+        call(how.bound, how.low, how.high, step, packed_numbers(numbers))
 
     over_rows(m, columns, some)
     return codes, scale
@@ -152,7 +152,7 @@ def numbers_of(
     def some(start: int, stop: int) -> None:
         at = start * columns
         numbers = (columns, stop - start, by + 4 * start, to + at * out.element_size())
-        call(*limits, of_kind, decoded, _packed((TYPES[x.dtype], of + at * x.element_size(), *numbers)))
+        call(*limits, of_kind, decoded, packed_numbers((TYPES[x.dtype], of + at * x.element_size(), *numbers)))
 
     over_rows(m, columns, some)
     return out, scale
@@ -166,16 +166,18 @@ def rows_times(
     m: int,
     bias: Tensor | None,
     out: Tensor,
+    rotation: int = 0,
 ) -> None:
     """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
     Args:
         descriptor: `layout_descriptors.describe_layout` of the weight. weight: addresses of its parts, coding, 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
+        rotation: how many columns of x are rotated together, as `hadamard.rotate` does, before they are quantized.
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
-    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES)
+    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES, rotation)
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
     _run(descriptor, weight, sizes_of, m, source, target)
 
@@ -247,7 +249,7 @@ def _patches_times(
     places, here = out.shape[2:], math.prod(out.shape[2:])
     source = (
         TYPES.get(images.dtype, _CODES), images.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
-        *how.stride, *how.padding, *how.dilation, *numbers,
+        *how.stride, *how.padding, *how.dilation, *numbers, 0,
     )  # fmt: skip
     apart = (1, here) if out.is_contiguous() else (form.rows, 1)  # of results in a row of the image and in a column
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
@@ -274,7 +276,9 @@ def _largest(images: Tensor) -> Tensor:
 
     def look(start: int, stop: int) -> None:
         at = images.data_ptr() + start * size
-        _c().int8_largest(_packed((TYPES[images.dtype], at, channels, stop - start, largest.data_ptr() + 4 * start)))
+        _c().int8_largest(
+            packed_numbers((TYPES[images.dtype], at, channels, stop - start, largest.data_ptr() + 4 * start))
+        )
 
     over_rows(len(largest), channels, look)
     return largest
@@ -303,7 +307,7 @@ def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
         def some(start: int, stop: int, of: int = of, to: int = to, by: int = by) -> None:
             at = start * channels
             numbers = (kind, of + at * size, channels, stop - start, by, to + at)
-            _c().int8_codes(how.bound, how.low, how.high, 0, _packed(numbers))
+            _c().int8_codes(how.bound, how.low, how.high, 0, packed_numbers(numbers))
 
         over_rows(pixels, channels, some)
     return codes
@@ -320,7 +324,7 @@ def _channels_last(x: Tensor) -> Tensor:
         common = (TYPES[x.dtype], one.data_ptr(), channels, pixels)
 
         def turn(start: int, stop: int, common: tuple[int, ...] = common, to: int = other.data_ptr()) -> None:
-            _c().int8_last(_packed((*common, start, stop, to)))
+            _c().int8_last(packed_numbers((*common, start, stop, to)))
 
         over_rows(pixels, channels, turn)
     return out
@@ -345,17 +349,17 @@ def _run(
         room = most * (size.wide + 8)  # codes, scales and sums
         at = address(room + size.spare)
         buffers = (at, at + most * size.wide, at + most * (size.wide + 4))
-        call.int8_quantize(_packed((*source, m, *buffers, at + room)))
+        call.int8_quantize(packed_numbers((*source, m, *buffers, at + room)))
 
         def panels(start: int, stop: int) -> None:
             spare = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
             to = at + room if spare is None else spare.data_ptr()
-            call.int8_panels(descriptor, _packed((*weight, *target, start, stop, m, *buffers, to)))
+            call.int8_panels(descriptor, packed_numbers((*weight, *target, start, stop, m, *buffers, to)))
 
         over_rows(count, columns * m, panels)
         return
     rows = -(-count // _PANEL)
-    room = 0 if call.int8_lies_right(descriptor, _packed(weight)) else rows * size.panel
+    room = 0 if call.int8_lies_right(descriptor, packed_numbers(weight)) else rows * size.panel
     numbers = 4 * rows * _PANEL * each  # bytes of the scales, and of what is subtracted
     at = address(room + 2 * numbers + size.spare)
     buffers = (at, at + room, at + room + numbers)
@@ -367,11 +371,11 @@ def _run(
 
     def stage(start: int, stop: int) -> None:
         spare, _kept = spare_of(start)
-        call.int8_stage(descriptor, _packed((*weight, start, stop, *buffers, spare)))
+        call.int8_stage(descriptor, packed_numbers((*weight, start, stop, *buffers, spare)))
 
     def multiply(start: int, stop: int) -> None:
         spare, _kept = spare_of(start)
-        call.int8_rows(descriptor, _packed((*weight, *source, *target, start, stop, *buffers, spare)))
+        call.int8_rows(descriptor, packed_numbers((*weight, *source, *target, start, stop, *buffers, spare)))
 
     over_rows(count, columns, stage)
     over_rows(m, columns * count, multiply)
@@ -383,5 +387,6 @@ def _c() -> Any:
     return module
 
 
-def _packed(numbers: tuple[int, ...]) -> bytes:
+def packed_numbers(numbers: tuple[int, ...]) -> bytes:
+    """Return numbers and addresses as the C functions take them."""
     return struct.pack(f"{len(numbers)}q", *numbers)

@@ -10,6 +10,7 @@
 #include "int8.h"
 #include "module_int8.h"
 #include "patches.h"
+#include "rotate.h"
 
 static const char FORM[] = "sdquant.kernels.cpu.Form";
 
@@ -27,7 +28,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 22, TARGETS = 10 };
+enum { WEIGHTS = 7, SOURCES = 23, TARGETS = 10 };
 
 typedef struct {
     Weight weight;
@@ -49,7 +50,8 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
 
 static Source source_of(const int64_t *n) {
     return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
-                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19], address(n[20]), n[21]};
+                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19], address(n[20]), n[21],
+                    n[22]};
 }
 
 static Target target_of(const int64_t *n) {
@@ -168,6 +170,16 @@ PyObject *py_int8_panels(PyObject *module, PyObject *args) {
     n += TARGETS;
     Py_BEGIN_ALLOW_THREADS
     multiply_panels(&held.weight, n[0], n[1], n[2], address(n[3]), address(n[4]), address(n[5]), &to, address(n[6]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_rotate(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 7);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rotate_rows((Type)n[0], address(n[1]), n[2], n[3], n[4], address(n[5]), address(n[6]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
