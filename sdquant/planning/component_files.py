@@ -44,7 +44,7 @@ def parts_of(value: Any) -> Any:
     if value is None:
         return ()
     if isinstance(value, Mapping):
-        return tuple(ComponentFile(_path(path), name) for name, path in value.items())
+        return tuple(ComponentFile(expanded_path(path), name) for name, path in value.items())
     if isinstance(value, (str, os.PathLike, ComponentFile)):
         value = (value,)
     return tuple(map(_part, value)) if isinstance(value, (list, tuple, set, frozenset)) else value
@@ -71,11 +71,12 @@ def require_parts(value: object) -> None:
 def _part(value: Any) -> Any:
     """Convert one list entry to a Part. Path objects are never split at "="."""
     if isinstance(value, str) and (match := _NAMED.fullmatch(value)):
-        return ComponentFile(_path(match[2]), match[1])
-    return ComponentFile(_path(value)) if isinstance(value, (str, os.PathLike)) else value
+        return ComponentFile(expanded_path(match[2]), match[1])
+    return ComponentFile(expanded_path(value)) if isinstance(value, (str, os.PathLike)) else value
 
 
-def _path(value: Any) -> Any:
+def expanded_path(value: Any) -> Any:
+    """Return a path as text, with "~" expanded; any other value as it is, to be refused later."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     return os.path.expanduser(value) if isinstance(value, str) else value
 

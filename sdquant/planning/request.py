@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..compat import COMPUTES, hardware, meant
 from ..core import COMPUTE_DTYPES, OFFLOAD_MODES, check_offload_mode, registry
@@ -19,13 +19,14 @@ from ..rules import rules_of, with_rules
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
-from .component_files import ComponentFile, parts_of, require_parts
+from .component_files import ComponentFile, expanded_path, parts_of, require_parts
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
     from ..offload import OffloadMode
     from ..rules import QuantizationRule
 
+_T = TypeVar("_T")
 AUTO = "auto"  # the fastest that fits; see `auto`
 OFFLOADS = (*OFFLOAD_MODES, AUTO)
 LOAD_MODES = ("auto", "pre", "post")
@@ -44,6 +45,19 @@ def _about(
     return {"help": help, "choices": choices, "metavar": metavar, "setting": setting}
 
 
+def _option(
+    default: _T,
+    help: str,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+    *,
+    setting: bool = True,
+    shown: bool = True,
+) -> _T:
+    """Return a field that has a default. `shown`: whether the request's repr has it."""
+    return field(default=default, repr=shown, metadata=_about(help, choices, metavar, setting=setting))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One call of `load_model`, as values."""
@@ -51,116 +65,81 @@ class Request:
     path: str = field(
         metadata=_about("pipeline folder, component folder, .safetensors, .gguf, or hub id", setting=False)
     )
-    quant: Quant = field(
-        default=None,
-        metadata=_about(
-            "scheme, backend:scheme, scheme,option=value, scheme,embeddings, component=scheme (repeat), or auto",
-            metavar="S",
-        ),
+    quant: Quant = _option(
+        None,
+        "scheme, backend:scheme, scheme,option=value, scheme,embeddings, component=scheme (repeat), or auto",
+        metavar="S",
     )
-    offload: str = field(default="none", metadata=_about("how weights share the fast memory", OFFLOADS))
-    mode: str = field(
-        default="auto",
-        metadata=_about("quantize while loading (pre), after it (post), or whichever the scheme can", LOAD_MODES),
+    offload: str = _option("none", "how weights share the fast memory", OFFLOADS)
+    mode: str = _option(
+        "auto", "quantize while loading (pre), after it (post), or whichever the scheme can", LOAD_MODES
     )
-    components: tuple[str, ...] | None = field(
-        default=None, metadata=_about("which components to quantize", metavar="NAME", setting=False)
+    components: tuple[str, ...] | None = _option(None, "which components to quantize", metavar="NAME", setting=False)
+    skip: tuple[str, ...] = _option((), "modules to leave as they are: a part of their path, or a pattern with *")
+    rules: tuple[QuantizationRule, ...] | None = _option(
+        None, "rules, for quant=rules: a YAML or JSON file, or JSON text", metavar="FILE", setting=False
     )
-    skip: tuple[str, ...] = field(
-        default=(), metadata=_about("modules to leave as they are: a part of their path, or a pattern with *")
+    quant_stats: str | None = _option(
+        None,
+        "ranges of activations that `sdquant calibrate` found, for rules with act_static_scale",
+        metavar="FILE",
+        setting=False,
     )
-    rules: tuple[QuantizationRule, ...] | None = field(
-        default=None,
-        metadata=_about("rules, for quant=rules: a YAML or JSON file, or JSON text", metavar="FILE", setting=False),
+    base: str | None = _option(
+        None,
+        "pipeline folder that has the rest of a lone transformer, UNet or checkpoint",
+        metavar="FOLDER",
+        setting=False,
     )
-    quant_stats: str | None = field(
-        default=None,
-        metadata=_about(
-            "ranges of activations that `sdquant calibrate` found, for rules with act_static_scale",
-            metavar="FILE",
-            setting=False,
-        ),
+    runtime: str | None = _option(
+        None, "the library's own modules, sdquant's plain layers, or OpenVINO on the CPU for NNCF's schemes", RUNTIMES
     )
-    base: str | None = field(
-        default=None,
-        metadata=_about(
-            "pipeline folder that has the rest of a lone transformer, UNet or checkpoint",
-            metavar="FOLDER",
-            setting=False,
-        ),
+    compute: str | None = _option(
+        None,
+        "what products with quantized weights are computed in: float (the default), or, with activations quantized "
+        "as well, int8, which is faster on CPUs from tens of rows, or fp8, for cards that multiply 8-bit floats",
+        COMPUTES,
     )
-    runtime: str | None = field(
-        default=None,
-        metadata=_about(
-            "the library's own modules, sdquant's plain layers, or OpenVINO on the CPU for NNCF's schemes", RUNTIMES
-        ),
+    device: str | None = _option(None, "compute device (default: the best there is)", metavar="DEVICE")
+    dtype: str | None = _option(None, "dtype of what is not quantized (default: as in the file)", COMPUTE_DTYPES)
+    budget: int | str | None = _option(None, "how much of the fast memory weights may take", metavar="6GB")
+    allow_incompatible: bool = _option(False, "try a combination that the matrix refuses")
+    allow_pickle: bool = _option(
+        False, "open .ckpt, .pt and .bin files too, which are pickles, with torch's weights_only"
     )
-    compute: str | None = field(
-        default=None,
-        metadata=_about(
-            "what products with quantized weights are computed in: float (the default), or, with activations quantized "
-            "as well, int8, which is faster on CPUs from tens of rows, or fp8, for cards that multiply 8-bit floats",
-            COMPUTES,
-        ),
+    cache: str | None = _option(
+        None,
+        "keep quantized weights for the next load: on, off, or a folder (default: $SDQUANT_CACHE, else off)",
+        metavar="FOLDER",
     )
-    device: str | None = field(
-        default=None, metadata=_about("compute device (default: the best there is)", metavar="DEVICE")
+    cache_limit: int | str = _option("50GB", "how much the cache may hold (default: 50GB)", metavar="SIZE")
+    parts: tuple[ComponentFile, ...] = _option(
+        (),
+        "file of one more component, such as a text encoder or VAE, for its place in the pipeline, or, where it "
+        "fits several, component=file (repeat)",
+        metavar="FILE",
+        setting=False,
     )
-    dtype: str | None = field(
-        default=None, metadata=_about("dtype of what is not quantized (default: as in the file)", COMPUTE_DTYPES)
+    variant: str | None = _option(
+        None,
+        "which of a folder's variants (fp16, ema, ...), for each component that has it",
+        metavar="NAME",
+        setting=False,
     )
-    budget: int | str | None = field(
-        default=None, metadata=_about("how much of the fast memory weights may take", metavar="6GB")
+    revision: str | None = _option(
+        None, "branch, tag or commit of a hub repository (default: main)", metavar="NAME", setting=False
     )
-    allow_incompatible: bool = field(default=False, metadata=_about("try a combination that the matrix refuses"))
-    allow_pickle: bool = field(
-        default=False,
-        metadata=_about("open .ckpt, .pt and .bin files too, which are pickles, with torch's weights_only"),
+    subfolder: str | None = _option(
+        None, "folder in the model's folder or hub repository to load", metavar="FOLDER", setting=False
     )
-    cache: str | None = field(
-        default=None,
-        metadata=_about(
-            "keep quantized weights for the next load: on, off, or a folder (default: $SDQUANT_CACHE, else off)",
-            metavar="FOLDER",
-        ),
+    token: str | bool | None = _option(
+        None,
+        "the hub's access token (default: $HF_TOKEN, else that of `hf auth login`)",
+        metavar="TOKEN",
+        setting=False,
+        shown=False,
     )
-    cache_limit: int | str = field(
-        default="50GB",
-        metadata=_about("how much the cache may hold (default: 50GB)", metavar="SIZE"),
-    )
-    parts: tuple[ComponentFile, ...] = field(
-        default=(),
-        metadata=_about(
-            "file of one more component, such as a text encoder or VAE, for its place in the pipeline, or, where it "
-            "fits several, component=file (repeat)",
-            metavar="FILE",
-            setting=False,
-        ),
-    )
-    variant: str | None = field(
-        default=None,
-        metadata=_about(
-            "which of a folder's variants (fp16, ema, ...), for each component that has it",
-            metavar="NAME",
-            setting=False,
-        ),
-    )
-    revision: str | None = field(
-        default=None,
-        metadata=_about("branch, tag or commit of a hub repository (default: main)", metavar="NAME", setting=False),
-    )
-    subfolder: str | None = field(
-        default=None,
-        metadata=_about("folder in the model's folder or hub repository to load", metavar="FOLDER", setting=False),
-    )
-    token: str | bool | None = field(
-        default=None,
-        repr=False,
-        metadata=_about(
-            "the hub's access token (default: $HF_TOKEN, else that of `hf auth login`)", metavar="TOKEN", setting=False
-        ),
-    )
-    progress: bool = field(default=True, metadata=_about("show progress bars", setting=False))
+    progress: bool = _option(True, "show progress bars", setting=False)
 
     def __post_init__(self) -> None:
         _text("path", self.path)
@@ -203,15 +182,14 @@ class Request:
         return AUTO in (self.quant, self.offload)
 
     def _refuse_beside_auto(self) -> None:
-        for name, value in (("rules", self.rules), ("components", self.components)):
-            if self.quant == AUTO and value is not None:
-                raise SettingsError(
-                    f"Cannot combine {name} with quant='auto'", "auto chooses them itself", "Remove one of the two"
-                )
-        if self.quant == AUTO and self.mode == "post":
-            raise SettingsError(
-                "Cannot combine mode='post' with quant='auto'", "auto chooses the mode itself", "Remove one of the two"
-            )
+        for what, given, chosen in (
+            ("rules", self.rules is not None, "them"),
+            ("components", self.components is not None, "them"),
+            ("mode='post'", self.mode == "post", "the mode"),
+        ):
+            if self.quant == AUTO and given:
+                why = f"auto chooses {chosen} itself"
+                raise SettingsError(f"Cannot combine {what} with quant='auto'", why, "Remove one of the two")
 
     @cached_property
     def offload_mode(self) -> OffloadMode | None:
@@ -287,11 +265,6 @@ def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _folder(value: Any) -> Any:
-    value = _path(value)
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
 def _switch(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else _path(value)
 
@@ -330,8 +303,8 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "compute": _lower,
     "dtype": _torch_name,
     "device": _torch_name,
-    "base": _folder,
-    "quant_stats": _folder,
+    "base": expanded_path,
+    "quant_stats": expanded_path,
     "rules": rules_of,
     "components": _tuple,
     "cache": _switch,
