@@ -46,30 +46,27 @@ _AFTER = "it is part of the pipeline, which is loaded as a whole"
 
 ANSWERS: Mapping[str, ArgumentHint] = {
     # dtypes and devices
-    "torch_dtype": _renamed("dtype"),
-    "precision": _renamed("dtype"),
-    "weight_dtype": _renamed("dtype"),
+    **dict.fromkeys(("torch_dtype", "precision", "weight_dtype"), _renamed("dtype")),
     "device_map": ArgumentHint(
         "device= and offload= decide where the weights are placed",
         'Use device="cuda", and offload="balanced" if the model is larger than the memory',
         "device",
     ),
-    "low_cpu_mem_usage": ArgumentHint("weights are always read one at a time", "Leave it out"),
+    **dict.fromkeys(
+        ("low_cpu_mem_usage", "offload_state_dict"),
+        ArgumentHint("weights are always read one at a time", "Leave it out"),
+    ),
     "max_memory": _renamed("budget", 'Use offload="balanced" with budget="6GB", say'),
     "offload_mode": _renamed("offload"),
     "offload_folder": ArgumentHint(
         "sdquant chooses where offloaded weights are: in RAM or temporary files", 'Use offload="balanced"', "offload"
     ),
-    "offload_state_dict": ArgumentHint("weights are always read one at a time", "Leave it out"),
     "enable_model_cpu_offload": _renamed("offload", 'Use offload="model"'),
     "enable_sequential_cpu_offload": _renamed("offload", 'Use offload="sequential"'),
     "enable_group_offload": _renamed("offload", 'Use offload="group"'),
     # quantization
     "quantization_config": ArgumentHint(_SCHEME, 'Use quant="nf4", say, or quant={"transformer": "nf4"}', "quant"),
-    "quantization": _renamed("quant"),
-    "quantize": _renamed("quant"),
-    "qtype": _renamed("quant"),
-    "scheme": _renamed("quant"),
+    **dict.fromkeys(("quantization", "quantize", "qtype", "scheme", "weights_dtype"), _renamed("quant")),
     "bits": ArgumentHint(_SCHEME, 'Use quant="nf4" for 4 bits or quant="int8" for 8', "quant"),
     "load_in_4bit": ArgumentHint(_SCHEME, 'Use quant="nf4"', "quant"),
     "load_in_8bit": ArgumentHint(_SCHEME, 'Use quant="bnb-int8", or quant="int8"', "quant"),
@@ -78,20 +75,16 @@ ANSWERS: Mapping[str, ArgumentHint] = {
     "bnb_4bit_compute_dtype": ArgumentHint(
         "it is an option of the scheme", 'Use quant="nf4,compute_dtype=bfloat16", or dtype=', "quant"
     ),
-    "llm_int8_threshold": ArgumentHint(
-        "the schemes have no such option", 'Use quant="bnb-int8"', "quant"),
-    "llm_int8_skip_modules": _renamed("skip"),
-    "modules_to_not_convert": _renamed("skip"),
-    "exclude": _renamed("skip"),
-    "exclude_modules": _renamed("skip"),
-    "weights_dtype": _renamed("quant"),
+    "llm_int8_threshold": ArgumentHint("the schemes have no such option", 'Use quant="bnb-int8"', "quant"),
+    **dict.fromkeys(
+        ("llm_int8_skip_modules", "modules_to_not_convert", "exclude", "exclude_modules"), _renamed("skip")
+    ),
     "weights": _renamed("quant", 'Use quant="qint8", say'),
     # files and the hub
-    "pretrained_model_name_or_path": _renamed("path", "Pass it as the first argument"),
-    "pretrained_model_link_or_path": _renamed("path", "Pass it as the first argument"),
-    "model": _renamed("path", "Pass it as the first argument"),
-    "model_id": _renamed("path", "Pass it as the first argument"),
-    "repo_id": _renamed("path", "Pass it as the first argument"),
+    **dict.fromkeys(
+        ("pretrained_model_name_or_path", "pretrained_model_link_or_path", "model", "model_id", "repo_id"),
+        _renamed("path", "Pass it as the first argument"),
+    ),
     "filename": ArgumentHint("a file of a repository is part of the path", 'Use "owner/name/file.safetensors"', "path"),
     "gguf_file": ArgumentHint("a file of a repository is part of the path", 'Use "owner/name/file.gguf"', "path"),
     "use_auth_token": _renamed("token"),
@@ -114,41 +107,38 @@ ANSWERS: Mapping[str, ArgumentHint] = {
         "sdquant never runs code that comes with a model",
         "Load the model, and pass its components to your pipeline: YourPipeline(**pipe.components)",
     ),
-    "config": _renamed("base", "Use base=<pipeline folder of the same model>"),
-    "original_config": _renamed("base", "Use base=<pipeline folder of the same model>"),
-    "original_config_file": _renamed("base", "Use base=<pipeline folder of the same model>"),
+    **dict.fromkeys(
+        ("config", "original_config", "original_config_file"),
+        _renamed("base", "Use base=<pipeline folder of the same model>"),
+    ),
     # components
     "safety_checker": ArgumentHint(_AFTER, "Set it after loading: pipe.safety_checker = None"),
     "requires_safety_checker": ArgumentHint(_AFTER, "Leave it out, and set pipe.safety_checker after loading"),
     "feature_extractor": ArgumentHint(_AFTER, "Set it after loading: pipe.feature_extractor = ..."),
     "scheduler": ArgumentHint(_AFTER, "Set it after loading: pipe.scheduler = ..."),
     "tokenizer": ArgumentHint(_AFTER, "Set it after loading: pipe.tokenizer = ..."),
-    "unet": ArgumentHint(
-        "components are passed as files", 'Use parts={"unet": file}, or set it after loading', "parts"
-    ),
-    "transformer": ArgumentHint(
-        "components are passed as files", 'Use parts={"transformer": file}, or set it after loading', "parts"
-    ),
-    "text_encoder": ArgumentHint(
-        "components are passed as files", 'Use parts={"text_encoder": file}, or set it after loading', "parts"
-    ),
-    "vae": ArgumentHint("components are passed as files", 'Use parts={"vae": file}, or set it after loading', "parts"),
+    **{
+        name: ArgumentHint(
+            "components are passed as files", f'Use parts={{"{name}": file}}, or set it after loading', "parts"
+        )
+        for name in ("unet", "transformer", "text_encoder", "vae")
+    },
     "controlnet": ArgumentHint(
         "it is a model of its own",
         "Load it with load_model, then call Pipeline.from_pipe(pipe, controlnet=...) of a class that takes one",
     ),
-    "lora": ArgumentHint("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
-    "adapter": ArgumentHint("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
+    **dict.fromkeys(
+        ("lora", "adapter"),
+        ArgumentHint("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
+    ),
     # saving
     "safe_serialization": ArgumentHint("sdquant always writes safetensors", "Leave it out"),
     "max_shard_size": ArgumentHint("a component is one file", "Leave it out"),
     "push_to_hub": ArgumentHint("sdquant writes to disk", "Use `hf upload` afterwards"),
-    "exist_ok": _renamed("overwrite"),
-    "force": _renamed("overwrite"),
+    **dict.fromkeys(("exist_ok", "force"), _renamed("overwrite")),
     "save_directory": _renamed("path", "Pass it as the second argument"),
     # others
-    "verbose": _renamed("progress"),
-    "show_progress": _renamed("progress"),
+    **dict.fromkeys(("verbose", "show_progress"), _renamed("progress")),
 }  # fmt: skip
 
 
