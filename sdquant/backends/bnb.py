@@ -52,8 +52,14 @@ _FOUR_BIT_OPTIONS = {
     ),
     **_EIGHT_BIT_OPTIONS,
 }
-_BOTH = ("library", "plain")
-_LINEAR = frozenset({"linear"})
+
+
+def _scheme(name: str, bits: int, summary: str, options: Mapping[str, Option], group: int | None = None) -> Scheme:
+    """Return a scheme that bitsandbytes has modules for."""
+    return Scheme(
+        name=name, backend="bnb", bits=bits, summary=summary, group=group, options=options,
+        runtimes=("library", "plain"), library_kinds=frozenset({"linear"}),
+    )  # fmt: skip
 
 
 class Bnb(Backend):
@@ -64,26 +70,8 @@ class Bnb(Backend):
     requires = Requirement(package="bitsandbytes", minimum="0.48", extra="bnb")
     magnitudes = frozenset({"absmax", "nested_absmax", "scb", "scale"})
     schemes = (
-        Scheme(
-            name="nf4",
-            backend="bnb",
-            bits=4,
-            summary="4-bit NormalFloat of QLoRA, blocks of 64",
-            group=64,
-            runtimes=_BOTH,
-            library_kinds=_LINEAR,
-            options=_FOUR_BIT_OPTIONS,
-        ),
-        Scheme(
-            name="fp4",
-            backend="bnb",
-            bits=4,
-            summary="4-bit float, blocks of 64",
-            group=64,
-            runtimes=_BOTH,
-            library_kinds=_LINEAR,
-            options=_FOUR_BIT_OPTIONS,
-        ),
+        _scheme("nf4", 4, "4-bit NormalFloat of QLoRA, blocks of 64", _FOUR_BIT_OPTIONS, group=64),
+        _scheme("fp4", 4, "4-bit float, blocks of 64", _FOUR_BIT_OPTIONS, group=64),
         Scheme(
             name="fp8",
             backend="bnb",
@@ -99,15 +87,7 @@ class Bnb(Backend):
                 )
             },
         ),
-        Scheme(
-            name="bnb-int8",
-            backend="bnb",
-            bits=8,
-            summary="8-bit integers of LLM.int8(), a scale for each row",
-            runtimes=_BOTH,
-            library_kinds=_LINEAR,
-            options=_EIGHT_BIT_OPTIONS,
-        ),
+        _scheme("bnb-int8", 8, "8-bit integers of LLM.int8(), a scale for each row", _EIGHT_BIT_OPTIONS),
     )
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:

@@ -61,7 +61,13 @@ _GROUP_SIZE = Option(
 MODES = {"int8": "INT8_ASYM", "int8_sym": "INT8_SYM", "int4": "INT4_ASYM", "int4_sym": "INT4_SYM"}
 
 
-_RUNTIMES = ("plain", "openvino")
+def _scheme(name: str, bits: int, what: str) -> Scheme:
+    """Return a scheme of NNCF; the ones of 4 bits have their scales for groups of a row's weights."""
+    grouped = bits == 4
+    return Scheme(
+        name=name, backend="nncf", bits=bits, summary=f"NNCF int{bits}, {what}", runtimes=("plain", "openvino"),
+        group=64 if grouped else None, options={"group_size": _GROUP_SIZE} if grouped else {},
+    )  # fmt: skip
 
 
 def _asymmetric(scheme: str) -> bool:
@@ -86,38 +92,10 @@ class NNCF(Backend):
         "openvino": Requirement(package="openvino", minimum="2026.0", extra="openvino")
     }
     schemes: ClassVar[tuple[Scheme, ...]] = (
-        Scheme(
-            name="int8",
-            backend="nncf",
-            bits=8,
-            summary="NNCF int8, asymmetric, a scale per row",
-            runtimes=_RUNTIMES,
-        ),
-        Scheme(
-            name="int8_sym",
-            backend="nncf",
-            bits=8,
-            summary="NNCF int8, symmetric, a scale per row",
-            runtimes=_RUNTIMES,
-        ),
-        Scheme(
-            name="int4",
-            backend="nncf",
-            bits=4,
-            summary="NNCF int4, asymmetric, in groups of 64",
-            group=64,
-            runtimes=_RUNTIMES,
-            options={"group_size": _GROUP_SIZE},
-        ),
-        Scheme(
-            name="int4_sym",
-            backend="nncf",
-            bits=4,
-            summary="NNCF int4, symmetric, in groups of 64",
-            group=64,
-            runtimes=_RUNTIMES,
-            options={"group_size": _GROUP_SIZE},
-        ),
+        _scheme("int8", 8, "asymmetric, a scale per row"),
+        _scheme("int8_sym", 8, "symmetric, a scale per row"),
+        _scheme("int4", 4, "asymmetric, in groups of 64"),
+        _scheme("int4_sym", 4, "symmetric, in groups of 64"),
     )
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
