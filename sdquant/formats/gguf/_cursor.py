@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WINDOW = 1 << 18  # bytes read at a time
 HEADER_LIMIT = 256 << 20  # bytes; the largest real headers (tokenizers of a language model) are under 20 MiB
+SOURCE = "Download the file again from its source"
 AGAIN = "Download the file again and compare its size with the source's"
 
 _U64 = struct.Struct("<Q")
@@ -51,9 +52,7 @@ class Cursor:
                 f"so the file is at least {count - self.left} bytes short or its lengths are wrong"
             )
         if self.position + count > HEADER_LIMIT:
-            raise self.bad(
-                f"its header is longer than {HEADER_LIMIT >> 20} MiB at {of}", "Download the file again from its source"
-            )
+            raise self.bad(f"its header is longer than {HEADER_LIMIT >> 20} MiB at {of}", SOURCE)
 
     def peek(self, count: int) -> bytes:
         """Return up to `count` of the next bytes (fewer at the end of the file) without moving the position."""

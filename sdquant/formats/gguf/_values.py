@@ -6,10 +6,10 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ._cursor import SOURCE, Cursor
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ._cursor import Cursor
 
 KEPT_ITEMS = 1024  # longer arrays are skipped
 KEPT_STRING = 1 << 20  # bytes; longer strings are skipped
@@ -25,19 +25,8 @@ NAMES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64", "int64",
     "float64",
 )  # fmt: skip
-FORMS: Mapping[int, str] = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    BOOL: "B",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+# The format characters of `struct` for the types that are numbers.
+FORMS: Mapping[int, str] = dict(zip((0, 1, 2, 3, 4, 5, 6, BOOL, 10, 11, 12), "BbHhIifBQqd", strict=True))
 
 
 @dataclass(frozen=True)
@@ -63,13 +52,11 @@ def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
     for index in range(count):
         name = read_name(cursor, f"key {index}", MAX_KEY)
         if name in values:
-            raise cursor.bad(f"its metadata has the key {name!r} twice", "Download the file again from its source")
+            raise cursor.bad(f"its metadata has the key {name!r} twice", SOURCE)
         value = _value(cursor, name)
         items += len(value.value) if isinstance(value.value, list) else 0
         if items > KEPT_TOTAL:
-            raise cursor.bad(
-                f"its metadata holds more than {KEPT_TOTAL} array items", "Download the file again from its source"
-            )
+            raise cursor.bad(f"its metadata holds more than {KEPT_TOTAL} array items", SOURCE)
         values[name] = value
     return values
 
@@ -78,19 +65,14 @@ def read_name(cursor: Cursor, of: str, limit: int) -> str:
     """Read a key or tensor name: 1 to `limit` bytes of UTF-8 without control characters."""
     length = cursor.uint("Q", f"the length of {of}")
     if not 1 <= length <= limit:
-        raise cursor.bad(
-            f"the name of {of} has {length} bytes, which must be 1 to {limit}",
-            "Download the file again from its source",
-        )
+        raise cursor.bad(f"the name of {of} has {length} bytes, which must be 1 to {limit}", SOURCE)
     raw = cursor.take(length, f"the name of {of}")
     try:
         name = raw.decode()
     except UnicodeDecodeError:
-        raise cursor.bad(f"the name of {of} is not UTF-8: {raw!r}", "Download the file again from its source") from None
+        raise cursor.bad(f"the name of {of} is not UTF-8: {raw!r}", SOURCE) from None
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
-        raise cursor.bad(
-            f"the name of {of} has control characters: {name!r}", "Download the file again from its source"
-        )
+        raise cursor.bad(f"the name of {of} has control characters: {name!r}", SOURCE)
     return name
 
 
@@ -106,7 +88,7 @@ def _value(cursor: Cursor, name: str) -> Value:
 def _type_name(cursor: Cursor, name: str, kind: int) -> str:
     if kind not in FORMS and kind != STRING:
         why = "arrays inside arrays" if kind == ARRAY else f"type number {kind}, which GGUF does not have"
-        raise cursor.bad(f"the metadata value {name!r} has {why}", "Download the file again from its source")
+        raise cursor.bad(f"the metadata value {name!r} has {why}", SOURCE)
     return NAMES[kind]
 
 
@@ -119,9 +101,7 @@ def _array(cursor: Cursor, name: str) -> Value:
         cursor.texts += count
         cursor.kept_texts += count if count <= KEPT_ITEMS else 0
         if cursor.texts > MAX_TEXTS or cursor.kept_texts > KEPT_TEXTS:
-            raise cursor.bad(
-                f"its metadata has too many strings at {name!r}", "Download the file again from its source"
-            )
+            raise cursor.bad(f"its metadata has too many strings at {name!r}", SOURCE)
     value: Any
     if count > KEPT_ITEMS:
         value = Skipped(inner, count)
@@ -153,7 +133,5 @@ def _plain(cursor: Cursor, name: str, kind: int, count: int) -> list[Any]:
     if kind != BOOL:
         return values
     if any(value > 1 for value in values):
-        raise cursor.bad(
-            f"the metadata value {name!r} is a bool that is neither 0 nor 1", "Download the file again from its source"
-        )
+        raise cursor.bad(f"the metadata value {name!r} is a bool that is neither 0 nor 1", SOURCE)
     return [bool(value) for value in values]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...core import TensorInfo, gguf_types
 from ...errors import BadFileError, UnsupportedFileError
 from ..tensor_file import Header
-from ._cursor import AGAIN, Cursor
+from ._cursor import AGAIN, SOURCE, Cursor
 from ._values import Skipped, Value, read_name, read_values
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ MAX_DIMS = 5  # ggml has 4; files of video models have 5-D convolutions, never q
 FIVE_DIMS = ("f32", "f16", "bf16")
 MAX_DIM, MAX_NUMEL = 1 << 40, 1 << 42
 MIN_PAIR, MIN_TENSOR = 13, 32  # bytes of the shortest key-value pair and tensor row
-SOURCE = "Download the file again from its source"
 
 # What else has been found under the name of a GGUF file.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
