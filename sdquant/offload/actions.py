@@ -87,28 +87,20 @@ _SUSPENDED = """
 SUSPENDED = frozenset(_SUSPENDED.split())
 
 _TWO_MODES = "that mode already moves its weights, and two mechanisms that move them would lose them"
-# By method: the parts of the error "Cannot ... a model with offload='...': why".
-REFUSED: dict[str, tuple[str, str]] = {
-    "enable_model_cpu_offload": ("call enable_model_cpu_offload on", _TWO_MODES),
-    "enable_sequential_cpu_offload": ("call enable_sequential_cpu_offload on", _TWO_MODES),
-    "enable_group_offload": ("call enable_group_offload on", _TWO_MODES),
-    "remove_all_hooks": ("call remove_all_hooks on", "the weights that are offloaded would not come back"),
-    "enable_layerwise_casting": (
-        "call enable_layerwise_casting on",
-        "casting replaces the weights that the mode moves, at every call",
-    ),
-    "enable_parallelism": ("call enable_parallelism on", "weights distributed over processes cannot be moved"),
-    "init_parallel_plans": ("call init_parallel_plans on", "weights distributed over processes cannot be moved"),
-    "barrier_after_gathered_checkpoint_save": (
-        "call barrier_after_gathered_checkpoint_save on",
-        "weights distributed over processes cannot be moved",
-    ),
-    "save_distributed_checkpoint": (
-        "call save_distributed_checkpoint on",
-        "weights distributed over processes cannot be moved",
-    ),
-    "share_memory": ("share the memory of", "its weights are moved elsewhere as soon as they are not needed"),
-    "to_empty": ("call to_empty on", "its weights would be lost, and the mode would bring back the ones it has stored"),
+_DISTRIBUTED = "weights distributed over processes cannot be moved"
+# By method: why it is refused.
+REFUSED = {
+    "enable_model_cpu_offload": _TWO_MODES,
+    "enable_sequential_cpu_offload": _TWO_MODES,
+    "enable_group_offload": _TWO_MODES,
+    "remove_all_hooks": "the weights that are offloaded would not come back",
+    "enable_layerwise_casting": "casting replaces the weights that the mode moves, at every call",
+    "enable_parallelism": _DISTRIBUTED,
+    "init_parallel_plans": _DISTRIBUTED,
+    "barrier_after_gathered_checkpoint_save": _DISTRIBUTED,
+    "save_distributed_checkpoint": _DISTRIBUTED,
+    "share_memory": "its weights are moved elsewhere as soon as they are not needed",
+    "to_empty": "its weights would be lost, and the mode would bring back the ones it has stored",
 }
 
 # Methods to guard on each module inside a component, besides casts and moves, which all go through `_apply`.

@@ -128,7 +128,7 @@ def guarded(
         return call(*args, **kwargs)
     handle, *others = handles
     if what is CallTreatment.REFUSED:
-        handle.refuse(*REFUSED[name])
+        handle.refuse("share the memory of" if name == "share_memory" else f"call {name} on", REFUSED[name])
     with handle.lock:
         if what is CallTreatment.UNKNOWN and (handle.calls or handle.computing):
             return call(*args, **kwargs)
