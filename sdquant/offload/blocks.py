@@ -117,7 +117,7 @@ class Unit:
         self._held = 0
 
     @ordinary
-    def free(self, store: Store) -> None:
+    def free(self) -> None:
         """Copy stored weights to ordinary CPU memory, each tensor in its own, and drop the store's region."""
         if self._region is None:
             return

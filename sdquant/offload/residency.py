@@ -132,5 +132,5 @@ class Residency:
     def _free(self) -> None:
         for component in self.components:
             for unit in component.units:
-                unit.free(self.store)
+                unit.free()
         trim()
