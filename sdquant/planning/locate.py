@@ -29,12 +29,10 @@ def locate(request: Request) -> ModelFiles:
         MissingComponentError, UnsupportedFileError: there is no such file, or no pipeline that has the rest.
         SettingsError: revision or subfolder for a path that has none.
     """
-    parts = tuple(dataclasses.replace(one, path=str(_part_place(one.path, request))) for one in request.parts)
+    parts = tuple(dataclasses.replace(one, path=str(_fetch(_parse(one.path), request, True))) for one in request.parts)
     lends_itself = bool(parts) and request.base is None
     place = _place(request)
-    path = str(
-        _fetch(place, request, () if lends_itself else True, request.variant) if isinstance(place, Reference) else place
-    )
+    path = str(_fetch(place, request, () if lends_itself else True, request.variant))
     files = _with_parts(path, parts, request)
     if request.base is not None:
         return _with_base(files, _parse(request.base), request)
@@ -48,7 +46,7 @@ def locate(request: Request) -> ModelFiles:
         return files
     files = dataclasses.replace(files, pipeline=files.detected)
     lacking = _lacking(files) if isinstance(place, Reference) else []
-    if lacking and isinstance(place, Reference):
+    if lacking:
         folder = str(_fetch(place, request, lacking, request.variant))
         whole = _read(folder, request, partial=True, variant=request.variant)
         files = dataclasses.replace(files, detected=whole, pipeline=whole)
@@ -57,8 +55,7 @@ def locate(request: Request) -> ModelFiles:
 
 def resolve_references(request: Request) -> Path:
     """Return the file or folder of a request's path, downloaded if it is on the hub."""
-    what = _place(request)
-    return _fetch(what, request, True, request.variant) if isinstance(what, Reference) else what
+    return _fetch(_place(request), request, True, request.variant)
 
 
 def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -> ModelFiles:
@@ -194,13 +191,12 @@ def _parse(text: str) -> Path | Reference:
     return hub_references.reference(text) or place
 
 
-def _part_place(text: str, request: Request) -> Path:
-    """Return a part's local file or folder."""
-    what = _parse(text)
-    return _fetch(what, request, True) if isinstance(what, Reference) else what
-
-
-def _fetch(what: Reference, request: Request, weights: bool | Collection[str], variant: str | None = None) -> Path:
+def _fetch(
+    what: Path | Reference, request: Request, weights: bool | Collection[str], variant: str | None = None
+) -> Path:
+    """Return the local file or folder, downloaded if it is on the hub; `weights` and `variant`: see `hub.fetch`."""
     from ..models import hub
 
+    if isinstance(what, Path):
+        return what
     return hub.fetch(what, progress=request.progress, weights=weights, variant=variant, token=request.token)
