@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from ..core import (
     PrequantizedWeight,
     TensorSpec,
     Unfit,
+    code_tables,
     dtype_name,
     registry,
 )
@@ -155,14 +155,8 @@ def _values(codes: Tensor) -> Tensor:
     """Convert float8 codes to float32. On a CPU by table: torch's own conversion takes four times as long there."""
     if codes.device.type != "cpu":
         return codes.float()
-    table = _table(codes.dtype)
+    table = code_tables.float8_values(codes.dtype, torch.float32, codes.device)
     return table.index_select(0, codes.view(torch.uint8).reshape(-1).int()).view(codes.shape)
-
-
-@cache
-def _table(dtype: torch.dtype) -> Tensor:
-    """Return the values of all 256 codes of a float8 dtype: float32 [256]."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
 def _spec(scheme: Scheme, shape: tuple[int, ...], dtype: str, details: dict[str, Any] | None = None) -> PackedSpec:

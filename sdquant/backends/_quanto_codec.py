@@ -7,13 +7,13 @@ if the result has another dtype, so that a weight has the same values in either 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..core import TensorSpec
+from ..core import TensorSpec, code_tables
 from ..utils.buffers import empty
 from ..utils.tensors import divided
 from ._chunks import by_rows
@@ -143,15 +143,11 @@ def _fill(slab: Tensor, codes: Tensor) -> None:
     """Do `slab.copy_(codes)`, seven times as fast for float8 on a CPU, where torch converts one value at a time."""
     if codes.device.type == "cpu" and codes.is_floating_point():
         index = codes.reshape(-1).view(torch.uint8).to(torch.int32)
-        torch.index_select(_float8_values(codes.dtype, slab.dtype), 0, index, out=slab.view(-1))
+        torch.index_select(
+            code_tables.float8_values(codes.dtype, slab.dtype, codes.device), 0, index, out=slab.view(-1)
+        )
     else:
         slab.copy_(codes)
-
-
-@cache
-def _float8_values(dtype: torch.dtype, target: torch.dtype) -> Tensor:
-    """Return the value of each of the 256 codes, as torch itself converts them: [256] on the CPU."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).to(target)
 
 
 def _slabs(packed: Packed, shape: torch.Size) -> Iterator[tuple[slice, Tensor]]:

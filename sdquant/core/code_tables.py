@@ -1,6 +1,6 @@
 """Code tables of bitsandbytes' formats, without bitsandbytes; tests compare them with its own.
 
-All tables are scaled to [-1, 1]: a weight is its code's value times its block's scale.
+All tables but torch's own floats are scaled to [-1, 1]: a weight is its code's value times its block's scale.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
     values = NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
     table = torch.tensor(values, dtype=torch.float32, device="cpu")
     return (table / table.abs().max()).to(device)
+
+
+@constant
+def float8_values(dtype: torch.dtype, target: torch.dtype, device: torch.device) -> Tensor:
+    """Return the value of each of the 256 codes of an 8-bit float dtype, as torch converts them: [256] of `target`."""
+    return torch.arange(256, dtype=torch.uint8, device="cpu").view(dtype).to(target).to(device)
 
 
 @constant

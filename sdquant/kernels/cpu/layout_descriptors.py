@@ -76,7 +76,7 @@ def _type(dtype: torch.dtype | None) -> int | None:
 def _table(form: PackedLayout) -> bytes:
     """Return the float32 values of the codes; empty if codes are their own values."""
     if form.packing in _FLOAT8:
-        return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(getattr(torch, form.packing)).float())
+        return _bytes(code_tables.float8_values(getattr(torch, form.packing), torch.float32, _CPU))
     return _bytes(code_tables.code_table(form.table, form.arithmetic, _CPU)) if form.table else b""
 
 
@@ -84,7 +84,7 @@ def _scale_table(form: PackedLayout, scale: torch.dtype | None) -> bytes:
     """Return the float32 values of the scales' codes; empty if scales are floats."""
     if form.nested:
         return _bytes(code_tables.dynamic_code(_CPU))
-    return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(scale).float()) if scale in _SCALES else b""
+    return _bytes(code_tables.float8_values(scale, torch.float32, _CPU)) if scale in _SCALES else b""
 
 
 def _bytes(table: Tensor) -> bytes:
