@@ -53,6 +53,8 @@ def write_parts(
     Raises:
         ValueError: a tensor is not one of `parts`, or one of those was not provided. Else as `write`.
     """
+    from ..utils.buffers import raw_bytes
+
     header, places, end = _header(parts, metadata)
     with opened(path, len(header) + end) as file:
         file.write(header)
@@ -61,7 +63,7 @@ def write_parts(
                 if parts.get(key) != part_of(some[key]) or key not in places:
                     raise ValueError(f"tensor {key!r} is {part_of(some[key])}, expected {parts.get(key)}")
                 file.seek(len(header) + places.pop(key))
-                file.write(_data(some[key]))
+                file.write(raw_bytes(some[key]))
             del some  # before the next are made
         if places:
             raise ValueError(f"tensor {min(places)!r} was announced but not written")
@@ -93,11 +95,3 @@ def _order(key: str, part: TensorSpec) -> tuple[bool, int, str]:
 
 def _itemsize(part: TensorSpec) -> int:
     return TensorSpec(dtype=part.dtype, shape=(1,)).nbytes
-
-
-def _data(tensor: Tensor) -> memoryview:
-    import torch
-
-    from ..utils.buffers import dense
-
-    return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data

@@ -53,6 +53,11 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if usual else tensor.clone(memory_format=torch.contiguous_format)
 
 
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Return the values of the tensor as bytes, in the CPU's memory."""
+    return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data
+
+
 def give_back() -> None:
     """Collect garbage, and release freed memory: the GPU allocator's cache and the C library's."""
     gc.collect()

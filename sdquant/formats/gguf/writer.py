@@ -167,9 +167,9 @@ def _write(file: BinaryIO, place: _Place) -> None:
 def _raw(place: _Place, tensor: Tensor) -> memoryview:
     import torch
 
-    from ...utils.buffers import dense
+    from ...utils.buffers import raw_bytes
 
     dtype = gguf_types.TYPES[place.type].dtype
     if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):
         raise ValueError(f"tensor {place.name!r} is {tensor.dtype}, but {place.type} is not stored in that dtype")
-    return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data
+    return raw_bytes(tensor)
