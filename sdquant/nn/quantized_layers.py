@@ -260,25 +260,21 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         return dispatch.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)
 
 
-class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
+class _QuantizedConvolution(QuantizedLayer):
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
+
+
+class QuantizedConv1d(_QuantizedConvolution, nn.Conv1d):
     """[b, in, l] -> [b, out, l']."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return _convolved(self, input)
 
-
-class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
+class QuantizedConv2d(_QuantizedConvolution, nn.Conv2d):
     """[b, in, h, w] -> [b, out, h', w']."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return _convolved(self, input)
 
-
-class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
+class QuantizedConv3d(_QuantizedConvolution, nn.Conv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _convolved(self, input)
 
 
 class QuantizedEmbedding(QuantizedLayer, nn.Embedding):

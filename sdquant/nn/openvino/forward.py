@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -94,7 +96,7 @@ class Served:
                 self.ready.append(row)
                 return row[1]
         answer, dtype = OutputStructure(), _dtype(model)
-        with self._off(model), in_float32(model):
+        with _own_forward(model), in_float32(model):
             traced = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
             for known, ready in self.ready:
                 if ready.form == traced.form:
@@ -110,21 +112,15 @@ class Served:
         self.ready.append((key, ready))
         return ready
 
-    def _off(self, model: nn.Module) -> _Off:
-        return _Off(model, self)
 
-
-class _Off:
-    """Context in which the model's forward is its own."""
-
-    def __init__(self, model: nn.Module, forward: Served) -> None:
-        self.model, self.forward = model, forward
-
-    def __enter__(self) -> None:
-        self.before = self.model.__dict__.pop("forward")
-
-    def __exit__(self, *what: object) -> None:
-        self.model.__dict__["forward"] = self.before
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """Take the served forward off the model for the block, so that its class's own is called."""
+    served = model.__dict__.pop("forward")
+    try:
+        yield
+    finally:
+        model.__dict__["forward"] = served
 
 
 def _request(model: nn.Module, traced: GraphTrace, dtype: torch.dtype) -> Any:
