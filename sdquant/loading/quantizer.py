@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..core import LONE, dtype_name
+from ..core import dtype_name
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
 from ..planning import AUTO, check_schemes, device_of, make_request, plan_resolved, planner, resolve_loaded, rule_checks
@@ -54,7 +54,7 @@ def quantize(
     Raises:
         ConflictError: the model is already quantized. IncompatibleError: the matrix refuses, or nothing would change.
     """
-    from ..models import is_pipeline, weight_parts
+    from ..models import weight_parts
     from . import finishing
 
     if quant is None and rules is None:
@@ -73,14 +73,14 @@ def quantize(
     here = hardware.probe()
     target = device_of(options, here)
     check_schemes(options, options.specs, "none", target, here)
-    parts = weight_parts(model) if is_pipeline(model) else {LONE: model}
+    parts = weight_parts(model)
     resolved = resolve_loaded(options.path, parts, options, target)
     planner.refuse_conflicts(resolved)
-    for name, part in parts.items():
+    for name, module in parts.items():
         if planner.spec_for(name, resolved)[1] is not None:
-            peft_hooks.refuse_adapted(name, part, "quantized")
-            _refuse_quantized(name, part)
-            _refuse_float8(name, part)
+            peft_hooks.refuse_adapted(name, module, "quantized")
+            _refuse_quantized(name, module)
+            _refuse_float8(name, module)
     plan = plan_resolved(resolved, here, marked=lambda name, _, spec: rule_checks.marked_in(parts[name], spec))
     chosen = {part.name: part for part in plan.components if part.spec is not None}
     names = {name: {weight.name for weight in part.weights} for name, part in chosen.items()}

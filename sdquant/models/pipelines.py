@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def weight_parts(pipe: Any) -> dict[str, nn.Module]:
-    """Return a pipeline's components that are modules, by name, in the order in which the pipeline runs them."""
+def weight_parts(model: Any) -> dict[str, nn.Module]:
+    """Return a pipeline's components that are modules, by name, in the order in which the pipeline runs them.
+
+    A single component is named "model".
+    """
     from torch import nn
 
-    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-    order = [name for name in str(pipe.model_cpu_offload_seq or "").split("->") if name in parts]
+    if not is_pipeline(model):
+        return {LONE: model}
+    parts = {name: part for name, part in model.components.items() if isinstance(part, nn.Module)}
+    order = [name for name in str(model.model_cpu_offload_seq or "").split("->") if name in parts]
     return {name: parts[name] for name in [*order, *(n for n in parts if n not in order)]}
 
 
 def main_part(model: Any) -> nn.Module:
     """Return the UNet or transformer of a pipeline; a single component is returned itself."""
-    if not is_pipeline(model):
-        only: nn.Module = model
-        return only
     parts = weight_parts(model)
     return next((parts[name] for name in MAIN if name in parts), next(iter(parts.values())))
 
@@ -56,6 +58,6 @@ def weight_bytes(model: Any) -> int:
     Counted as `Detected.bytes` and `Plan.bytes` are, from the loaded tensors themselves. Code tables, which are
     constants of a scheme, and buffers that no file holds are left out; `sdquant.offload.weight_bytes` counts those too.
     """
-    parts = list(weight_parts(model).values()) if is_pipeline(model) else [model]
+    parts = weight_parts(model).values()
     packed = sum(row.nbytes for part in parts for _, row in quantized(part))
     return packed + sum(t.numel() * t.element_size() for part in parts for t in plain(part).values())

@@ -72,7 +72,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             "a pipeline is saved as a folder of several files",
             "Name a folder, or save one component",
         )
-    parts = pipelines.weight_parts(model) if whole else {LONE: model}
+    parts = pipelines.weight_parts(model)
     for name, part in parts.items():
         peft_hooks.refuse_adapted(name, part, "saved")
     if portable:

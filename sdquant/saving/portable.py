@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core import LONE, QuantSpec, registry
+from ..core import QuantSpec, registry
 from ..errors import ConflictError
-from ..models import is_of_transformers
+from ..models import is_of_transformers, weight_parts
 from ..nn import quantized
 from .quantization_config import readable, reading, refused_here, said_rules
 
@@ -56,19 +56,12 @@ class FloatWeights:
 
 def of_model(model: Any) -> tuple[FloatWeights, ...]:
     """Return the weights that the libraries cannot read although they know the scheme; () if they read all."""
-    return tuple(one for name, part in parts(model).items() if (one := _of_component(name, part)) is not None)
-
-
-def parts(model: Any) -> Mapping[str, nn.Module]:
-    """Return the components of a pipeline by name, or a single component as "model"."""
-    from ..models import is_pipeline, weight_parts
-
-    return weight_parts(model) if is_pipeline(model) else {LONE: model}
+    return tuple(one for name, part in weight_parts(model).items() if (one := _of_component(name, part)) is not None)
 
 
 def refuse(model: Any) -> None:
     """Raise ConflictError if a component is quantized to a scheme that the libraries cannot read at all."""
-    for name, part in parts(model).items():
+    for name, part in weight_parts(model).items():
         schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
         if schemes and not any(readable(scheme) for scheme in schemes):
             refuse_scheme(schemes.most_common(1)[0][0], f"the {name}")
@@ -123,7 +116,7 @@ def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
         floats: by component, the quantized weights that are written as floats.
     """
     lines = []
-    for name, part in parts(model).items():
+    for name, part in weight_parts(model).items():
         why = refused_here(part, frozenset(floats.get(name, ())))
         if why:
             library = "transformers" if is_of_transformers(part) else "diffusers"
