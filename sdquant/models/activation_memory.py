@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from ..errors import SettingsError
 from ..kernels import onednn
 from . import dummy_inputs
-from .call_hooks import ENTRIES, wrap
+from .call_hooks import ENTRIES, announce, wrap
 from .op_counts import Work, product
 from .pipelines import components_of
 
@@ -253,7 +253,7 @@ def of_pipeline(
         for method in ENTRIES:
             if hasattr(part, method):
                 undo.append(_replace(part, method, shapes[name], partial(called.setdefault, name, shapes[name])))
-        undo.append(_on_cpu(part))
+        undo.append(announce(part, torch.device("cpu")))  # though its weights are on the meta device
     try:
         draw(pipe, [prompt], seeds=[0], steps=1, width=width, height=height)
     except Exception as error:  # of a network or pipeline that nobody has written this for
@@ -317,13 +317,6 @@ def _replace(part: nn.Module, method: str, shapes: _Shapes, before: Callable[[],
 
     part.__dict__[method] = call
     return back
-
-
-def _on_cpu(part: nn.Module) -> Callable[[], None]:
-    """Have a module on the meta device report the CPU as its execution device; return a function that undoes it."""
-    from .call_hooks import announce
-
-    return announce(part, torch.device("cpu"))
 
 
 @contextmanager

@@ -8,11 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    BadFileError,
-    MissingComponentError,
-    UnsupportedFileError,
-)
+from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..formats import folders, refuse_endless
 from ..utils.process_state import no_warnings
 from . import libraries
