@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from .model_families import Family
     from .readahead import Readahead
     from .safetensors import SafetensorsFile
-    from .tensor_file import Get, Recipe, TensorFile
+    from .tensor_file import Get, Recipe, TensorFile, closing_files
     from .type_histogram import TypeRow
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "Family", "Get", "Readahead", "Recipe", "SafetensorsFile",
-    "TensorFile", "TypeRow", "checkpoint", "config_numbers", "folders", "gguf_conventions", "gguf_file",
-    "gguf_header", "known_configs", "main_dtype", "model_families", "refuse_endless", "refused_files",
+    "TensorFile", "TypeRow", "checkpoint", "closing_files", "config_numbers", "folders", "gguf_conventions",
+    "gguf_file", "gguf_header", "known_configs", "main_dtype", "model_families", "refuse_endless", "refused_files",
     "safetensors", "safetensors_writer", "sdquant_metadata", "single_file", "suffix_hint", "text_encoders",
     "type_histogram", "write_gguf",
 ]  # fmt: skip

@@ -5,8 +5,10 @@ A `Recipe` is for a tensor that a file does not contain, computed from those tha
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -80,6 +82,16 @@ class TensorFile(ABC):
         self.close()
 
 
+@contextmanager
+def closing_files(files: Mapping[Path, TensorFile]) -> Iterator[Mapping[Path, TensorFile]]:
+    """Close the files at the end of the block, as `contextlib.closing` does for one; see `Checkpoint.open`."""
+    try:
+        yield files
+    finally:
+        for file in files.values():
+            file.close()
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A tensor computed from other tensors.
@@ -96,6 +108,14 @@ class Recipe:
     shape: tuple[int, ...]
     dtype: torch.dtype
     make: Callable[[Get], Tensor]
+
+    @property
+    def info(self) -> TensorInfo:
+        """Return the entry that a header would have for the tensor."""
+        from ..core import TensorInfo, dtype_name
+
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        return TensorInfo(dtype=dtype_name(self.dtype), shape=self.shape, nbytes=nbytes)
 
     def __call__(self, get: Get) -> Tensor:
         """Return the tensor; `get` returns a source by name."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import LONE, dtype_named
 from ..errors import BadFileError
-from ..formats import Readahead
+from ..formats import Readahead, closing_files
 from ..models import class_of, meta_model
 from ..planning import Request, folder_of, make_request, prepare, source_of
 from ..rules import RulesSpec, rules_in
@@ -261,8 +261,7 @@ def fill(
 
     selected = {weight.name for weight in component.weights}
     encode = selected if component.action == "encode" and component.mode == "pre" else set()
-    files = src.open()
-    try:
+    with closing_files(src.open()) as files:
         for key, info in src.plain.items():
             if only is not None and key not in only:
                 continue
@@ -279,9 +278,6 @@ def fill(
             if only is None or name in only:
                 install.load_prequantized(name, src, files, component.spec)
                 tick(src.prequantized_bytes(name))
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def assemble(plan: Plan, parts: Mapping[str, nn.Module]) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import LONE, PrequantizedWeight, Unfit, packed_reader, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
+from ..formats import closing_files
 from ..models import Detected, detect
 from ..utils.arguments import answered
 from ..utils.progress import count_bar
@@ -73,8 +74,7 @@ class _Contents:
     def check(self, bar: Any) -> list[str]:
         """Read everything, and return a sentence for each thing that could not be checked."""
         unknown: Counter[str] = Counter()
-        self.files = self.src.open()
-        try:
+        with closing_files(self.src.open()) as self.files:
             for key in self.src.plain:
                 self._plain(key, self._get(key))
                 bar.update()
@@ -82,9 +82,6 @@ class _Contents:
                 unknown.update(self._weight(entry))
                 bar.update(len(entry.keys) + len(entry.extra))
             self._complete()
-        finally:
-            for file in self.files.values():
-                file.close()
         return [
             f"{count} weights could be checked only in part without a config.json: {why}"
             for why, count in unknown.items()

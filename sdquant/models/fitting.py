@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import TensorInfo, dtype_name, dtype_named
+from ..core import dtype_named
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families
-from .left_out import may_lack
+from .left_out import TOGETHER, refuse_lacking
 from .names import Group, Mapped, to_model
 
 if TYPE_CHECKING:
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core import PackedSpec, PrequantizedWeight
+    from ..core import PackedSpec, PrequantizedWeight, TensorInfo
     from ..formats import Checkpoint, Get, Recipe
 
-TOGETHER = "Check that the weights and the config belong together"
 _MODELS = 8  # that are remembered: those of a large pipeline
 
 
@@ -144,10 +143,9 @@ def named(src: Checkpoint, model: Shell) -> Checkpoint:
         for name, recipe in _recipes(src, group).items():
             if name not in model.known or name in tensors:
                 continue
-            info = _info(recipe)
-            tensors[name], home[name], recipes[name] = info, src.home[group.sources[0]], recipe
+            tensors[name], home[name], recipes[name] = recipe.info, src.home[group.sources[0]], recipe
     for key in ranges:
-        name = _path_of(key, mapped, src)
+        name = _path_of(key, mapped)
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if name != key:
             keys[name] = key
@@ -215,7 +213,7 @@ def _of_file(src: Checkpoint, recipe: Recipe) -> Recipe:
     return replace(recipe, sources=names, rows=None, make=make)
 
 
-def _path_of(key: str, mapped: Mapped, src: Checkpoint) -> str:
+def _path_of(key: str, mapped: Mapped) -> str:
     """Return the model's name for a range of a product (`core.tensor_keys`), which no library maps: derived from
     the names of the weights in the same module."""
     path, _, leaf = key.rpartition(".")
@@ -235,7 +233,7 @@ def refuse_misfits(src: Checkpoint, model: Shell) -> None:
         if name not in model.known:
             continue  # a range
         info = src.tensors[name]
-        why = misfit(info.shape, _is_float(info.dtype), model.tensor(name))
+        why = misfit(info.shape, info.dtype.startswith(("float", "bfloat")), model.tensor(name))
         if why is not None:
             raise _together(src, src.keys.get(name, name), why, home=src.home[name])
     for name, spec in src.specs.items():
@@ -249,14 +247,8 @@ def refuse_misfits(src: Checkpoint, model: Shell) -> None:
 def refuse_missing(src: Checkpoint, model: Shell) -> None:
     """Raise BadFileError if a tensor of the model is not in the source, and has to be."""
     there = {one for name in src.names for one in model.ties.get(name, (name,))}
-    missing = [name for name, _ in model.model.named_parameters() if name not in there]
-    missing = [name for name in missing if not may_lack(model.model, name)]
-    if missing:
-        raise BadFileError(
-            f"Cannot load {src.path}",
-            f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}",
-            TOGETHER,
-        )
+    absent = [name for name, _ in model.model.named_parameters() if name not in there]
+    refuse_lacking(model.model, absent, src.path)
 
 
 def _together(src: Checkpoint, key: str, why: str, *, home: Any = None) -> BadFileError:
@@ -281,14 +273,3 @@ def _why_not(model: nn.Module, names: tuple[str, ...]) -> str:
     if len(set(owners)) == 1:
         return f"its layer ({owners[0]}) cannot be quantized"
     return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run the same quantized weight"
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
-
-
-def _info(recipe: Recipe) -> TensorInfo:
-    size = recipe.dtype.itemsize
-    for n in recipe.shape:
-        size *= n
-    return TensorInfo(dtype=dtype_name(recipe.dtype), shape=recipe.shape, nbytes=size)

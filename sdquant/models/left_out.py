@@ -5,20 +5,28 @@ them itself, with the model's own initialization. Importing this module imports 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadFileError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import nn
 
+TOGETHER = "Check that the weights and the config belong together"
 _GIVEN = "_is_hf_initialized"  # by which transformers' initialization knows what it must not touch
 
 
-def may_lack(model: nn.Module, name: str) -> bool:
-    """Return whether a file of the model need not have the parameter of that name."""
+def refuse_lacking(model: nn.Module, names: Iterable[str], path: Path) -> None:
+    """Raise BadFileError if one of these parameters, which the files at `path` lack, is not left out by its library."""
     patterns: Any = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
-    return any(re.search(pattern, name) for pattern in patterns)
+    missing = [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
+    if missing:
+        why = f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}"
+        raise BadFileError(f"Cannot load {path}", why, TOGETHER)
 
 
 def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.dtype | None) -> None:

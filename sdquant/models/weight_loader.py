@@ -15,7 +15,7 @@ from ..nn import kind_of, quantized_layer
 from ..utils.malloc_trim import Trimmer
 from ..utils.tensors import is_finite
 from . import components, keep_in_fp32, peft_hooks
-from .left_out import initialize, may_lack
+from .left_out import TOGETHER, initialize, refuse_lacking
 from .quantize_weight import encode
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class WeightLoader:
         expected = self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
         why = misfit(tuple(tensor.shape), tensor.is_floating_point(), expected)
         if why is not None:
-            raise BadFileError(_asked(key, file), why, "Check that the weights and the config belong together")
+            raise BadFileError(_asked(key, file), why, TOGETHER)
         return tensor.reshape(expected.shape)
 
     def _module(self, name: str) -> nn.Module:
@@ -161,13 +161,7 @@ class WeightLoader:
     def finish(self, src: Checkpoint) -> None:
         """Raise if a parameter has no value and its library initializes none; log a warning of unused tensors."""
         empty = self.missing()
-        missing = [name for name in empty if not may_lack(self.model, name)]
-        if missing:
-            raise BadFileError(
-                f"Cannot load {src.path}",
-                f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}",
-                "Check that the weights and the config belong together",
-            )
+        refuse_lacking(self.model, empty, src.path)
         self.leave_out(empty)
         strays = [*src.strays, *self.unexpected]
         if strays:
@@ -207,19 +201,13 @@ def misfit(shape: tuple[int, ...], floats: bool, expected: Tensor) -> str | None
 def _read(
     match: PrequantizedWeight, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
 ) -> Packed:
-    """Read a weight of `shape` that is quantized on disk, and validate its parts.
+    """Read a weight of `shape` that is quantized on disk, or some rows of it, and validate its parts.
 
     Raises:
         BadFileError: they do not belong together, or not to this model.
     """
-    if match.cut is not None:
-        return _read_cut(match, shape, get)
-    return read_weight(match, spec, shape, get)
-
-
-def _read_cut(match: PrequantizedWeight, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
-    """Read some rows of a weight that is quantized on disk."""
-    assert match.cut is not None
+    if match.cut is None:
+        return read_weight(match, spec, shape, get)
     if not match.cut.rows:
         return read_weight(match.cut.of, None, shape, get)
     whole = read_weight(match.cut.of, None, match.cut.shape, get)

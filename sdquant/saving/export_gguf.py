@@ -127,7 +127,7 @@ def write_component(
     Args:
         alone: write a standalone file for other tools, not one inside a diffusers folder.
     """
-    from ..formats import write_gguf
+    from ..formats import closing_files, write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     named = original_layout.names(src, alone)
@@ -147,15 +147,11 @@ def write_component(
     number = next((number for number, scheme in gguf_mixes.FILE_TYPES.items() if scheme == spec.scheme.name), None)
     if number is not None:
         values["general.file_type"] = number
-    files = src.open()
-    try:
+    with closing_files(src.open()) as files:
         rows = list(_rows(src, named, spec, skip, files))
         if not gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
             original_layout.refuse_unchanged(src, spec, any(not gguf_types.TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def _rows(

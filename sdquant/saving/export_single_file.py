@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import COMFY_METADATA, comfy_details, comfy_entry
 from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, registry
-from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, gguf_conventions, safetensors_writer
+from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import detect, original_names
 from ..planning import NOT_QUANTIZED, make_request, planner
 from ..utils.progress import byte_bar
@@ -81,14 +81,9 @@ def quantize_file(
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    files = src.open()
-    try:
-        with byte_bar(f"Writing {spec}", total, progress) as tick:
-            metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True), **_layers(rows)}
-            safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
-    finally:
-        for file in files.values():
-            file.close()
+    with closing_files(src.open()) as files, byte_bar(f"Writing {spec}", total, progress) as tick:
+        metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True), **_layers(rows)}
+        safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
     return goal
 
 

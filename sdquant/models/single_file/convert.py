@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ...core import FLOATS, Cut, PrequantizedWeight, TensorInfo, Unfit, dtype_name, dtype_named, read_weight
+from ...core import FLOATS, Cut, PrequantizedWeight, Unfit, dtype_named, read_weight
 from ...errors import BadFileError, UnsupportedFileError
-from ...formats import main_dtype, model_families, text_encoders
+from ...formats import closing_files, main_dtype, model_families, text_encoders
 from . import converters, original_names
 from .converter_patches import completed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...core import PackedSpec, packed_rows
+    from ...core import PackedSpec, TensorInfo, packed_rows
     from ...formats import Checkpoint, Recipe, TensorFile
 
 log = logging.getLogger(__name__)
@@ -116,10 +116,9 @@ def with_projection(src: Checkpoint) -> Checkpoint:
 
     dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
-    info = TensorInfo(dtype=dtype_name(dtype), shape=recipe.shape, nbytes=_nbytes(recipe))
     return replace(
         src,
-        tensors={**src.tensors, name: info},
+        tensors={**src.tensors, name: recipe.info},
         home={**src.home, name: src.files[0]},
         recipes={**src.recipes, name: recipe},
     )
@@ -235,15 +234,10 @@ class _Pack:
 
 def _packs(src: Checkpoint) -> dict[str, _Pack]:
     """Describe each quantized weight. Some formats store shapes next to the codes, so the files are opened."""
-    packs: dict[str, _Pack] = {}
-    files = src.open() if src.prequantized else {}
-    try:
-        for key, match in src.prequantized.items():
-            packs[key] = _pack(src, match, files)
-    finally:
-        for file in files.values():
-            file.close()
-    return packs
+    if not src.prequantized:
+        return {}
+    with closing_files(src.open()) as files:
+        return {key: _pack(src, match, files) for key, match in src.prequantized.items()}
 
 
 def _pack(src: Checkpoint, match: PrequantizedWeight, files: Mapping[Path, TensorFile]) -> _Pack:
@@ -292,8 +286,7 @@ def _converted(
     for name, recipe in recipes.items():
         packed = [source for source in recipe.sources if source in src.prequantized]
         if not packed:
-            dtype = dtype_name(recipe.dtype)
-            tensors[name] = TensorInfo(dtype=dtype, shape=recipe.shape, nbytes=_nbytes(recipe))
+            tensors[name] = recipe.info
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
             plain_recipes[name] = recipe
             continue
@@ -321,10 +314,3 @@ def _converted(
         library=owner.library,
         class_name=owner.class_name,
     )
-
-
-def _nbytes(recipe: Recipe) -> int:
-    size = recipe.dtype.itemsize
-    for n in recipe.shape:
-        size *= n
-    return size
