@@ -27,20 +27,18 @@ from ..core import (
     dtype_name,
 )
 from ..errors import SettingsError
+from . import prequantized_files
+from .core.how_to_quantize import tile_sizes
+from .core.qtypes import QTYPES, qtype
+from .packed_layout import ACT_SHAPE, act_how, act_method, layout, per_tensor
+from .qconfig import QuantizationRule, rule_of
+from .quant_spec import RuleSpec, operation_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .qconfig import QuantizationRule
-    from .quant_spec import RuleSpec
-
-# The rows of `sdquant.rules.core.qtypes`; a test holds them together.
-TYPES = (
-    "int2", "int3", "int4", "int5", "int6", "int7", "int8", "int16",
-    "float8_e4m3fn", "float8_e5m2", "nf4", "mxfp8", "mxfp8_16", "mxfp4", "mxfp8_ceil", "mxfp4_ceil",
-    "nvfp4",
-)  # fmt: skip
+TYPES = tuple(row.name for row in QTYPES)
 CHUNK = 1 << 18  # weights decoded at a time
 # Packings of `core.packed_layout` by bits, as `core.bit_packing` makes them, in rows of whole units; and the tables of
 # types whose codes are not numbers.
@@ -88,15 +86,12 @@ class RulesBackend(Backend):
     )
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        from .packed_layout import layout
-
         one = _one(spec)
         return layout(one.rule, shape, dtype, one.act_shape)
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         from . import packed_qarray as packed
         from .core.static_range import static_range
-        from .quant_spec import operation_of
         from .statistics_file import of_component, read_statistics
 
         shape, one = tuple(weight.shape), _one(spec)
@@ -108,10 +103,6 @@ class RulesBackend(Backend):
         return packed.encode(weight, one.rule, static)
 
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
-        from .packed_layout import ACT_SHAPE
-        from .qconfig import rule_of
-        from .quant_spec import RuleSpec
-
         details = dict(packed.details)
         act_shape = details.pop(ACT_SHAPE, None)
         return RuleSpec(
@@ -137,7 +128,6 @@ class RulesBackend(Backend):
             out[rows].copy_(values(weight_of(packed, rule, rows)))
 
     def form(self, packed: Packed) -> PackedLayout | None:
-        from .core.qtypes import qtype
 
         spec, scale = packed.spec, packed.parts["scale"]
         row = qtype(_rule_of(spec).weight_qtype or "")
@@ -194,8 +184,6 @@ class RulesBackend(Backend):
     def activations(self, packed: Packed) -> Activations | None:
         """Return how activations are quantized, if both sides are integers of up to 8 bits without zero points."""
         from .core.dot_general import LEAST_TILE
-        from .core.qtypes import qtype
-        from .packed_layout import act_method, per_tensor
 
         rule, (_, inputs, *space) = _rule_of(packed.spec), packed.spec.shape
         if rule.act_qtype is None or per_tensor(rule):
@@ -223,7 +211,6 @@ class RulesBackend(Backend):
         from .core.dot_general import LEAST_TILE
         from .core.numerics import from_codes
         from .core.qarray import dequantize
-        from .core.qtypes import qtype
         from .packed_qarray import activations_of
 
         rule, scale, (_, inputs, *space) = _rule_of(packed.spec), packed.parts["scale"], packed.spec.shape
@@ -260,29 +247,19 @@ class RulesBackend(Backend):
         return f"{name}.{part}"
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
-        from .prequantized_files import find_weights as find
-
-        return find(tensors)
+        return prequantized_files.find_weights(tensors)
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        from .prequantized_files import read
-
-        return read(found, shape, get)
+        return prequantized_files.read(found, shape, get)
 
 
 def _tiles_of_x(rule: QuantizationRule, inputs: int) -> int:
     """Return the number of tiles that a linear layer's input is quantized in."""
-    from .core.how_to_quantize import tile_sizes
-    from .packed_layout import act_how
-
     return 1 if rule.tile_size is None else inputs // tile_sizes((inputs,), act_how(rule, 1, conv=False))[0]
 
 
 def _one(spec: QuantSpec) -> RuleSpec:
     """Return a spec as one rule: that of a weight, or one made from the scheme's options."""
-    from .qconfig import QuantizationRule
-    from .quant_spec import RuleSpec
-
     if isinstance(spec, RuleSpec):
         return spec
     rule = QuantizationRule(
@@ -301,9 +278,6 @@ def _rule_of(packed: PackedSpec) -> QuantizationRule:
 @lru_cache(maxsize=1024)
 def _parsed(details: str) -> QuantizationRule:
     """Parse a rule; cached, since every layer needs its own at every step."""
-    from .packed_layout import ACT_SHAPE
-    from .qconfig import rule_of
-
     return rule_of({name: value for name, value in json.loads(details).items() if name != ACT_SHAPE})
 
 

@@ -58,24 +58,11 @@ def _cast(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(one if one.dtype == torch.float64 else one.to(dtype) for one in operands)
 
 
-def _sdpa(
-    site: Site,
-    number: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor | None:
+def _sdpa(site: Site, number: int, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any) -> Tensor | None:
     if not _activations(query, key, value):
         return None
     query, key, value = _cast(query, key, value)
-    return attention.attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=attention.sites(site, number)
-    )
+    return attention.attention(query, key, value, *args, **more, rule=attention.sites(site, number))
 
 
 def _matmul(site: Site, number: int, input: Tensor, other: Tensor, **more: Any) -> Tensor | None:

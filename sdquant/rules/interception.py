@@ -230,8 +230,9 @@ def mark(
             product_ranges.drop(module)
         if path in matched:
             stats = SiteStats(path) if static and collects else None
-            _put(module, Interceptor(path=path, rules=matched[path], report=report, statistics=stats))
-        elif _can_multiply(module) and any(_under(path, above) for above in matched):
+            module.__dict__[_ATTRIBUTE] = Interceptor(path=path, rules=matched[path], report=report, statistics=stats)
+            _give(module, marked_class(type(module)))
+        elif _can_multiply(module) and any(not above or path.startswith(f"{above}.") for above in matched):
             module.register_forward_pre_hook(_shut)
             module.register_forward_hook(_open, always_call=True)
     model.__dict__[_REPORT] = report
@@ -318,11 +319,6 @@ def _first(rules: Rules, path: str, operation: str) -> QuantizationRule | None:
     return rule if rule is not None and rule.products else None
 
 
-def _put(module: nn.Module, marking: Interceptor) -> None:
-    module.__dict__[_ATTRIBUTE] = marking
-    _give(module, marked_class(type(module)))
-
-
 def _give(module: nn.Module, kind: type[nn.Module]) -> None:
     module.__class__ = kind
 
@@ -335,10 +331,6 @@ def _holds_weight(module: nn.Module) -> bool:
 def _can_multiply(module: nn.Module) -> bool:
     """Return whether a module's own forward may call a product: torch's modules do not, or it cannot be intercepted."""
     return not type(module).__module__.startswith("torch.nn.modules.")
-
-
-def _under(path: str, above: str) -> bool:
-    return not above or path.startswith(f"{above}.")
 
 
 def _tell(module: nn.Module, args: Any, output: Any) -> None:

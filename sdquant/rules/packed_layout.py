@@ -15,6 +15,7 @@ from .qconfig import QtRule, QuantizationRule
 # The dtype that a format stores its scales in, if smaller than the weight's: exact, since they were rounded to it.
 SCALES = {"power of two": "float8_e8m0fnu", "float8_e4m3fn": "float8_e4m3fn"}
 
+DEFAULT_METHOD = "absmax"  # of activations
 
 UNIT = 8  # codes that are packed together, in as many bytes as each has bits
 
@@ -52,17 +53,13 @@ def act_how(rule: QuantizationRule, ndim: int, *, conv: bool) -> HowToQuantize:
         qtype=rule.act_qtype,
         channelwise_axes=() if per_tensor(rule) else (0,) if conv else tuple(range(last)),
         tiled_axes={} if rule.tile_size is None or conv else {last: rule.tile_size},
-        calibration_method=rule.act_calibration_method or "absmax",
+        calibration_method=rule.act_calibration_method or DEFAULT_METHOD,
     )
 
 
 def act_method(rule: QuantizationRule) -> CalibrationMethod:
     """Return the calibration method of activations."""
-    return method(rule.act_calibration_method or "absmax")
-
-
-def _fixed(rule: QuantizationRule) -> bool:
-    return act_method(rule).name == "fixed"
+    return method(rule.act_calibration_method or DEFAULT_METHOD)
 
 
 def per_tensor(rule: QuantizationRule) -> bool:
@@ -110,7 +107,7 @@ def layout(
     if rule.act_static_scale:
         assert rule.act_qtype is not None
         if act_shape is None:
-            tiled = rule.tile_size is not None and len(shape) == 2 and not _fixed(rule)
+            tiled = rule.tile_size is not None and len(shape) == 2 and act_method(rule).name != "fixed"
             act_shape = (size[1],) if tiled else (1,)
         parts["act_scale"] = TensorSpec(dtype="float32", shape=act_shape)
         if act_method(rule).asymmetric:

@@ -20,7 +20,7 @@ from .core.static_range import of_operand, operand, static_range
 from .interception import marks
 from .packed_layout import ACT_SHAPE
 from .packed_qarray import encode
-from .providers.ptq import how_of, rule_of_layer
+from .providers.ptq import rule_of_layer
 from .qconfig import OPERATIONS
 from .quant_spec import operation_of
 
@@ -242,9 +242,3 @@ def _misfit(name: str, value: Tensor, expected: tuple[int, ...]) -> ParamTypeErr
         f"its shape is {list(value.shape)}, but the template expects {list(expected)}",
         _TOGETHER,
     )
-
-
-__all__ = [
-    "MissingStatisticsError", "ParamTypeError", "UnknownParamError", "assign", "how_of", "load_params",
-    "missing_params", "quantize_params", "require_complete",
-]  # fmt: skip

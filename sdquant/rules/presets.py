@@ -8,7 +8,7 @@ Ours keep convolutions at 8 bits: at 4 bits thousands of numbers would share a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from ..errors import SettingsError, UnknownQuantError
 from ..utils.suggestions import did_you_mean
@@ -164,7 +164,7 @@ def _rule(row: RulePreset, part: PresetTypes, choices: Choices) -> QuantizationR
     if not choices.training and not row.per_tensor:
         return common
     return QtRule(
-        **{field.name: getattr(common, field.name) for field in fields(common)},
+        **vars(common),
         bwd_qtype=part.bwd if choices.training else None,
         bwd_calibration_method=choices.bwd_method if choices.training else "absmax",
         disable_channelwise_axes=row.per_tensor,

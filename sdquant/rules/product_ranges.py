@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ..core import RANGE_BUFFER, RANGE_OPERAND, is_range
 from ..errors import SettingsError
-from ..models import KEY_PREFIXES
-from .core.static_range import StaticRange, of_operand
+from .core.static_range import StaticRange, of_operand, spellings
 from .quant_spec import first
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) 
     modules, tensors = dict(model.named_modules()), dict[str, Tensor]()
     for prefix in sorted({key.rpartition(".")[0] for key in statistics}):
         stored_path, _, name = prefix.rpartition(".")
-        path = next((one for one in _spellings(stored_path) if one in modules), None)
+        path = next((one for one in spellings(stored_path) if one in modules), None)
         rule = None if path is None else static_rule(rules, path, name)
         if rule is not None:
             tensors |= buffers(f"{path}.{name}" if path else name, of_operand(statistics, prefix, rule))
@@ -64,7 +63,7 @@ def register_ranges(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
     here = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
     for key, value in ranges.items():
         stored_path, _, leaf = key.rpartition(".")
-        path = next((one for one in _spellings(stored_path) if one in modules), None)
+        path = next((one for one in spellings(stored_path) if one in modules), None)
         if path is not None:
             modules[path].register_buffer(leaf, value.to(here) if not value.is_meta else value)
 
@@ -102,8 +101,3 @@ def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
             "Calibrate with `sdquant calibrate` and pass the result as quant_stats, or remove act_static_scale",
         )
     return StaticRange(scale, module._buffers.get(f"{name}_zero_point"))
-
-
-def _spellings(path: str) -> list[str]:
-    """Files may call a module "text_model.encoder..." that the model calls "encoder...", or the other way round."""
-    return [path, *(path.removeprefix(word) for word in KEY_PREFIXES), *(word + path for word in KEY_PREFIXES)]

@@ -113,16 +113,12 @@ def with_rules(
     Raises:
         SettingsError: `spec` is another scheme, or has options, which are a rule themselves.
     """
+    what = f"Cannot combine rules with quant={str(spec)!r}"
     if spec.scheme.name != "rules":
-        raise SettingsError(
-            f"Cannot combine rules with quant={str(spec)!r}", "rules need quant='rules'", "Remove one of the two"
-        )
+        raise SettingsError(what, "rules need quant='rules'", "Remove one of the two")
     if spec.options or spec.embeddings:
-        raise SettingsError(
-            f"Cannot combine rules with quant={str(spec)!r}",
-            "its options already are one rule for all layers",
-            "Remove either the options or the rules",
-        )
+        why = "its options already are one rule for all layers"
+        raise SettingsError(what, why, "Remove either the options or the rules")
     return RulesSpec(spec.scheme, rules=rules, statistics=statistics, component=component)
 
 

@@ -14,7 +14,6 @@ from sdquant import backends
 from sdquant.core import registry
 from sdquant.core.backend import Unfit
 from sdquant.errors import SettingsError
-from sdquant.rules.backend import TYPES
 from sdquant.rules.core.bit_packing import pack, unpack
 from sdquant.rules.core.qarray import dequantize, quantize
 from sdquant.rules.core.qtypes import QTYPES, qtype
@@ -35,10 +34,6 @@ def _weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _spec(rule: QuantizationRule) -> QuantSpec:
     return RuleSpec(ROW, rule=rule)
-
-
-def test_the_option_lists_the_types() -> None:
-    assert {row.name for row in QTYPES} == set(TYPES)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...errors import SettingsError
 from ...kernels import int_matmul
-from .dot_general import common_tiles, scales_after
+from .dot_general import common_tiles, scales_after, zeros
 from .numerics import from_codes
-from .qarray import QArray, broadcast, dequantize
+from .qarray import QArray, dequantize
 from .qtypes import QType, qtype
 
 # Sums below this are exact in float32, whatever the order of the additions.
@@ -67,7 +67,7 @@ def _of_codes(a: QArray, b: QArray, *, right_first: bool) -> Tensor:
     sums = _sums(left, right, qtype(a.qtype), qtype(b.qtype))
     for array, other, turn in ((a, right, False), (b, left, True)):
         if array.zero_point is not None:
-            part = _in_tiles(_zeros(array, tiles), tiles).long() * other.sum(-1, dtype=torch.int64).unsqueeze(-2)
+            part = _in_tiles(zeros(array, tiles), tiles).long() * other.sum(-1, dtype=torch.int64).unsqueeze(-2)
             sums = sums.long() - (part.mT if turn else part)
     # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
     scales = _over_sums(a.scale, -1), _over_sums(b.scale, -2)
@@ -79,13 +79,6 @@ def _of_codes(a: QArray, b: QArray, *, right_first: bool) -> Tensor:
 def _in_tiles(codes: Tensor, tiles: int) -> Tensor:
     """Reshape [..., rows, K] to [..., tiles, rows, K / tiles]."""
     return codes.reshape(*codes.shape[:-1], tiles, codes.shape[-1] // tiles).transpose(-3, -2)
-
-
-def _zeros(array: QArray, tiles: int) -> Tensor:
-    """Expand a zero point, which rows or tiles may share, to [..., rows, tiles]."""
-    assert array.zero_point is not None
-    rows = array.zero_point.new_zeros((*array.qvalue.shape[:-1], tiles))
-    return broadcast(torch.add, rows, array.zero_point)
 
 
 def _over_sums(scale: Tensor, axis: int) -> Tensor:

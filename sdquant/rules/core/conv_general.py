@@ -16,7 +16,7 @@ from torch import Tensor
 from ...kernels import int_matmul
 from .dot_general import refuse_two_zero_points, sums_of_codes
 from .numerics import from_codes
-from .qarray import QArray, dequantize
+from .qarray import QArray, floats
 from .qtypes import qtype
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -49,8 +49,7 @@ def convolve(
     shape = weight.qvalue.shape if isinstance(weight, QArray) else weight.shape
     window = Window.of(shape, stride, padding, dilation, groups)
     if not (isinstance(x, QArray) and isinstance(weight, QArray) and _scales_after(x) and _scales_after(weight)):
-        left = dequantize(x) if isinstance(x, QArray) else x
-        right = dequantize(weight) if isinstance(weight, QArray) else weight
+        left, right = floats(x), floats(weight)
         return CONVOLUTIONS[window.space](left, right.to(left.dtype), None, stride, padding, dilation, groups)
     refuse_two_zero_points(x, weight)
     types, rest = (x.qtype, weight.qtype), [1] * window.space

@@ -10,7 +10,7 @@ from ...errors import SettingsError
 from ...kernels import int_matmul
 from . import float8
 from .numerics import from_codes
-from .qarray import QArray, broadcast, dequantize
+from .qarray import QArray, broadcast, floats
 from .qtypes import qtype
 
 # With smaller tiles along the sum, scaling every partial sum costs more than scaling the input does.
@@ -27,8 +27,7 @@ def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
         SettingsError: both have zero points, or tiles of different sizes.
     """
     if not (isinstance(x, QArray) and isinstance(weight, QArray) and scales_after(x) and scales_after(weight)):
-        left = dequantize(x) if isinstance(x, QArray) else x
-        right = dequantize(weight) if isinstance(weight, QArray) else weight
+        left, right = floats(x), floats(weight)
         return left @ right.to(left.dtype).T
     refuse_two_zero_points(x, weight)
     return _of_codes(x, weight)
@@ -74,7 +73,9 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
     lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
     left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
     scales = [_expanded(x.scale, lead, tiles), _expanded(weight.scale, weight.qvalue.shape[:1], tiles)]
-    of_x, of_weight = _zeros(x, tiles), _zeros(weight, tiles)
+    of_x, of_weight = (
+        None if array.zero_point is None else zeros(array, tiles).reshape(-1, tiles) for array in (x, weight)
+    )
     done: Tensor | None = None
     for n in range(tiles):
         one, other = left[:, n], right[:, n]
@@ -93,20 +94,16 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
     return done.to(x.scale.dtype).to(x.dtype).reshape(*lead, rows)
 
 
-def _zeros(array: QArray, tiles: int) -> Tensor | None:
-    """Return the zero points of an operand as [rows, tiles]; None if it has none."""
-    return None if array.zero_point is None else _codes_of_zero(array.zero_point, array.qvalue.shape, tiles)
-
-
 def _expanded(scale: Tensor, lead: torch.Size, tiles: int) -> Tensor:
     """Expand a scale, whose axes may be of size 1, to [rows, tiles]."""
     return scale.expand(*lead, tiles).reshape(-1, tiles)
 
 
-def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:
-    """Expand a zero point, which rows or tiles may share, to [rows, tiles]."""
-    wide = broadcast(torch.add, zero_point.new_zeros((*shape[:-1], tiles)), zero_point)
-    return wide.reshape(-1, tiles)
+def zeros(array: QArray, tiles: int) -> Tensor:
+    """Expand a zero point, which rows or tiles may share, to [..., rows, tiles]."""
+    assert array.zero_point is not None
+    rows = array.zero_point.new_zeros((*array.qvalue.shape[:-1], tiles))
+    return broadcast(torch.add, rows, array.zero_point)
 
 
 def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) -> Tensor:
@@ -116,6 +113,6 @@ def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) 
         return int_matmul.product(left, right)
     if left.is_floating_point() and right.is_floating_point() and left.itemsize == right.itemsize == 1:
         return float8.product(left, right)
-    floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
+    numbers = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
     with torch.autocast(left.device.type, enabled=False):
-        return floats[0] @ floats[1].T
+        return numbers[0] @ numbers[1].T

@@ -91,6 +91,11 @@ def dequantize(array: QArray) -> Tensor:
     return values(array).to(array.dtype)
 
 
+def floats(operand: QArray | Tensor) -> Tensor:
+    """Dequantize an operand, if it is quantized."""
+    return dequantize(operand) if isinstance(operand, QArray) else operand
+
+
 def values(array: QArray) -> Tensor:
     """Dequantize a tensor to the dtype of its scales."""
     numbers = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)

@@ -32,12 +32,10 @@ class StaticRange:
     zero_point: Tensor | None
 
 
-def _known(statistics: Mapping[str, Tensor], path: str, operation: str) -> str:
-    """Return the prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the
-    model, in another version of its library, calls "encoder...", or the other way round."""
-    names = [path, *(path.removeprefix(word) for word in KEY_PREFIXES), *(word + path for word in KEY_PREFIXES)]
-    candidates = (f"{operand(name, operation)}." for name in names)
-    return next((one for one in candidates if f"{one}count" in statistics), f"{operand(path, operation)}.")
+def spellings(path: str) -> list[str]:
+    """Return the paths that a module may have: files may call one "text_model.encoder..." that the model, in another
+    version of its library, calls "encoder...", or the other way round."""
+    return [path, *(path.removeprefix(word) for word in KEY_PREFIXES), *(word + path for word in KEY_PREFIXES)]
 
 
 def require_shape(static: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
@@ -62,8 +60,9 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
     Raises:
         SettingsError: calibration saw no data for it, or used another rule.
     """
-    prefix = _known(statistics, path, operation)
-    return of_operand(statistics, prefix.removesuffix("."), rule, f"the input of {path!r}")
+    candidates = (operand(name, operation) for name in spellings(path))
+    known = next((one for one in candidates if f"{one}.count" in statistics), operand(path, operation))
+    return of_operand(statistics, known, rule, f"the input of {path!r}")
 
 
 def of_operand(
@@ -77,7 +76,7 @@ def of_operand(
     if count is None or int(count) == 0:
         raise SettingsError(
             f"Cannot find a static range for {what}",
-            f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data for this layer",
+            f"quant_stats is not initialized for {operand}: calibration saw no data for this layer",
             CALIBRATE,
         )
     mean = {name.removeprefix(SUM): value / count for name, value in values.items() if name.startswith(SUM)}

@@ -165,7 +165,7 @@ def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping
         )
     if isinstance(rule, QtRule) or kind is QuantizationRule:
         return replace(rule, **values)
-    return kind(**{row.name: getattr(rule, row.name) for row in fields(QuantizationRule)} | dict(values))
+    return kind(**vars(rule) | dict(values))
 
 
 def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict[str, Tensor]:

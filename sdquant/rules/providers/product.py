@@ -17,14 +17,15 @@ from torch import Tensor
 from ...errors import SettingsError
 from ..core.batched_matmul import multiply, plain_precision, turned
 from ..core.calibration import scale_and_zero_point
-from ..core.calibration_method import method
 from ..core.dot_general import LEAST_TILE
 from ..core.how_to_quantize import HowToQuantize, scale_shape
-from ..core.qarray import QArray, broadcast, dequantize, quantize_with, range_of
+from ..core.qarray import QArray, dequantize, quantize_with, range_of
 from ..core.qtypes import qtype
 from ..core.static_range import StaticRange
+from ..packed_layout import DEFAULT_METHOD, act_method, per_tensor
 from ..qconfig import QtRule, QuantizationRule
 from ..qt.gradients import noise_of, quantized
+from ..qt.saved_operands import Operand
 
 Found = dict[str, Tensor]
 # Gets the name of an operand ("einsum0_lhs"), the range found in it, and the axis that is summed; returns the range to
@@ -33,8 +34,6 @@ Collect = Callable[[str, Found, int], Found]
 # Gets the name of an operand and returns its static range.
 Known = Callable[[str], StaticRange]
 Noise = Callable[[torch.Size], Tensor]
-
-DEFAULT_METHOD = "absmax"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +55,6 @@ class Site:
         refuse(self.rule, static=self.collect is not None or self.known is not None)
 
     @property
-    def per_tensor(self) -> bool:
-        """Return whether numbers of different rows share a scale."""
-        return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
-
-    @property
     def right_first(self) -> bool:
         """Return whether sums are scaled by the right operand's scales first, see `batched_matmul.multiply`."""
         return self.name.startswith("einsum")
@@ -70,14 +64,14 @@ class Site:
         """Return whether the codes of a row depend neither on other rows nor on its position."""
         if self.known is not None:
             return self.rule.act_batch_axes is None
-        return self.collect is None and not self.per_tensor
+        return self.collect is None and not per_tensor(self.rule)
 
     def how(self, x: Tensor, axis: int) -> HowToQuantize:
         """Return the settings of an operand that is summed along `axis`: one scale per index of all other axes."""
         rule, summed = self.rule, axis % x.ndim
         return HowToQuantize(
             qtype=str(rule.act_qtype),
-            channelwise_axes=() if self.per_tensor else tuple(n for n in range(x.ndim) if n != summed),
+            channelwise_axes=() if per_tensor(rule) else tuple(n for n in range(x.ndim) if n != summed),
             tiled_axes={} if rule.tile_size is None else {summed: rule.tile_size},
             calibration_method=rule.act_calibration_method or DEFAULT_METHOD,
         )
@@ -94,6 +88,11 @@ class Site:
                 limits = self.collect(name, limits, axis)
             scale, zero_point = scale_and_zero_point(limits, how.row)
             return quantize_with(x, how.qtype, scale, zero_point), limits
+
+    def clipped(self, gradient: Tensor, x: Tensor, limits: Found) -> Tensor:
+        """Zero an operand's gradient where the operand lies outside its range, if that may be narrower."""
+        rule = self.rule
+        return Operand(rule.act_qtype, rule.act_calibration_method or DEFAULT_METHOD, limits).clipped(gradient, x)
 
 
 def fit_rule(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
@@ -148,9 +147,9 @@ def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
             "act_static_scale needs a module that keeps the ranges, and this product is not in one",
             "Use quantize_model, or remove act_static_scale",
         )
-    how = method(rule.act_calibration_method or DEFAULT_METHOD)
-    uneven = how.name == "minmax" or (how.name == "fixed" and sum(how.numbers) != 0)
-    if uneven and (rule.tile_size is None or (isinstance(rule.tile_size, int) and rule.tile_size >= LEAST_TILE)):
+    if act_method(rule).asymmetric and (
+        rule.tile_size is None or (isinstance(rule.tile_size, int) and rule.tile_size >= LEAST_TILE)
+    ):
         raise SettingsError(
             f"{what} and act_calibration_method={rule.act_calibration_method!r}",
             "the method gives both operands a zero point, but only one side of a product can have one",
@@ -196,13 +195,13 @@ class _Product(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 other = b.mT if right is None else turned(right)
                 done = _times(grad, other, site, _noise(site, grad))
-                of_a = _clipped(done.sum_to_size(a.shape), a, found_a, site)
+                of_a = site.clipped(done.sum_to_size(a.shape), a, found_a)
             if ctx.needs_input_grad[1]:
                 # The gradient of b transposed is grad transposed times a.
                 other = a if left is None else left
                 noise = _noise(site, grad)
                 done = _times(grad.mT, other, site, None if noise is None else lambda shape: noise(shape).mT)
-                of_b = _clipped(done.mT.sum_to_size(b.shape), b, found_b, site)
+                of_b = site.clipped(done.mT.sum_to_size(b.shape), b, found_b)
         return of_a, of_b, None
 
 
@@ -242,14 +241,3 @@ def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None
         return dequantize(codes) @ other
     ones = [1] * other.qvalue.ndim
     return multiply(codes, replace(other, scale=other.scale.new_ones(ones)))
-
-
-def _clipped(grad: Tensor, x: Tensor, limits: Found, site: Site) -> Tensor:
-    """Zero the gradient where x lies outside the range, for methods whose range can be narrower than x."""
-    how = method(site.rule.act_calibration_method or DEFAULT_METHOD)
-    if how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1):
-        return grad
-    low, high = (-limits["absmax"], limits["absmax"]) if "absmax" in limits else (limits["min"], limits["max"])
-    with torch.no_grad():
-        inside = broadcast(torch.ge, x, low) & broadcast(torch.le, x, high)
-    return torch.where(inside, grad, torch.zeros_like(grad))

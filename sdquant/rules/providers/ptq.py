@@ -16,7 +16,7 @@ from ..core.static_range import static_range
 from ..interception import mark
 from ..packed_layout import ACT_SHAPE, layout, weight_how
 from ..packed_qarray import encode
-from ..qconfig import QuantizationRule, Rules, to_dict
+from ..qconfig import QuantizationRule, Rules, rule_of, to_dict
 from ..qt.layers import QtLayer
 from ..qt.statistics import quant_stats
 from ..quant_spec import operation_of
@@ -116,8 +116,6 @@ def template(weight: Tensor, rule: QuantizationRule) -> Packed:
 
 def rule_of_layer(layer: QuantizedLayer) -> QuantizationRule:
     """Return the rule that a layer was quantized by."""
-    from ..qconfig import rule_of
-
     return rule_of({name: value for name, value in layer.spec.details.items() if name != ACT_SHAPE})
 
 

@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...errors import SettingsError
 from ...kernels import int_matmul
 from ..core.conv_general import CONVOLUTIONS, Window, as_floats, as_integers, convolve, patches, sums
-from ..core.qarray import QArray, dequantize
+from ..core.qarray import QArray, dequantize, floats
 from ..core.qtypes import qtype
 from . import gradients
-from .saved_operands import Keeper, Operand, units, usable, without_zero_point
+from .saved_operands import Keeper, QtOperands, units, usable, without_zero_point
 
 if TYPE_CHECKING:
     from ..qconfig import QtRule
@@ -28,25 +27,13 @@ if TYPE_CHECKING:
 Arguments = tuple[Any, Any, Any, int]  # torch's stride, padding, dilation and groups
 
 
-def qt_convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    arguments: Arguments,
-    rule: QtRule,
-    of_x: Operand,
-    of_weight: Operand,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def qt_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, how: QtOperands) -> Tensor:
     """Convolve x [batch, channels, *space] with weight [out, channels / groups, *kernel]; add a float bias.
 
     Gradients, with rule.bwd_qtype: g is multiplied by the scales of the other operand, quantized (for x a scale for
     each sample, for the weight one for each output channel), and multiplied with the other's codes.
-
-    Args:
-        generator: of stochastic rounding; None is torch's own.
     """
-    done = _Conv.apply(x, weight, bias, arguments, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
+    done = _Conv.apply(x, weight, bias, arguments, how)  # type: ignore[no-untyped-call]
     assert isinstance(done, Tensor)
     return done
 
@@ -54,17 +41,9 @@ def qt_convolve(
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        arguments: Arguments,
-        rule: QtRule,
-        of_x: Operand,
-        of_weight: Operand,
-        generator: torch.Generator | None,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, how: QtOperands
     ) -> Tensor:
-        codes_x, codes_weight = of_x.quantized(x), of_weight.quantized(weight)
+        rule, codes_x, codes_weight = how.rule, how.x.quantized(x), how.weight.quantized(weight)
         keeper = Keeper()
         straight = rule.bwd_qtype is None
         for name, codes, original, needed, as_codes in (
@@ -73,12 +52,12 @@ class _Conv(torch.autograd.Function):
         ):
             keeper.keep(name, (codes if straight or as_codes else original) if needed else None)
         ctx.save_for_backward(*keeper.tensors)
-        ctx.keeper, ctx.rule, ctx.generator = keeper, rule, generator
+        ctx.keeper, ctx.rule, ctx.generator = keeper, rule, how.generator
         ctx.shapes = x.shape, weight.shape
         stride, padding, dilation, groups = arguments
         ctx.window = Window.of(weight.shape, stride, padding, dilation, groups)
         if isinstance(codes_x, Tensor):  # as a layer for inference does it: the bias goes into the sum
-            return CONVOLUTIONS[ctx.window.space](x, _float(codes_weight), bias, stride, padding, dilation, groups)
+            return CONVOLUTIONS[ctx.window.space](x, floats(codes_weight), bias, stride, padding, dilation, groups)
         y = convolve(codes_x, codes_weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
         return y if bias is None else y + bias.view(-1, *[1] * ctx.window.space)
 
@@ -90,7 +69,7 @@ class _Conv(torch.autograd.Function):
         with torch.autocast(g.device.type, enabled=False):
             x, weight = (ctx.keeper.get(name, saved) for name in ("x", "weight"))  # None if no gradient needs it
             if rule.bwd_qtype is None:
-                x, weight = (None if one is None else _float(one) for one in (x, weight))
+                x, weight = (None if one is None else floats(one) for one in (x, weight))
                 of_x, of_weight = _float_for_both(g, x, weight, ctx.shapes, window)
             else:
                 if weight is not None:
@@ -99,7 +78,7 @@ class _Conv(torch.autograd.Function):
                     of_weight = _for_weight(g, x, ctx.shapes, window, rule, ctx.generator)
             if ctx.needs_input_grad[2]:
                 of_bias = g.transpose(0, 1).flatten(1).sum(1)
-        return of_x, of_weight, of_bias, None, None, None, None, None
+        return of_x, of_weight, of_bias, None, None
 
 
 Shapes = tuple[torch.Size, torch.Size]  # of x and of the weight
@@ -113,7 +92,7 @@ def _for_x(
         g = g * weight.scale.reshape(1, -1, *[1] * window.space)
     codes = without_zero_point(gradients.quantized(g, rule, (0,), dtype=dtype, noise=noise))
     if not isinstance(weight, QArray) or not _has_sums(codes, weight):
-        return _float_for_x(dequantize(codes), _float(_units(weight)), shapes, window)
+        return _float_for_x(dequantize(codes), floats(_units(weight)), shapes, window)
     unit = units(weight)
     totals = _sums_for_x(codes.qvalue, unit.qvalue, (codes.qtype, unit.qtype), shapes, window)
     return (totals.to(codes.scale.dtype) * codes.scale).to(dtype)
@@ -124,18 +103,20 @@ def _for_weight(
 ) -> Tensor:
     shards = rule.bwd_weight_grad_shards
     if shards == 0:
-        return _float_for_weight(g, _float(x), shapes, window)
+        return _float_for_weight(g, floats(x), shapes, window)
     dtype = g.dtype
     if isinstance(x, QArray):
         g = g * x.scale
     unit = _units(x)
     parts = []
-    for rows in _shards(len(g), shards or 1):
+    step = gradients.shard(len(g), shards or 1, "a convolution's weight", f"batch of {len(g)} is")
+    for start in range(0, len(g), step):
+        rows = slice(start, start + step)
         part = g[rows]
         noise = gradients.noise_of(rule, part, generator)
         codes = without_zero_point(gradients.quantized(part, rule, (1,), dtype=dtype, noise=noise))
         if not isinstance(unit, QArray) or not _has_sums(codes, unit):
-            parts.append(_float_for_weight(dequantize(codes), _float(unit)[rows], shapes, window))
+            parts.append(_float_for_weight(dequantize(codes), floats(unit)[rows], shapes, window))
             continue
         totals = _sums_for_weight(codes.qvalue, unit.qvalue[rows], (codes.qtype, unit.qtype), shapes, window)
         scale = codes.scale.reshape(-1, 1, *[1] * window.space)
@@ -143,24 +124,8 @@ def _for_weight(
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
-def _shards(batch: int, count: int) -> list[slice]:
-    if batch % count:
-        raise SettingsError(
-            f"Cannot sum the gradient of a convolution's weight in {count} shards (bwd_weight_grad_shards, or "
-            "MaxDiffusion's quantization_local_shard_count)",
-            f"its batch of {batch} is not a multiple of that",
-            "Choose a number that divides the batch",
-        )
-    step = batch // count
-    return [slice(start, start + step) for start in range(0, batch, step)]
-
-
 def _units(operand: Tensor | QArray) -> Tensor | QArray:
     return units(operand) if isinstance(operand, QArray) else operand
-
-
-def _float(operand: Tensor | QArray) -> Tensor:
-    return dequantize(operand) if isinstance(operand, QArray) else operand
 
 
 def _has_sums(*arrays: QArray) -> bool:

@@ -11,87 +11,66 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...errors import SettingsError
 from ..core.dot_general import linear
-from ..core.qarray import QArray, dequantize
+from ..core.qarray import QArray, floats
 from . import gradients
-from .saved_operands import Keeper, Operand, units, usable
+from .saved_operands import Keeper, QtOperands, units, usable
 
 if TYPE_CHECKING:
     from ..qconfig import QtRule
 
 
-def qt_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    rule: QtRule,
-    of_x: Operand,
-    of_weight: Operand,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def qt_linear(x: Tensor, weight: Tensor, bias: Tensor | None, how: QtOperands) -> Tensor:
     """Multiply x [..., K] by weight [N, K] transposed, and add a float bias: [..., N].
 
     Gradients, without rule.bwd_qtype: those of the product of the float operands, zero where one lies outside a range
     that may be too narrow for it. With it: g is multiplied by the scales of the other operand, quantized, and
     multiplied by the other's codes; if that one has tiles, g itself is quantized and multiplied by the float operand.
-
-    Args:
-        generator: of stochastic rounding; None is torch's own.
     """
-    done = _Linear.apply(x, weight, bias, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
+    done = _Linear.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
     assert isinstance(done, Tensor)
     return done
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        rule: QtRule,
-        of_x: Operand,
-        of_weight: Operand,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        codes_x, codes_weight = of_x.quantized(x), of_weight.quantized(weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: QtOperands) -> Tensor:
+        rule, codes_x, codes_weight = how.rule, how.x.quantized(x), how.weight.quantized(weight)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         back, keeper = rule.bwd_qtype is not None, Keeper()
         for name, codes, original, needed, clips in (
-            ("x", codes_x, x, needs_weight, needs_x and of_x.clips),
-            ("weight", codes_weight, weight, needs_x, needs_weight and of_weight.clips),
+            ("x", codes_x, x, needs_weight, needs_x and how.x.clips),
+            ("weight", codes_weight, weight, needs_x, needs_weight and how.weight.clips),
         ):
-            floats = name == "x" and rule.bwd_weight_grad_shards == 0  # the weight's gradient stays unquantized
-            as_codes = back and not floats and usable(codes, -1)
+            stays_float = name == "x" and rule.bwd_weight_grad_shards == 0  # the weight's gradient stays unquantized
+            as_codes = back and not stays_float and usable(codes, -1)
             keeper.keep(f"codes of {name}", codes if needed and as_codes else None)
             keeper.keep(name, original if clips or (needed and not as_codes) else None)
         ctx.save_for_backward(*keeper.tensors)
-        ctx.keeper, ctx.rule, ctx.of_x, ctx.of_weight, ctx.generator = keeper, rule, of_x, of_weight, generator
+        ctx.keeper, ctx.how = keeper, how
         if isinstance(codes_x, Tensor):  # as a layer for inference does it: the bias goes into the sum
-            return F.linear(x, dequantize(codes_weight) if isinstance(codes_weight, QArray) else codes_weight, bias)
+            return F.linear(x, floats(codes_weight), bias)
         y = linear(codes_x, codes_weight)
         return y if bias is None else y + bias
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        saved, how = ctx.saved_tensors, ctx.how
         x, codes_x, weight, codes_weight = (
             ctx.keeper.get(name, saved) for name in ("x", "codes of x", "weight", "codes of weight")
         )
         of_x = of_weight = of_bias = None
         with torch.autocast(g.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                of_x = _for_x(g, weight if codes_weight is None else codes_weight, ctx.rule, ctx.generator)
-                of_x = ctx.of_x.clipped(of_x, x)
+                of_x = _for_x(g, weight if codes_weight is None else codes_weight, how.rule, how.generator)
+                of_x = how.x.clipped(of_x, x)
             if ctx.needs_input_grad[1]:
-                of_weight = _for_weight(g, x if codes_x is None else codes_x, ctx.rule, ctx.generator)
-                of_weight = ctx.of_weight.clipped(of_weight, weight)
+                of_weight = _for_weight(g, x if codes_x is None else codes_x, how.rule, how.generator)
+                of_weight = how.weight.clipped(of_weight, weight)
             if ctx.needs_input_grad[2]:
                 of_bias = g.reshape(-1, g.shape[-1]).sum(0)
-        return of_x, of_weight, of_bias, None, None, None, None
+        return of_x, of_weight, of_bias, None
 
 
 def _for_x(g: Tensor, weight: Tensor | QArray, rule: QtRule, generator: torch.Generator | None) -> Tensor:
@@ -101,10 +80,9 @@ def _for_x(g: Tensor, weight: Tensor | QArray, rule: QtRule, generator: torch.Ge
         return g @ weight
     dtype = g.dtype
     noise = gradients.noise_of(rule, g, generator)
-    other: QArray | Tensor
     if isinstance(weight, QArray):
         g = g * weight.scale.reshape(-1)  # [N], or one for all
-        other = _turned(units(weight))
+        other: QArray | Tensor = _turned(units(weight))
     else:
         other = weight.T
     return linear(gradients.quantized(g, rule, range(g.ndim - 1), dtype=dtype, noise=noise), other)
@@ -118,14 +96,13 @@ def _for_weight(g: Tensor, x: Tensor | QArray, rule: QtRule, generator: torch.Ge
         return g.reshape(-1, g.shape[-1]).T @ x.reshape(-1, shape[-1])
     dtype = g.dtype
     noise = gradients.noise_of(rule, g, generator)
-    other: QArray | Tensor
+    other = x
     if isinstance(x, QArray):
         g = g * x.scale  # [..., 1]
         other = units(x)
-    else:
-        other = x
     if rule.bwd_weight_grad_shards is not None:
-        tile: int | float | None = _shard(g.shape, rule.bwd_weight_grad_shards)
+        rows = g.shape[:-1].numel()
+        tile: int | float | None = gradients.shard(rows, rule.bwd_weight_grad_shards, "a weight", f"{rows} rows are")
         g = g.reshape(-1, g.shape[-1])
     else:
         tile = rule.bwd_weight_grad_tile_size
@@ -144,19 +121,6 @@ def _for_weight(g: Tensor, x: Tensor | QArray, rule: QtRule, generator: torch.Ge
     if isinstance(other, Tensor):
         return linear(left, _columns(other, rows, count))
     return linear(left, replace(other, qvalue=_columns(other.qvalue, rows, count), scale=other.scale.reshape(1, 1)))
-
-
-def _shard(shape: torch.Size, shards: int) -> int:
-    """Return the rows of each shard of a gradient [..., N]."""
-    rows = shape[:-1].numel()
-    if rows % shards:
-        raise SettingsError(
-            f"Cannot sum the gradient of a weight in {shards} shards (bwd_weight_grad_shards, or MaxDiffusion's "
-            "quantization_local_shard_count)",
-            f"its {rows} rows are not a multiple of that",
-            "Choose a number that divides the batch",
-        )
-    return rows // shards
 
 
 def _columns(x: Tensor, rows: int, count: int) -> Tensor:

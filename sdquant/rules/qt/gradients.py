@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...errors import SettingsError
 from ..core.how_to_quantize import HowToQuantize
 from ..core.qarray import QArray, quantize
 
@@ -43,6 +44,22 @@ def quantized(
         noise=noise,
     )
     return replace(quantize(gradient, how), dtype=dtype)
+
+
+def shard(size: int, shards: int, whose: str, what: str) -> int:
+    """Return how many of the `size` rows of a weight's gradient are in each shard.
+
+    Raises:
+        SettingsError: they cannot be divided.
+    """
+    if size % shards:
+        raise SettingsError(
+            f"Cannot sum the gradient of {whose} in {shards} shards (bwd_weight_grad_shards, or MaxDiffusion's "
+            "quantization_local_shard_count)",
+            f"its {what} not a multiple of that",
+            "Choose a number that divides the batch",
+        )
+    return size // shards
 
 
 def noise_of(

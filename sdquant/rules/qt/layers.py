@@ -19,7 +19,7 @@ from ..packed_layout import act_how, weight_how
 from ..quant_spec import operation_of
 from .conv_general_qt import qt_convolve
 from .dot_general_qt import qt_linear
-from .saved_operands import Operand
+from .saved_operands import Operand, QtOperands
 from .statistics import QuantStat
 
 if TYPE_CHECKING:
@@ -118,28 +118,24 @@ class QtLinear(QtLayer, nn.Linear):
         x, weight, bias = self._operands(input)
         with torch.autocast(x.device.type, enabled=False):
             of_x, of_weight = self._activations(x, conv=False), self._weights(weight)
-            return qt_linear(x, weight, bias, self.rule, of_x, of_weight, self.generator)
+            return qt_linear(x, weight, bias, QtOperands(self.rule, of_x, of_weight, self.generator))
 
 
-class QtConv1d(QtLayer, nn.Conv1d):
+class _QtConv(QtLayer):
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
+
+
+class QtConv1d(_QtConv, nn.Conv1d):
     """[b, in, l] or [in, l] -> [b, out, l'] or [out, l']."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return _convolved(self, input)
 
-
-class QtConv2d(QtLayer, nn.Conv2d):
+class QtConv2d(_QtConv, nn.Conv2d):
     """[b, in, h, w] or [in, h, w] -> [b, out, h', w'] or [out, h', w']."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return _convolved(self, input)
 
-
-class QtConv3d(QtLayer, nn.Conv3d):
+class QtConv3d(_QtConv, nn.Conv3d):
     """[b, in, d, h, w] or [in, d, h, w] -> [b, out, d', h', w'] or [out, d', h', w']."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _convolved(self, input)
 
 
 LAYERS: dict[type[nn.Module], type[QtLayer]] = {
@@ -162,7 +158,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
             padding = 0
         of_x, of_weight = layer._activations(x, conv=True), layer._weights(weight)
         arguments = (layer.stride, padding, layer.dilation, layer.groups)
-        return qt_convolve(x, weight, bias, arguments, layer.rule, of_x, of_weight, layer.generator)
+        return qt_convolve(x, weight, bias, arguments, QtOperands(layer.rule, of_x, of_weight, layer.generator))
 
 
 def _check(rule: QtRule, shape: tuple[int, ...], path: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..qconfig import QtRule, QuantizationRule, Rules
@@ -48,6 +47,4 @@ class QtProvider:
 
 def as_qt(rule: QuantizationRule) -> QtRule:
     """Convert a rule to one for training: straight-through unless it has a bwd_qtype."""
-    if isinstance(rule, QtRule):
-        return rule
-    return QtRule(**{row.name: getattr(rule, row.name) for row in fields(QuantizationRule)})
+    return rule if isinstance(rule, QtRule) else QtRule(**vars(rule))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from ..core.calibration import scale_and_zero_point
 from ..core.calibration_method import method
 from ..core.qarray import QArray, broadcast, quantize_with
 from ..core.qtypes import qtype
+
+if TYPE_CHECKING:
+    from ..qconfig import QtRule
 
 Range = dict[str, Tensor]
 
@@ -56,6 +59,20 @@ class Operand:
         return torch.where(inside, gradient, torch.zeros_like(gradient))
 
 
+@dataclass(frozen=True)
+class QtOperands:
+    """How the two operands of a layer's product are quantized, and its gradients.
+
+    Attributes:
+        generator: of stochastic rounding; None is torch's own.
+    """
+
+    rule: QtRule
+    x: Operand
+    weight: Operand
+    generator: torch.Generator | None = None
+
+
 def usable(array: QArray | Tensor, axis: int | None) -> bool:
     """Return whether gradients can be multiplied by its codes: no tiles along `axis`, which the forward sums over."""
     if not isinstance(array, QArray) or qtype(array.qtype).tile is not None:
@@ -65,10 +82,7 @@ def usable(array: QArray | Tensor, axis: int | None) -> bool:
 
 def units(array: QArray) -> QArray:
     """Return the array with scales of 1 and no zero point, for when its scales are multiplied into the gradient."""
-    ones = array.scale.new_ones([1] * array.scale.ndim)
-    if array.zero_point is None:
-        return replace(array, scale=ones)
-    return replace(without_zero_point(array), scale=ones)
+    return replace(without_zero_point(array), scale=array.scale.new_ones([1] * array.scale.ndim))
 
 
 def without_zero_point(array: QArray) -> QArray:
