@@ -96,7 +96,7 @@ def compare(
         steps=steps,
         guidance=guidance,
         size=rows[0].image.size,
-        settings=_settings(first),
+        settings=settings_of(first),
         device=first.device or hardware.default_device(here),
         amplify=amplify,
         rows=tuple(rows),
@@ -130,6 +130,14 @@ def allowed(
         if (runtime is None or runtime in registry.scheme(name).runtimes)
         and _passes(name, offload, mode=mode, runtime=runtime, device=device, machine=here, allow=allow_incompatible)
     )
+
+
+def allowed_for(request: Request, schemes: Iterable[str] = DEFAULT) -> tuple[str, ...]:
+    """Return the schemes that the matrix does not refuse with the settings of a request."""
+    return allowed(
+        request.offload, mode=request.mode, runtime=request.runtime, device=request.device,
+        allow_incompatible=request.allow_incompatible, schemes=schemes,
+    )  # fmt: skip
 
 
 def _passes(scheme: str, offload: str, *, allow: bool, **axes: Any) -> bool:
@@ -222,12 +230,10 @@ def _found(label: str, plan: Plan) -> str:
     return f"{label} ({', '.join(schemes)})" if label == AS_FOUND and schemes else label
 
 
-def _settings(request: Request) -> dict[str, Any]:
+def settings_of(request: Request) -> dict[str, Any]:
     """Return the request's other settings that differ from their defaults, as JSON values."""
-    others = {row.name: getattr(request, row.name) for row in fields(request) if row.name not in _OF_A_ROW}
-    changed = {
-        row.name: others[row.name] for row in fields(request) if others.get(row.name, row.default) != row.default
-    }
+    rows = [row for row in fields(request) if row.name not in _OF_A_ROW]
+    changed = {row.name: getattr(request, row.name) for row in rows if getattr(request, row.name) != row.default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 

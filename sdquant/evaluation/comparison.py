@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class ComparisonRow:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the images. JSON has no infinity: psnr is null then, and `identical` is true."""
-        left_out = ("image", "difference")
-        values = {row.name: getattr(self, row.name) for row in fields(self) if row.name not in left_out}
+        values = {name: value for name, value in vars(self).items() if name not in ("image", "difference")}
         return values | {
             "quant": dict(self.quant) if isinstance(self.quant, Mapping) else self.quant,
             "psnr": None if self.identical else self.psnr,
@@ -92,8 +91,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the images."""
-        values = {row.name: getattr(self, row.name) for row in fields(self)}
-        return values | {
+        return vars(self) | {
             "size": list(self.size),
             "settings": dict(self.settings),
             "rows": [row.to_dict() for row in self.rows],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ...evaluation import Comparison, ComparisonRow
-    from ...planning import Quant, Request
+    from ...planning import Quant
 
 HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")
 OUT = Path("sdquant-compare.png")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     # The first request has all that is not the scheme, checked.
     request = _common.request_of(args, quant=None)
     _common.refuse_auto(request, "all schemes are compared in the same offload mode")
-    quants = [one(word) for word in args.quant] if args.quant else _default(request)
+    quants = [one(word) for word in args.quant] if args.quant else compare.allowed_for(request)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     with report_bar("Comparing", "step", args.progress) as on_progress:
         comparison = compare.compare(
@@ -81,18 +81,6 @@ def run(args: argparse.Namespace) -> int:
 def one(word: str) -> Quant:
     """Parse one --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
     return _common.quant_of(word.split(JOIN))
-
-
-def _default(request: Request) -> tuple[Quant, ...]:
-    from ...evaluation import compare
-
-    return compare.allowed(
-        request.offload,
-        mode=request.mode,
-        runtime=request.runtime,
-        device=request.device,
-        allow_incompatible=request.allow_incompatible,
-    )
 
 
 def render(comparison: Comparison) -> str:

@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class Peer:
     packages: tuple[str, ...]
     formats: Mapping[str, str]
     load: Callable[[LoadSpec, str, Inputs], nn.Module]
-    prepare: Callable[[], None]
+    prepare: Callable[[], object]
     gguf: bool = False
     notes: Mapping[str, str]
 
@@ -60,14 +61,13 @@ def peer(name: str) -> Peer:
     return next(row for row in PEERS if row.name == name)
 
 
-def _pretrained(job: LoadSpec, config: Any = None, **values: Any) -> Any:
+def _pretrained(job: LoadSpec, config: Any = None) -> nn.Module:
     """Load the component with diffusers' `from_pretrained`."""
-    cls = _class(job)
-    if config is not None:
-        values |= {"quantization_config": config, "device_map": {"": job.device}}
+    values = {} if config is None else {"quantization_config": config, "device_map": {"": job.device}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return cls.from_pretrained(job.asked.path, torch_dtype=_dtype(job), **values)
+        model: nn.Module = _class(job).from_pretrained(job.asked.path, torch_dtype=_dtype(job), **values)
+    return model
 
 
 def _class(job: LoadSpec) -> Any:
@@ -93,8 +93,7 @@ def _bitsandbytes(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
         config = diffusers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type=form, bnb_4bit_compute_dtype=_dtype(job)
         )
-    model: nn.Module = _pretrained(job, config)
-    return model
+    return _pretrained(job, config)
 
 
 def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
@@ -137,8 +136,7 @@ def _quanto(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers means to drop it, and says so
         config = diffusers.QuantoConfig(weights_dtype=form)
-    model: nn.Module = _pretrained(job, config)
-    return model
+    return _pretrained(job, config)
 
 
 def _import_quanto() -> None:
@@ -153,12 +151,7 @@ def _import_quanto() -> None:
 def _sdnq(job: LoadSpec, form: str, _: Inputs) -> nn.Module:
     from sdnq import SDNQConfig
 
-    model: nn.Module = _pretrained(job, SDNQConfig(weights_dtype=form))
-    return model
-
-
-def _import_sdnq() -> None:
-    import sdnq  # noqa: F401
+    return _pretrained(job, SDNQConfig(weights_dtype=form))
 
 
 def _gguf(job: LoadSpec, _: str, __: Inputs) -> nn.Module:
@@ -173,10 +166,6 @@ def _gguf(job: LoadSpec, _: str, __: Inputs) -> nn.Module:
             torch_dtype=_dtype(job),
         )
     return model.to(job.device)
-
-
-def _import_gguf() -> None:
-    from diffusers.quantizers.gguf import utils  # noqa: F401
 
 
 def _nncf(job: LoadSpec, form: str, inputs: Inputs) -> nn.Module:
@@ -209,13 +198,11 @@ def _torchao(job: LoadSpec, _: str, __: Inputs) -> nn.Module:
     import diffusers
 
     quantization = importlib.import_module("torchao.quantization")
-
-    model: nn.Module = _pretrained(job, diffusers.TorchAoConfig(quantization.Int8WeightOnlyConfig()))
-    return model
+    return _pretrained(job, diffusers.TorchAoConfig(quantization.Int8WeightOnlyConfig()))
 
 
-def _import_torchao() -> None:
-    importlib.import_module("torchao.quantization")
+def _importing(module: str) -> Callable[[], object]:
+    return partial(importlib.import_module, module)
 
 
 PEERS: tuple[Peer, ...] = (
@@ -228,14 +215,15 @@ PEERS: tuple[Peer, ...] = (
         formats={"qint8": "int8", "qint4": "int4", "qint2": "int2", "qfloat8": "float8"}, notes={},
     ),
     Peer(
-        name="diffusers GGUF", packages=("gguf",), load=_gguf, prepare=_import_gguf, gguf=True, notes={},
+        name="diffusers GGUF", packages=("gguf",), load=_gguf, gguf=True, notes={},
+        prepare=_importing("diffusers.quantizers.gguf.utils"),
         formats={name: name for name in (
             "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q3_k", "q2_k", "q4_k_m", "q4_k_s",
             "q5_k_m", "q5_k_s", "q3_k_m", "q3_k_s",
         )},
     ),
     Peer(
-        name="sdnq", packages=("sdnq",), load=_sdnq, prepare=_import_sdnq, notes={},
+        name="sdnq", packages=("sdnq",), load=_sdnq, prepare=_importing("sdnq"), notes={},
         formats={"sdnq-int8": "int8", "sdnq-uint4": "uint4", "sdnq-int4": "int4", "sdnq-int6": "int6"},
     ),
     Peer(
@@ -244,7 +232,7 @@ PEERS: tuple[Peer, ...] = (
     ),
     # Written from torchao's and diffusers' interfaces; torchao is in none of the environments that this was run in.
     Peer(
-        name="diffusers torchao", packages=("torchao",), load=_torchao, prepare=_import_torchao,
+        name="diffusers torchao", packages=("torchao",), load=_torchao, prepare=_importing("torchao.quantization"),
         formats={"int8_sym": "int8"}, notes={"": "weights only, a scale per row"},
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from ... import compat
 from ...core import registry
 from ...errors import ConflictError, SdquantError
 from ...planning import prepare
-from ..compare import AS_FOUND, allowed
+from ..compare import AS_FOUND, allowed_for
 from . import baselines
 from .results import BenchmarkRow
 from .specs import LoadSpec
@@ -44,13 +44,7 @@ class Variant:
 
 def default_schemes(target: ModelUnderTest) -> tuple[str, ...]:
     """Return the schemes measured by default: those that the matrix allows; none if the model is already quantized."""
-    request = target.asked
-    if target.scheme is not None:
-        return ()
-    return allowed(
-        request.offload, mode=request.mode, runtime=request.runtime, device=request.device,
-        allow_incompatible=request.allow_incompatible, schemes=DEFAULT,
-    )  # fmt: skip
+    return () if target.scheme is not None else allowed_for(target.asked, DEFAULT)
 
 
 def make(

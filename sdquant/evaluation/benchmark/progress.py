@@ -26,9 +26,9 @@ class JobProgress:
         """Advance the count, also for work that is skipped."""
         self._done += count
 
-
-@contextmanager
-def counted(tell: JobProgress, text: str, worth: int) -> Iterator[None]:
-    tell.text(text)
-    yield
-    tell.skip(worth)
+    @contextmanager
+    def counted(self, text: str, worth: int) -> Iterator[None]:
+        """Context of a step that is worth so much, if it does not fail."""
+        self.text(text)
+        yield
+        self.skip(worth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 BENCH = "sdquant bench"  # what its JSON says of itself, for bench/compare.py
@@ -72,8 +72,7 @@ class BenchmarkRow:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. JSON has no infinity: snr is null then, and `identical` is true."""
-        values = {row.name: getattr(self, row.name) for row in fields(self)}
-        return values | {
+        return vars(self) | {
             "step_spread": None if self.step_spread is None else list(self.step_spread),
             "snr": None if self.identical else self.snr,
             "identical": self.identical,
@@ -135,8 +134,7 @@ class Benchmark:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        values = {row.name: getattr(self, row.name) for row in fields(self)}
-        return {"bench": BENCH} | values | {
+        return {"bench": BENCH} | vars(self) | {
             "size": list(self.size),
             "settings": dict(self.settings),
             "versions": dict(self.versions),

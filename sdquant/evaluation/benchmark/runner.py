@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import shutil
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...compat import hardware
 from ...errors import SettingsError
-from ...planning import Request, make_request
+from ...planning import make_request
 from ...utils.atomic_write import whole_file
+from ..compare import settings_of
 from . import cases
-from .progress import JobProgress, counted
+from .progress import JobProgress
 from .results import CLOCKS, Benchmark, BenchmarkRow
 from .specs import INPUTS, LoadSpec, ModelUnderTest, trace_name, trace_path
 from .target import find_model
@@ -106,7 +106,10 @@ def bench(
         )
     target = find_model(base_request)
     here = hardware.probe()
-    threads = threads or _cores()
+    if threads is None:
+        import torch
+
+        threads = torch.get_num_threads()  # one for each core that this process may use
     scheme_names = cases.default_schemes(target) if schemes is None else tuple(schemes)
     with working() as (work, workers):
         tell = JobProgress(on_progress)
@@ -138,7 +141,7 @@ def bench(
         threads=threads,
         clock=clock,
         memory=_memory_kind(target.device),
-        settings=settings(base_request),
+        settings=settings_of(base_request),
         device=target.device,
         rows=tuple(traced),
         versions=here.versions,
@@ -159,14 +162,6 @@ def described(here: hardware.Machine) -> dict[str, Any]:
     }
 
 
-def settings(request: Request) -> dict[str, Any]:
-    """Return the request's other settings that differ from their defaults, as JSON values."""
-    left_out = ("path", "quant", "progress")
-    rows = [row for row in dataclasses.fields(request) if row.name not in left_out]
-    changed = {row.name: getattr(request, row.name) for row in rows if getattr(request, row.name) != row.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
-
-
 def _check(**values: Any) -> None:
     def refuse(name: str, why: str, fix: str) -> SettingsError:
         return SettingsError(f"Cannot use {name}={values[name]!r}", why, fix)
@@ -183,13 +178,6 @@ def _check(**values: Any) -> None:
     for name, choices in (("inputs", INPUT_KINDS), ("clock", CLOCKS)):
         if values[name] not in choices:
             raise refuse(name, f"it must be one of {', '.join(choices)}", f"Use {choices[0]!r}")
-
-
-def _cores() -> int:
-    """Return torch's default number of threads: one for each core that this process may use."""
-    import torch
-
-    return int(torch.get_num_threads())
 
 
 def _inputs(
@@ -260,7 +248,7 @@ def _group(
     for _, worker in begun:  # none loads while another imports
         worker.ready()
     for variant, worker in begun:
-        with counted(tell, f"{variant.row.name}: loading", 2):
+        with tell.counted(f"{variant.row.name}: loading", 2):
             loaded = _loaded(variant, worker, not running, target, workers)
         if isinstance(loaded, BenchmarkRow):
             tell.skip(rounds)
@@ -270,7 +258,7 @@ def _group(
     lost: list[BenchmarkRow] = []
     for turn in range(rounds):
         for one in [*running] if turn % 2 == 0 else [*reversed(running)]:
-            with counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
+            with tell.counted(f"{one.row.name}: round {turn + 1} of {rounds}", 1):
                 try:
                     timing = one.worker.ask("turn", steps=steps)
                 except Failed as error:
