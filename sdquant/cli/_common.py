@@ -58,10 +58,15 @@ def add_request_flags(
 
 
 def add_drawing_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the prompt and the generation settings: steps, seed, guidance, size."""
+    """Add the prompt and the image settings."""
     parser.add_argument("prompt", metavar="PROMPT", help="what to draw")
+    add_image_flags(parser)
+
+
+def add_image_flags(parser: argparse.ArgumentParser, seed_of: str = "the noise") -> None:
+    """Add the image settings: steps, seed, guidance, size."""
     parser.add_argument("--steps", type=positive, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--seed", type=seed, default=0, help="of the noise (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help=f"of {seed_of} (default: %(default)s)")
     parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
     parser.add_argument("--width", type=positive, help="pixels (default: the model's)")
     parser.add_argument("--height", type=positive, help="pixels (default: the model's)")

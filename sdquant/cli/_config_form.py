@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingsError
@@ -29,7 +29,7 @@ class ConfigParser(argparse.ArgumentParser):
         """Add the form that reads a config file.
 
         Args:
-            instead: flags of this parser, each with its equivalent config key; other flags have none.
+            instead: flags of this parser, each with its equivalent config key, beside those of fields of Request.
             always: whether the command has only this form.
         """
         self.form = argparse.ArgumentParser(
@@ -41,11 +41,11 @@ class ConfigParser(argparse.ArgumentParser):
         self.always = always
         _add_form(self.form, command)
         if not always:
+            keys = {row.field: row.name for row in config_keys() if row.field} | dict(instead or {})
             for action in self._actions:
                 if action.option_strings and not set(action.option_strings) & set(_OWN):
-                    key = (instead or {}).get(action.dest, "")
                     self.form.add_argument(
-                        *action.option_strings, action=_Refused, nargs=action.nargs, key=key,
+                        *action.option_strings, action=_Refused, nargs=action.nargs, key=keys.get(action.dest, ""),
                         dest=argparse.SUPPRESS, help=argparse.SUPPRESS,
                     )  # fmt: skip
             self.epilog = (
@@ -132,19 +132,14 @@ def _list(command: str, *, as_json: bool) -> None:
     if as_json:
         _common.print_json([_row(row) for row in rows])
         return
-    lines = [(row.name, row.kind, format_value(row.default), row.origin, _help(row)) for row in rows]
+    lines = [
+        (row.name, row.kind, format_value(row.default), row.origin,
+         row.help + (f" ({', '.join(row.choices)})" if row.choices else ""))
+        for row in rows
+    ]  # fmt: skip
     print(_common.table(("key", "type", "default", "name of", "what it is"), lines, left=5))
 
 
 def _row(row: Key) -> dict[str, Any]:
     values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row) if field.name != "check"}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _help(row: Key) -> str:
-    return row.help + (f" ({', '.join(row.choices)})" if row.choices else "")
-
-
-def flags_to_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the `instead` of `use_config`: config keys by field of Request, and `pairs` of a flag's name and a key."""
-    return {row.field: row.name for row in config_keys() if row.field} | dict(pairs)

@@ -45,10 +45,6 @@ def advice(machine: Machine) -> tuple[Finding, ...]:
     )
 
 
-def _accelerated(machine: Machine) -> bool:
-    return machine.kinds != ("cpu",)
-
-
 def _has(machine: Machine, *kinds: str) -> bool:
     return any(kind in machine.kinds for kind in kinds)
 
@@ -115,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="no-accelerator",
         level="info",
-        applies=lambda machine: not _accelerated(machine) and not machine.gpu_vendors,
+        applies=lambda machine: machine.kinds == ("cpu",) and not machine.gpu_vendors,
         text="torch sees no GPU, so everything runs on the CPU. If there is one, this torch is not built for it: "
         f"NVIDIA needs the CUDA build, AMD the ROCm build, Intel the XPU build. {SELECTOR}.",
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count", type=_common.positive, default=1, help="images of each prompt (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=_common.positive, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--seed", type=_common.seed, default=0, help="of the first image (default: %(default)s)")
-    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
-    parser.add_argument("--width", type=_common.positive, help="pixels (default: the model's)")
-    parser.add_argument("--height", type=_common.positive, help="pixels (default: the model's)")
+    _common.add_image_flags(parser, seed_of="the first image")
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("quant_stats.safetensors"), help="the ranges (default: %(default)s)"
     )
@@ -138,8 +133,7 @@ def _lines(file: Path | None) -> list[str]:
 
 def _say(args: argparse.Namespace, images: int, components: list[str], layers: int) -> None:
     if args.json:
-        row = {"out": str(args.out), "components": components, "layers": layers, "images": images}
-        print(json.dumps(row, indent=2))
+        _common.print_json({"out": str(args.out), "components": components, "layers": layers, "images": images})
         return
     print(f"{args.out}: ranges of {layers} layers of {' and '.join(components)}, from {images} images")
     with_rules = f"{args.path} PROMPT --rules {args.rules} --quant-stats {args.out}"

@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from ...training import RunConfig
 
 # Flags that a config has another name for.
-_KEYS = (
-    ("steps", "num_inference_steps"),
-    ("guidance", "guidance_scale"),
-    ("seed", "seed"),
-    ("width", "width"),
-    ("height", "height"),
-    ("count", "count"),
-    ("out", "output_dir"),
-    ("rules", "rules"),
-    ("quant_stats", "quant_stats"),
-)
+_KEYS = {"steps": "num_inference_steps", "guidance": "guidance_scale", "out": "output_dir"}
+_KEYS |= {name: name for name in ("seed", "width", "height", "count", "rules", "quant_stats")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
     parser.add_argument("--count", type=_common.positive, default=1, help="how many images, with seeds from --seed on")
     if isinstance(parser, _config_form.ConfigParser):
-        parser.use_config("generate", instead=_config_form.flags_to_keys(_KEYS))
+        parser.use_config("generate", instead=_KEYS)
 
 
 def run(args: argparse.Namespace) -> int:
