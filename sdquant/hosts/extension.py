@@ -36,8 +36,8 @@ class Session:
         self.adapter.install(self.patches)
         callbacks = display.module("modules.script_callbacks")
         callbacks.on_ui_settings(self.settings)
-        callbacks.on_ui_tabs(self.tabs)
-        callbacks.on_model_loaded(self.model_loaded)
+        callbacks.on_ui_tabs(lambda: tab.build(self.status))
+        callbacks.on_model_loaded(self.adapter.model_loaded)
         callbacks.on_app_started(self.app_started)
         callbacks.on_script_unloaded(self.unload)
 
@@ -46,14 +46,6 @@ class Session:
         for message in options.import_old(self.host):
             log.warning("%s", message)
         options.add(self.host, onchange=self.adapter.changed)
-
-    def tabs(self) -> list[tuple[Any, str, str]]:
-        """Build the tab when the host asks for tabs."""
-        return tab.build(self.status)
-
-    def model_loaded(self, model: Any) -> None:
-        """Handle a model that the host has loaded."""
-        self.adapter.model_loaded(model)
 
     def app_started(self, demo: Any, app: Any) -> None:
         """Add the route when the host's web server starts. It is read-only, and reveals no folders of this machine."""

@@ -52,9 +52,10 @@ class Adapter:
                     self._quantize(name, module, scheme, settings)
                 patcher.size = 0  # it is kept, and was that of the floats
                 patcher.model_size()
-                self.status.loaded(load_hooks.part_of(name, parts[name], "after loading"))
+                how = "after loading"
             else:
-                self.status.loaded(load_hooks.part_of(name, parts[name], load_hooks.AS_FOUND))
+                how = load_hooks.AS_FOUND
+            self.status.loaded(load_hooks.part_of(name, parts[name], how))
         return engine
 
     def _refuse(self, settings: Settings) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..core import Packed, QuantSpec
 
 _SWAP = "parameters_manual_cast"
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Swapped(QuantizedLayer):
@@ -52,6 +51,11 @@ class SwappedConv2d(_Swapped, QuantizedConv2d):
 
 class SwappedConv3d(_Swapped, QuantizedConv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
+
+
+_CONVS: dict[type[nn.Module], type[_Swapped]] = {
+    nn.Conv1d: SwappedConv1d, nn.Conv2d: SwappedConv2d, nn.Conv3d: SwappedConv3d
+}  # fmt: skip
 
 
 def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
@@ -85,18 +89,13 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
         weight = module._parameters.get("weight")
         if not path or weight is None or weight.dtype not in torch_dtypes.COMPUTE_DTYPES or not hasattr(module, _SWAP):
             continue
-        if isinstance(module, _CONVS) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
+        if isinstance(module, tuple(_CONVS)) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
             yield path, module
 
 
 def _swapped(layer: Any, packed: Packed) -> QuantizedLayer:
     """Create the quantized layer for one of Forge's."""
-    if isinstance(layer, nn.Conv1d):
-        kind: type[_Swapped] = SwappedConv1d
-    elif isinstance(layer, nn.Conv2d):
-        kind = SwappedConv2d
-    else:
-        kind = SwappedConv3d if isinstance(layer, nn.Conv3d) else SwappedLinear
+    kind = next((swapped for base, swapped in _CONVS.items() if isinstance(layer, base)), SwappedLinear)
     result: Any = kind.__new__(kind)
     nn.Module.__init__(result)
     result._adopt(layer, packed, getattr(torch, packed.spec.dtype))  # its settings, parameters_manual_cast among them

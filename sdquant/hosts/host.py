@@ -14,8 +14,10 @@ from ..planning import fields
 if TYPE_CHECKING:
     from ..settings import Field
 
-_DEVICE = "the web UI's own, which it is started with"
 _LOAD = "the web UI loads the files itself"
+_THEIRS = {
+    "device": "the web UI's own, which it is started with", "cache": _LOAD, "cache_limit": _LOAD, "allow_pickle": _LOAD
+}  # fmt: skip
 _LORA = (
     "A LoRA has no effect on quantized layers: the web UI adds it to float weights. It works on layers that are not "
     "quantized"
@@ -84,11 +86,8 @@ HOSTS = (
         theirs={
             "offload": "SD.Next's setting 'Model offload mode'",
             "budget": "SD.Next's settings for balanced offload",
-            "device": _DEVICE,
             "dtype": "SD.Next's setting 'Device precision type'",
-            "cache": _LOAD,
-            "cache_limit": _LOAD,
-            "allow_pickle": _LOAD,
+            **_THEIRS,
         },
     ),
     Host(
@@ -114,11 +113,8 @@ HOSTS = (
             "runtime": "sdquant's plain layers, the only ones that Forge's mover can swap",
             "offload": "Forge's own mover ('GPU Weights')",
             "budget": "Forge's 'GPU Weights'",
-            "device": _DEVICE,
             "dtype": "Forge chooses it",
-            "cache": _LOAD,
-            "cache_limit": _LOAD,
-            "allow_pickle": _LOAD,
+            **_THEIRS,
         },
     ),
     Host(
@@ -145,11 +141,8 @@ HOSTS = (
             "runtime": "sdquant's plain layers, which move with the model",
             "offload": "none: the model is on the device",
             "budget": "none: the model is on the device",
-            "device": _DEVICE,
             "dtype": "--no-half and --precision",
-            "cache": _LOAD,
-            "cache_limit": _LOAD,
-            "allow_pickle": _LOAD,
+            **_THEIRS,
         },
     ),
 )

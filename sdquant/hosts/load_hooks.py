@@ -99,12 +99,10 @@ def schemes_in(module: nn.Module) -> set[str]:
 
 def quantized_elsewhere(module: Any) -> bool:
     """Return whether another library, such as SDNQ, quantized a component before it was saved or while it loaded."""
-    for parameter in module.parameters():
-        if parameter.dim() > 1 and not parameter.is_floating_point():
-            return True
-        if parameter.element_size() == 1:  # float8
-            return True
-    return False
+    return any(
+        one.element_size() == 1 or (one.dim() > 1 and not one.is_floating_point())  # float8, or codes
+        for one in module.parameters()
+    )
 
 
 def require_quantized(component: str, module: nn.Module, scheme: str) -> None:

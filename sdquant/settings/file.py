@@ -133,7 +133,7 @@ def parse(text: str, where: str) -> Any:
     try:
         return strict_json.parse(text, constants=False)
     except ValueError as error:
-        raise _refused(where, f"it is not JSON: {_short(error)}", f"Correct it, or {_AWAY}") from error
+        raise _refused(where, f"it is not JSON: {short(error)}", f"Correct it, or {_AWAY}") from error
 
 
 def from_value(value: Any, where: str) -> Settings:
@@ -146,9 +146,9 @@ def from_value(value: Any, where: str) -> Settings:
         raise _refused(where, f'it has no "format": "{FORMAT}"', f"Choose a file that sdquant wrote, or {_AWAY}")
     version, values = value.get("version"), value.get("settings")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _refused(where, f"its version is {_short(repr(version))}", f'Write "version": {VERSION}, or {_AWAY}')
+        raise _refused(where, f"its version is {short(repr(version))}", f'Write "version": {VERSION}, or {_AWAY}')
     if version > VERSION:
-        why = f"a newer sdquant wrote it: it has format version {_short(version)}, and this one reads up to {VERSION}"
+        why = f"a newer sdquant wrote it: it has format version {short(version)}, and this one reads up to {VERSION}"
         raise _refused(where, why, f"Update sdquant, or {_AWAY}")
     if not isinstance(values, dict):
         raise _refused(where, 'its "settings" are not a table of names and values', f"Correct it, or {_AWAY}")
@@ -156,12 +156,12 @@ def from_value(value: Any, where: str) -> Settings:
     known = [row.name for row in fields()]
     for name in values:
         if name not in known:
-            why = f"it sets {_short(repr(name))}, which does not exist; the settings are {', '.join(known)}"
+            why = f"it sets {short(repr(name))}, which does not exist; the settings are {', '.join(known)}"
             raise _refused(where, why, f"Remove that line, or {_AWAY}")
     try:
         return Settings(values)
     except SdquantError as error:
-        raise _refused(where, f"{_short(error.what)} ({_short(error.why)})", f"{error.fix}; or {_AWAY}") from error
+        raise _refused(where, f"{short(error.what)} ({short(error.why)})", f"{error.fix}; or {_AWAY}") from error
 
 
 def migrated(
@@ -201,6 +201,7 @@ def _refused(where: str, why: str, fix: str) -> SettingsError:
     return SettingsError(f"Cannot read {where} as settings", why, fix)
 
 
-def _short(what: object) -> str:
+def short(what: object) -> str:
+    """Return a text, cut after 200 characters."""
     text = str(what)
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError, SettingsError
 from ..planning import Settings
-from .file import FORMAT, from_value, parse
+from .file import FORMAT, from_value, parse, short
 
 if TYPE_CHECKING:
     from ..compat import Machine
@@ -220,7 +220,7 @@ class _Book:
         try:
             self.settings = self.settings.but(changes)
         except SdquantError as error:
-            self.leave(option, f"{_short(error.what)} ({error.why})")
+            self.leave(option, f"{short(error.what)} ({error.why})")
             return False
         self.taken[option] = None
         self.handled.add(option)
@@ -260,7 +260,7 @@ def _targets(book: _Book, row: SDNextQuantizer) -> list[tuple[str, str]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        book.leave(row.targets, f"{_short(repr(value))} is not a list of components")
+        book.leave(row.targets, f"{short(repr(value))} is not a list of components")
         return []
     roles = []
     for word in dict.fromkeys(value):
@@ -269,7 +269,7 @@ def _targets(book: _Book, row: SDNextQuantizer) -> list[tuple[str, str]]:
             roles.append((role, word))
         else:
             what = "not a component that sdquant knows" if role is None else "not loaded by sdquant"
-            book.leave(row.targets, f"{_short(word)} is {what}")
+            book.leave(row.targets, f"{short(word)} is {what}")
     return roles
 
 
@@ -280,7 +280,7 @@ def _take_scheme(book: _Book, row: SDNextQuantizer, role: str) -> bool:
     scheme = row.schemes.get(kind)
     if scheme is None:
         known = ", ".join(row.schemes)
-        book.leave(option, f"of {row.title}'s types sdquant supports {known}, not {_short(kind)}")
+        book.leave(option, f"of {row.title}'s types sdquant supports {known}, not {short(kind)}")
         book.leave(row.targets, f"{role}: there is no such scheme, see {option}")
         return False
     if not book.take(row.targets, {f"quant.{role}": scheme}):
@@ -291,7 +291,7 @@ def _take_scheme(book: _Book, row: SDNextQuantizer, role: str) -> bool:
             book.handled.add(name)
     for name, word in row.options.items():
         if book.get(name) is not None:
-            book.take(name, {f"quant.{role}": f"{scheme},{word}={_short(book.get(name))}"})
+            book.take(name, {f"quant.{role}": f"{scheme},{word}={short(book.get(name))}"})
     return True
 
 
@@ -320,7 +320,7 @@ def _offload(book: _Book, machine: Machine | None) -> None:
     if share is None:
         return
     if not isinstance(share, (int, float)) or isinstance(share, bool) or not share > 0:
-        book.leave(WATERMARK, f"{_short(repr(share))} is not a share of the memory")
+        book.leave(WATERMARK, f"{short(repr(share))} is not a share of the memory")
         return
     # Old versions had gigabytes there, whose numbers are above one.
     total = machine.best.memory_total if machine is not None and machine.best.kind != "cpu" else None
@@ -329,8 +329,3 @@ def _offload(book: _Book, machine: Machine | None) -> None:
         return
     size = share if share > 1 else share * (total or 0) / 1e9
     book.take(WATERMARK, {"budget": f"{size:.1f}GB"})
-
-
-def _short(what: object) -> str:
-    text = str(what)
-    return text if len(text) <= 100 else f"{text[:100]}..."
