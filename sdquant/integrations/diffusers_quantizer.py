@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import METHOD, Packed, dtype_name, dtype_named
+from ..core import METHOD, Packed, dtype_name, dtype_named, torch_dtypes
 from ..errors import SettingsError, UnsupportedFileError
 from ..models import install_packed, peft_hooks, quiet, set_tensor
 from ..nn import LIKE_KEY, PACKED_PREFIX, QuantizedLayer, packed_of
@@ -61,10 +61,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         return [self._names.get(key, key) for key in loaded_keys if key not in self._extra]
 
     def _process_model_before_weight_loading(
-        self,
-        model: nn.Module,
-        keep_in_fp32_modules: list[str] | None = None,
-        **kwargs: Any,
+        self, model: nn.Module, keep_in_fp32_modules: list[str] | None = None, **kwargs: Any
     ) -> None:
         keep = keep_in_fp32_modules or ()
         if self.pre_quantized and not self.weights.prequantized:
@@ -102,12 +99,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         """
         if self.pre_quantized and not self.weights.prequantized:
             for name, tensor in state_dict.items():
-                if tensor.ndim > 1 and tensor.dtype not in (
-                    torch.float64,
-                    torch.float32,
-                    torch.float16,
-                    torch.bfloat16,
-                ):
+                if tensor.ndim > 1 and tensor.dtype not in torch_dtypes.FLOATS:
                     raise UnsupportedFileError(
                         f"Cannot quantize a single file to {self.weights.spec} with diffusers",
                         f"it is already quantized: {name!r} is {dtype_name(tensor.dtype)}",

@@ -123,7 +123,7 @@ def encode(pipe: Any, examples: Sequence[Example], settings: TrainingSettings, d
         )
     prompts = ("", *sorted({caption for example in examples for caption in example.captions} - {""}))
     number = {prompt: place for place, prompt in enumerate(prompts)}
-    with _on(pipe, device):
+    with helpers_on(pipe, device):
         latents = _latents(pipe, examples, side, device, settings.progress)
         conditions = _conditions(pipe, prompts, side, settings)
     captions = tuple(tuple(number[caption] for caption in example.captions) for example in examples)
@@ -134,12 +134,12 @@ def encode(pipe: Any, examples: Sequence[Example], settings: TrainingSettings, d
 
 def with_teacher(data: Encoded, pipe: Any, settings: TrainingSettings, device: torch.device) -> Encoded:
     """Return the data with text states from a teacher pipeline's encoders."""
-    with _on(pipe, device):
+    with helpers_on(pipe, device):
         return replace(data, teaching=_conditions(pipe, data.prompts, data.side, settings))
 
 
 @contextmanager
-def _on(pipe: Any, device: torch.device) -> Iterator[None]:
+def helpers_on(pipe: Any, device: torch.device) -> Iterator[None]:
     """Context with the pipeline's VAE and text encoders on a device; they are on the CPU afterwards."""
     main = main_part(pipe)
     helpers = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module) and part is not main]

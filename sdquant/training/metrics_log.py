@@ -58,11 +58,8 @@ def read(path: Path) -> list[Line]:
     """Read a log; return no lines if it does not exist. An incomplete last line is left out."""
     if not path.exists():
         return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if text.endswith("\n"):
-            lines.append(Line(**json.loads(text)))
-    return lines
+    texts = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Line(**json.loads(text)) for text in texts if text.endswith("\n")]
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

@@ -41,14 +41,11 @@ def of(pipe: Any) -> PipelineType:
         SettingsError: there is none, or its VAE scales latents in an unsupported way.
     """
     name = type(pipe).__name__
+    what = f"Cannot train a {name}"
     if name not in FAMILIES:
-        raise SettingsError(
-            f"Cannot train a {name}", f"only {', '.join(FAMILIES)} can be trained", "Choose a model of these kinds"
-        )
+        raise SettingsError(what, f"only {', '.join(FAMILIES)} can be trained", "Choose a model of these kinds")
     if getattr(pipe.vae.config, "latents_mean", None) is not None:
-        raise SettingsError(
-            f"Cannot train a {name}", "its VAE has latents_mean, which is not supported", "Choose another model"
-        )
+        raise SettingsError(what, "its VAE has latents_mean, which is not supported", "Choose another model")
     return FAMILIES[name]
 
 

@@ -25,7 +25,7 @@ from ..errors import SettingsError
 from ..utils.distributed import launched
 from ..utils.progress import count_bar
 from ..utils.signals import Interrupts
-from . import checkpoints, data, latent_cache, losses, metrics_log, pipeline, pipeline_types, samples, trainable
+from . import checkpoints, data, latent_cache, lora, losses, metrics_log, pipeline, pipeline_types, samples, trainable
 from .config.generate import save as save_config
 from .config.keys import key
 from .config.loading import shards_of
@@ -278,7 +278,8 @@ def _finish(job: loop.TrainingJob, whole: pipeline.Model) -> Path:
         job.ema.copy_to(job.learning)
     _draw_samples(job, pipe, net)
     if job.settings.lora_rank:
-        return trainable.save_lora(pipe, target)
+        lora.save_lora(pipe, target)
+        return target
     whole.restore()
     with quiet():  # diffusers tells of modules to keep in float32 and names none
         setattr(pipe, whole.main, trainable.finished(whole.net, net, whole.dtype))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..utils import figure
+from .latent_cache import helpers_on
 
 CELL, GAP, LABEL, COLUMNS = 128, 16, 52, 6  # pixels, and pictures side by side
 
@@ -30,13 +31,9 @@ def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, 
     name = next(name for name in MAIN if name in pipe.components)
     before, training = pipe.components[name], net.training
     setattr(pipe, name, net.eval())
-    helpers = [part for part in pipe.components.values() if hasattr(part, "to") and part is not net]
-    for part in helpers:
-        part.to(device)
     try:
-        return draw_with(pipe, prompts, seeds=range(seed, seed + len(prompts)), steps=steps)
+        with helpers_on(pipe, device):
+            return draw_with(pipe, prompts, seeds=range(seed, seed + len(prompts)), steps=steps)
     finally:
-        for part in helpers:
-            part.to("cpu")
         setattr(pipe, name, before)
         net.train(training)

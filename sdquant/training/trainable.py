@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
@@ -27,7 +26,16 @@ def trainable(model: nn.Module, settings: TrainingSettings, quantized: Collectio
         SettingsError: a rule cannot apply to a layer, or no layer can get a LoRA.
     """
     if settings.lora_rank:
-        add_lora(model, settings)
+        import torch
+
+        from . import lora
+        from .rng import seed_of
+
+        torch.manual_seed(seed_of(settings.seed, "lora"))
+        lora.add_lora(
+            model, rank=settings.lora_rank, alpha=settings.lora_alpha, dropout=settings.lora_dropout,
+            target_modules=settings.lora_target_modules,
+        )  # fmt: skip
         return model
     model = model.float().requires_grad_(True)
     return quantize_for_training(model, settings, quantized) if quantized is not None else model
@@ -52,28 +60,6 @@ def quantize_for_training(model: nn.Module, settings: TrainingSettings, quantize
     if settings.quant_stats is not None:
         load_quant_stats(net, statistics_file.of_component(statistics_file.read_statistics(settings.quant_stats), ""))
     return net
-
-
-def add_lora(model: nn.Module, settings: TrainingSettings) -> None:
-    """Add a LoRA to the model's layers, initialized from the seed, and freeze the rest."""
-    import torch
-
-    from . import lora
-    from .rng import seed_of
-
-    torch.manual_seed(seed_of(settings.seed, "lora"))
-    lora.add_lora(
-        model, rank=settings.lora_rank, alpha=settings.lora_alpha, dropout=settings.lora_dropout,
-        target_modules=settings.lora_target_modules,
-    )  # fmt: skip
-
-
-def save_lora(pipe: Any, folder: Path) -> Path:
-    """Write only the LoRA, as a folder that diffusers' `load_lora_weights` reads."""
-    from . import lora
-
-    lora.save_lora(pipe, folder)
-    return folder
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ import sdquant
 from sdquant import cli
 from sdquant.errors import BadFileError, DiskSpaceError, IncompatibleError, SettingsError, TrainingError
 from sdquant.training import checkpoints, config, metrics_log, samples
-from sdquant.training.config import examples
 from sdquant.training.config.generate import draw_config
+from sdquant.training.config.loading import EXAMPLES
 from sdquant.training.metrics_log import Line, read
 from sdquant.training.run import train
 from sdquant.utils import atomic_write, figure
@@ -261,7 +261,7 @@ def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path
 def test_the_example(tmp_path: Path) -> None:
     """Three bits for everything: after 20 steps the network is nearer to what it was."""
     words = ["max_train_steps=20", "warmup_steps_fraction=0", "lr_scheduler=constant", "sample_every=0"]
-    file = examples.path("digits-train")
+    file = EXAMPLES / "digits-train.yml"
     done = train(config.load(file, [*words, f"output_dir={tmp_path}"], command="train"))
     losses = [line.loss for line in read(tmp_path / "digits-w3a3/log.jsonl")]
     assert done.steps == 20 and sum(losses[-5:]) < 0.8 * sum(losses[:5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -66,7 +67,8 @@ class RunConfig:
         return f"Config({self.source or 'defaults'}: {', '.join(f'{n}={format_value(self[n])}' for n in self.given)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.to_dict(), self.source, self.command, dict(self.given))
+        make = partial(RunConfig, source=self.source, command=self.command, given=dict(self.given))
+        return make, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
         """All keys, as JSON values."""
@@ -81,10 +83,6 @@ class RunConfig:
             if not self.command or self.command in key(name).commands:
                 lines += [f"# {key(name).help}", f"{name}: {format_value(_thawed(value))}"]
         return "\n".join(lines) + "\n"
-
-
-def _made(values: dict[str, Any], source: str, command: str, origins: dict[str, str]) -> RunConfig:
-    return RunConfig(values, source=source, command=command, given=origins)
 
 
 def _frozen(value: Any) -> Any:

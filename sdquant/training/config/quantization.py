@@ -183,8 +183,7 @@ def _own(number: int, values: Mapping[str, Any]) -> QuantizationRule:
 
 
 def _for_training(rule: QuantizationRule, shards: Shards | None) -> QtRule:
-    values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(rule)}
-    qt_rule = QtRule(**values)
+    qt_rule = QtRule(**vars(rule))
     own = qt_rule.bwd_weight_grad_tile_size is not None or qt_rule.bwd_weight_grad_shards is not None
     if shards is None or qt_rule.bwd_qtype is None or own:
         return qt_rule

@@ -77,42 +77,32 @@ def _size(value: Any) -> int | str:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    for entry in _entries(value):
-        if not isinstance(entry, str):
-            raise ValueError(f"it contains {told(entry)}")
-    return tuple(value)
+    return _entries(value, str)
 
 
-def _parts(value: Any) -> tuple[str, ...] | dict[str, Any]:
+def _parts(value: Any) -> tuple[str, ...] | dict[str, str]:
     if not isinstance(value, Mapping):
         return _names(value)
-    for one in value.values():
-        if not isinstance(one, str):
-            raise ValueError(f"it contains {told(one)}")
-    return dict(value)
+    return dict(zip(value, _names([*value.values()]), strict=True))
 
 
 def _mappings(value: Any) -> tuple[dict[str, Any], ...]:
-    for entry in _entries(value):
-        if not isinstance(entry, Mapping):
+    return tuple(dict(entry) for entry in _entries(value, Mapping))
+
+
+def _entries(value: Any, kind: type) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"it is {told(value)}")
+    for entry in value:
+        if not isinstance(entry, kind):
             raise ValueError(f"it contains {told(entry)}")
-    return tuple(dict(entry) for entry in value)
-
-
-def _entries(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    raise ValueError(f"it is {told(value)}")
+    return tuple(value)
 
 
 def _dict(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise ValueError(f"it is {told(value)}")
-
-
-def _as_it_is(text: str) -> str:
-    return text
 
 
 def _truth(text: str) -> Any:
@@ -126,7 +116,7 @@ def _scalar(text: str) -> Any:
 def _literal(text: str) -> Any:
     """JSON, or a Python literal."""
     with contextlib.suppress(ValueError):  # the other spelling is tried next
-        return strict_json.parse(text, constants=False)
+        return _json(text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # "\d" in a pattern
@@ -145,7 +135,7 @@ def _json(text: str) -> Any:
 KINDS: Mapping[str, ValueType] = {
     row.name: row
     for row in (
-        ValueType(name="str", said="text", example="text", read=_str, parse=_as_it_is),
+        ValueType(name="str", said="text", example="text", read=_str, parse=str),
         ValueType(name="int", said="a whole number", example="4", read=_int, parse=_scalar),
         ValueType(name="float", said="a number", example="0.5", read=_float, parse=_scalar),
         ValueType(name="number", said="a number, whole or not", example="128", read=_number, parse=_scalar),
