@@ -10,7 +10,12 @@ from typing import Any
 
 import bitsandbytes
 import torch
-from comfy_kitchen.tensor import TensorCoreFP8Layout, TensorWiseINT8Layout
+from comfy_kitchen.tensor import (
+    TensorCoreFP8Layout,
+    TensorCoreMXFP8Layout,
+    TensorCoreNVFP4Layout,
+    TensorWiseINT8Layout,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -94,6 +99,11 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
         codes, scale = floats.pop(f"{module}.weight"), floats.pop(f"{module}.weight_scale")
         if codes.ndim != 2:
             raise Refused(f"{module} is no linear layer")
+        if conf["format"] in ("nvfp4", "mxfp8"):
+            second = floats.pop(f"{module}.weight_scale_2", None)
+            floats[f"{module}.weight"] = _blocks(module, conf["format"], codes, scale, second)
+            packed.add(f"{module}.weight")
+            continue
         layout: Any
         options: dict[str, Any] = {}
         if conf["format"] == "float8_e4m3fn":
@@ -112,3 +122,23 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
         floats[f"{module}.weight"] = layout.dequantize(codes, params)
         packed.add(f"{module}.weight")
     return floats, packed
+
+
+def _blocks(module: str, kind: str, codes: Tensor, scale: Tensor, second: Tensor | None) -> Tensor:
+    """A weight with scales of blocks, as ComfyUI hands it to its library; the model knows the size without padding."""
+    each = 16 if kind == "nvfp4" else 32
+    width = codes.shape[1] * (2 if kind == "nvfp4" else 1)
+    if len(codes) % each or width % each or scale.shape != (-(-len(codes) // 128) * 128, -(-width // each // 4) * 4):
+        raise Refused(f"{module}: {kind} is padded, and so are its scales: {codes.shape}, {scale.shape}")
+    shape = (len(codes), width)
+    if kind == "nvfp4":
+        if codes.dtype != torch.uint8 or scale.dtype != torch.float8_e4m3fn or second is None or second.shape != ():
+            raise Refused(f"{module}: {codes.dtype} {scale.dtype} and one number")
+        four = TensorCoreNVFP4Layout.Params(scale=second, block_scale=scale, orig_dtype=torch.float32, orig_shape=shape)
+        return TensorCoreNVFP4Layout.dequantize(codes, four)
+    if codes.dtype != torch.float8_e4m3fn or scale.dtype != torch.uint8 or second is not None:  # `to` would change E8M0
+        raise Refused(f"{module}: {codes.dtype} {scale.dtype}")
+    eight = TensorCoreMXFP8Layout.Params(
+        scale=scale.view(torch.float8_e8m0fnu), orig_dtype=torch.float32, orig_shape=shape
+    )
+    return TensorCoreMXFP8Layout.dequantize(codes, eight)

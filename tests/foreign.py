@@ -193,7 +193,7 @@ def _comfy(kind: str) -> Callable[[Path], Path]:
     """A lone file of ComfyUI's, by its own library: listed in the metadata, or with a line beside each weight."""
 
     def make(folder: Path) -> Path:
-        from comfy_kitchen.tensor import TensorCoreMXFP8Layout, TensorWiseINT8Layout
+        from comfy_kitchen.tensor import TensorCoreMXFP8Layout, TensorCoreNVFP4Layout, TensorWiseINT8Layout
 
         tensors: dict[str, Tensor] = {}
         layers: dict[str, Any] = {}
@@ -205,6 +205,12 @@ def _comfy(kind: str) -> Callable[[Path], Path]:
             if kind == "mxfp8":
                 codes, params = TensorCoreMXFP8Layout.quantize(tensor)
                 layers[stem[:-1]] = {"format": kind}
+            elif kind == "nvfp4":
+                codes, block_params = TensorCoreNVFP4Layout.quantize(tensor.float())
+                layers[stem[:-1]] = {"format": kind}
+                tensors |= {name: codes, stem + "weight_scale": block_params.block_scale}
+                tensors[stem + "weight_scale_2"] = block_params.scale
+                continue
             elif kind == "convrot":
                 # Rotated in float32, as published files are; the library would rotate in the weight's own dtype.
                 group = next(size for size in (256, 64, 16) if tensor.shape[1] % size == 0)
@@ -234,7 +240,8 @@ ROWS: dict[str, Row] = {
     "fp8 e5m2": Row("fp8", "float8_e5m2", _float8("e5m2"), config=False),
     "fp8 comfy_quant": Row("fp8", "*.weight_scale", _float8("quant"), config=False),
     "fp8 in blocks": Row("fp8", "*.weight_scale_inv", _float8_blocks),
-    "fp8 mxfp8": Row("fp8", "*.weight_scale", _comfy("mxfp8"), config=False),
+    "comfy mxfp8": Row("mxfp8", "ComfyUI's mxfp8", _comfy("mxfp8"), config=False),
+    "comfy nvfp4": Row("comfy:nvfp4", "ComfyUI's nvfp4", _comfy("nvfp4"), config=False),
     "comfy int8": Row("int8_row", "int8_tensorwise", _comfy("int8_tensorwise"), config=False),
     "comfy convrot": Row("int8_convrot", "rotated in groups of", _comfy("convrot"), config=False),
     "lone nf4": Row("nf4", "quant_state", _bnb_lone("nf4"), config=False),

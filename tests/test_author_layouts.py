@@ -136,7 +136,7 @@ def test_fused_weights_with_scales_of_blocks(kind: str, bfl: layouts.State, flux
     packs = dict(quantized(pipe.transformer))
     assert len(packs) > 20
     for name, packed in packs.items():
-        assert torch.equal(backends.get("bnb").decode(packed, torch.bfloat16), plainly[name]), name
+        assert torch.equal(packed.spec.scheme.codec.decode(packed, torch.bfloat16), plainly[name]), name
 
 
 @pytest.mark.parametrize("scheme", ["nf4", "fp4", "nf4,block_size=128", "bnb-int8", "fp8,packing=float8"])

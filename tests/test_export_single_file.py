@@ -29,7 +29,7 @@ MODELS = [("digits-sd", "input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight
           ("digits-flux", "double_blocks.0.img_attn.qkv.weight")]  # fmt: skip
 # How far a decoded weight is from what it was, as a share of it; bfloat16 weights of the shipped models.
 ERROR = {"nf4": 0.12, "fp4": 0.15, "fp8": 0.05, "qint8": 0.02, "int8_row": 0.02,
-         "int8_tensor": 0.05, "int8_convrot": 0.02}  # fmt: skip
+         "int8_tensor": 0.05, "int8_convrot": 0.02, "mxfp8": 0.05, "comfy:nvfp4": 0.15}  # fmt: skip
 
 # Other schemes write the same format, whose files do not say which.
 READ_AS = {"qint8": "int8_row"}

@@ -30,6 +30,6 @@ Found = PrequantizedWeight  # its name in the first backends outside of this pac
 
 __all__ = [
     "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "Backend", "Found", "PrequantizedWeight",
-    "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy_details", "comfy_entry", "get", "gguf", "names",
+    "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_details", "comfy_entry", "get", "gguf", "names",
     "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

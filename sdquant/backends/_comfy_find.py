@@ -8,16 +8,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..core import ROTATION, PackedSpec, PrequantizedWeight, TensorInfo, leaf
 
 METADATA = "_quantization_metadata"  # the entry of a file's metadata that says of all layers what their tensors say
-INT8 = "int8_tensorwise"
-# The formats of this backend, and the dtype of their codes.
-FORMATS: Mapping[str, str] = {INT8: "int8"}
+TILED = "tiled"  # in the details of weights found: scales are in tiles, and padded
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
 _HINTS = ("comfy_quant", "input_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format of layers.
+
+    Attributes:
+        name: in ComfyUI's files. schemes: here; `_scheme` chooses one for a weight. words: what it is, for people.
+        codes: their dtype.
+        parts: last words of the file key of each other part, in all spellings. optional: parts that may be missing.
+        details: of each weight, from the format alone.
+        group: weights that share a scale of one byte, where the file's scales are padded; 0 elsewhere.
+    """
+
+    name: str
+    schemes: tuple[str, ...]
+    words: str
+    codes: str
+    parts: Mapping[str, tuple[str, ...]]
+    optional: frozenset[str] = frozenset()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    group: int = 0
+
+
+_SCALE = {"scale": ("weight_scale",)}
+INT8 = "int8_tensorwise"
+ROWS: tuple[Format, ...] = (
+    Format(
+        name=INT8,
+        schemes=("int8_row", "int8_tensor", "int8_convrot"),
+        words="int8 codes",
+        codes="int8",
+        parts=_SCALE,
+    ),
+    Format(
+        name="nvfp4",
+        schemes=("comfy:nvfp4",),
+        words="4-bit floats, the even column in the high half of a byte, scales of 16 in tiles",
+        codes="uint8",
+        parts={**_SCALE, "factor": ("weight_scale_2",), "columns": ("pre_quant_scale",)},
+        optional=frozenset({"columns"}),
+        details={TILED: True},
+        group=16,
+    ),
+    Format(
+        name="mxfp8",
+        schemes=("mxfp8",),
+        words="8-bit floats, powers of two as scales of 32, in tiles",
+        codes="float8_e4m3fn",
+        parts=_SCALE,
+        details={TILED: True},
+        group=32,
+    ),
+)
+_BY_NAME = {row.name: row for row in ROWS}
+_BY_SCHEME = {scheme: row for row in ROWS for scheme in row.schemes}
+# The formats of this backend, and the dtype of their codes.
+FORMATS: Mapping[str, str] = {row.name: row.codes for row in ROWS}
 
 
 def details_of(scheme: str, columns: int) -> dict[str, Any]:
@@ -29,32 +86,60 @@ def details_of(scheme: str, columns: int) -> dict[str, Any]:
 def entry(spec: PackedSpec) -> dict[str, Any]:
     """Return what ComfyUI's files say of the layer of a weight, as JSON values in comfy-kitchen's order."""
     turned = {"convrot": True, "convrot_groupsize": spec.rotation} if spec.rotation else {}
-    return {"format": INT8, **turned}
+    return {"format": _BY_SCHEME[spec.scheme.name].name, **turned}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
     """See `Backend.find`. `config` may contain "comfy", what the file says of each of its weights."""
     rows = config.get("comfy") or {}
-    return [_int8(name, tensors, row) for name, row in rows.items() if row["format"] == INT8]
+    return [
+        _weight(name, tensors, row, _BY_NAME[row["format"]]) for name, row in rows.items() if row["format"] in _BY_NAME
+    ]
 
 
-def _int8(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]) -> PrequantizedWeight:
-    keys = {"codes": name, "scale": leaf(name, "weight_scale")}
-    scale, is_rotated = tensors.get(keys["scale"]), ROTATION in row
-    whole = scale is not None and (not scale.shape or (math.prod(scale.shape) == 1 < tensors[name].shape[0]))
-    scheme = "int8_convrot" if is_rotated else "int8_tensor" if whole else "int8_row"
-    scales = "one scale" if whole else "a scale for each row"
-    turned = f", rotated in groups of {row[ROTATION]}" if is_rotated else ""
+def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any], form: Format) -> PrequantizedWeight:
+    keys = {"codes": name}
+    for part, words in form.parts.items():
+        here = [key for key in (leaf(name, word) for word in words) if key in tensors]
+        keys |= {part: here[0]} if here else {}
+    whole = form.name == INT8 and _is_single(tensors, name, keys.get("scale", ""))
+    scales = ("one scale" if whole else "a scale for each row") + " in *.weight_scale" if form.name == INT8 else ""
+    turned = f"rotated in groups of {row[ROTATION]}" if ROTATION in row else ""
+    evidence = ", ".join(words for words in (form.words, scales, turned) if words)
     return PrequantizedWeight(
         name=name,
-        scheme=scheme,
-        keys={part: key for part, key in keys.items() if key in tensors},
+        scheme=_scheme(form, row, whole),
+        keys=keys,
         extra=tuple(key for key in (leaf(name, hint) for hint in _HINTS) if key in tensors),
-        evidence=f"ComfyUI's {INT8}: int8 codes, {scales} in *.weight_scale{turned}",
-        details={ROTATION: row[ROTATION]} if is_rotated else {},
+        evidence=f"ComfyUI's {form.name}: {evidence}",
+        details={**form.details, **({ROTATION: row[ROTATION]} if ROTATION in row else {})},
+        nbytes=_nbytes(form, tensors[name]),
     )
+
+
+def _scheme(form: Format, row: Mapping[str, Any], whole: bool) -> str:
+    """Return the scheme of a weight. whole: it has one scale."""
+    if form.name == INT8:
+        return "int8_convrot" if ROTATION in row else "int8_tensor" if whole else "int8_row"
+    return form.schemes[0]
+
+
+def _is_single(tensors: Mapping[str, TensorInfo], name: str, key: str) -> bool:
+    """Return whether a weight of several rows has one scale."""
+    scale = tensors.get(key)
+    return scale is not None and (not scale.shape or math.prod(scale.shape) == 1 < tensors[name].shape[0])
+
+
+def _nbytes(form: Format, codes: TensorInfo) -> int | None:
+    """Return the bytes in memory of a weight with padded scales in its file; None if it is as large there."""
+    each = {"uint8": 2}.get(codes.dtype, 1)  # weights in a byte
+    return codes.nbytes + -(-codes.nbytes * each // form.group) if form.group else None
 
 
 def missing(found: PrequantizedWeight) -> str | None:
     """See `Backend.missing`."""
-    return None if "scale" in found.keys else leaf(found.name, "weight_scale")
+    form = _BY_SCHEME[found.scheme]
+    needed = ((part, words[0]) for part, words in form.parts.items() if part not in form.optional)
+    # sdquant's own files have the factor of the scales among the details.
+    there = found.keys.keys() | found.details.keys()
+    return next((leaf(found.name, word) for part, word in needed if part not in there), None)

@@ -29,7 +29,6 @@ from ..core import (
     PrequantizedWeight,
     TensorSpec,
     Unfit,
-    code_tables,
     dtype_name,
     registry,
 )
@@ -39,7 +38,8 @@ from ._bnb_codec import Codec, bad, require
 from ._bnb_library import tile
 from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
-from ._float8_scales import factors, fitted, grid_shape, rows_of_scales
+from ._float8_scales import factors, fitted, rows_of_scales
+from ._float8_values import float8_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ class Float8(Codec):
         step = max(1, tile(out.device, codes.numel()) // max(1, math.prod(codes.shape[1:])))
         for row in range(0, codes.shape[0], step):
             rows = slice(row, min(row + step, codes.shape[0]))
-            values = _values(codes[rows])
+            values = float8_values(codes[rows])
             if scale is not None and block is not None:
                 values.mul_(rows_of_scales(scale, rows, block, codes.shape[1]))
             elif scale is not None:
@@ -115,13 +115,9 @@ class Float8(Codec):
         return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, "scale": scale})
 
     def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        mx = _format(detected, get) == "mxfp8"
+        _check_marker(detected, get)
         key, codes = require(detected, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
-        if mx and len(shape) == 2 == codes.ndim and tuple(codes.shape) == tuple(-(-n // 32) * 32 for n in shape):
-            padded, codes = tuple(codes.shape), codes[: shape[0], : shape[1]].contiguous()
-        else:
-            padded = shape
         if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
             raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, but the model needs float8 {list(shape)}")
         if not codes.numel():
@@ -130,15 +126,10 @@ class Float8(Codec):
         details: dict[str, Any] = {"packing": "float8"}
         if "scale" in detected.keys:
             key, scale = require(detected, "scale", get)
-            scale, block = fitted(key, scale, padded, dict(detected.details), mx=mx)
-            if padded != shape and block is not None:
-                rows, columns = grid_shape(shape, block)
-                scale = scale[:rows, :columns].contiguous()
+            scale, block = fitted(key, scale, shape, dict(detected.details))
             parts["scale"] = scale
             details |= {"block": list(block)} if block is not None else {}
             details |= {"scale": "e8m0"} if scale.dtype == torch.uint8 else {}
-        elif mx:
-            raise bad(detected.name, "it is in MXFP8, but the file has no scales for it")
         # The file does not say what was encoded; bfloat16 holds every value of float8.
         return Packed(spec=_spec(registry.scheme(detected.scheme), shape, "bfloat16", details), parts=parts)
 
@@ -151,20 +142,12 @@ def _encode(rows: Tensor) -> dict[str, Tensor]:
     return {"codes": codes.contiguous(), "scale": scale}
 
 
-def _values(codes: Tensor) -> Tensor:
-    """Convert float8 codes to float32. On a CPU by table: torch's own conversion takes four times as long there."""
-    if codes.device.type != "cpu":
-        return codes.float()
-    table = code_tables.float8_values(codes.dtype, torch.float32, codes.device)
-    return table.index_select(0, codes.view(torch.uint8).reshape(-1).int()).view(codes.shape)
-
-
 def _spec(scheme: Scheme, shape: tuple[int, ...], dtype: str, details: dict[str, Any] | None = None) -> PackedSpec:
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
 
 
-def _format(detected: PrequantizedWeight, get: Callable[[str], Tensor]) -> str | None:
-    """Return ComfyUI's name of the weight's format, if the file has one. Raise BadFileError for an unknown scale."""
+def _check_marker(detected: PrequantizedWeight, get: Callable[[str], Tensor]) -> None:
+    """Raise BadFileError for a scale that is not known, or a format in ComfyUI's marker that is another one."""
     format_name = detected.details.get("format")
     for key in detected.extra:
         last = key.rpartition(".")[2]
@@ -177,7 +160,6 @@ def _format(detected: PrequantizedWeight, get: Callable[[str], Tensor]) -> str |
             raise bad(key, f"the file also has {detected.keys['scale']!r}, but a weight has only one scale")
         elif last not in HINTS and last != WHOLE:
             raise bad(key, f"it looks like a scale, but sdquant only knows {', '.join('X.' + name for name in SCALES)}")
-    return format_name
 
 
 def _marked(key: str, line: Tensor) -> str:
@@ -188,5 +170,5 @@ def _marked(key: str, line: Tensor) -> str:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise bad(key, f"it says the weight is in format {kind!r}, but sdquant only reads {', '.join(FORMATS)}")
+        raise bad(key, f"it says that the weight is in format {kind!r}, which is none of {', '.join(FORMATS)}")
     return str(kind)

@@ -23,7 +23,6 @@ FORMATS: Mapping[str, str] = {
     "float8_e4m3fn_blockwise": "float8_e4m3fn",
     "float8_e4m3fn_block3d": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
-    "mxfp8": "float8_e4m3fn",
 }
 # Other formats that use float8 tensors under the same names, with scales of their own.
 _FOREIGN = ("sdnq", "quanto", "torchao", "auto-round")
@@ -39,9 +38,15 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     quantization = config.get("quantization_config") or {}
     if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
         return []
-    names = [key for key, info in tensors.items() if info.dtype in FLOAT8 and key.rpartition(".")[2] == "weight"]
-    neighbours = _neighbours(tensors, names)
     details, formats = _said(quantization), config.get("comfy") or {}
+    names = [
+        key
+        for key, info in tensors.items()
+        if info.dtype in FLOAT8
+        and key.rpartition(".")[2] == "weight"
+        and (key not in formats or formats[key]["format"] in FORMATS)
+    ]
+    neighbours = _neighbours(tensors, names)
     candidates = (
         _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
         for name in names
@@ -127,5 +132,4 @@ def _weight(
         extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
         details={"packing": "float8", **details},
-        nbytes=info.nbytes + -(-info.nbytes // 32) if details.get("format") == "mxfp8" else None,  # without the padding
     )

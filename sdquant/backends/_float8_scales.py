@@ -1,9 +1,7 @@
 """The scales of float8 weights in files: of the whole weight, of each row, or of blocks of it.
 
 A scale is a float, or its exponent alone (E8M0: 2 to the power of a byte less 127), which stays a byte here.
-Blocks are [rows, columns] of the weight: DeepSeek's and transformers' fine-grained fp8 has 128 x 128, MXFP8 1 x 32.
-MXFP8's scales lie in the order in which the tensor cores of Blackwell want them: tiles of 128 rows and 4 columns
-("1D block scaling factors layout" of the cuBLAS documentation).
+Blocks are [rows, columns] of the weight: DeepSeek's and transformers' fine-grained fp8 has 128 x 128.
 """
 
 from __future__ import annotations
@@ -19,18 +17,15 @@ from ._bnb_codec import bad, scales
 Block = tuple[int, int]
 
 _E8M0: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)  # since torch 2.7
-_MX = (1, 32)
 _LEAST = 16  # no format has smaller blocks, but for those of a single row
 _USUAL = 128  # both sides of DeepSeek's blocks, of which the last in a row or column may be cut off
 
 
-def fitted(
-    key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, Any], *, mx: bool
-) -> tuple[Tensor, Block | None]:
+def fitted(key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, Any]) -> tuple[Tensor, Block | None]:
     """Return the scales of a weight of `shape`, and the block size; None for scales of the whole weight or its rows.
 
     Args:
-        key: the file key of `scale`. details: the weight's metadata in the file. mx: whether it is MXFP8.
+        key: the file key of `scale`. details: the weight's metadata in the file.
 
     Returns:
         float32, or uint8 of exponents: [1 or rows, 1...], or [rows of blocks, columns of blocks].
@@ -38,11 +33,6 @@ def fitted(
     Raises:
         BadFileError: it is of a dtype or shape that no known format has.
     """
-    if mx:
-        if scale.dtype not in (torch.uint8, _E8M0):
-            raise bad(key, f"MXFP8 scales must be exponents of one byte, but these are {scale.dtype}")
-        grid = _untiled(key, _exponents(key, scale.view(torch.uint8)), shape)
-        return grid, _MX
     exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
     scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
     ones, file_block = (1,) * (len(shape) - 1), details.get("block")
@@ -107,16 +97,3 @@ def _exponents(key: str, scale: Tensor) -> Tensor:
     if bool((scale == 255).any()):
         raise bad(key, "a scale is not a number")
     return scale
-
-
-def _untiled(key: str, tiled: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
-    if len(shape) != 2:
-        raise bad(key, f"MXFP8 weights must have two dimensions, but this one has {len(shape)}")
-    rows, columns = grid_shape(shape, _MX)
-    down, across = math.ceil(rows / 128), math.ceil(columns / 4)
-    if tiled.numel() != down * 128 * across * 4:
-        raise bad(key, f"it has {tiled.numel()} scales, but an MXFP8 weight of {list(shape)} has {down * across * 512}")
-    # In a tile, row r and column c are at (r % 32) * 16 + r // 32 * 4 + c.
-    tiles = tiled.reshape(down, across, 32, 4, 4).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(down * 128, across * 4)[:rows, :columns].contiguous()

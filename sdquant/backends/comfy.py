@@ -1,21 +1,14 @@
-"""ComfyUI's own formats, those of its library comfy-kitchen: 8-bit integers, plain or rotated (ConvRot).
+"""ComfyUI's own formats, those of its library comfy-kitchen (Apache-2.0), which is not needed here.
 
-A weight is codes * scale. With ConvRot it was rotated along its inputs before it was quantized (`core.hadamard`), so
-that no column is much larger than the others, and is rotated back when it is dequantized; the activations are rotated
-instead where a layer computes with the codes. Codes and scales are those that comfy-kitchen makes of a float32 weight.
-
-Formats: `TensorWiseINT8Layout` of comfy-kitchen (Apache-2.0), which is not needed here.
+What is made is equal to what comfy-kitchen makes of a float32 weight. Each format has a codec in a file of its own.
 """
 
 from __future__ import annotations
 
-import json
-import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
-    COMPUTE_DTYPES,
-    ROTATION,
     Backend,
     Packed,
     PackedLayout,
@@ -26,12 +19,7 @@ from ..core import (
     Scheme,
     TensorInfo,
     TensorSpec,
-    Unfit,
-    dtype_name,
-    leaf,
-    registry,
 )
-from ..errors import BadFileError
 from . import _comfy_find
 
 if TYPE_CHECKING:
@@ -40,62 +28,33 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_LARGEST = 127
-_LEAST = 1e-30  # the smallest scale, of rows of zeros
+    from ._comfy_codec import ComfyCodec
 
 
-def _scheme(name: str, summary: str) -> Scheme:
-    return Scheme(name=name, backend="comfy", bits=8, summary=summary)
+def _scheme(name: str, bits: float, summary: str, group: int | None = None) -> Scheme:
+    return Scheme(name=name, backend="comfy", bits=bits, summary=summary, group=group)
 
 
 class Comfy(Backend):
-    """Parts: codes, int8 [out, in]; scale, float32 [out, 1], or [] for int8_tensor."""
+    """See the module. Parts are those of the codecs."""
 
     name: ClassVar[str] = "comfy"
     title: ClassVar[str] = "ComfyUI"
     requires: ClassVar[Requirement | None] = None
     magnitudes: ClassVar[frozenset[str]] = frozenset({"scale"})
     schemes: ClassVar[tuple[Scheme, ...]] = (
-        _scheme("int8_convrot", "8-bit integers of the rotated weight (ConvRot), a scale per output row"),
-        _scheme("int8_row", "8-bit integers, a scale per output row"),
-        _scheme("int8_tensor", "8-bit integers, one scale for the weight"),
+        _scheme("int8_convrot", 8, "8-bit integers of the rotated weight (ConvRot), a scale per output row"),
+        _scheme("int8_row", 8, "8-bit integers, a scale per output row"),
+        _scheme("int8_tensor", 8, "8-bit integers, one scale for the weight"),
+        _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
+        _scheme("comfy:nvfp4", 4, "4-bit floats (E2M1), an 8-bit float as scale of 16 weights, one for all", 16),
     )
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        if dtype not in COMPUTE_DTYPES:
-            raise Unfit(f"ComfyUI's formats can only quantize {', '.join(COMPUTE_DTYPES)}, not {dtype}")
-        if len(shape) != 2 or not math.prod(shape):
-            raise Unfit(f"ComfyUI's formats are for linear layers and embeddings, not for weights of {list(shape)}")
-        scale = () if spec.scheme.name == "int8_tensor" else (shape[0], 1)
-        return {"codes": TensorSpec(dtype="int8", shape=shape), "scale": TensorSpec(dtype="float32", shape=scale)}
+        return _codec(spec.scheme).layout(spec, shape, dtype)
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
-
-    def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
-        import torch
-
-        from ..core import hadamard
-        from ._chunks import by_rows
-
-        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
-        layout = self.layout(spec, shape, dtype)
-        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
-        whole = None
-        if not layout["scale"].shape:
-            low, high = torch.aminmax(weight.detach())
-            whole = _scale(torch.maximum(-low, high).float())
-
-        def encode(rows: Tensor) -> dict[str, Tensor]:
-            values = rows.float()
-            if described.rotation:
-                values = hadamard.rotate_by_matrix(values, described.rotation)
-            scale = _scale(values.abs().amax(dim=1, keepdim=True)) if whole is None else whole
-            codes = (values / scale).round_().clamp_(-_LARGEST - 1, _LARGEST).to(torch.int8)
-            return {"codes": codes} if whole is not None else {"codes": codes, "scale": scale}
-
-        parts = by_rows(weight.detach(), layout, encode)
-        return Packed(spec=described, parts=parts if whole is None else {**parts, "scale": whole})
+        return _codec(spec.scheme).encode(weight, spec)
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
@@ -105,40 +64,29 @@ class Comfy(Backend):
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        from ..kernels import hadamard
-        from ._chunks import CHUNK, CHUNK_ELSEWHERE
-
-        codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation
-        step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, codes.shape[1]))
-        for start in range(0, codes.shape[0], step):
-            rows = slice(start, start + step)
-            values = codes[rows] * (scale[rows] if scale.ndim else scale)
-            out[rows].copy_(hadamard.rotate(values, rotation) if rotation else values)
+        _codec(packed.spec.scheme).decode_into(packed, out)
 
     def form(self, packed: Packed) -> PackedLayout | None:
-        if packed.spec.rotation:
-            return None
-        rows, columns = packed.spec.shape
-        group = columns if packed.parts["scale"].ndim else rows * columns
-        return PackedLayout(rows=rows, columns=columns, codes="codes", packing="int8", group=group, scale="scale")
+        return _codec(packed.spec.scheme).form(packed)
 
     def by_row(self, packed: Packed) -> bool:
-        return True
+        return _codec(packed.spec.scheme).by_row(packed)
 
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
         return QuantSpec(packed.scheme)
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
-        return self._encode(weight, QuantSpec(packed.scheme), packed.details)
+        return _codec(packed.scheme).encode_as(weight, packed)
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return {"codes": name, "scale": leaf(name, "weight_scale")}[part]
+        return _codec(spec.scheme).key(name, part)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        import torch
+        return _codec(packed.spec.scheme).write(name, packed)
 
-        line = json.dumps(_comfy_find.entry(packed.spec)).encode()
-        return {**super().write(name, packed), leaf(name, "comfy_quant"): torch.tensor(list(line), dtype=torch.uint8)}
+    def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        """Return the tensors of ComfyUI's own files for weight `name`; `packed` may be on the meta device."""
+        return _codec(packed.spec.scheme).export(name, packed)
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         return _comfy_find.find(tensors, config)
@@ -147,47 +95,25 @@ class Comfy(Backend):
         return _comfy_find.missing(found)
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        import torch
-
-        from ..core import hadamard
-        from ._bnb_codec import bad, require, scales
-
-        key, codes = require(found, "codes", get)
-        shape = tuple(codes.shape) if shape is None else tuple(shape)
-        if codes.dtype != torch.int8 or codes.ndim != 2 or tuple(codes.shape) != shape or not codes.numel():
-            raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, but {list(shape)} in int8 is needed")
-        details = {name: value for name, value in found.details.items() if name == ROTATION}
-        for rotation in details.values():
-            if not hadamard.is_regular(rotation) or shape[1] % rotation:
-                raise _no_rotation(found.name, rotation, shape[1])
-        key, scale = require(found, "scale", get)
-        scale = scales(key, scale)
-        if scale.numel() == 1 and (found.scheme == "int8_tensor" or shape[0] > 1):
-            scale = scale.reshape(())
-        elif found.scheme != "int8_tensor" and tuple(scale.shape) in ((), shape[:1], (shape[0], 1)):
-            scale = scale.reshape(shape[0], 1)
-        else:
-            raise bad(
-                key, f"its shape is {list(scale.shape)}, but it must be one scale or one for each of {shape[0]} rows"
-            )
-        # The file does not say what was encoded: bfloat16, unless sdquant's metadata says something else.
-        dtype = found.details.get("dtype", "bfloat16")
-        spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype, details=details)
-        return Packed(spec=spec, parts={"codes": codes, "scale": scale})
+        return _codecs()[found.scheme].read(found, shape, get)
 
 
-def _scale(largest: Tensor) -> Tensor:
-    from ..utils.tensors import divided
+@lru_cache(maxsize=1)
+def _codecs() -> Mapping[str, ComfyCodec]:
+    # Inside a function, because the codecs import torch and listing schemes must not.
+    from ._comfy_int8 import Int8
+    from ._comfy_mxfp8 import Mxfp8
+    from ._comfy_nvfp4 import Nvfp4
 
-    return divided(largest, _LARGEST).clamp_(min=_LEAST)
+    return {
+        **dict.fromkeys(("int8_convrot", "int8_row", "int8_tensor"), Int8()),
+        "mxfp8": Mxfp8(),
+        "comfy:nvfp4": Nvfp4(),
+    }
 
 
-def _no_rotation(name: str, rotation: object, columns: int) -> BadFileError:
-    return BadFileError(
-        f"Cannot read weight {name!r}",
-        f"it is rotated in groups of {rotation!r}, but groups are powers of 4 that divide its {columns} inputs",
-        "Download the file again from its source",
-    )
+def _codec(scheme: Scheme) -> ComfyCodec:
+    return _codecs()[scheme.name]
 
 
 BACKEND = Comfy()

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .backend import OFFSET, ROTATION, Backend, Packed, PackedSpec, QuantSpec, Scheme, Unfit, layer_name
+    from .backend import (
+        FACTOR,
+        NUMBERS,
+        OFFSET,
+        ROTATION,
+        Backend,
+        Packed,
+        PackedSpec,
+        QuantSpec,
+        Scheme,
+        Unfit,
+        layer_name,
+    )
     from .choices import LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
     from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
     from .options import Option, Requirement
@@ -24,11 +36,11 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FLOATS", "LONE", "MAIN", "METHOD", "NO_OFFLOAD",
-    "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION", "Activations", "Backend",
-    "Cut", "FloatGemm", "Geometry", "Option", "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight", "QuantSpec",
-    "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit", "check_offload_mode", "choices", "code_tables",
-    "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "hadamard", "is_range",
-    "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
+    "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "LONE", "MAIN", "METHOD", "NO_OFFLOAD",
+    "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION", "Activations",
+    "Backend", "Cut", "FloatGemm", "Geometry", "Option", "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight",
+    "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit", "check_offload_mode", "choices",
+    "code_tables", "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "hadamard",
+    "is_range", "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
     "require_sound", "torch_dtypes",
 ]  # fmt: skip

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # All that a backend is written with.
 __all__ = [
     "DTYPE_BITS",
+    "FACTOR",
+    "NUMBERS",
     "OFFSET",
     "PLAIN_ONLY",
     "ROTATION",
@@ -50,6 +52,10 @@ __all__ = [
 
 # Key in the details of weights with doubly quantized scales: a float32 number that is added to every scale.
 OFFSET = "offset"
+# Key in the details of weights whose scales have a common factor: a float32 number that multiplies every scale.
+FACTOR = "factor"
+# The keys of numbers that belong to a weight's values, as its parts do: state dicts have them as tensors.
+NUMBERS = (OFFSET, FACTOR)
 # Key in the details of rotated weights: the group size of `core.hadamard`.
 ROTATION = "rotation"
 
@@ -63,7 +69,7 @@ class Scheme:
     """A quantization scheme: one row of the registry.
 
     Attributes:
-        name: canonical lower-case name, what the user types.
+        name: canonical lower-case name, what the user types; `backend:name` where another backend has the name.
         backend: the name of the backend that encodes and decodes it.
         codec: that backend, once there is one.
         bits: nominal bits per code, without scales.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Backend", "QuantSpec", "Scheme", "backends", "get", "names", "of_scheme", "packed_spec", "parse",
+    "Backend", "QuantSpec", "Scheme", "backends", "get", "names", "namesakes", "of_scheme", "packed_spec", "parse",
     "scheme", "schemes",
 ]  # fmt: skip
 
@@ -124,18 +124,23 @@ def schemes() -> tuple[Scheme, ...]:
 def scheme(name: str) -> Scheme:
     """Return the scheme called `name`: case-insensitive, `backend:scheme` or just the scheme.
 
+    Where two backends have a name, the scheme of the later one has its backend in its own name ("comfy:nvfp4"), and the
+    bare name is that of the other.
+
     Raises:
         UnknownQuantError: there is none; its fix suggests similar ones.
     """
-    backend, _, short = name.strip().lower().rpartition(":")
-    row = _schemes().get(short)
+    whole = name.strip().lower()
+    backend, _, short = whole.rpartition(":")
+    row = _schemes().get(whole) or _schemes().get(short)
     if row is not None and backend in ("", row.backend):
         return row
     if row is not None:
+        others = "".join(f", or {other.name!r}" for other in namesakes(row))
         raise UnknownQuantError(
             f"Unknown quantization {name!r}",
             f"{short!r} belongs to backend {row.backend!r}, not {backend!r}",
-            f"Use {row.name!r} or '{row.backend}:{row.name}'",
+            f"Use {row.name!r} or '{row.backend}:{row.name}'{others}",
         )
     why = "no backend has such a scheme"
     loose = LOOSE.get(re.sub(r"[^a-z0-9]", "", short))
@@ -149,6 +154,12 @@ def scheme(name: str) -> Scheme:
     raise UnknownQuantError(
         f"Unknown quantization {name!r}", why, f"{fix} {listing}" if fix.endswith("?") else f"{fix}; {listing}"
     )
+
+
+def namesakes(row: Scheme) -> tuple[Scheme, ...]:
+    """Return the schemes of other backends that have the same name but for a backend in front of it."""
+    short = row.name.rpartition(":")[2]
+    return tuple(other for other in schemes() if other != row and other.name.rpartition(":")[2] == short)
 
 
 def of_scheme(name: str) -> Backend:

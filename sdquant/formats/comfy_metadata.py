@@ -31,7 +31,10 @@ READ: Mapping[str, str] = {**FLOAT8_FORMATS, **COMFY_FORMATS}  # the formats tha
 _PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 _MOST = 4096  # bytes of a line; ComfyUI writes some tens
 _INT8 = "int8_tensorwise"
+_ROTATED = ("convrot_w4a4", "asym_w4a8_int8")  # the formats whose weights always are
 _GROUP = 256  # of a rotation whose size is not said
+# Other options that change what a weight means.
+_OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ def _different(
     """Yield the warning about weights of which the tensors and the metadata say different things."""
     if names:
         first = names[0]
-        one, other = (_rotation_in_words(rows[first]) for rows in (in_tensors, in_metadata))
+        one, other = (_in_words(rows[first]) for rows in (in_tensors, in_metadata))
         yield (
             f"{path.name}: of {len(names)} weights ({first!r} first) the *.{FLOAT8_MARKER} tensors say {one}, and the "
             f"metadata says {other}. The tensors are right in the files that are known for it, and were followed; "
@@ -112,8 +115,9 @@ def _different(
         )
 
 
-def _rotation_in_words(row: Mapping[str, Any]) -> str:
-    return f"rotated in groups of {row[ROTATION]}" if ROTATION in row else "not rotated"
+def _in_words(row: Mapping[str, Any]) -> str:
+    turned = f"rotated in groups of {row[ROTATION]}" if ROTATION in row else "not rotated"
+    return ", ".join([turned, *(f"{option} {row[option]!r:.40}" for option in _OPTIONS if option in row)])
 
 
 def _is_marker(key: str) -> bool:
@@ -181,7 +185,8 @@ def _read(row: Any) -> dict[str, Any]:
     is_rotated = options.get("convrot", False)
     if type(is_rotated) is not bool:
         raise TypeError(f"convrot {is_rotated!r} is neither true nor false")
-    return {"format": kind, **({ROTATION: options.get("convrot_groupsize", _GROUP)} if is_rotated else {})}
+    turned = {ROTATION: options.get("convrot_groupsize", _GROUP)} if is_rotated or kind in _ROTATED else {}
+    return {"format": kind, **turned, **{option: options[option] for option in _OPTIONS if option in options}}
 
 
 def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:

@@ -97,7 +97,13 @@ _verdicts: dict[tuple[object, ...], bool] = {}
 
 def _passes(reader: Reader, backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> bool:
     """Return whether the reader gives correct results for weights like this one; checked once for each kind."""
-    kind = replace(form, rows=0, columns=form.columns % 64, group=form.group if form.group < form.columns else 0)
+    kind = replace(
+        form,
+        rows=0,
+        columns=form.columns % 64,
+        group=form.group if form.group < form.columns else 0,
+        factor=1.0 if form.factor == 1.0 else 2.0,  # a number of each weight; whether there is one is another kernel
+    )
     key = (reader.name, kind, dtype, packed.device, *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:
         _verdicts[key] = _right(reader, backend, packed, dtype)

@@ -27,7 +27,8 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
     """
     packed = spec.scheme.codec.encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
-        if part.dtype in torch_dtypes.COMPUTE_DTYPES:
+        is_scale = part.is_floating_point() and part.numel() < weight.numel()  # codes may be floats, too
+        if is_scale or part.dtype in torch_dtypes.COMPUTE_DTYPES:
             require_finite(name, part, spec)
     return packed
 

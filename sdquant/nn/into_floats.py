@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core import OFFSET, Packed
+from ..core import NUMBERS, Packed
 from ..errors import IncompatibleError
 from .layer_factory import packed_of
 from .quantized_layers import QuantizedLayer
@@ -83,8 +83,9 @@ def _packed(layer: nn.Module, state: Mapping[str, Any], path: str) -> Packed | N
     if len(parts) < len(layer.part_names):
         return None
     spec = layer.spec
-    if OFFSET in spec.details and isinstance(state.get(prefix + OFFSET), Tensor):
-        spec = replace(spec, details={**spec.details, OFFSET: state[prefix + OFFSET].item()})
+    for name in NUMBERS:
+        if name in spec.details and isinstance(state.get(prefix + name), Tensor):
+            spec = replace(spec, details={**spec.details, name: state[prefix + name].item()})
     return Packed(spec=spec, parts=parts)
 
 

@@ -189,13 +189,13 @@ class QuantizedLayer(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        states.save_offset(self, destination, prefix)
+        states.save_numbers(self, destination, prefix)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load the layer; see `state_dict`. A packed weight in another memory layout is converted to this layer's."""
-        states.load_offset(self, state_dict, prefix, args[-1])
-        prepack.bring_into_order(state_dict, prefix + PREFIX, self.packed)
         states.quantize_floats(self, state_dict, prefix)
+        states.load_numbers(self, state_dict, prefix, args[-1])
+        prepack.bring_into_order(state_dict, prefix + PREFIX, self.packed)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -2,17 +2,18 @@
 
 Loading a state dict of other weights must leave the layer with those weights, or say why not. Three things differ from
 torch's own loading: float weights are quantized as the layer is; another memory layout is converted to the layer's; and
-the offset of doubly quantized scales, which the kernels take as a number, is stored as a tensor.
+the offset or factor of scales, which the kernels take as a number, is stored as a tensor.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core import OFFSET
+from ..core import NUMBERS, Packed, PackedSpec
 from ..errors import IncompatibleError, SettingsError
 from ..kernels import prepack
 from .packed_tensor import LayerWeight
@@ -42,6 +43,7 @@ def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> N
         assert own is not None
         layer.set_part(name, part if own.is_meta else part.to(own.device))
         state[f"{prefix}{PREFIX}{name}"] = part
+    state |= _numbers(packed.spec, prefix)
     if LIKE in layer._parameters:
         layer._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
         state.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
@@ -97,32 +99,45 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
         if part is None or (part.dtype, part.shape) != (own.dtype, own.shape):
             raise SettingsError(what, f"the new weight is packed in another way ({packed.spec.scheme})", "Use floats")
         own.data = part.detach().to(own.device)
-    layer._know(layer.packed)
+    numbers = {name: packed.spec.details[name] for name in NUMBERS if name in packed.spec.details}
+    spec = replace(layer.spec, details={**layer.spec.details, **numbers})
+    layer._know(Packed(spec=spec, parts=layer.packed.parts))
 
 
-def save_offset(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
-    """Put the layer's offset, if it has one, into its state dict: float32 []."""
-    offset = layer.spec.details.get(OFFSET)
-    if offset is not None:
-        state[_key(prefix)] = torch.tensor(offset, dtype=torch.float32)
+def save_numbers(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
+    """Put the layer's offset or factor of scales, if it has one, into its state dict: float32 []."""
+    state |= _numbers(layer.spec, prefix)
 
 
-def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
-    """Take the layer's offset out of a state dict that has its parts.
+def _numbers(spec: PackedSpec, prefix: str) -> dict[str, Tensor]:
+    return {
+        _key(prefix, name): torch.tensor(spec.details[name], dtype=torch.float32)
+        for name in NUMBERS
+        if name in spec.details
+    }
+
+
+def load_numbers(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+    """Take the layer's offset or factor of scales out of a state dict that has its parts.
 
     Args:
-        errors: torch's list of errors, raised as one RuntimeError. Parts without their offset are an error even if
-            `strict` is False: with the old offset they would be other weights.
+        errors: torch's list of errors, raised as one RuntimeError. Parts without their number are an error even if
+            `strict` is False: with the old number they would be other weights.
     """
-    if OFFSET not in layer.spec.details:
-        return
-    offset = state.pop(_key(prefix), None)
-    if isinstance(offset, Tensor) and offset.numel() == 1 and offset.is_floating_point() and not offset.is_meta:
-        layer.set_detail(OFFSET, offset.to(torch.float32).item())  # which a Python float holds exactly
-    elif offset is not None or any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
-        actual = "there is none" if offset is None else f"it is {_described(offset)}"
+    for name in NUMBERS:
+        if name in layer.spec.details:
+            _load_number(name, layer, state, prefix, errors)
+
+
+def _load_number(name: str, layer: PackedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+    key = _key(prefix, name)
+    number = state.pop(key, None)
+    if isinstance(number, Tensor) and number.numel() == 1 and number.is_floating_point() and not number.is_meta:
+        layer.set_detail(name, number.to(torch.float32).item())  # which a Python float holds exactly
+    elif number is not None or any(f"{prefix}{PREFIX}{part}" in state for part in layer.part_names):
+        actual = "there is none" if number is None else f"it is {_described(number)}"
         errors.append(
-            f'{_key(prefix)}: expected the offset of the scales of "{prefix}{PREFIX}*", one float32, but {actual}. '
+            f'{key}: expected the {name} of the scales of "{prefix}{PREFIX}*", one float32, but {actual}. '
             "Load the complete state dict of a layer of the same scheme"
         )
 
@@ -135,5 +150,5 @@ def _described(value: Any) -> str:
     )
 
 
-def _key(prefix: str) -> str:
-    return f"{prefix}{PREFIX}{OFFSET}"
+def _key(prefix: str, number: str) -> str:
+    return f"{prefix}{PREFIX}{number}"

@@ -9,6 +9,7 @@ Tensor names are the original authors', as in GGUF files. The tensors for a weig
   precision, since only weights are quantized.
 * int8_convrot, int8_row, int8_tensor: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale with one scale, or one per
   row, and the JSON X.comfy_quant, which the metadata repeats (`_quantization_metadata`).
+* mxfp8, comfy:nvfp4: ComfyUI's, with scales in the order of tensor cores, padded; and the same JSON.
 * qint8: the same as int8_row, with scales in the model's dtype.
 
 Only linear layers are quantized, except the first and last ones of a model, by whose shapes other tools recognise it.
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_METADATA, comfy_details, comfy_entry
+from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry
 from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import detect, original_names
@@ -212,6 +213,10 @@ def _by_backend(name: str, packed: Packed) -> Mapping[str, Tensor]:
     return packed.spec.scheme.codec.write(name, packed)
 
 
+def _for_comfy(name: str, packed: Packed) -> Mapping[str, Tensor]:
+    return comfy.BACKEND.export(name, packed)
+
+
 def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
     return {"codes": TensorSpec(dtype="float8_e4m3fn", shape=shape), "scale": TensorSpec(dtype="float32", shape=())}
 
@@ -284,7 +289,7 @@ SCHEMES: Mapping[str, _Scheme] = {
     "fp4": _Scheme(_layout, _encode, _by_backend),
     "fp8": _Scheme(_float8_layout, _float8_encode, _float8),
     "qint8": _Scheme(_layout, _encode, _int8),
-    "int8_convrot": _Scheme(_layout, _encode, _by_backend),
-    "int8_row": _Scheme(_layout, _encode, _by_backend),
-    "int8_tensor": _Scheme(_layout, _encode, _by_backend),
+    **dict.fromkeys(
+        ("int8_convrot", "int8_row", "int8_tensor", "mxfp8", "comfy:nvfp4"), _Scheme(_layout, _encode, _for_comfy)
+    ),
 }

@@ -355,9 +355,9 @@ class TestFp8:
             ({"scale": torch.ones(32)}, "looks like a scale"),
             ({"weight.scales": torch.ones(32)}, "looks like a scale"),
             ({"weight_scale": torch.ones(1), "weight_scalar": torch.ones(1)}, "looks like a scale"),
-            ({"weight_scale": torch.ones(1), "comfy_quant": _json({"format": "mxfp8"})}, "MXFP8"),
+            ({"weight_scale": torch.ones(1), "comfy_quant": _json({"format": "mxfp8"})}, "mxfp8"),
             ({"weight_scale": torch.ones(1), "comfy_quant": _json({"format": "nvfp4"})}, "nvfp4"),
-            ({"comfy_quant": _json({"format": "mxfp8"})}, "MXFP8"),
+            ({"comfy_quant": _json({"format": "mxfp8"})}, "mxfp8"),
             ({"comfy_quant": torch.tensor([1, 2], dtype=torch.uint8)}, "JSON"),
         ],
     )

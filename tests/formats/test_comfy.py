@@ -43,12 +43,12 @@ def _file(folder: Path, layers: Any = None, **tensors: Tensor) -> Path:
 @pytest.mark.parametrize("row", [{"format": "mxfp8"}, "mxfp8"])
 def test_the_metadata(layer: str, row: Any, tmp_path: Path) -> None:
     seen = sdquant.verify(_file(tmp_path, {layer: row}))
-    assert seen.quant == "fp8" and seen.warnings == []
+    assert seen.quant == "mxfp8" and seen.warnings == []
 
 
 def test_a_line_beside_the_weight(tmp_path: Path) -> None:
     path = _file(tmp_path, **{f"{PREFIX}proj.comfy_quant": _line({"format": "mxfp8"})})
-    assert sdquant.verify(path).quant == "fp8"
+    assert sdquant.verify(path).quant == "mxfp8"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_line_that_makes_no_sense(key: str, line: Tensor, word: str, tmp_path:
 @pytest.mark.parametrize(
     ("row", "word"),
     [
-        ({"format": "nvfp4"}, "nvfp4"),
+        ({"format": "nvfp5"}, "nvfp5"),
         ({"format": "int8_blockwise", "group_size": 128}, "int8_blockwise"),
     ],
 )

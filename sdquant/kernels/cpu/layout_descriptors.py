@@ -62,7 +62,7 @@ def _plan(form: PackedLayout, scale: torch.dtype | None, shift: torch.dtype | No
         form.added,
         form.fused,
         0.0 if isinstance(form.zero, str) else float(form.zero),
-        form.factor,
+        1.0 if scales == _LOOKED_UP else form.factor,
         form.offset,
         _table(form),
         _scale_table(form, scale),
@@ -81,10 +81,13 @@ def _table(form: PackedLayout) -> bytes:
 
 
 def _scale_table(form: PackedLayout, scale: torch.dtype | None) -> bytes:
-    """Return the float32 values of the scales' codes; empty if scales are floats."""
+    """Return the float32 values of the scales' codes, times the factor if they are float8; empty if they are floats."""
     if form.nested:
         return _bytes(code_tables.dynamic_code(_CPU))
-    return _bytes(code_tables.float8_values(scale, torch.float32, _CPU)) if scale in _SCALES else b""
+    if scale is None or scale not in _SCALES:
+        return b""
+    # Times the factor, which is why the kernels get none.
+    return _bytes(code_tables.float8_values(scale, torch.float32, _CPU) * form.factor)
 
 
 def _bytes(table: Tensor) -> bytes:

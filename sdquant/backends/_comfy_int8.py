@@ -1,0 +1,115 @@
+"""ComfyUI's 8-bit integers (`int8_tensorwise`), plain or rotated (ConvRot).
+
+A weight is codes * scale. With ConvRot it was rotated along its inputs before it was quantized (`core.hadamard`), so
+that no column is much larger than the others, and is rotated back when it is dequantized; the activations are rotated
+instead where a layer computes with the codes.
+
+Format: `TensorWiseINT8Layout` of comfy-kitchen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import ROTATION, Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, hadamard, leaf, registry
+from ..kernels import hadamard as fast_hadamard
+from ..utils.tensors import divided
+from . import _comfy_find
+from ._bnb_codec import bad, require, scales
+from ._chunks import CHUNK, CHUNK_ELSEWHERE, by_rows
+from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
+from ._comfy_rotation import rotation_in
+
+if TYPE_CHECKING:
+    from ..core import PrequantizedWeight, QuantSpec
+
+_LARGEST = 127
+_LEAST = 1e-30  # the smallest scale, of rows of zeros
+
+
+class Int8(ComfyCodec):
+    """Parts: codes, int8 [out, in]; scale, float32 [out, 1], or [] for int8_tensor."""
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
+        require_matrix(shape, dtype)
+        scale = () if spec.scheme.name == "int8_tensor" else (shape[0], 1)
+        return {"codes": TensorSpec(dtype="int8", shape=shape), "scale": TensorSpec(dtype="float32", shape=scale)}
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
+
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
+        from ..core import QuantSpec
+
+        return self._encode(weight, QuantSpec(packed.scheme), packed.details)
+
+    def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
+        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
+        layout = self.layout(spec, shape, dtype)
+        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
+        whole = None
+        if not layout["scale"].shape:
+            low, high = torch.aminmax(weight.detach())
+            whole = _scale(torch.maximum(-low, high).float())
+
+        def encode(rows: Tensor) -> dict[str, Tensor]:
+            values = rows.float()
+            if described.rotation:
+                values = hadamard.rotate_by_matrix(values, described.rotation)
+            scale = _scale(values.abs().amax(dim=1, keepdim=True)) if whole is None else whole
+            codes = (values / scale).round_().clamp_(-_LARGEST - 1, _LARGEST).to(torch.int8)
+            return {"codes": codes} if whole is not None else {"codes": codes, "scale": scale}
+
+        parts = by_rows(weight.detach(), layout, encode)
+        return Packed(spec=described, parts=parts if whole is None else {**parts, "scale": whole})
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation
+        step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, codes.shape[1]))
+        for start in range(0, codes.shape[0], step):
+            rows = slice(start, start + step)
+            values = codes[rows] * (scale[rows] if scale.ndim else scale)
+            out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
+
+    def form(self, packed: Packed) -> PackedLayout | None:
+        if packed.spec.rotation:
+            return None
+        rows, columns = packed.spec.shape
+        group = columns if packed.parts["scale"].ndim else rows * columns
+        return PackedLayout(rows=rows, columns=columns, codes="codes", packing="int8", group=group, scale="scale")
+
+    def key(self, name: str, part: str) -> str:
+        return {"codes": name, "scale": leaf(name, "weight_scale")}[part]
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return {**super().write(name, packed), **marker(name, packed.spec)}
+
+    def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return self.write(name, packed)
+
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        key, codes = require(found, "codes", get)
+        shape = tuple(codes.shape) if shape is None else tuple(shape)
+        if codes.dtype != torch.int8 or codes.ndim != 2 or tuple(codes.shape) != shape or not codes.numel():
+            raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, but {list(shape)} in int8 is needed")
+        details = {ROTATION: rotation_in(found, shape[1])} if ROTATION in found.details else {}
+        key, scale = require(found, "scale", get)
+        scale = scales(key, scale)
+        if scale.numel() == 1 and (found.scheme == "int8_tensor" or shape[0] > 1):
+            scale = scale.reshape(())
+        elif found.scheme != "int8_tensor" and tuple(scale.shape) in ((), shape[:1], (shape[0], 1)):
+            scale = scale.reshape(shape[0], 1)
+        else:
+            raise bad(
+                key, f"its shape is {list(scale.shape)}, but it must be one scale or one for each of {shape[0]} rows"
+            )
+        spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details=details)
+        return Packed(spec=spec, parts={"codes": codes, "scale": scale})
+
+
+def _scale(largest: Tensor) -> Tensor:
+    return divided(largest, _LARGEST).clamp_(min=_LEAST)
