@@ -11,6 +11,8 @@ from typing import Any
 import bitsandbytes
 import torch
 from comfy_kitchen.tensor import (
+    AsymW4A8Int8Layout,
+    TensorCoreConvRotW4A4Layout,
     TensorCoreFP8Layout,
     TensorCoreMXFP8Layout,
     TensorCoreNVFP4Layout,
@@ -96,7 +98,12 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
     for key in [key for key in state if key.endswith(".comfy_quant")]:
         module = key.removesuffix(".comfy_quant")
         conf = json.loads(bytes(floats.pop(key).tolist()))
-        codes, scale = floats.pop(f"{module}.weight"), floats.pop(f"{module}.weight_scale")
+        codes = floats.pop(f"{module}.weight")
+        if conf["format"] in ("convrot_w4a4", "asym_w4a8_int8"):
+            floats[f"{module}.weight"] = _rotated(module, conf, codes, floats)
+            packed.add(f"{module}.weight")
+            continue
+        scale = floats.pop(f"{module}.weight_scale")
         if codes.ndim != 2:
             raise Refused(f"{module} is no linear layer")
         if conf["format"] in ("nvfp4", "mxfp8"):
@@ -122,6 +129,21 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
         floats[f"{module}.weight"] = layout.dequantize(codes, params)
         packed.add(f"{module}.weight")
     return floats, packed
+
+
+def _rotated(module: str, conf: dict[str, Any], codes: Tensor, floats: dict[str, Tensor]) -> Tensor:
+    """A rotated weight of 4 bits, whose tensors are taken out of `floats`; the library checks their shapes."""
+    group, shape = conf["convrot_groupsize"], (len(codes), codes.shape[1] * 2)
+    values: dict[str, Any] = {"orig_dtype": torch.float32, "orig_shape": shape, "convrot_groupsize": group}
+    if conf["format"] == "convrot_w4a4":
+        four = TensorCoreConvRotW4A4Layout.Params(scale=floats.pop(f"{module}.weight_scale"), **values)
+        if codes.dtype != torch.int8 or four.scale.shape != shape[:1] or shape[1] % 64:
+            raise Refused(f"{module}: {codes.dtype} {shape}, {four.scale.shape}")
+        return TensorCoreConvRotW4A4Layout.dequantize(codes, four)
+    names = {"scale": "s_rel", "s_channel": "s_channel", "codebook": "codebook"}
+    parts = {part: floats.pop(f"{module}.weight_{name}") for part, name in names.items()}
+    eight = AsymW4A8Int8Layout.Params(group_size=conf["group_size"], **parts, **values)
+    return AsymW4A8Int8Layout.dequantize(codes, eight)
 
 
 def _blocks(module: str, kind: str, codes: Tensor, scale: Tensor, second: Tensor | None) -> Tensor:

@@ -113,7 +113,12 @@ class TestDamaged:
     def test_a_scale_that_is_not_finite(self, value: float, scheme: str, copy: Callable[..., Path]) -> None:
         path = copy(scheme, "text_encoder")
         found = sdquant.detect(path).sources["model"].prequantized
-        scales = [key for row in found.values() for part, key in row.keys.items() if part in ("scale", "absmax", "scb")]
+        scales = [
+            key
+            for row in found.values()
+            for part, key in row.keys.items()
+            if part in ("scale", "absmax", "scb", "s_rel")
+        ]
         key = scales[len(scales) // 2]
 
         def change(tensors: dict[str, Tensor]) -> None:

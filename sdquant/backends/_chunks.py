@@ -6,7 +6,7 @@ arithmetic does: for int8 on a CPU, three quarters of the time are page faults. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 CHUNK = {"cpu": 1 << 18}  # weights at a time
 CHUNK_ELSEWHERE = 1 << 25  # a GPU wants large pieces, and its memory is given back at once
 ROWS = 8  # chunks begin at multiples of it: codes of two rows that share a byte stay together
+
+
+def row_chunks(codes: Tensor, columns: int) -> Iterator[slice]:
+    """Yield slices of the rows of `codes` in which about a chunk of weights are, for `columns` weights in a row."""
+    step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, columns))
+    for start in range(0, len(codes), step):
+        yield slice(start, start + step)
 
 
 def by_rows(

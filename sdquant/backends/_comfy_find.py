@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core import ROTATION, PackedSpec, PrequantizedWeight, TensorInfo, leaf
+from ..errors import UnsupportedFileError
 
 METADATA = "_quantization_metadata"  # the entry of a file's metadata that says of all layers what their tensors say
 TILED = "tiled"  # in the details of weights found: scales are in tiles, and padded
+GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
+GROUP_SIZE = "group_size"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
 _HINTS = ("comfy_quant", "input_scale")
 
@@ -27,7 +30,8 @@ class Format:
         name: in ComfyUI's files. schemes: here; `_scheme` chooses one for a weight. words: what it is, for people.
         codes: their dtype.
         parts: last words of the file key of each other part, in all spellings. optional: parts that may be missing.
-        details: of each weight, from the format alone.
+        details: of each weight, from the format alone. unread: last words of tensors that change the weight, and are
+            not read.
         group: weights that share a scale of one byte, where the file's scales are padded; 0 elsewhere.
     """
 
@@ -39,10 +43,11 @@ class Format:
     optional: frozenset[str] = frozenset()
     details: Mapping[str, Any] = field(default_factory=dict)
     group: int = 0
+    unread: tuple[str, ...] = ()
 
 
 _SCALE = {"scale": ("weight_scale",)}
-INT8 = "int8_tensorwise"
+INT8, W4A8 = "int8_tensorwise", "asym_w4a8_int8"
 ROWS: tuple[Format, ...] = (
     Format(
         name=INT8,
@@ -70,23 +75,44 @@ ROWS: tuple[Format, ...] = (
         details={TILED: True},
         group=32,
     ),
+    Format(
+        name="convrot_w4a4", schemes=("w4a4",), words="4-bit integers, a scale for each row", codes="int8", parts=_SCALE
+    ),
+    Format(
+        name=W4A8,
+        schemes=("w4a8", "w6a8"),
+        words="codes of 8-bit integers, a scale for each row, and of the codes one for each group",
+        codes="int8",
+        parts={
+            "s_rel": ("weight_s_rel",),
+            "s_channel": ("weight_s_channel",),
+            "codebook": ("weight_codebook",),
+        },
+        optional=frozenset({"codebook"}),
+        unread=("weight_correction",),
+    ),
 )
 _BY_NAME = {row.name: row for row in ROWS}
 _BY_SCHEME = {scheme: row for row in ROWS for scheme in row.schemes}
 # The formats of this backend, and the dtype of their codes.
 FORMATS: Mapping[str, str] = {row.name: row.codes for row in ROWS}
+_ROTATED = ("int8_convrot", "w4a4", "w4a8")
 
 
 def details_of(scheme: str, columns: int) -> dict[str, Any]:
     """Return the details of a weight with so many inputs that is quantized to a scheme."""
-    rotation = next((group for group in _GROUPS if columns % group == 0), 0) if scheme == "int8_convrot" else 0
-    return {ROTATION: rotation} if rotation else {}
+    rotation = next((group for group in _GROUPS if columns % group == 0), 0) if scheme in _ROTATED else 0
+    of_groups = {GROUP_SIZE: GROUP} if scheme == "w4a8" else {}
+    return {**of_groups, **({ROTATION: rotation} if rotation else {})}
 
 
 def entry(spec: PackedSpec) -> dict[str, Any]:
     """Return what ComfyUI's files say of the layer of a weight, as JSON values in comfy-kitchen's order."""
-    turned = {"convrot": True, "convrot_groupsize": spec.rotation} if spec.rotation else {}
-    return {"format": _BY_SCHEME[spec.scheme.name].name, **turned}
+    form = _BY_SCHEME[spec.scheme.name].name
+    of_groups = {GROUP_SIZE: spec.details[GROUP_SIZE]} if GROUP_SIZE in spec.details else {}
+    flag = {"convrot": True} if spec.rotation and form == INT8 else {}
+    turned = {"convrot_groupsize": spec.rotation} if spec.rotation else {}
+    return {"format": form, **of_groups, **flag, **turned}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
@@ -98,6 +124,13 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
 
 
 def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any], form: Format) -> PrequantizedWeight:
+    unread = next((key for key in (leaf(name, word) for word in form.unread) if key in tensors), None)
+    if unread is not None:
+        raise UnsupportedFileError(
+            f"Cannot read weight {name!r}",
+            f"it is in ComfyUI's {form.name} with {unread!r}, which sdquant does not read",
+            "Use a file of the same model in a format that `sdquant matrix` lists",
+        )
     keys = {"codes": name}
     for part, words in form.parts.items():
         here = [key for key in (leaf(name, word) for word in words) if key in tensors]
@@ -108,19 +141,22 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
     evidence = ", ".join(words for words in (form.words, scales, turned) if words)
     return PrequantizedWeight(
         name=name,
-        scheme=_scheme(form, row, whole),
+        scheme=_scheme(form, row, whole, tensors[name], tensors.get(keys.get("s_rel", ""))),
         keys=keys,
         extra=tuple(key for key in (leaf(name, hint) for hint in _HINTS) if key in tensors),
         evidence=f"ComfyUI's {form.name}: {evidence}",
-        details={**form.details, **({ROTATION: row[ROTATION]} if ROTATION in row else {})},
+        details={**form.details, **{option: row[option] for option in (ROTATION, GROUP_SIZE) if option in row}},
         nbytes=_nbytes(form, tensors[name]),
     )
 
 
-def _scheme(form: Format, row: Mapping[str, Any], whole: bool) -> str:
-    """Return the scheme of a weight. whole: it has one scale."""
+def _scheme(form: Format, row: Mapping[str, Any], whole: bool, codes: TensorInfo, groups: TensorInfo | None) -> str:
+    """Return the scheme of a weight. whole: it has one scale. groups: the scales of W4A8's groups."""
     if form.name == INT8:
         return "int8_convrot" if ROTATION in row else "int8_tensor" if whole else "int8_row"
+    if form.name == W4A8 and groups is not None and groups.shape and codes.shape:
+        size = row.get(GROUP_SIZE, GROUP)
+        return "w6a8" if type(size) is int and codes.shape[-1] * 4 == groups.shape[-1] * size * 3 else "w4a8"
     return form.schemes[0]
 
 

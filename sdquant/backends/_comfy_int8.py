@@ -15,17 +15,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import ROTATION, Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, hadamard, leaf, registry
+from ..core import (
+    ROTATION,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    QuantSpec,
+    TensorSpec,
+    dtype_name,
+    hadamard,
+    leaf,
+    registry,
+)
 from ..kernels import hadamard as fast_hadamard
 from ..utils.tensors import divided
 from . import _comfy_find
 from ._bnb_codec import bad, require, scales
-from ._chunks import CHUNK, CHUNK_ELSEWHERE, by_rows
+from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
 from ._comfy_rotation import rotation_in
 
 if TYPE_CHECKING:
-    from ..core import PrequantizedWeight, QuantSpec
+    from ..core import PrequantizedWeight
 
 _LARGEST = 127
 _LEAST = 1e-30  # the smallest scale, of rows of zeros
@@ -43,8 +54,6 @@ class Int8(ComfyCodec):
         return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
-        from ..core import QuantSpec
-
         return self._encode(weight, QuantSpec(packed.scheme), packed.details)
 
     def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
@@ -69,9 +78,7 @@ class Int8(ComfyCodec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation
-        step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, codes.shape[1]))
-        for start in range(0, codes.shape[0], step):
-            rows = slice(start, start + step)
+        for rows in row_chunks(codes, codes.shape[1]):
             values = codes[rows] * (scale[rows] if scale.ndim else scale)
             out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
 

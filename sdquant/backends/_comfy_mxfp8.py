@@ -19,7 +19,7 @@ from ..core import Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, dty
 from ..utils.tensors import divided
 from ._blocked_scales import tiled, untiled
 from ._bnb_codec import bad, require
-from ._chunks import CHUNK, CHUNK_ELSEWHERE, by_rows
+from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
 from ._comfy_find import TILED
 from ._float8_values import float8_values
@@ -50,9 +50,7 @@ class Mxfp8(ComfyCodec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale = packed.parts["codes"], packed.parts["scale"]
-        step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, codes.shape[1]))
-        for start in range(0, codes.shape[0], step):
-            rows = slice(start, start + step)
+        for rows in row_chunks(codes, codes.shape[1]):
             factors = float8_values(scale[rows]).repeat_interleave(_BLOCK, 1)[:, : codes.shape[1]]
             out[rows].copy_(float8_values(codes[rows]) * factors)
 

@@ -25,7 +25,7 @@ from ..utils.device_constants import constant
 from ..utils.tensors import divided
 from ._blocked_scales import tiled, untiled
 from ._bnb_codec import bad, require, scales
-from ._chunks import CHUNK, CHUNK_ELSEWHERE, by_rows
+from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
 from ._comfy_find import TILED
 from ._float8_values import float8_values
@@ -67,9 +67,7 @@ class Nvfp4(ComfyCodec):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, columns = packed.parts["codes"], packed.parts["scale"], packed.parts.get("columns")
         pairs, width = _pairs(codes.device), packed.spec.shape[1]
-        step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, width))
-        for start in range(0, codes.shape[0], step):
-            rows = slice(start, start + step)
+        for rows in row_chunks(codes, width):
             values = pairs.index_select(0, codes[rows].reshape(-1).int()).view(-1, scale.shape[1], _BLOCK)
             values.mul_(float8_values(scale[rows]).mul_(packed.spec.details[FACTOR]).unsqueeze(-1))
             values = values.view(-1, scale.shape[1] * _BLOCK)[:, :width]

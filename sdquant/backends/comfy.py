@@ -41,11 +41,21 @@ class Comfy(Backend):
     name: ClassVar[str] = "comfy"
     title: ClassVar[str] = "ComfyUI"
     requires: ClassVar[Requirement | None] = None
-    magnitudes: ClassVar[frozenset[str]] = frozenset({"scale"})
+    magnitudes: ClassVar[frozenset[str]] = frozenset({"scale", "s_rel", "s_channel"})
     schemes: ClassVar[tuple[Scheme, ...]] = (
         _scheme("int8_convrot", 8, "8-bit integers of the rotated weight (ConvRot), a scale per output row"),
         _scheme("int8_row", 8, "8-bit integers, a scale per output row"),
         _scheme("int8_tensor", 8, "8-bit integers, one scale for the weight"),
+        _scheme("w4a8", 4, "4-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
+        Scheme(
+            name="w6a8",
+            backend="comfy",
+            bits=6,
+            summary="6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row",
+            group=16,
+            on_the_fly=False,
+        ),
+        _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
         _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
         _scheme("comfy:nvfp4", 4, "4-bit floats (E2M1), an 8-bit float as scale of 16 weights, one for all", 16),
     )
@@ -71,6 +81,9 @@ class Comfy(Backend):
 
     def by_row(self, packed: Packed) -> bool:
         return _codec(packed.spec.scheme).by_row(packed)
+
+    def cuttable(self, packed: Packed) -> Packed:
+        return _codec(packed.spec.scheme).cuttable(packed)
 
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
         return QuantSpec(packed.scheme)
@@ -101,12 +114,16 @@ class Comfy(Backend):
 @lru_cache(maxsize=1)
 def _codecs() -> Mapping[str, ComfyCodec]:
     # Inside a function, because the codecs import torch and listing schemes must not.
+    from ._comfy_int4 import Int4
     from ._comfy_int8 import Int8
     from ._comfy_mxfp8 import Mxfp8
     from ._comfy_nvfp4 import Nvfp4
+    from ._comfy_w4a8 import W4A8
 
     return {
         **dict.fromkeys(("int8_convrot", "int8_row", "int8_tensor"), Int8()),
+        **dict.fromkeys(("w4a8", "w6a8"), W4A8()),
+        "w4a4": Int4(),
         "mxfp8": Mxfp8(),
         "comfy:nvfp4": Nvfp4(),
     }

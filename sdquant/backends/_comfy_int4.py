@@ -1,0 +1,120 @@
+"""ComfyUI's `convrot_w4a4`: 4-bit integers of the rotated weight (ConvRot), a scale for each row.
+
+Format: `TensorCoreConvRotW4A4Layout` of comfy-kitchen, whose nibbles are in two's complement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import (
+    ROTATION,
+    Packed,
+    PackedLayout,
+    PackedSpec,
+    QuantSpec,
+    TensorSpec,
+    Unfit,
+    dtype_name,
+    hadamard,
+    leaf,
+    registry,
+)
+from ..kernels import hadamard as fast_hadamard
+from ..utils.tensors import divided
+from . import _comfy_find
+from ._bnb_codec import bad, require, scales
+from ._chunks import by_rows, row_chunks
+from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
+from ._comfy_rotation import rotation_in
+
+if TYPE_CHECKING:
+    from ..core import PrequantizedWeight
+
+_LARGEST, _ZERO = 7, 8
+_LEAST = 1e-10  # the least magnitude of a row that its scale is made of
+_INPUTS = 64  # of which comfy-kitchen's kernels want a multiple
+_SIGNS = 0x88  # exchanges nibbles in two's complement and codes with 8 added
+
+
+class Int4(ComfyCodec):
+    """Parts: codes, uint8 [out, in / 2], with 8 added, the even column in the low half; scale, float32 [out, 1]."""
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
+        require_matrix(shape, dtype)
+        if shape[1] % _INPUTS:
+            raise Unfit(f"it has {shape[1]} inputs, and {spec.scheme} needs a multiple of {_INPUTS}")
+        return {
+            "codes": TensorSpec(dtype="uint8", shape=(shape[0], shape[1] // 2)),
+            "scale": TensorSpec(dtype="float32", shape=(shape[0], 1)),
+        }
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
+
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
+        return self._encode(weight, QuantSpec(packed.scheme), packed.details)
+
+    def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
+        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
+        layout = self.layout(spec, shape, dtype)
+        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
+
+        def encode(rows: Tensor) -> dict[str, Tensor]:
+            values = hadamard.rotate_by_matrix(rows.float(), described.rotation)
+            scale = divided(values.abs().amax(dim=1, keepdim=True).clamp_(min=_LEAST), _LARGEST)
+            codes = (values / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(_ZERO).to(torch.uint8)
+            return {"codes": codes[:, ::2] | codes[:, 1::2] << 4, "scale": scale}
+
+        return Packed(spec=described, parts=by_rows(weight.detach(), layout, encode))
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation
+        for rows in row_chunks(codes, packed.spec.shape[1]):
+            values = nibbles(codes[rows]).float().sub_(_ZERO).mul_(scale[rows])
+            out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
+
+    def form(self, packed: Packed) -> PackedLayout | None:
+        if packed.spec.rotation:
+            return None
+        rows, columns = packed.spec.shape
+        return PackedLayout(
+            rows=rows, columns=columns, codes="codes", packing="nibbles-low", group=columns, scale="scale", zero=_ZERO
+        )
+
+    def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return {
+            name: (packed.parts["codes"] ^ _SIGNS).view(torch.int8),
+            leaf(name, "weight_scale"): packed.parts["scale"].reshape(-1),
+            **marker(name, packed.spec),
+        }
+
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        key, codes = require(found, "codes", get)
+        if codes.dtype not in (torch.int8, torch.uint8) or codes.ndim != 2 or not codes.numel():
+            raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of bytes")
+        stored = (len(codes), codes.shape[1] * 2)
+        shape = stored if shape is None else tuple(shape)
+        if shape != stored:
+            raise bad(key, f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
+        rotation = rotation_in(found, shape[1])
+        key, scale = require(found, "scale", get)
+        if scale.numel() != shape[0]:
+            raise bad(key, f"it has {scale.numel()} scales, but the weight has {shape[0]} rows")
+        parts = {
+            "codes": codes.view(torch.uint8) ^ _SIGNS if codes.dtype == torch.int8 else codes,
+            "scale": scales(key, scale).reshape(-1, 1),
+        }
+        spec = PackedSpec(
+            scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details={ROTATION: rotation}
+        )
+        return Packed(spec=spec, parts=parts)
+
+
+def nibbles(codes: Tensor) -> Tensor:
+    """Return the halves of bytes [rows, columns] one by one, the low half first: uint8 [rows, 2 * columns]."""
+    return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)

@@ -1,0 +1,221 @@
+"""ComfyUI's `asym_w4a8_int8`: 4-bit or 6-bit codes of the rotated weight, which stand for 8-bit integers.
+
+A code is an index of a table (without a table, or with 6 bits, the code less half its range). The integer is
+
+    i = round(value * s_rel), at most 127 in magnitude
+
+with a scale `s_rel` for each group of columns, and the rotated weight is i * s_channel: the rounding is part of the
+value, and products with 8-bit activations are those of integers.
+
+Format: `AsymW4A8Int8Layout` of comfy-kitchen. What is made of 4 bits is what that makes in float32, with the table that
+it takes for all weights but those whose groups are heavy-tailed even after the rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, dtype_name, hadamard, leaf, registry
+from ..errors import BadFileError
+from ..kernels import hadamard as fast_hadamard
+from ..utils.device_constants import constant
+from ..utils.tensors import divided
+from . import _comfy_find
+from ._bnb_codec import bad, require, scales
+from ._chunks import by_rows, row_chunks
+from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
+from ._comfy_int4 import nibbles
+from ._comfy_rotation import rotation_in
+from ._float8_values import float8_values
+
+if TYPE_CHECKING:
+    from ..core import PrequantizedWeight, QuantSpec
+
+# Lloyd's and Max's levels for groups of numbers from a normal distribution, divided by the largest of each group.
+_LEVELS = (
+    -0.980602, -0.794529, -0.638165, -0.500986, -0.377321, -0.263187, -0.155210, -0.050720,
+    0.052541, 0.156985, 0.265284, 0.379533, 0.502636, 0.638953, 0.794876, 0.980671,
+)  # fmt: skip
+_INPUTS = 16  # of which the kernels of the format want a multiple
+_LARGEST = 127
+_LEAST = 1e-8  # the smallest scale
+_STEPS = 2  # alternations between scales and codes
+
+
+class W4A8(ComfyCodec):
+    """The codec of w4a8 and w6a8.
+
+    Parts:
+        codes: uint8 [out, in / 2], the even column in the low half. Of w6a8 [out, in * 3 / 4]: the low four bits so,
+            then the upper two of four columns in a byte, the first lowest.
+        s_rel: float8_e4m3fn or float32 [out, groups]. s_channel: float32 [out, 1].
+        codebook: float32 [16], or [out, 16] for some rows of a weight; not all weights of w4a8 have one.
+    """
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
+        require_matrix(shape, dtype)
+        if spec.scheme.name != "w4a8":
+            raise Unfit("sdquant reads it from files, and does not make it")
+        if shape[1] % _INPUTS:
+            raise Unfit(f"it has {shape[1]} inputs, and {spec.scheme} needs a multiple of {_INPUTS}")
+        group = _comfy_find.GROUP
+        return {
+            "codes": TensorSpec(dtype="uint8", shape=(shape[0], shape[1] // 2)),
+            "s_rel": TensorSpec(dtype="float8_e4m3fn", shape=(shape[0], shape[1] // group)),
+            "s_channel": TensorSpec(dtype="float32", shape=(shape[0], 1)),
+            "codebook": TensorSpec(dtype="float32", shape=(16,)),
+        }
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
+        layout = self.layout(spec, shape, dtype)
+        described = PackedSpec(
+            scheme=spec.scheme, shape=shape, dtype=dtype, details=_comfy_find.details_of(spec.scheme.name, shape[1])
+        )
+        table = _levels(weight.device)
+
+        def encode(rows: Tensor) -> dict[str, Tensor]:
+            return _encode(hadamard.rotate_by_matrix(rows.float(), described.rotation), table)
+
+        parts = by_rows(weight.detach(), {name: part for name, part in layout.items() if name != "codebook"}, encode)
+        return Packed(spec=described, parts={**parts, "codebook": table.clone()})
+
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
+        return None  # the description does not say whether there is a codebook
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        rotation, channel = packed.spec.rotation, packed.parts["s_channel"]
+        for rows in row_chunks(packed.parts["codes"], packed.spec.shape[1]):
+            values = _integers(packed, rows).mul_(channel[rows])
+            out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
+
+    def by_row(self, packed: Packed) -> bool:
+        codebook = packed.parts.get("codebook")
+        return codebook is None or codebook.ndim == 2
+
+    def cuttable(self, packed: Packed) -> Packed:
+        if self.by_row(packed):
+            return packed
+        codebook = packed.parts["codebook"].expand(packed.spec.shape[0], -1).contiguous()
+        return Packed(spec=packed.spec, parts={**packed.parts, "codebook": codebook})
+
+    def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        parts = packed.parts
+        return {
+            name: parts["codes"].view(torch.int8),
+            leaf(name, "weight_s_rel"): parts["s_rel"],
+            leaf(name, "weight_s_channel"): parts["s_channel"].reshape(-1),
+            leaf(name, "weight_codebook"): parts["codebook"],
+            **marker(name, packed.spec),
+        }
+
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        key, codes = require(found, "codes", get)
+        if codes.dtype not in (torch.int8, torch.uint8) or codes.ndim != 2 or not codes.numel():
+            raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of bytes")
+        group, bits = _group_size(found), 6 if found.scheme == "w6a8" else 4
+        key, relative = require(found, "s_rel", get)
+        if relative.ndim != 2 or relative.dtype not in (torch.float8_e4m3fn, torch.uint8, torch.float32):
+            raise bad(key, f"it is {dtype_name(relative.dtype)} {list(relative.shape)}, not a matrix of float8")
+        if relative.dtype == torch.uint8:
+            relative = relative.view(torch.float8_e4m3fn)
+        if not bool(relative.float().isfinite().all()):
+            raise bad(key, "a scale is infinite or not a number")
+        stored = (len(codes), relative.shape[1] * group)
+        shape = stored if shape is None else tuple(shape)
+        if shape != stored or len(relative) != stored[0] or codes.shape[1] * 8 != stored[1] * bits:
+            raise bad(
+                found.name,
+                f"its codes {list(codes.shape)} and scales {list(relative.shape)} of groups of {group} do not make a "
+                f"weight of {list(shape)} in {bits} bits",
+            )
+        key, channel = require(found, "s_channel", get)
+        if channel.numel() != shape[0]:
+            raise bad(key, f"it has {channel.numel()} scales, but the weight has {shape[0]} rows")
+        parts = {"codes": codes.view(torch.uint8), "s_rel": relative, "s_channel": scales(key, channel).reshape(-1, 1)}
+        if "codebook" in found.keys:
+            key, codebook = require(found, "codebook", get)
+            if bits == 6 or tuple(codebook.shape) not in ((16,), (shape[0], 16)):
+                raise bad(key, f"its shape is {list(codebook.shape)}, but a table has 16 values, for codes of 4 bits")
+            parts["codebook"] = scales(key, codebook)
+        details = {"group_size": group, ROTATION: rotation_in(found, shape[1])}
+        spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details=details)
+        return Packed(spec=spec, parts=parts)
+
+
+def _group_size(found: PrequantizedWeight) -> int:
+    group: Any = found.details.get("group_size", _comfy_find.GROUP)
+    if type(group) is not int or group < 4 or (group % 16 and 16 % group):
+        raise BadFileError(
+            f"Cannot read weight {found.name!r}",
+            f"its group size is {group!r}, but groups have 4, 8 or a multiple of 16 columns",
+            "Download the file again from its source",
+        )
+    return group
+
+
+def _integers(packed: Packed, rows: slice) -> Tensor:
+    """Return the 8-bit integers that the codes of some rows stand for: float32 [rows, in]."""
+    parts, columns = packed.parts, packed.spec.shape[1]
+    stored, codebook = parts["codes"][rows], parts.get("codebook")
+    codes = nibbles(stored[:, : columns // 2])
+    if packed.spec.scheme.name == "w6a8":
+        upper = stored[:, columns // 2 :]
+        codes |= torch.stack([upper >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(1) << 4
+    if codebook is None:
+        values = codes.float().sub_(32 if packed.spec.scheme.name == "w6a8" else 8)
+    elif codebook.ndim == 2:
+        values = codebook[rows].gather(1, codes.long())
+    else:
+        values = codebook.index_select(0, codes.reshape(-1).int()).view(codes.shape)
+    scale = parts["s_rel"][rows]
+    wide = scale if scale.dtype == torch.float32 else float8_values(scale)
+    values = values.view(len(values), scale.shape[1], -1).mul_(wide.unsqueeze(-1))
+    return values.view(len(values), columns).round_().clamp_(-_LARGEST, _LARGEST)
+
+
+def _encode(rotated: Tensor, table: Tensor) -> dict[str, Tensor]:
+    """Quantize some rows of the rotated weight: scales and codes by turns, then the codes once more, for the integers
+    that the scales in 8 bits give."""
+    rows, columns = rotated.shape
+    groups = rotated.view(rows, -1, _comfy_find.GROUP)
+    scale = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=_LEAST)
+    codes = _nearest(table, groups / scale)
+    for _ in range(_STEPS):
+        values = table[codes]
+        scale = (groups * values).sum(-1, keepdim=True) / (values * values).sum(-1, keepdim=True).clamp_(min=_LEAST)
+        scale = scale.clamp_(min=_LEAST)
+        codes = _nearest(table, groups / scale)
+    channel = divided((table[codes] * scale).abs().amax(dim=(1, 2)), _LARGEST).clamp_(min=_LEAST)
+    relative = (scale.squeeze(-1) / channel.unsqueeze(1)).to(torch.float8_e4m3fn)
+    levels = (table * relative.float().unsqueeze(-1)).round_().clamp_(-_LARGEST, _LARGEST)
+    targets = groups / channel.view(-1, 1, 1)
+    found = _nearest(levels.view(-1, len(table)), targets.view(-1, _comfy_find.GROUP))
+    bits = found.view(rows, columns).to(torch.uint8)
+    return {
+        "codes": bits[:, ::2] | bits[:, 1::2] << 4,
+        "s_rel": relative,
+        "s_channel": channel.unsqueeze(1),
+    }
+
+
+def _nearest(levels: Tensor, values: Tensor) -> Tensor:
+    """Return the indices of the levels, sorted along the last axis, that are nearest to the values; ties to the lower
+    one. levels: [16], or a row of them for each row of the values."""
+    last = levels.shape[-1] - 1
+    place = torch.searchsorted(levels, values.contiguous())
+    below, above = (place - 1).clamp_(0, last), place.clamp_(0, last)
+    if levels.ndim == 1:
+        low, high = levels[below], levels[above]
+    else:
+        low, high = levels.gather(-1, below), levels.gather(-1, above)
+    return torch.where((values - high).abs() < (values - low).abs(), above, below)
+
+
+@constant
+def _levels(device: torch.device) -> Tensor:
+    return torch.tensor(_LEVELS, dtype=torch.float32, device="cpu").to(device)
