@@ -20,7 +20,7 @@ from ..core import (
     TensorInfo,
     TensorSpec,
 )
-from . import _comfy_find
+from . import _comfy_find, _nvfp4_find
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ class Comfy(Backend):
         return _codec(packed.spec.scheme).export(name, packed)
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
-        return _comfy_find.find(tensors, config)
+        return [*_comfy_find.find(tensors, config), *_nvfp4_find.find(tensors, config)]
 
     def missing(self, found: PrequantizedWeight) -> str | None:
         return _comfy_find.missing(found)

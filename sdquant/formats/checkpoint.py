@@ -304,7 +304,8 @@ def _source(
         quantized = found_in(files[0], own, specs, tensors)
     else:
         comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
-        quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights})
+        methods = tuple(quantization_methods.named(path, side.get("files", {}), metadata))
+        quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights, "methods": methods})
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)

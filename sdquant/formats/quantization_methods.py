@@ -27,8 +27,8 @@ _USE = (
 )
 # What configs call the methods that are read here, and the one that sdquant writes.
 READ = frozenset({"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant"})
-# Those of which only float8 weights with scales are, which they write as all do.
-FLOAT8 = frozenset({"compressed-tensors", "modelopt", "fbgemm_fp8", "bfl"})
+# Those of which only float8 weights with scales are, which they write as all do, and NVFP4 of the last two.
+FLOAT8 = frozenset({"compressed-tensors", "fbgemm_fp8", "modelopt", "bfl"})
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
     "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
@@ -75,7 +75,6 @@ _SIGNS: tuple[_Sign, ...] = (
     _Sign(title=TITLES["hqq"], every=("W_q",)),
     _Sign(title=TITLES["modelopt"], every=("weight_quantizer._scale",)),
     _Sign(title=TITLES["modelopt"], every=("weight_quantizer._amax",)),
-    _Sign(title="NVIDIA ModelOpt's or Black Forest Labs' NVFP4", every=("weight", "weight_scale_2"), dtypes=("uint8",)),
     _Sign(title=TITLES["modelopt"], every=("weight_scale_2",)),
     _Sign(title="MXFP4 or another format of 4 bits", every=("weight", "weight_scale"), dtypes=("uint8",)),
     _Sign(
@@ -113,7 +112,7 @@ def refuse_unread(
         rest = left_to_do(table)
         if rest is not None:
             raise _unread(path, f"{where} says {rest}")
-    methods = tuple(_said(path, configs, metadata))
+    methods = tuple(named(path, configs, metadata))
     for where, word in methods:
         if word.lower() not in READ | (FLOAT8 if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
@@ -170,7 +169,7 @@ def _refuse_missing_parts(quantized: Mapping[str, PrequantizedWeight], home: Map
             )
 
 
-def _said(
+def named(
     path: Path, configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Yield each place that names a method ("its config.json"), and the name.

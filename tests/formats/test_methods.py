@@ -144,7 +144,7 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
     "torchao": ("torchao", {"_weight_qdata": _codes(I8, 256, 64), "_weight_scale": torch.ones(256, 1)}),
     "hqq": ("HQQ", {"W_q": _codes(U8, 128, 64), "scale": torch.ones(256, 1), "zero": torch.ones(256, 1)}),
     "modelopt": ("ModelOpt", {"weight": _codes(I8, 256, 64), "weight_quantizer._scale": torch.ones(256)}),
-    "nvfp4": ("NVFP4", {
+    "nvfp4": ("the order of the NVFP4", {
         "weight": _codes(U8, 256, 32), "weight_scale": torch.ones(256, 4).to(E4M3), "weight_scale_2": torch.tensor(1.0),
     }),
     "int8": ("8-bit integers", {"weight": _codes(I8, 256, 64), "weight_scale": torch.ones(256, 1)}),

@@ -1,0 +1,126 @@
+"""NVFP4 and fp8r as Black Forest Labs and ModelOpt have them, and the guard between the two orders of NVFP4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comfy_kitchen.tensor import TensorCoreNVFP4Layout
+from diffusers.quantizers.bfl.utils import dequantize_nvfp4, quantize_nvfp4
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import sdquant
+from sdquant import backends
+from sdquant.core import packed_rows, read_weight
+from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.formats.checkpoint import single_file
+from sdquant.nn import quantized_layer
+
+from .comfy_layers import GOLDEN, read
+
+COMFY = backends.get("comfy")
+
+
+@pytest.mark.parametrize("name", ["bfl_nvfp4", "modelopt_nvfp4", "bfl_fp8r"])
+def test_golden(name: str) -> None:
+    packed, file = read(GOLDEN / f"{name}.safetensors"), load_file(GOLDEN / f"{name}.safetensors")
+    assert packed.spec.scheme.name == ("fp8" if name == "bfl_fp8r" else "comfy:nvfp4")
+    weight = packed.spec.scheme.codec.decode(packed, torch.float32)
+    assert (weight - file["golden.weight"]).norm() <= 1e-6 * weight.norm()
+    if "golden.output" in file:
+        floats = nn.Linear(80, 24, dtype=torch.bfloat16)
+        floats.bias.data = file["layer.bias"]
+        with torch.no_grad():
+            out = quantized_layer(floats, packed)(file["golden.input"])
+        assert (out - file["golden.output"]).norm() <= 4e-3 * out.norm()
+
+
+def _weight(shape: tuple[int, int]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5)) * 0.05
+
+
+def _layers(shapes: dict[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """A file in diffusers' own order."""
+    tensors: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        codes, scale, second = quantize_nvfp4(_weight(shape))
+        tensors |= {f"{name}.weight": codes, f"{name}.weight_scale": scale, f"{name}.weight_scale_2": second}
+        tensors[f"{name}.input_scale"] = torch.tensor(0.01)
+    return tensors
+
+
+WHOLE, ODD = (128, 256), (32, 80)  # the scales of the first are whole tiles, of the second not
+
+
+def _saved(folder: Path, tensors: dict[str, Tensor], config: Any = None, metadata: Any = None) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", metadata)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps({"_class_name": "Nobody", "quantization_config": config}))
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config", "metadata"),
+    [
+        ({"proj": ODD}, None, None),
+        ({"proj": WHOLE, "other": ODD}, None, None),
+        ({"proj": WHOLE}, None, {"quantization_config": json.dumps({"quant_method": "modelopt"})}),
+        ({"proj": WHOLE}, None, {"quantization_config": json.dumps({"quant_method": "bfl"})}),
+    ],
+)
+def test_what_tells_the_order(shapes: Any, config: Any, metadata: Any, tmp_path: Path) -> None:
+    tensors = _layers(shapes)
+    path = _saved(tmp_path, tensors, config, metadata)
+    seen = sdquant.verify(path)
+    assert (seen.quant, seen.warnings) == ("comfy:nvfp4", [])
+    assert any("of ModelOpt or Black Forest Labs" in line for line in seen.evidence)
+    packed = read_weight(single_file(path).prequantized["proj.weight"], None, shapes["proj"], tensors.__getitem__)
+    theirs = dequantize_nvfp4(*(tensors[f"proj.{key}"] for key in ("weight", "weight_scale", "weight_scale_2")))
+    assert torch.equal(COMFY.decode(packed, torch.float32), theirs)
+    rows = COMFY.decode(packed_rows.cut(packed, [(5, 9)]), torch.float32)
+    assert torch.equal(rows, theirs[5:9])
+
+
+@pytest.mark.parametrize("order", ["theirs", "ComfyUI's"])
+def test_an_order_that_nobody_tells(order: str, tmp_path: Path) -> None:
+    tensors = _layers({"proj": WHOLE})
+    if order == "ComfyUI's":
+        codes, params = TensorCoreNVFP4Layout.quantize(_weight(WHOLE))
+        tensors = {"proj.weight": codes, "proj.weight_scale": params.block_scale, "proj.weight_scale_2": params.scale}
+    with pytest.raises(UnsupportedFileError) as caught:
+        sdquant.detect(_saved(tmp_path, tensors))
+    assert "ComfyUI's (the even column in the high half" in caught.value.why
+    assert "Black Forest Labs' (the other half" in caught.value.why and "'proj.weight'" in caught.value.what
+
+
+def test_scales_in_tiles_without_a_marker(tmp_path: Path) -> None:
+    codes, params = TensorCoreNVFP4Layout.quantize(_weight(ODD))
+    file = {"proj.weight": codes, "proj.weight_scale": params.block_scale, "proj.weight_scale_2": params.scale}
+    with pytest.raises(UnsupportedFileError, match="nothing in it tells which"):
+        sdquant.detect(_saved(tmp_path, file))
+    told = {"quantization_config": json.dumps({"quant_method": "bfl"})}
+    with pytest.raises(BadFileError, match="32 x 5"):
+        sdquant.verify(_saved(tmp_path, file, metadata=told))
+
+
+@pytest.mark.parametrize("gone", ["weight_scale", "weight_scale_2"])
+def test_a_layer_that_lacks_a_scale(gone: str, tmp_path: Path) -> None:
+    tensors = _layers({"proj": ODD, "other": ODD})
+    del tensors[f"other.{gone}"]
+    with pytest.raises(BadFileError, match=rf"it has no 'other\.{gone}'"):
+        sdquant.detect(_saved(tmp_path, tensors))
+
+
+def test_kinds_of_layers_in_one_file(tmp_path: Path) -> None:
+    """fp8r, nvfp4 and floats, as Black Forest Labs mix them."""
+    tensors = _layers({"proj": ODD})
+    wide = _weight(ODD)
+    scale = wide.abs().amax(1) / 448
+    tensors |= {"other.weight": (wide / scale[:, None]).to(torch.float8_e4m3fn), "other.weight_scale": scale}
+    seen = sdquant.verify(_saved(tmp_path, tensors | {"norm.weight": torch.ones(8)}))
+    schemes = {name: row.scheme for name, row in seen.sources["model"].prequantized.items()}
+    assert schemes == {"proj.weight": "comfy:nvfp4", "other.weight": "fp8"} and len(seen.evidence) == 2
