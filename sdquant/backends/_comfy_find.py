@@ -19,7 +19,6 @@ TILED = "tiled"  # in the details of weights found: scales are in tiles, and pad
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
 GROUP_SIZE = "group_size"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
-_HINTS = ("comfy_quant", "input_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,7 @@ class Format:
         codes: their dtype.
         parts: last words of the file key of each other part, in all spellings. optional: parts that may be missing.
         details: of each weight, from the format alone. unread: last words of tensors that change the weight, and are
-            not read.
+            not read. hints: of tensors about it that do not.
         group: weights that share a scale of one byte, where the file's scales are padded; 0 elsewhere.
     """
 
@@ -44,6 +43,7 @@ class Format:
     details: Mapping[str, Any] = field(default_factory=dict)
     group: int = 0
     unread: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ("comfy_quant", "input_scale")
 
 
 _SCALE = {"scale": ("weight_scale",)}
@@ -75,6 +75,16 @@ ROWS: tuple[Format, ...] = (
         details={TILED: True},
         group=32,
     ),
+    Format(  # convert_to_quant's, with one more scale, for cards that have no MXFP8
+        name="hybrid_mxfp8",
+        schemes=("mxfp8",),
+        words="8-bit floats, powers of two as scales of 32, in tiles",
+        codes="float8_e4m3fn",
+        parts=_SCALE,
+        details={TILED: True},
+        group=32,
+        hints=("comfy_quant", "input_scale", "weight_scalar"),
+    ),
     Format(
         name="convrot_w4a4", schemes=("w4a4",), words="4-bit integers, a scale for each row", codes="int8", parts=_SCALE
     ),
@@ -93,7 +103,7 @@ ROWS: tuple[Format, ...] = (
     ),
 )
 _BY_NAME = {row.name: row for row in ROWS}
-_BY_SCHEME = {scheme: row for row in ROWS for scheme in row.schemes}
+_BY_SCHEME = {scheme: row for row in reversed(ROWS) for scheme in row.schemes}  # the first is written
 # The formats of this backend, and the dtype of their codes.
 FORMATS: Mapping[str, str] = {row.name: row.codes for row in ROWS}
 _ROTATED = ("int8_convrot", "w4a4", "w4a8")
@@ -143,7 +153,7 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
         name=name,
         scheme=_scheme(form, row, whole, tensors[name], tensors.get(keys.get("s_rel", ""))),
         keys=keys,
-        extra=tuple(key for key in (leaf(name, hint) for hint in _HINTS) if key in tensors),
+        extra=tuple(key for key in (leaf(name, hint) for hint in form.hints) if key in tensors),
         evidence=f"ComfyUI's {form.name}: {evidence}",
         details={**form.details, **{option: row[option] for option in (ROTATION, GROUP_SIZE) if option in row}},
         nbytes=_nbytes(form, tensors[name]),

@@ -96,6 +96,15 @@ def test_what_is_made_is_that_of_comfy_kitchen(
         assert torch.equal(some, COMFY.decode(back, torch.float32)[1 : shape[0] - 1])
 
 
+@pytest.mark.parametrize("metadata", [False, True])
+def test_hybrid_mxfp8_of_convert_to_quant(metadata: bool, tmp_path: Path) -> None:
+    """One more scale, by which cards without MXFP8 would take the weight: it is the blocks' that are exact."""
+    file, floats = _theirs("mxfp8", _weight((40, 96)))
+    path = write(tmp_path, {"format": "hybrid_mxfp8"}, {**file, "weight_scalar": torch.tensor(0.5)}, metadata)
+    assert (sdquant.verify(path).quant, sdquant.verify(path).warnings) == ("mxfp8", [])
+    assert torch.equal(COMFY.decode(read(path, (40, 96)), torch.float32), floats)
+
+
 @pytest.mark.parametrize("scheme", ["comfy:nvfp4", "mxfp8"])
 def test_kernels_read_it(scheme: str) -> None:
     packed = COMFY.encode(_weight((64, 256)), backends.parse(scheme))

@@ -1,19 +1,24 @@
-"""Float8 weights with scales of blocks, held against comfy-kitchen and against the formula of transformers."""
+"""Float8 weights in every spelling, and with scales of blocks, held against the formula of transformers."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import sdquant
 from sdquant import backends
 from sdquant.core.backend import Packed, PrequantizedWeight, TensorInfo
 from sdquant.core.packed_reader import read_weight
 from sdquant.core.packed_rows import cut
 from sdquant.errors import BadFileError
+
+from .comfy_layers import GOLDEN, read
 
 BACKEND = backends.get("bnb")
 NAME = "proj.weight"
@@ -131,3 +136,51 @@ def test_a_block_size_that_does_not_fit(size: Any) -> None:
     side = {"quantization_config": {"quant_method": "fp8", "weight_block_size": size}}
     with pytest.raises(BadFileError):
         _read({NAME: codes, "proj.weight_scale_inv": scale}, (128, 256), side)
+
+
+SPELLINGS: dict[str, dict[str, Tensor]] = {
+    "2025": {"scale_weight": torch.tensor(0.25), "scaled_fp8": torch.empty(0, dtype=torch.float8_e4m3fn)},
+    "2025, activations in 8 bits": {
+        "scale_weight": torch.tensor([0.25]), "scale_input": torch.tensor([0.5]), "scaled_fp8": torch.empty(0),
+    },
+    "2025, in full precision": {
+        "scale_weight": torch.tensor([0.25]), "scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn),
+    },
+    "2025, a marker of float32": {"scale_weight": torch.tensor([0.25]), "scaled_fp8": torch.empty(0)},
+    "2026": {"weight_scale": torch.tensor(0.25), "comfy_quant": _line("float8_e4m3fn")},
+    "2026, in half precision": {"weight_scale": torch.tensor([0.25]).bfloat16(), "comfy_quant": _line("float8_e4m3fn")},
+    "2026, activations": {
+        "weight_scale": torch.tensor(0.25), "input_scale": torch.tensor(0.5), "comfy_quant": _line("float8_e4m3fn"),
+    },
+    "2026, by row": {"weight_scale": torch.full((24,), 0.25), "comfy_quant": _line("float8_e4m3fn_rowwise")},
+    "Black Forest Labs'": {"weight_scale": torch.full((24,), 0.25)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_of_one_scale(name: str, prefix: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Scales for activations change nothing: weights are exact, and activations as they are."""
+    codes = _weight((24, 64)).to(dtype)
+    file = {f"{prefix}proj.weight": codes}
+    for key, tensor in SPELLINGS[name].items():
+        if key == "comfy_quant" and dtype == torch.float8_e5m2:
+            tensor = _line("float8_e5m2")
+        file[key if key == "scaled_fp8" else f"{prefix}proj.{key}"] = tensor
+    save_file(file, tmp_path / "model.safetensors")
+    seen = sdquant.verify(tmp_path / "model.safetensors")
+    assert (seen.quant, seen.warnings) == ("fp8", [])
+    (found,) = seen.sources["model"].prequantized.values()
+    packed = read_weight(found, None, (24, 64), file.__getitem__)
+    assert torch.equal(BACKEND.decode(packed, torch.float32), codes.float() * 0.25)
+
+
+def test_golden() -> None:
+    """comfy-kitchen's layer, with a scale for activations: its output is the product of those with the same weight."""
+    path = GOLDEN / "comfy_fp8_e4m3_tensor.safetensors"
+    packed, file = read(path), load_file(path)
+    weight = BACKEND.decode(packed, torch.float32)
+    assert torch.equal(weight, file["golden.weight"])
+    x, theirs = file["golden.input_dequantized"], file["golden.output_f32"]
+    assert (x @ weight.T + file["layer.bias"].float() - theirs).norm() < 1e-5 * theirs.norm()
