@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..core import registry
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
@@ -46,11 +49,23 @@ class ComponentPlan:
     products: int | None = 0
     path: str | None = None
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the schemes of the quantized weights, that with the most bytes first. Of GGUF files, which mix types
+        by design, the main one."""
+        if self.scheme is None or registry.scheme(self.scheme).backend == "gguf":
+            return () if self.scheme is None else (self.scheme,)
+        sizes: Counter[str] = Counter({self.scheme: 0})
+        for weight in self.weights:
+            sizes[weight.scheme] += weight.bytes
+        return tuple(name for name, _ in sizes.most_common())
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the number and total sizes of the weights."""
         names = ("name", "path", "class_name", "action", "scheme", "mode", "runtime", "compute")
         return {name: getattr(self, name) for name in names} | {
             "scheme": str(self.spec) if self.spec else self.scheme,
+            "formats": list(self.formats),
             "compute": self.compute or "float",
             "quantized_weights": len(self.weights),
             "quantized_products": self.products or 0,

@@ -126,7 +126,7 @@ def _done(part: ComponentPlan) -> str:
     if part.action == "keep":
         return "as it is"
     if part.action == "found":
-        return f"{part.scheme}, as found, {_runs(part)}"
+        return f"{', '.join(part.formats)}, as found, {_runs(part)}"
     return f"{part.spec}, quantized {'while' if part.mode == 'pre' else 'after'} loading, {_runs(part)}"
 
 

@@ -101,7 +101,9 @@ def _peak(peak: Peak, device: str) -> str:
 
 
 def _row(part: ComponentPlan) -> tuple[str, ...]:
-    done = {"keep": "as it is", "found": f"{part.scheme}, as found"}.get(part.action, f"{part.spec} ({part.mode})")
+    done = {"keep": "as it is", "found": f"{', '.join(part.formats)}, as found"}.get(
+        part.action, f"{part.spec} ({part.mode})"
+    )
     return (
         part.name,
         done,
