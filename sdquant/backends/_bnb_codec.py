@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core import Packed, PackedLayout, PrequantizedWeight, QuantSpec, TensorSpec
+    from ..core import LowRank, Packed, PackedLayout, PrequantizedWeight, QuantSpec, TensorSpec
 
 
 class Codec(ABC):
@@ -39,6 +39,9 @@ class Codec(ABC):
 
     def cuttable(self, packed: Packed) -> Packed:
         return packed
+
+    def low_rank(self, packed: Packed) -> LowRank | None:
+        return None
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         raise NotImplementedError(f"bitsandbytes has no module for {packed.spec.scheme}")

@@ -47,7 +47,7 @@ class Format:
 
 
 _SCALE = {"scale": ("weight_scale",)}
-INT8, W4A8 = "int8_tensorwise", "asym_w4a8_int8"
+INT8, W4A8, SVDQUANT = "int8_tensorwise", "asym_w4a8_int8", "svdquant_w4a4"
 ROWS: tuple[Format, ...] = (
     Format(
         name=INT8,
@@ -101,6 +101,25 @@ ROWS: tuple[Format, ...] = (
         optional=frozenset({"codebook"}),
         unread=("weight_correction",),
     ),
+    Format(
+        name=SVDQUANT,
+        schemes=("svdquant_w4a4",),
+        words="4-bit integers and a low-rank branch",
+        codes="int8",
+        parts={
+            **_SCALE,
+            "smooth": ("smooth_factor", "weight_smooth_factor"),
+            "down": ("proj_down", "weight_proj_down"),
+            "up": ("proj_up", "weight_proj_up"),
+        },
+    ),
+    Format(
+        name="awq_w4a16",
+        schemes=("awq_w4a16",),
+        words="4-bit integers, scales and zero points of groups",
+        codes="int8",
+        parts={**_SCALE, "zero": ("weight_zero", "weight_zeros")},
+    ),
 )
 _BY_NAME = {row.name: row for row in ROWS}
 _BY_SCHEME = {scheme: row for row in reversed(ROWS) for scheme in row.schemes}  # the first is written
@@ -134,6 +153,8 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
 
 
 def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any], form: Format) -> PrequantizedWeight:
+    if form.name == SVDQUANT:
+        _refuse_other_inputs(name, row)
     unread = next((key for key in (leaf(name, word) for word in form.unread) if key in tensors), None)
     if unread is not None:
         raise UnsupportedFileError(
@@ -158,6 +179,28 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
         details={**form.details, **{option: row[option] for option in (ROTATION, GROUP_SIZE) if option in row}},
         nbytes=_nbytes(form, tensors[name]),
     )
+
+
+_TILES = "kitchen_tile_packed_w4a4"
+
+
+def _refuse_other_inputs(name: str, row: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFileError for a layer of SVDQuant whose activations are shifted, or whose branch sees others."""
+    shifted = row.get("act_unsigned", name.endswith("_mlp.net.2.weight"))  # as ComfyUI takes it where nothing is said
+    basis, order = row.get("lowrank_branch_input_basis", "raw"), row.get("layout", _TILES)
+    why = None
+    if shifted is not False:
+        why = "its activations are shifted before they are quantized (act_unsigned), and its bias is made for that"
+    elif basis != "raw":
+        why = f"its low-rank branch is made for inputs in the basis {basis!r:.40}"
+    elif order != _TILES:
+        why = f"its tensors are in the order {order!r:.40}"
+    if why is not None:
+        raise UnsupportedFileError(
+            f"Cannot read weight {name!r}",
+            f"it is in ComfyUI's {SVDQUANT}, and {why}, which sdquant does not read",
+            "Use a file of the same model in a format that `sdquant matrix` lists",
+        )
 
 
 def _scheme(form: Format, row: Mapping[str, Any], whole: bool, codes: TensorInfo, groups: TensorInfo | None) -> str:

@@ -35,10 +35,10 @@ from ._comfy_rotation import rotation_in
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight
 
-_LARGEST, _ZERO = 7, 8
+_LARGEST, ZERO = 7, 8
 _LEAST = 1e-10  # the least magnitude of a row that its scale is made of
 _INPUTS = 64  # of which comfy-kitchen's kernels want a multiple
-_SIGNS = 0x88  # exchanges nibbles in two's complement and codes with 8 added
+SIGNS = 0x88  # exchanges nibbles in two's complement and codes with 8 added
 
 
 class Int4(ComfyCodec):
@@ -67,7 +67,7 @@ class Int4(ComfyCodec):
         def encode(rows: Tensor) -> dict[str, Tensor]:
             values = hadamard.rotate_by_matrix(rows.float(), described.rotation)
             scale = divided(values.abs().amax(dim=1, keepdim=True).clamp_(min=_LEAST), _LARGEST)
-            codes = (values / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(_ZERO).to(torch.uint8)
+            codes = (values / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(ZERO).to(torch.uint8)
             return {"codes": codes[:, ::2] | codes[:, 1::2] << 4, "scale": scale}
 
         return Packed(spec=described, parts=by_rows(weight.detach(), layout, encode))
@@ -75,7 +75,7 @@ class Int4(ComfyCodec):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation
         for rows in row_chunks(codes, packed.spec.shape[1]):
-            values = nibbles(codes[rows]).float().sub_(_ZERO).mul_(scale[rows])
+            values = nibbles(codes[rows]).float().sub_(ZERO).mul_(scale[rows])
             out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
 
     def form(self, packed: Packed) -> PackedLayout | None:
@@ -83,12 +83,12 @@ class Int4(ComfyCodec):
             return None
         rows, columns = packed.spec.shape
         return PackedLayout(
-            rows=rows, columns=columns, codes="codes", packing="nibbles-low", group=columns, scale="scale", zero=_ZERO
+            rows=rows, columns=columns, codes="codes", packing="nibbles-low", group=columns, scale="scale", zero=ZERO
         )
 
     def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return {
-            name: (packed.parts["codes"] ^ _SIGNS).view(torch.int8),
+            name: (packed.parts["codes"] ^ SIGNS).view(torch.int8),
             leaf(name, "weight_scale"): packed.parts["scale"].reshape(-1),
             **marker(name, packed.spec),
         }
@@ -106,7 +106,7 @@ class Int4(ComfyCodec):
         if scale.numel() != shape[0]:
             raise bad(key, f"it has {scale.numel()} scales, but the weight has {shape[0]} rows")
         parts = {
-            "codes": codes.view(torch.uint8) ^ _SIGNS if codes.dtype == torch.int8 else codes,
+            "codes": codes.view(torch.uint8) ^ SIGNS if codes.dtype == torch.int8 else codes,
             "scale": scales(key, scale).reshape(-1, 1),
         }
         spec = PackedSpec(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
     Backend,
+    LowRank,
     Packed,
     PackedLayout,
     PackedSpec,
@@ -35,6 +36,10 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None) -> S
     return Scheme(name=name, backend="comfy", bits=bits, summary=summary, group=group)
 
 
+def _read_only(name: str, bits: float, summary: str, group: int) -> Scheme:
+    return Scheme(name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=False)
+
+
 class Comfy(Backend):
     """See the module. Parts are those of the codecs."""
 
@@ -47,15 +52,10 @@ class Comfy(Backend):
         _scheme("int8_row", 8, "8-bit integers, a scale per output row"),
         _scheme("int8_tensor", 8, "8-bit integers, one scale for the weight"),
         _scheme("w4a8", 4, "4-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
-        Scheme(
-            name="w6a8",
-            backend="comfy",
-            bits=6,
-            summary="6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row",
-            group=16,
-            on_the_fly=False,
-        ),
+        _read_only("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
+        _read_only("svdquant_w4a4", 4, "4-bit integers and a low-rank branch (SVDQuant), a scale per 64 weights", 64),
+        _read_only("awq_w4a16", 4, "4-bit integers, a scale and a zero point per 64 weights (AWQ)", 64),
         _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
         _scheme("comfy:nvfp4", 4, "4-bit floats (E2M1), an 8-bit float as scale of 16 weights, one for all", 16),
     )
@@ -84,6 +84,9 @@ class Comfy(Backend):
 
     def cuttable(self, packed: Packed) -> Packed:
         return _codec(packed.spec.scheme).cuttable(packed)
+
+    def low_rank(self, packed: Packed) -> LowRank | None:
+        return _codec(packed.spec.scheme).low_rank(packed)
 
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
         return QuantSpec(packed.scheme)
@@ -114,16 +117,20 @@ class Comfy(Backend):
 @lru_cache(maxsize=1)
 def _codecs() -> Mapping[str, ComfyCodec]:
     # Inside a function, because the codecs import torch and listing schemes must not.
+    from ._comfy_awq import Awq
     from ._comfy_int4 import Int4
     from ._comfy_int8 import Int8
     from ._comfy_mxfp8 import Mxfp8
     from ._comfy_nvfp4 import Nvfp4
+    from ._comfy_svdquant import SvdQuant
     from ._comfy_w4a8 import W4A8
 
     return {
         **dict.fromkeys(("int8_convrot", "int8_row", "int8_tensor"), Int8()),
         **dict.fromkeys(("w4a8", "w6a8"), W4A8()),
         "w4a4": Int4(),
+        "svdquant_w4a4": SvdQuant(),
+        "awq_w4a16": Awq(),
         "mxfp8": Mxfp8(),
         "comfy:nvfp4": Nvfp4(),
     }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from .low_rank import LowRank
     from .packed_layout import Activations, PackedLayout
 
 # All that a backend is written with.
@@ -312,6 +313,10 @@ class Backend(ABC):
 
     def as_floats(self, packed: Packed, x: Tensor) -> FloatGemm | None:
         """Express `linear` or `convolve` as a floating-point GEMM, which kernels can run; None if impossible."""
+        return None
+
+    def low_rank(self, packed: Packed) -> LowRank | None:
+        """Return the residual and the low-rank branch that a weight is the sum of; None if it has no branch."""
         return None
 
     def by_row(self, packed: Packed) -> bool:

@@ -26,7 +26,7 @@ from .linear_with_rotation import LinearWithRotation
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from ..core import Backend, Geometry, Packed, PackedLayout
+    from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
     from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
@@ -224,6 +224,9 @@ def linear(
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
+    branch = backend.low_rank(packed)
+    if branch is not None:
+        return _linear_with_branch(backend, packed, branch, x, bias, compute)
     if packed.spec.rotation:
         codes = packed.without_rotation
         return linear(backend, codes, backend.form(codes), rotate(x, packed.spec.rotation), bias, compute)
@@ -243,6 +246,16 @@ def linear(
     if x.is_cpu and fp32_gemm.is_profitable(x.dtype):
         return fp32_gemm.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
     return F.linear(x, _decoded(backend, packed, form, x), bias)
+
+
+def _linear_with_branch(
+    backend: Backend, packed: Packed, branch: LowRank, x: Tensor, bias: Tensor | None, compute: str | None
+) -> Tensor:
+    """Return the product with the residual, and beside it that with the narrow factors."""
+    residual = replace(packed, parts=branch.residual)
+    smooth, down, up = (part.to(x.dtype) for part in (branch.smooth, branch.down, branch.up))
+    y = linear(backend, residual, backend.form(residual), x / smooth, bias, compute)
+    return y + F.linear(x @ down, up)
 
 
 def _beside(packed: Packed, x: Tensor) -> None:

@@ -1,0 +1,25 @@
+"""The low-rank branch beside a packed weight, as SVDQuant has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """A weight W = R / smooth + up down^T, so that x W^T = (x / smooth) R^T + (x down) up^T.
+
+    Attributes:
+        residual: the parts of R, a packed weight of the same description as W.
+        smooth: divides the inputs, [in]. down: [in, rank]. up: [out, rank].
+    """
+
+    residual: Mapping[str, Tensor]
+    smooth: Tensor
+    down: Tensor
+    up: Tensor
