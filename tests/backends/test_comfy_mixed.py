@@ -12,6 +12,7 @@ import pytest
 import torch
 from comfy_kitchen.tensor import (
     AsymW4A8Int8Layout,
+    TensorCoreConvRotW4A4Layout,
     TensorCoreMXFP8Layout,
     TensorCoreNVFP4Layout,
     TensorWiseINT8Layout,
@@ -63,8 +64,49 @@ def _fp8(weight: Tensor) -> Layer:
     return {"weight": codes, "weight_scale": scale}, {"format": "float8_e4m3fn"}, codes.float() * scale
 
 
+def _w4a4(weight: Tensor) -> Layer:
+    codes, four = TensorCoreConvRotW4A4Layout.quantize(weight, convrot_groupsize=64)
+    said = {"format": "convrot_w4a4", "convrot_groupsize": 64}
+    return {"weight": codes, "weight_scale": four.scale}, said, TensorCoreConvRotW4A4Layout.dequantize(codes, four)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """Codes in bytes, the even column in the low half: int8."""
+    low, high = codes.to(torch.uint8)[:, ::2] & 15, codes.to(torch.uint8)[:, 1::2] & 15
+    return (low | high << 4).view(torch.int8)
+
+
+def _svdquant(weight: Tensor) -> Layer:
+    """By its formula: comfy-kitchen reads such layers, and does not make them."""
+    smooth = weight.abs().amax(0).clamp(min=1e-3).sqrt()
+    u, s, v = torch.linalg.svd(weight, full_matrices=False)
+    up, down = u[:, :8] * s[:8], v[:8].T.contiguous()
+    residual = ((weight - up @ down.T) * smooth).view(len(weight), -1, 64)
+    scale = residual.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 7
+    codes = (residual / scale).round().clamp(-7, 7)
+    file = {
+        "weight": _nibbles(codes.flatten(1).to(torch.int8)), "weight_scale": scale.squeeze(-1).T,
+        "smooth_factor": smooth, "proj_down": down, "proj_up": up,
+    }  # fmt: skip
+    said = {"format": "svdquant_w4a4", "act_unsigned": False}
+    return file, said, (codes * scale).flatten(1) / smooth + up @ down.T
+
+
+def _awq(weight: Tensor) -> Layer:
+    groups = weight.view(len(weight), -1, 64)
+    zero = groups.mean(-1, keepdim=True)
+    scale = (groups - zero).abs().amax(-1, keepdim=True).clamp(min=1e-8) / 7
+    codes = ((groups - zero) / scale).round().clamp(-8, 7)
+    file = {
+        "weight": _nibbles((codes + 8).flatten(1)), "weight_scale": scale.squeeze(-1).T,
+        "weight_zero": zero.squeeze(-1).T,
+    }  # fmt: skip
+    return file, {"format": "awq_w4a16"}, (codes * scale + zero).flatten(1)
+
+
 KINDS: dict[str, Callable[[Tensor], Layer]] = {
-    "comfy:nvfp4": _nvfp4, "mxfp8": _mxfp8, "int8_convrot": _int8, "w4a8": _w4a8, "fp8": _fp8,
+    "comfy:nvfp4": _nvfp4, "mxfp8": _mxfp8, "int8_convrot": _int8, "w4a8": _w4a8, "fp8": _fp8, "w4a4": _w4a4,
+    "svdquant_w4a4": _svdquant, "awq_w4a16": _awq,
 }  # fmt: skip
 
 
@@ -120,9 +162,16 @@ def test_it_draws_and_is_saved(mixed: tuple[Path, Path], flux: Path, tmp_path: P
     assert np.array_equal(images(again, 1), images(pipe, 1))
 
 
+@pytest.mark.parametrize("mode", ["sequential", "balanced"])
+def test_offloaded(mode: str, mixed: tuple[Path, Path], flux: Path) -> None:
+    values: dict[str, Any] = {"base": flux, "dtype": "float32", "progress": False}
+    expected = images(sdquant.load_model(mixed[0], **values), 1)
+    assert np.array_equal(images(sdquant.load_model(mixed[0], offload=mode, **values), 1), expected)
+
+
 def test_one_layer_that_lacks_a_part(mixed: tuple[Path, Path], tmp_path: Path) -> None:
     file = load_file(mixed[0])
-    for ending in ("weight_scale", "weight_scale_2", "weight_s_rel", "weight_s_channel"):
+    for ending in ("weight_scale", "weight_scale_2", "weight_s_rel", "weight_s_channel", "proj_up", "weight_zero"):
         key = next(key for key in file if key.endswith(f".{ending}"))
         save_file({name: tensor for name, tensor in file.items() if name != key}, tmp_path / "damaged.safetensors")
         with pytest.raises(BadFileError, match=key.replace(".", r"\.")):
