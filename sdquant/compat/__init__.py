@@ -214,7 +214,9 @@ def _check(scheme: Scheme, query: Query, allow: bool) -> None:
 
 
 def _refuse(row: Row, query: Query, allow: bool) -> None:
-    error = ERRORS[row.refuses](f"Cannot use {_asked(query)}", row.why, row.fix)
+    others = registry.namesakes(registry.scheme(query.scheme))
+    hint = f". Another backend's scheme of the same name is quant={others[0].name!r}" if others else ""
+    error = ERRORS[row.refuses](f"Cannot use {_asked(query)}", row.why, row.fix + hint)
     if not allow:
         raise error
     warnings.warn(f"Trying a combination that the matrix refuses: {error}", IncompatibleWarning, stacklevel=5)

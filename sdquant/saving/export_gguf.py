@@ -68,10 +68,11 @@ def quantize_file(
     place, goal = Path(os.path.expanduser(path)), Path(target)
     spec = registry.parse(quant)
     if goal.suffix == ".safetensors":
+        others = "".join(f", or use {other.name!r}" for other in registry.namesakes(spec.scheme))
         raise SettingsError(
             f"Cannot write {goal}",
             f"{spec.scheme.name} is a GGUF type, which safetensors files cannot hold",
-            f"Name the file {goal.with_suffix('.gguf')}",
+            f"Name the file {goal.with_suffix('.gguf')}{others}",
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)

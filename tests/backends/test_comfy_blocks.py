@@ -17,10 +17,11 @@ from torch import Tensor, nn
 import sdquant
 from sdquant import backends
 from sdquant.core import Packed, packed_rows, read_weight
-from sdquant.errors import BadFileError
+from sdquant.errors import BadFileError, ConflictError, IncompatibleError, SettingsError, UnknownQuantError
 from sdquant.formats.checkpoint import single_file
 from sdquant.kernels import dispatch
 from sdquant.nn import quantized, quantized_layer
+from sdquant.saving.export_gguf import quantize_file
 
 from ..test_load_modes import images
 from .comfy_layers import GOLDEN, read, write
@@ -215,10 +216,17 @@ def _dequantized(packed: Packed, file: dict[str, Tensor], name: str) -> Tensor:
     return TensorCoreNVFP4Layout.dequantize(codes, params)
 
 
-def test_the_name_of_two_schemes() -> None:
+def test_the_name_of_two_schemes(tmp_path: Path) -> None:
     """GGUF has an NVFP4 of its own: a bare name is that, and `backend:scheme` tells them apart."""
     names = {text: backends.scheme(text).backend for text in ("nvfp4", "gguf:nvfp4", "comfy:nvfp4", "COMFY:NVFP4")}
     assert list(names.values()) == ["gguf", "gguf", "comfy", "comfy"]
     assert str(backends.parse("comfy:nvfp4,embeddings")) == "comfy:nvfp4,embeddings"
-    with pytest.raises(sdquant.errors.UnknownQuantError, match="or 'comfy:nvfp4'"):
+    with pytest.raises(UnknownQuantError, match="or 'comfy:nvfp4'"):
         backends.parse("bnb:nvfp4")
+    # GGUF's is only for GGUF files: where ComfyUI's may be meant it is refused, and both are named.
+    with pytest.raises(IncompatibleError, match="quant='comfy:nvfp4'"):
+        sdquant.check("nvfp4", "none", mode="pre")
+    with pytest.raises(SettingsError, match=r"a GGUF type.* or use 'comfy:nvfp4'"):
+        quantize_file("digits-flux", "nvfp4", tmp_path / "model.safetensors")
+    with pytest.raises(ConflictError, match="already quantized to comfy:nvfp4"):
+        sdquant.plan(write(tmp_path, {"format": "nvfp4"}, _theirs("comfy:nvfp4", _weight((32, 64)))[0]), "nvfp4")
