@@ -47,6 +47,11 @@ INTEGERS = (
     "q8_0",
     "q4_0",
     "q4_k",
+    "int8_convrot",
+    "int8_row",
+    "mxfp8",
+    "comfy:nvfp4",
+    "w4a8",
     "sdnq-int8",
     "sdnq-uint4",
 )

@@ -206,6 +206,28 @@ _FOUR: Mapping[str, Peer] = {"bitsandbytes": bitsandbytes_as_is, "bitsandbytes d
 _NNCF: Mapping[str, Peer] = {"nncf": nncf_layer}
 _SDNQ: Mapping[str, Peer] = {"sdnq": sdnq_layer}
 
+# comfy-kitchen's layout of each scheme, and its options there.
+_COMFY: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "int8_convrot": ("TensorWiseINT8Layout", {"per_channel": True, "convrot": True, "convrot_groupsize": 256}),
+    "int8_row": ("TensorWiseINT8Layout", {"per_channel": True}),
+    "int8_tensor": ("TensorWiseINT8Layout", {"per_channel": False}),
+    "mxfp8": ("TensorCoreMXFP8Layout", {}),
+    "comfy:nvfp4": ("TensorCoreNVFP4Layout", {}),
+    "w4a8": ("AsymW4A8Int8Layout", {}),
+}
+
+
+def comfy_kitchen(floats: nn.Linear, scheme: str) -> Run | None:
+    """comfy-kitchen's own product, with activations quantized as the format has it."""
+    if importlib.util.find_spec("comfy_kitchen") is None:
+        return None
+    from comfy_kitchen.tensor import QuantizedTensor
+
+    layout, options = _COMFY[scheme]
+    weight = QuantizedTensor.from_float(floats.weight.data, layout, **options)
+    return lambda x: F.linear(x, weight)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family("nf4", _FOUR),
     Family("nf4,double_quant", _FOUR),
@@ -225,6 +247,7 @@ FAMILIES: tuple[Family, ...] = (
         "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q3_k", "q2_k", "iq4_nl", "iq4_xs",
         "tq2_0", "tq1_0", "mxfp4", "nvfp4", *SLOW_TO_ENCODE,
     )),
+    *(Family(scheme, {"comfy-kitchen": comfy_kitchen}) for scheme in _COMFY),
     *(Family(f"sdnq-{kind}", _SDNQ) for kind in ("int8", "fp8", "int6", "int4", "uint4", "uint3")),
 )  # fmt: skip
 
