@@ -22,7 +22,7 @@ from ._bnb_codec import bad, require
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
 from ._comfy_find import TILED
-from ._float8_values import float8_values
+from ._float8_values import floats_of
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
@@ -51,8 +51,8 @@ class Mxfp8(ComfyCodec):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale = packed.parts["codes"], packed.parts["scale"]
         for rows in row_chunks(codes, codes.shape[1]):
-            factors = float8_values(scale[rows]).repeat_interleave(_BLOCK, 1)[:, : codes.shape[1]]
-            out[rows].copy_(float8_values(codes[rows]) * factors)
+            factors = floats_of(scale[rows]).repeat_interleave(_BLOCK, 1)[:, : codes.shape[1]]
+            out[rows].copy_(floats_of(codes[rows]) * factors)
 
     def form(self, packed: Packed) -> PackedLayout | None:
         rows, columns = packed.spec.shape

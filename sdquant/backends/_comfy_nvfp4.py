@@ -28,7 +28,7 @@ from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
 from ._comfy_find import TILED
-from ._float8_values import float8_values
+from ._float8_values import floats_of
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
@@ -69,7 +69,7 @@ class Nvfp4(ComfyCodec):
         pairs, width = _pairs(codes.device), packed.spec.shape[1]
         for rows in row_chunks(codes, width):
             values = pairs.index_select(0, codes[rows].reshape(-1).int()).view(-1, scale.shape[1], _BLOCK)
-            values.mul_(float8_values(scale[rows]).mul_(packed.spec.details[FACTOR]).unsqueeze(-1))
+            values.mul_(floats_of(scale[rows]).mul_(packed.spec.details[FACTOR]).unsqueeze(-1))
             values = values.view(-1, scale.shape[1] * _BLOCK)[:, :width]
             out[rows].copy_(values if columns is None else values * columns)
 

@@ -30,7 +30,7 @@ from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
 from ._comfy_int4 import nibbles
 from ._comfy_rotation import rotation_in
-from ._float8_values import float8_values
+from ._float8_values import floats_of
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
@@ -173,7 +173,7 @@ def _integers(packed: Packed, rows: slice) -> Tensor:
     else:
         values = codebook.index_select(0, codes.reshape(-1).int()).view(codes.shape)
     scale = parts["s_rel"][rows]
-    wide = scale if scale.dtype == torch.float32 else float8_values(scale)
+    wide = scale if scale.dtype == torch.float32 else floats_of(scale)
     values = values.view(len(values), scale.shape[1], -1).mul_(wide.unsqueeze(-1))
     return values.view(len(values), columns).round_().clamp_(-_LARGEST, _LARGEST)
 

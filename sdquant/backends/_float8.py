@@ -39,7 +39,7 @@ from ._bnb_library import tile
 from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
 from ._float8_scales import factors, fitted, rows_of_scales
-from ._float8_values import float8_values
+from ._float8_values import floats_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ class Float8(Codec):
         step = max(1, tile(out.device, codes.numel()) // max(1, math.prod(codes.shape[1:])))
         for row in range(0, codes.shape[0], step):
             rows = slice(row, min(row + step, codes.shape[0]))
-            values = float8_values(codes[rows])
+            values = floats_of(codes[rows])
             if scale is not None and block is not None:
                 values.mul_(rows_of_scales(scale, rows, block, codes.shape[1]))
             elif scale is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core import code_tables
 
 
-def float8_values(codes: Tensor) -> Tensor:
+def floats_of(codes: Tensor) -> Tensor:
     """Convert float8 codes of any kind and shape to float32."""
     if codes.device.type != "cpu":
         return codes.float()
