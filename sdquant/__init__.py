@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .compat import check
     from .formats import suffix_hint
     from .integrations import Config
-    from .loading import load_model, quantize, verify
+    from .loading import dequantize, load_model, quantize, verify
     from .models import Detected, detect
     from .planning import Plan
     from .planning.preparation import plan
@@ -68,6 +68,7 @@ __all__ = [
     "check",
     "compat",
     "demo",
+    "dequantize",
     "detect",
     "load_model",
     "lora",

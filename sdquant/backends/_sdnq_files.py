@@ -143,13 +143,17 @@ def _lies(up: Tensor, down: Tensor, turned: tuple[int, int]) -> bool:
     return (tuple(up.shape), tuple(down.shape)) == ((len(up), turned[1]), (turned[0], len(up)))
 
 
-def shape_of(parts: Mapping[str, Tensor], way: Storage) -> tuple[int, ...] | None:
+def shape_of(parts: Mapping[str, Tensor], way: Storage, *, products: bool) -> tuple[int, ...] | None:
     """Infer the float weight's shape from the scale's: [out, 1, kernel...] or [out, groups, 1, kernel...]; None if that
-    does not tell it."""
+    does not tell it. `products`: see `upright`."""
     scale, weight = parts["scale"], parts["weight"]
     if scale.ndim < 2 and not (way.scales and way.scales.fields) and scale.numel() != way.levels:
         return (0,)  # no scale of SDNQ's: `read` refuses it
-    if scale.ndim < 2 or scale.numel() == way.levels or (way.scales and way.scales.fields):
+    if way.scales and way.scales.fields:
+        return None
+    if scale.numel() == way.levels:  # for all: codes that are not packed have the shape, unless they lie as [in, out]
+        return None if products or way.code.fields or weight.ndim < 2 else tuple(weight.shape)
+    if scale.ndim < 2:
         return None
     numel = stored_count(weight, way.code)
     if scale.ndim == 2 and scale.shape[1] != way.levels:  # written as [in, out]

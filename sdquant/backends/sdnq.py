@@ -259,10 +259,11 @@ class SDNQ(Backend):
         way, parts = storage_of(found.scheme, found.details), {part: get(key) for part, key in found.keys.items()}
         if _in_words(way.code, dtype_name(parts["weight"].dtype)):
             parts["weight"] = parts["weight"].to(dtype_named("uint8"))
-        size = shape_of(parts, way) if shape is None else shape
+        products = bool(found.details.get(PRODUCTS))
+        size = shape_of(parts, way, products=products) if shape is None else shape
         if size is None:
             raise Unfit(f"the tensors of {found.name} alone do not tell its shape")
-        laid = upright(parts, size, way, products=bool(found.details.get(PRODUCTS)))
+        laid = upright(parts, size, way, products=products)
         if laid is None:
             raise UnsupportedFileError(
                 f"Cannot read {found.name}, stored by SDNQ for its quantized products",

@@ -31,12 +31,18 @@ __all__ = ["COMMANDS", "main", "parser"]
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
 COMMANDS = (
-    "demo", "generate", "train", "compare", "bench", "inspect", "plan", "quantize", "calibrate", "ui",
+    "demo", "generate", "train", "compare", "bench", "inspect", "plan", "quantize", "dequantize", "calibrate", "ui",
     "install-extension", "matrix", "doctor",
 )  # fmt: skip
 
 
-_OF_ONE = ("demo", "compare", "bench", "ui")  # commands that write, or listen, and know nothing of other processes
+_OF_ONE = (
+    "demo",
+    "compare",
+    "bench",
+    "dequantize",
+    "ui",
+)  # they write, or listen, and know of no other process
 
 
 class _TopParser(argparse.ArgumentParser):

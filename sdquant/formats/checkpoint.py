@@ -13,6 +13,7 @@ from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy_metadata, quantization_methods, safetensors
 from . import folders as folders
+from .component_configs import Given, configs_in, with_given
 from .gguf.file import GGUFFile, GGUFHeader
 from .gguf.file import read_header as read_gguf
 from .pickle import PickleFile, refused
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
 
     from ..core import PackedSpec, PrequantizedWeight, TensorInfo
     from .tensor_file import Header, Recipe, TensorFile
-
-# JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
-_SIDE: Mapping[str, str] = {
-    "quanto_qmap": "quantization_map",
-    "quantization_map": "quantization_map",
-    "quantization_config": "quantization_config",
-}
 
 __all__ = ["FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "component_folder", "is_gguf", "open_file", "single_file"]
 
@@ -202,14 +196,22 @@ def is_pickle(path: Path) -> bool:
 
 
 def component_folder(
-    folder: Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
+    folder: Path,
+    *,
+    complete: bool = True,
+    allow_pickle: bool = False,
+    variant: str | None = None,
+    given: Given | None = None,
 ) -> Checkpoint:
-    """Return the component in a folder with a config.json and weights; `variant`: see `folders.weights`.
+    """Return the component in a folder with a config.json and weights.
+
+    Args:
+        variant: see `folders.weights`. given: see `component_configs.with_given`.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
-    config, side = _configs(folder)
+    config, side = configs_in(folder) if given is None else with_given(configs_in(folder), given, folder)
     weight_files = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
     src = _source(folder, weight_files.files, config=config, side=side, complete=complete, index=weight_files.index)
     return replace(src, variant=weight_files.variant, variants=weight_files.others)
@@ -225,7 +227,7 @@ def as_named(src: Checkpoint, row: Sequence[str]) -> Checkpoint:
 
 def without_weights(folder: Path) -> Checkpoint:
     """Return the component that a folder's config.json describes, without its weights, which come from elsewhere."""
-    config, _ = _configs(folder)
+    config, _ = configs_in(folder)
     library, class_name = _class(config)
     return Checkpoint(
         path=folder,
@@ -239,36 +241,24 @@ def without_weights(folder: Path) -> Checkpoint:
     )
 
 
-def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False) -> Checkpoint:
-    """Return the component in one weights file, with the config.json in its folder if no other weights are there."""
+def single_file(
+    path: Path, *, complete: bool = True, allow_pickle: bool = False, given: Given | None = None
+) -> Checkpoint:
+    """Return the component in one weights file, with the config.json in its folder if no other weights are there.
+
+    Args:
+        given: see `component_configs.with_given`.
+    """
     if is_pickle(path) and not allow_pickle:
         raise refused(path)
     beside = folders.visible_weights(path.parent, folders.WEIGHTS + (folders.PICKLES if is_pickle(path) else ()))
     alone = beside == [path] or folders.is_usual(path)
-    config, side = _configs(path.parent) if alone else ({}, {})
+    config, side = configs_in(path.parent) if alone else ({}, {})
     if not _class(config)[0]:  # of something else
         config, side = {}, {}
+    if given is not None:
+        config, side = with_given((config, side), given, path)
     return _source(path, (path,), config=config, side=side, complete=complete)
-
-
-def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a folder's config.json, and the quantization settings in its JSON files ("files": all these by name)."""
-    config = _json_in(folder, "config") or {}
-    quantization = config.get("quantization_config") or {}
-    if not isinstance(quantization, dict):
-        raise BadFileError(
-            f"Cannot read {folder / 'config.json'}", "its quantization_config is not a table", "Check the file"
-        )
-    beside = {name: _json_in(folder, name) for name in (*_SIDE, *quantization_methods.SIDE_FILES)}
-    files = {"config": config} | {name: table for name, table in beside.items() if table is not None}
-    side = {"quantization_config": quantization}
-    side |= {_SIDE[name]: table for name, table in files.items() if name in _SIDE}
-    return config, {**side, "files": files}
-
-
-def _json_in(folder: Path, name: str) -> dict[str, Any] | None:
-    path = folder / f"{name}.json"
-    return folders.read_json(folders.inside(path, folder)) if path.exists() else None
 
 
 def _source(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGN = 64  # bytes
+MAX_SHARD = 5 * 10**9  # bytes of a file of several: what diffusers and transformers write at most
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, part: bool = False) -> None:

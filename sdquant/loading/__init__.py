@@ -12,6 +12,7 @@ from ..utils.lazy_exports import lazy_exports
 from . import finishing  # it is light, and imported with sdquant
 
 if TYPE_CHECKING:
+    from .dequantization import dequantize
     from .loader import import_classes, load, load_model, load_planned
     from .quantized_cache import cache_of
     from .quantizer import quantize
@@ -20,6 +21,6 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "cache_of", "distributed_quantize", "finishing", "import_classes", "load", "load_model", "load_planned",
-    "quantize", "quantizer", "verify",
+    "cache_of", "dequantize", "distributed_quantize", "finishing", "import_classes", "load", "load_model",
+    "load_planned", "quantize", "quantizer", "verify",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import LONE
 from ..errors import BadFileError, DistributedError, SettingsError
+from ..formats import safetensors_writer
 from ..models import classes, key_names, pipeline_folders, pipelines
 from ..planning import ComponentPlan, Plan, folder_of, source_of
 from ..rules import Rules, RulesSpec, given_rules, model_rules, product_ranges
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from ..planning import Request
     from ..utils.distributed import Processes
 
-MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 
-
-def quantize(request: Request, model_plan: Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
+def quantize(
+    request: Request, model_plan: Plan, target: Path, ranks: Processes, *, max_shard: int = safetensors_writer.MAX_SHARD
+) -> Path:
     """Quantize and write a model as a folder; every process calls this with the same values.
 
     Args:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied, ties_in
     from .detection import Detected, detect, joined, same_scheme
     from .dummy_inputs import Inputs
+    from .float_weights import with_float_weights
     from .generate import Stopped, draw, native_size
     from .hub_references import Reference
     from .keep_in_fp32 import float32_of_class, float32_of_model, matched
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .quantize_weight import refuse_not_finite, require_finite
     from .single_file import convert, original_names
     from .single_file.original_names import OutputTensor
+    from .stored_files import stored_components
     from .weight_loader import WeightLoader, common_kind, install_packed, misfit
 else:
     __getattr__ = lazy_exports(__name__)
@@ -39,5 +41,6 @@ __all__ = [
     "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
     "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "peft_hooks",
     "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
-    "same_scheme", "set_module", "set_tensor", "tied", "ties_in", "weight_bytes", "weight_parts",
+    "same_scheme", "set_module", "set_tensor", "stored_components", "tied", "ties_in", "weight_bytes", "weight_parts",
+    "with_float_weights",
 ]  # fmt: skip

@@ -122,7 +122,7 @@ class WeightLoader:
 
         parameter = self.model.get_parameter(name)
         try:
-            packed = _read(match, src.specs.get(key), tuple(parameter.shape), get)
+            packed = read_packed(match, src.specs.get(key), tuple(parameter.shape), get)
             require_sound(match, packed)
         except BadFileError as error:
             file = src.home[next(iter(match.keys.values()))]
@@ -198,24 +198,27 @@ def misfit(shape: tuple[int, ...], floats: bool, expected: Tensor) -> str | None
     return None
 
 
-def _read(
-    match: PrequantizedWeight, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
+def read_packed(
+    match: PrequantizedWeight, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]
 ) -> Packed:
-    """Read a weight of `shape` that is quantized on disk, or some rows of it, and validate its parts.
+    """Read a weight that is quantized on disk, or some rows of it, and validate its parts.
+
+    Args:
+        shape: of the float weight in the model; None if no model is known.
 
     Raises:
-        BadFileError: they do not belong together, or not to this model.
+        BadFileError: they do not belong together, or not to this model. Unfit: see `read_weight`.
     """
     if match.cut is None:
         return read_weight(match, spec, shape, get)
     if not match.cut.rows:
-        return read_weight(match.cut.of, None, shape, get)
+        return read_weight(match.cut.of, None, match.cut.shape if shape is None else shape, get)
     whole = read_weight(match.cut.of, None, match.cut.shape, get)
     packed = packed_rows.cut(whole.spec.scheme.codec.cuttable(whole), match.cut.rows)
-    if packed.spec.shape != shape:
+    if shape not in (None, packed.spec.shape):
         raise BadFileError(
             f"Cannot load weight {match.name!r} in {match.scheme}",
-            f"it has shape {list(packed.spec.shape)} in the file, but the model expects {list(shape)}",
+            f"it has shape {list(packed.spec.shape)} in the file, but the model expects {list(shape or ())}",
             "Check that base= is a pipeline of the same model",
         )
     return packed

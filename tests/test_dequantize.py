@@ -1,0 +1,313 @@
+"""`dequantize`: every quantized file gives the weights that its library has, under their names and with nothing left
+over; what the command writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import sdquant
+from sdquant import cli
+from sdquant.backends import without_compiler
+from sdquant.errors import (
+    BadFileError,
+    ConflictError,
+    MissingComponentError,
+    SettingsError,
+    UnsupportedFileError,
+)
+from sdquant.formats import safetensors_writer
+from sdquant.nn import quantized
+from sdquant.saving import dequantize_to
+
+from .foreign import ROWS as FOREIGN
+from .foreign import WEIGHTS
+from .test_cli import leftovers
+
+GOLDEN = Path(__file__).parent / "backends" / "golden"
+LAYERS = sorted(path.name for path in GOLDEN.glob("*.safetensors") if path.name != "comfy_hadamard_regular.safetensors")
+# Relative error of the weights of libraries that compute them in bfloat16 or float16; of the others 1e-6.
+IN_HALVES = 3e-3
+PADDED = ("comfy_mxfp8.safetensors",)  # rows and columns of zeros, which only a model's shapes tell from others
+Get = Callable[[str], Path]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_golden_vectors(name: str) -> None:
+    """Each library's own dequantized weight, of a layer that the library wrote."""
+    with safe_open(GOLDEN / name, "pt") as file:
+        settings = (file.metadata() or {}).get("quantization_config")
+        want, halves = file.get_tensor("golden.weight"), not name.startswith("comfy_int8")
+    config = {"quant_method": "sdnq", **json.loads(settings)} if settings else None
+    tensors = dict(sdquant.dequantize(GOLDEN / name, config=config))
+    layer = {key for key in tensors if key.startswith("layer.")}
+    assert {"layer.weight"} <= layer <= {"layer.weight", "layer.bias"}
+    weight = tensors["layer.weight"]
+    if name in PADDED:
+        rows, columns = want.shape
+        assert not weight[rows:].any() and not weight[:, columns:].any()
+        weight = weight[:rows, :columns]
+    assert weight.dtype == torch.float32 and weight.shape == want.shape
+    assert (weight - want.float()).norm() <= (IN_HALVES if halves else 1e-6) * want.float().norm()
+
+
+@pytest.mark.parametrize("name", [name for name in FOREIGN if name != "lone qint4"])
+def test_what_others_write(name: str, foreign: Get) -> None:
+    """The names of the float model, its shapes, and weights as near as the scheme is."""
+    path = foreign(name)
+    pipe, part = ("digits-sd", "unet") if _is_unet(path) else ("digits-flux", "transformer")
+    floats = load_file(sdquant.demo.path(pipe) / part / WEIGHTS)
+    tensors = dict(sdquant.dequantize(path))
+    assert {key: tensor.shape for key, tensor in tensors.items()} == {key: t.shape for key, t in floats.items()}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    coarse = 0.6 if "qint2" in name else 0.2
+    for key, tensor in tensors.items():
+        assert (tensor - floats[key].float()).norm() <= coarse * floats[key].float().norm(), key
+
+
+def _is_unet(path: Path) -> bool:
+    config = path / "config.json"
+    return path.name.startswith("unet") or (config.exists() and "UNet" in json.loads(config.read_text())["_class_name"])
+
+
+class TestLibraries:
+    """Bit for bit what the library itself makes of its file."""
+
+    def test_bitsandbytes(self, foreign: Get) -> None:
+        from bitsandbytes.functional import QuantState, dequantize_4bit
+
+        path = foreign("diffusers nf4")
+        (file,) = path.glob("*.safetensors")
+        stored, mine = load_file(file), dict(sdquant.dequantize(path, dtype="bfloat16"))
+        states = [key.partition(".quant_state.")[0] for key in stored if ".quant_state." in key]
+        assert states
+        for name in states:
+            rows = {key: tensor for key, tensor in stored.items() if key.startswith(f"{name}.")}
+            state = QuantState.from_dict(rows, device=torch.device("cpu"))
+            assert torch.equal(mine[name], dequantize_4bit(stored[name], state).bfloat16())
+
+    def test_gguf(self, tmp_path: Path) -> None:
+        """With the authors' names, as they are in the file."""
+        from gguf import GGUFReader
+        from gguf.quants import dequantize
+
+        path = _gguf(tmp_path)
+        mine = dict(sdquant.dequantize(path))
+        theirs = {row.name: dequantize(row.data, row.tensor_type) for row in GGUFReader(path).tensors}
+        assert mine.keys() == theirs.keys() and "double_blocks.0.img_attn.qkv.weight" in mine
+        for name, weight in theirs.items():
+            assert torch.equal(mine[name].flatten(), torch.from_numpy(weight.copy()).float().flatten())
+
+    def test_comfy_kitchen(self, foreign: Get) -> None:
+        from comfy_kitchen.tensor import TensorWiseINT8Layout
+
+        stored = load_file(foreign("comfy convrot"))
+        mine = dict(sdquant.dequantize(foreign("comfy convrot")))
+        markers = {key: json.loads(bytes(t.tolist())) for key, t in stored.items() if key.endswith("comfy_quant")}
+        assert markers
+        for key, said in markers.items():
+            stem, codes = key.removesuffix("comfy_quant"), stored[key.removesuffix("comfy_quant") + "weight"]
+            params = TensorWiseINT8Layout.Params(
+                scale=stored[f"{stem}weight_scale"], orig_dtype=torch.float32, orig_shape=tuple(codes.shape),
+                convrot=True, convrot_groupsize=said["convrot_groupsize"],
+            )  # fmt: skip
+            theirs = TensorWiseINT8Layout.dequantize(codes, params)
+            assert (mine[f"{stem}weight"] - theirs).norm() <= 1e-6 * theirs.norm()
+
+    def test_scaled_float8(self, foreign: Get) -> None:
+        stored, mine = load_file(foreign("fp8 scale_weight")), dict(sdquant.dequantize(foreign("fp8 scale_weight")))
+        scales = [key for key in stored if key.endswith("scale_weight")]
+        assert scales
+        for key in scales:
+            name = key.replace("scale_weight", "weight")
+            assert torch.equal(mine[name], stored[name].float() * stored[key].float())
+
+    def test_quanto(self, foreign: Get) -> None:
+        from diffusers import UNet2DConditionModel
+        from optimum import quanto
+
+        without_compiler()
+        path = foreign("quanto qint4")
+        model = UNet2DConditionModel.from_config(json.loads((path / "config.json").read_text()))
+        quanto.requantize(model, load_file(path / WEIGHTS), json.loads((path / "quantization_map.json").read_text()))
+        mine = dict(sdquant.dequantize(path, dtype="bfloat16"))
+        weights = {name: p for name, p in model.named_parameters() if isinstance(p, quanto.QTensor)}
+        assert weights
+        assert all(torch.equal(mine[name], weight.dequantize()) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "int8", "int4_sym", "sdnq-uint4", "qint8", "q4_k", "int8_convrot"])
+def test_a_pipeline_that_we_wrote(scheme: str, saved: Callable[..., Path]) -> None:
+    """Names begin with the component; a vector that `save` writes as a matrix is a vector again."""
+    path = saved(scheme)
+    mine = dict(sdquant.dequantize(path, dtype=torch.bfloat16))
+    pipe = sdquant.load_model(path, progress=False)
+    for part in ("unet", "text_encoder", "vae"):
+        model = getattr(pipe, part)
+        packs = dict(quantized(model))
+        assert part == "vae" or packs or scheme == "q4_k"
+        for name, packed in packs.items():
+            weight = packed.spec.scheme.codec.decode(packed, torch.bfloat16)
+            assert torch.equal(mine[f"{part}.{name}"], weight)
+    bare = dict(sdquant.dequantize(sdquant.demo.path("digits-sd")))
+    assert {key: tensor.shape for key, tensor in mine.items()} == {key: t.shape for key, t in bare.items()}
+
+
+class TestConfig:
+    def test_a_file_whose_config_is_elsewhere(self, foreign: Get, tmp_path: Path) -> None:
+        folder = foreign("sdnq")
+        lone = Path(shutil.copy(folder / WEIGHTS, tmp_path / "lone.safetensors"))
+        want = dict(sdquant.dequantize(folder))
+        config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        with pytest.raises(UnsupportedFileError):
+            sdquant.dequantize(lone)
+        for given in (folder / "config.json", str(folder / "config.json"), config):
+            got = dict(sdquant.dequantize(lone, config=given))
+            assert got.keys() == want.keys() and all(torch.equal(got[key], want[key]) for key in want)
+
+    def test_a_model_that_tells_the_shapes(self, foreign: Get, sd: Path) -> None:
+        with pytest.raises(UnsupportedFileError, match="does not record the weight's shape") as error:
+            sdquant.dequantize(foreign("lone qint4"))
+        assert "config" in error.value.fix
+        got = dict(sdquant.dequantize(foreign("lone qint4"), config=sd / "unet" / "config.json"))
+        assert {k: t.shape for k, t in got.items()} == {k: t.shape for k, t in load_file(sd / "unet" / WEIGHTS).items()}
+
+    def test_what_it_must_not_be(self, foreign: Get, sd: Path, tmp_path: Path) -> None:
+        (tmp_path / "list.json").write_text("[]")
+        other = {"quant_method": "sdnq", "weights_dtype": "int8"}
+        with pytest.raises(ConflictError, match="another quantization_config"):
+            sdquant.dequantize(foreign("sdnq"), config=other)
+        with pytest.raises(SettingsError, match="is a pipeline"):
+            sdquant.dequantize(sd, config=other)
+        for given in ({}, {"quantization_config": "sdnq"}, {"_class_name": "X", "quantization_config": 3}, 7):
+            with pytest.raises(SettingsError):
+                sdquant.dequantize(foreign("sdnq"), config=given)  # type: ignore[arg-type]
+        for path in (tmp_path / "none.json", tmp_path / "list.json"):
+            with pytest.raises(BadFileError):
+                sdquant.dequantize(foreign("sdnq"), config=path)
+        with pytest.raises(UnsupportedFileError, match="GPTQ"):
+            sdquant.dequantize(sd / "unet", config={"quant_method": "gptq"})
+
+
+class TestReading:
+    def test_it_is_lazy(self, foreign: Get) -> None:
+        rows = sdquant.dequantize(foreign("lone nf4"))
+        assert isinstance(rows, Iterator)
+        name, tensor = next(rows)
+        assert name in load_file(foreign("lone nf4")) and tensor.dtype == torch.float32
+        rows.close()  # type: ignore[attr-defined]
+
+    def test_dtypes(self, foreign: Get, flux: Path) -> None:
+        each = {str(dtype): dict(sdquant.dequantize(foreign("fp8 scale_weight"), dtype=dtype))  # type: ignore[arg-type]
+                for dtype in ("float16", torch.bfloat16, None)}  # fmt: skip
+        for name, tensors in each.items():
+            want = torch.float16 if name == "float16" else torch.bfloat16
+            assert {tensor.dtype for tensor in tensors.values()} == {want}
+        with pytest.raises(SettingsError, match="Cannot dequantize to int8"):
+            sdquant.dequantize(flux / "transformer", dtype="int8")
+
+    def test_integers_stay(self, tmp_path: Path) -> None:
+        save_file({"x.weight": torch.ones(2, 2), "ids": torch.arange(3)}, tmp_path / "a.safetensors")
+        tensors = dict(sdquant.dequantize(tmp_path / "a.safetensors", dtype="float16"))
+        assert tensors["ids"].dtype == torch.int64 and tensors["x.weight"].dtype == torch.float16
+
+    def test_what_float16_does_not_reach(self, tmp_path: Path) -> None:
+        save_file({"x.weight": torch.full((2, 2), 1e6)}, tmp_path / "a.safetensors")
+        with pytest.raises(BadFileError, match="float16 does not reach"):
+            dict(sdquant.dequantize(tmp_path / "a.safetensors", dtype="float16"))
+
+    def test_a_file_of_no_known_model(self, tmp_path: Path) -> None:
+        weight, scale = torch.randn(8, 16).to(torch.float8_e4m3fn), torch.tensor(0.5)
+        tensors = {"deep.thought.weight": weight, "deep.thought.weight_scale": scale, "answer": torch.tensor([42.0])}
+        save_file(tensors, tmp_path / "a.safetensors")
+        torch.save(tensors, tmp_path / "a.pt")
+        with pytest.raises(UnsupportedFileError, match="pickle"):
+            sdquant.dequantize(tmp_path / "a.pt")
+        for name in ("a.safetensors", "a.pt"):
+            mine = dict(sdquant.dequantize(tmp_path / name, allow_pickle=True))
+            assert [*mine] == [key for key in mine if key in ("deep.thought.weight", "answer")] and len(mine) == 2
+            assert torch.equal(mine["deep.thought.weight"], weight.float() * 0.5)
+
+    def test_what_is_damaged(self, foreign: Get, tmp_path: Path) -> None:
+        tensors = load_file(foreign("fp8 scale_weight"))
+        key = next(key for key in tensors if key.endswith("scale_weight"))
+        save_file(tensors | {key: torch.tensor(float("nan"))}, tmp_path / "nan.safetensors")
+        with pytest.raises(BadFileError, match=r"nan\.safetensors"):
+            dict(sdquant.dequantize(tmp_path / "nan.safetensors"))
+        with pytest.raises(MissingComponentError):
+            sdquant.dequantize(tmp_path / "nothing")
+
+
+def _gguf(folder: Path, scheme: str = "q4_k") -> Path:
+    from sdquant.saving import quantize_file
+
+    return quantize_file(sdquant.demo.path("digits-flux"), scheme, folder / f"flux-{scheme}.gguf", progress=False)
+
+
+class TestWriting:
+    def test_a_file(self, capsys: Capture, tmp_path: Path) -> None:
+        path, target = _gguf(tmp_path), tmp_path / "out" / "flux.safetensors"
+        assert cli.main(["dequantize", str(path), str(target), "--dtype", "bfloat16"]) == 0
+        out = capsys.readouterr().out
+        assert "from q4_k" in out and "what quantization lost does not come back" in out and "bfloat16" in out
+        mine = load_file(target)
+        assert mine.keys() == dict(sdquant.dequantize(path)).keys()
+        assert all(torch.equal(mine[key], row) for key, row in sdquant.dequantize(path, dtype="bfloat16"))
+        assert sdquant.detect(target).quant is None and leftovers(tmp_path) == []
+        assert cli.main(["dequantize", str(path), str(target), "--json"]) == 2  # it is there
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "SettingsError"
+        assert cli.main(["dequantize", str(path), str(target), "--json", "--overwrite"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["dtype"] == "float32" and said["tensors"] == len(mine) and set(said["schemes"]) == {"q4_k"}
+
+    def test_a_pipeline(self, saved: Callable[..., Path], tmp_path: Path) -> None:
+        """diffusers loads it, without sdquant's help; in shards where they would be large."""
+        from diffusers import DiffusionPipeline
+
+        source, target = saved("sdnq-uint4"), tmp_path / "floats"
+        dequantize_to(source, target, dtype="bfloat16", progress=False, max_shard=10**6)
+        index = json.loads((target / "unet" / f"{WEIGHTS}.index.json").read_text())
+        assert len(set(index["weight_map"].values())) > 1
+        config = json.loads((target / "unet" / "config.json").read_text())
+        assert "quantization_config" not in config and config["_class_name"] == "UNet2DConditionModel"
+        pipe: Any = DiffusionPipeline.from_pretrained(target, dtype=torch.bfloat16)
+        mine = dict(sdquant.dequantize(source, dtype="bfloat16"))
+        for name, tensor in pipe.unet.state_dict().items():
+            assert torch.equal(tensor, mine[f"unet.{name}"])
+        assert sdquant.verify(target).quant is None
+
+    def test_what_it_refuses(self, saved: Callable[..., Path], tmp_path: Path) -> None:
+        folder = Path(shutil.copytree(saved("int8"), tmp_path / "int8"))
+        (file,) = (folder / "unet").glob("*.safetensors")
+        for source, target, why in (
+            (folder, folder, "read from it"),
+            (folder / "unet", file, "read from it"),
+            (folder, tmp_path / "one.safetensors", "several components"),
+            (file, tmp_path / "folder", "becomes a single file"),
+            (folder, folder / "unet" / "deep", "inside the model's own folder"),
+        ):
+            with pytest.raises(SettingsError, match=why):
+                dequantize_to(source, target, overwrite=True, progress=False)
+        assert sdquant.verify(folder).quant == "int8" and [path.name for path in tmp_path.iterdir()] == ["int8"]
+
+    def test_nothing_is_left_of_what_is_stopped(
+        self, foreign: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stop(tensor: Tensor) -> memoryview:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(safetensors_writer, "_data", stop)
+        for source, name in ((foreign("lone nf4"), "out/a.safetensors"), (foreign("sdnq"), "out/folder")):
+            with pytest.raises(KeyboardInterrupt):
+                dequantize_to(source, tmp_path / name, progress=False)
+        assert list(tmp_path.iterdir()) == []
