@@ -18,7 +18,7 @@ from sdquant.planning.request import Request, make_request
 from sdquant.training.config import load as load_config
 from sdquant.utils.arguments import ANSWERS, LOAD_MODEL_ARGUMENTS
 
-NAMES = ("load_model", "plan", "check", "quantize", "save", "detect", "verify", "Config")
+NAMES = ("load_model", "plan", "check", "quantize", "save", "detect", "verify", "dequantize", "Config")
 CALLS: dict[str, Any] = {name: getattr(sdquant, name) for name in NAMES}
 LOADING = {row.name for row in fields(Request)}
 

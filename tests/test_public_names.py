@@ -27,6 +27,7 @@ HEAVY = (
 # DESIGN section 4.
 PROMISED = {
     "load_model", "suffix_hint", "detect", "verify", "plan", "check", "quantize", "save", "backends", "compat", "demo",
+    "dequantize",
     "SdquantError", "UnknownQuantError", "UnknownOffloadError", "IncompatibleError", "BackendUnavailableError",
     "BadFileError", "UnsupportedFileError", "ConflictError", "MissingComponentError", "BudgetError", "SettingsError",
     "DiskSpaceError", "DistributedError", "TrainingError",

@@ -13,7 +13,7 @@ from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .checkpoint import FORMAT_VERSION, METADATA_KEY, Checkpoint, main_dtype, single_file
-    from .component_configs import SIDE_FILES, Given
+    from .component_configs import SIDE_FILES, Given, without_quantization
     from .config_sizes import config_numbers, refuse_endless
     from .filename_hints import suffix_hint
     from .gguf import conventions as gguf_conventions
@@ -33,5 +33,5 @@ __all__ = [
     "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "config_numbers", "folders",
     "gguf_conventions", "gguf_file", "gguf_header", "known_configs", "main_dtype", "model_families", "refuse_endless",
     "refused_files", "safetensors", "safetensors_writer", "sdquant_metadata", "single_file", "suffix_hint",
-    "text_encoders", "type_histogram", "write_gguf",
+    "text_encoders", "type_histogram", "without_quantization", "write_gguf",
 ]  # fmt: skip

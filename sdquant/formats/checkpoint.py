@@ -54,6 +54,7 @@ class Checkpoint:
             quantized; {} if this was not determined.
         conversions: with which transformers has renamed the tensors.
         headers: of the files.
+        origins: the schemes that float weights are dequantized from, by name; see `models.float_weights`.
         warnings: contradictions in the files that have an answer, in sentences.
     """
 
@@ -77,6 +78,7 @@ class Checkpoint:
     layers: Mapping[str, tuple[str | None, str]] = field(default_factory=dict, repr=False)
     conversions: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     headers: Mapping[Path, Header] = field(default_factory=dict, repr=False, compare=False)
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False)
     warnings: tuple[str, ...] = ()
 
     @property

@@ -29,6 +29,15 @@ def configs_in(folder: Path) -> Configs:
     return config, _settings(config, {name: table for name, table in beside.items() if table is not None}, folder)
 
 
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without its tables about quantization, those of the models in it included."""
+    return {
+        key: without_quantization(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in quantization_methods.TABLES
+    }
+
+
 def with_given(own: Configs, given: Given, path: Path) -> Configs:
     """Return what `configs_in` returns, with a config from the caller for what the files do not say.
 

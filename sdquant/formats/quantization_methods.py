@@ -42,7 +42,7 @@ TITLES: Mapping[str, str] = {
 }  # fmt: skip
 # JSON files beside the weights by which tools say their method, and it.
 SIDE_FILES: Mapping[str, str] = {"quantize_config": "gptq", "quant_config": "awq", "hf_quant_config": "modelopt"}
-_TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
+TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
 _DEEPEST = 8  # tables in tables of a config.json
 
 
@@ -181,7 +181,7 @@ def named(
         place = f"its {name}.json"
         if name in SIDE_FILES:
             yield place, SIDE_FILES[name]
-        for table in (values,) if name in _TABLES else _tables(values):
+        for table in (values,) if name in TABLES else _tables(values):
             word = _word(path, place, table)
             if word is not None:
                 yield place, word
@@ -198,7 +198,7 @@ def _everywhere(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield where each table about quantization stands ("its config.json"), and the table."""
     for name, values in configs.items():
-        yield from ((f"its {name}.json", table) for table in ((values,) if name in _TABLES else _tables(values)))
+        yield from ((f"its {name}.json", table) for table in ((values,) if name in TABLES else _tables(values)))
     table = _of_metadata(metadata)
     if table is not None:
         yield "its metadata", table
@@ -216,7 +216,7 @@ def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Yield the tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
     for key, value in config.items():
-        if key in _TABLES and isinstance(value, Mapping) and value:
+        if key in TABLES and isinstance(value, Mapping) and value:
             yield value
         elif isinstance(value, Mapping) and depth < _DEEPEST:
             yield from _tables(value, depth + 1)

@@ -12,6 +12,7 @@ from ..utils.lazy_exports import lazy_exports
 from . import finishing  # it is light, and imported with sdquant
 
 if TYPE_CHECKING:
+    from .conversion import rounding_loss
     from .dequantization import dequantize
     from .loader import import_classes, load, load_model, load_planned
     from .quantized_cache import cache_of
@@ -22,5 +23,5 @@ else:
 
 __all__ = [
     "cache_of", "dequantize", "distributed_quantize", "finishing", "import_classes", "load", "load_model",
-    "load_planned", "quantize", "quantizer", "verify",
+    "load_planned", "quantize", "quantizer", "rounding_loss", "verify",
 ]  # fmt: skip

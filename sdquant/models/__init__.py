@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .op_counts import Product, Work
     from .pipelines import components_of, is_pipeline, main_part, weight_bytes, weight_parts
     from .quantize_weight import refuse_not_finite, require_finite
+    from .rounding_loss import RoundingLoss
     from .single_file import convert, original_names
     from .single_file.original_names import OutputTensor
     from .stored_files import stored_components
@@ -34,7 +35,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "Stopped", "Trace",
+    "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "RoundingLoss", "Stopped", "Trace",
     "WeightLoader", "Work", "activation_memory", "call_hooks", "class_of", "classes", "common_kind", "components",
     "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "fitting",
     "float32_of_class", "float32_of_model", "hub", "hub_references", "install_packed", "is_of_transformers",

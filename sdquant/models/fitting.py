@@ -162,6 +162,7 @@ def named(src: Checkpoint, model: Shell) -> Checkpoint:
         keys=keys,
         strays=(*src.strays, *_unexpected(model, mapped)),
         conversions=mapped.used,
+        origins={name: src.origins[key] for name, key in mapped.names.items() if key in src.origins},
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..core import DTYPE_BITS, TensorInfo, Unfit, dtype_named, is_range, packed_reader, require_sound
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import Recipe
+from ..formats import Recipe, without_quantization
 from ..utils.tensors import is_finite
 from . import fitting
 from .names import to_model
@@ -69,7 +69,11 @@ def with_float_weights(src: Checkpoint, dtype: str | None = None) -> Checkpoint:
         for file in files.values():
             file.close()
     home = {key: src.home[key if key in src.home else _first_key(src, key)] for key in tensors}
-    return replace(src, tensors=tensors, home=home, recipes=recipes, prequantized={}, specs={}, rules=())
+    origins = {name: match.scheme for name, match in src.prequantized.items()}
+    return replace(
+        src, tensors=tensors, home=home, recipes=recipes, prequantized={}, specs={}, rules=(), origins=origins,
+        config=without_quantization(src.config),
+    )  # fmt: skip
 
 
 def _plain(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .estimate import activation_allowance, meta_models, peak_memory, step_time
     from .loaded_models import resolve_loaded, source_of_model
     from .plan import ComponentPlan, Peak, Plan, folder_of, source_of
-    from .preparation import check_schemes, plan_resolved, prepare
+    from .preparation import check_schemes, plan_resolved, prepare, rounded_twice
     from .request import AUTO, NOT_QUANTIZED, RULES, Quant, Request, make_request
     from .resolve import device_of
     from .settings_fields import Field, field_named, fields
@@ -30,5 +30,6 @@ __all__ = [
     "Request", "Role", "Settings", "activation_allowance", "bundled_models", "check_schemes", "device_of",
     "field_named", "fields", "folder_of", "is_quantized_by_default", "locate", "make_request", "meta_models",
     "path", "peak_memory", "place", "plan_resolved", "planner", "preparation", "prepare", "presets",
-    "resolve_loaded", "role_of", "rule_checks", "source_of", "source_of_model", "step_time", "weight_selection",
+    "resolve_loaded", "role_of", "rounded_twice", "rule_checks", "source_of", "source_of_model",
+    "step_time", "weight_selection",
 ]  # fmt: skip

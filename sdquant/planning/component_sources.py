@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..core import LONE
@@ -23,15 +23,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def whole_of(files: ModelFiles, *, complete: bool) -> Detected:
+def whole_of(
+    files: ModelFiles, *, complete: bool, as_floats: Collection[str] = (), dtype: str | None = None
+) -> Detected:
     """Return everything to load: the path, or the pipeline with single-component files merged into it.
 
     Args:
         complete: also check that files are as long as their headers say, check the components against their models, and
             use the models' tensor names (`models.fitting`).
+        as_floats: components whose quantized weights are to be dequantized while they are read. dtype: of the floats of
+            these, see `models.with_float_weights`.
     """
     detected = merge(files, complete=complete)
     sources = {name: text_encoders.tidied(src) for name, src in detected.sources.items()}
+    if as_floats:
+        from ..models import with_float_weights
+
+        sources |= {name: with_float_weights(src, dtype) for name, src in sources.items() if name in as_floats}
     if complete:
         from ..models import fitting
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING
 
 from ..compat import default_runtime
@@ -31,8 +31,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def refuse_conflicts(resolved: Resolved) -> None:
+def refuse_conflicts(resolved: Resolved, again: Container[str] = ()) -> None:
     """Raise for what contradicts the files, before they are compared with their models.
+
+    Args:
+        again: components that are to be quantized again; see `to_quantize_again`.
 
     Raises:
         ConflictError: the request has another scheme for a pre-quantized component.
@@ -49,10 +52,30 @@ def refuse_conflicts(resolved: Resolved) -> None:
         )
     for name, src in sources.items():
         is_set, spec = spec_for(name, resolved)
-        if src.prequantized:
+        if src.prequantized and name not in again:
             _refuse_conflict(name, src, is_set, spec)
         elif not _is_float_gguf(src, spec):
             _refuse_file_scheme(src, spec, resolved.files.path)
+
+
+def to_quantize_again(resolved: Resolved) -> frozenset[str]:
+    """Return the components that are quantized on disk, and requested in another scheme."""
+    specs = {name: spec_for(name, resolved)[1] for name in resolved.detected.sources}
+    return frozenset(
+        name
+        for name, src in resolved.detected.sources.items()
+        if (spec := specs[name]) is not None and src.prequantized and not same_scheme(spec.scheme.name, scheme_of(src))
+    )
+
+
+def scheme_of(src: Checkpoint) -> str:
+    """Return the scheme that a component is quantized to on disk, the one with the most bytes."""
+    if src.recorded_quant is not None:
+        return src.recorded_quant
+    sizes = {scheme: 0 for scheme in sorted({weight.scheme for weight in src.prequantized.values()})}
+    for name, weight in src.prequantized.items():
+        sizes[weight.scheme] += src.prequantized_bytes(name)
+    return max(sizes, key=sizes.__getitem__)
 
 
 def build_plan(
@@ -188,15 +211,13 @@ def _require_something(
 
 
 def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec | None) -> None:
-    schemes = sorted({weight.scheme for weight in src.prequantized.values()})
-    scheme = src.recorded_quant or max(
-        schemes, key=lambda s: sum(src.prequantized_bytes(n) for n, f in src.prequantized.items() if f.scheme == s)
-    )
+    scheme = scheme_of(src)
     if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
         raise ConflictError(
             f"Cannot quantize {src.path} to {spec.scheme.name}" if spec else f"Cannot load {src.path} unquantized",
             f"its weights ({name}) are already quantized to {scheme}",
-            f"Remove quant to load it as {scheme}, or use the unquantized model",
+            f"Remove quant to load it as {scheme}, or use the unquantized model"
+            + f", or convert this one with `sdquant {'quantize' if spec else 'dequantize'}`",
         )
     if isinstance(spec, RulesSpec):
         refuse_other_rules(name, src, spec)

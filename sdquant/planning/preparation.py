@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ def plan(
     return prepare(make_request(path, quant=quant, offload=offload, **values))
 
 
-def prepare(request: Request, machine: hardware.Machine | None = None) -> planner_plan.Plan:
+def prepare(request: Request, machine: hardware.Machine | None = None, *, convert: bool = False) -> planner_plan.Plan:
     """Check and plan a request. Everything that can be refused is refused here, after reading only headers.
 
     The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
@@ -46,6 +46,8 @@ def prepare(request: Request, machine: hardware.Machine | None = None) -> planne
 
     Args:
         machine: the one that the plan is for; None for this one.
+        convert: dequantize components that are quantized on disk, and quantize them to the requested scheme. False
+            refuses a request for another scheme.
     """
     here = machine or hardware.probe()
     device = device_of(request, here)
@@ -59,10 +61,11 @@ def prepare(request: Request, machine: hardware.Machine | None = None) -> planne
         check_schemes(request, request.specs, request.offload, device, here)
         found = resolve(request, device)
         _check_files(found, here)
-        planner.refuse_conflicts(found)
-        whole = completed(found)
+        again = planner.to_quantize_again(found) if convert else frozenset()
+        planner.refuse_conflicts(found, again)
+        whole = completed(found, again)
     plan = plan_resolved(whole, here)
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *_needs(plan)))
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *_second_roundings(plan), *_needs(plan)))
 
 
 def plan_resolved(
@@ -109,6 +112,23 @@ def _check(
         quant, offload, mode=mode, runtime=runtime, device=device, machine=here, compute=request.compute,
         allow_incompatible=request.allow_incompatible,
     )  # fmt: skip
+
+
+def _second_roundings(plan: planner_plan.Plan) -> list[str]:
+    """Return a warning for each component whose weights are quantized again."""
+    return [
+        rounded_twice(src.path, sorted(set(src.origins.values())))
+        for src in plan.detected.sources.values()
+        if src.origins
+    ]
+
+
+def rounded_twice(path: str | Path, schemes: Sequence[str]) -> str:
+    """Return the warning about a component that is converted from one quantized format to another."""
+    return (
+        f"the weights of {path} are quantized already ({', '.join(schemes)}), and are rounded a second time: "
+        "converting the unquantized model gives better ones"
+    )
 
 
 def _needs(plan: planner_plan.Plan) -> list[str]:

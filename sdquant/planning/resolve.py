@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,9 +69,14 @@ def resolve(request: Request, device: str) -> Resolved:
     )  # fmt: skip
 
 
-def completed(resolved: Resolved) -> Resolved:
-    """Return it with the files checked against their headers and their models, and under the models' names."""
-    return dataclasses.replace(resolved, detected=whole_of(resolved.files, complete=True))
+def completed(resolved: Resolved, as_floats: Collection[str] = ()) -> Resolved:
+    """Return it with the files checked against their headers and their models, and under the models' names.
+
+    Args:
+        as_floats: see `whole_of`.
+    """
+    whole = whole_of(resolved.files, complete=True, as_floats=as_floats, dtype=resolved.dtype)
+    return dataclasses.replace(resolved, detected=whole)
 
 
 def device_of(request: Request, here: hardware.Machine) -> str:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import LONE, TensorSpec
 from ..errors import SettingsError
-from ..formats import FORMAT_VERSION, METADATA_KEY, SIDE_FILES, folders, safetensors_writer
+from ..formats import FORMAT_VERSION, METADATA_KEY, folders, safetensors_writer
 from ..models import stored_components, with_float_weights
 from ..utils.atomic_write import part_file, whole_folder
 from ..utils.malloc_trim import Trimmer
 from ..utils.progress import byte_bar
 from .export_gguf import files_in
+from .float_configs import is_of_weights, write_config
 from .model_files import refuse_existing, refuse_nested
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
     from ..formats import Checkpoint, Given, TensorFile
     from ..utils.progress import Tick
 
-_CONFIG = "config.json"
 _SUFFIX = ".safetensors"
-_TABLES = ("quantization_config", "compression_config")
-_DTYPES = ("dtype", "torch_dtype")  # of transformers' configs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +96,7 @@ def dequantize_to(
             _write_file(goal, next(iter(sources.values())), tick)
         else:
             _write_folder(place, goal, stored, sources, dtype, max_shard, tick)
-    schemes = Counter(weight.scheme for src in stored.values() for weight in src.prequantized.values())
+    schemes = Counter(scheme for src in sources.values() for scheme in src.origins.values())
     return Dequantized(path=goal, dtype=dtype or "", schemes=schemes, tensors=len(infos), bytes=total)
 
 
@@ -118,7 +116,7 @@ def _refuse_target(place: Path, goal: Path, stored: Mapping[str, Checkpoint]) ->
 
 
 def _write_file(goal: Path, src: Checkpoint, tick: Tick) -> None:
-    own = {"format": FORMAT_VERSION, "config": _without_quantization(src.config), "weights": {}}
+    own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     metadata = {METADATA_KEY: json.dumps(own, sort_keys=True)} if src.config else {}
     files = src.open()
     try:
@@ -140,7 +138,7 @@ def _write_folder(
     tick: Tick,
 ) -> None:
     homes = {name: place if name == LONE else place / name for name in sources}
-    rest = [path for path in files_in(place) if not _is_of_weights(place / path, {place, *homes.values()})]
+    rest = [path for path in files_in(place) if not is_of_weights(place / path, {place, *homes.values()})]
     needed = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
     with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
         for path in rest:
@@ -149,38 +147,8 @@ def _write_folder(
         for name, src in sources.items():
             home = folder if name == LONE else folder / name
             home.mkdir(exist_ok=True)
-            _write_config(home / _CONFIG, src, dtype)
+            write_config(home, src, dtype)
             _write_shards(home, src, max_shard, tick)
-
-
-def _is_of_weights(path: Path, homes: set[Path]) -> bool:
-    """Return whether a file is weights in a component's folder, their index, or about their quantization."""
-    if path.parent not in homes:
-        return False
-    is_index = path.name.endswith(".json") and ".index" in path.name
-    is_beside = path.suffix == ".json" and path.stem in SIDE_FILES
-    return is_index or is_beside or path.suffix.lower() in (*folders.WEIGHTS, *folders.PICKLES)
-
-
-def _write_config(path: Path, src: Checkpoint, dtype: str | None) -> None:
-    """Write the component's config without what it says of quantization, if it has a config."""
-    config = folders.read_json(path) if path.exists() else dict(src.config)
-    if not config:
-        return
-    config = _without_quantization(config)
-    if dtype is not None:
-        config |= {key: dtype for key in _DTYPES if key in config}
-    path.unlink(missing_ok=True)  # it has the permissions of the copied one
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without its tables about quantization, those of the models in it included."""
-    return {
-        key: _without_quantization(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if key not in _TABLES
-    }
 
 
 def _write_shards(home: Path, src: Checkpoint, max_shard: int, tick: Tick) -> None:

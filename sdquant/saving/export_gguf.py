@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from ..core import FLOATS, LONE, QuantSpec, Unfit, gguf_mixes, gguf_types, registry
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
-from ..models import detect, original_names
+from ..models import RoundingLoss, detect, original_names
 from ..planning import make_request, planner
 from ..utils.progress import byte_bar
 from . import original_layout
+from .float_configs import is_of_weights, write_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,16 +52,14 @@ def quantize_file(
     """Quantize a model to GGUF, one weight at a time.
 
     Args:
-        path: pipeline folder, component folder or file with float weights.
+        path: pipeline folder, component folder or file. Weights that are quantized already are dequantized, with a
+            warning.
         quant: a GGUF type or mix.
         target: ends in `.gguf`: one file with the one component named, or the UNet/transformer. Otherwise a folder like
             the original, with a GGUF file in each quantized component.
 
     Returns:
         The target.
-
-    Raises:
-        ConflictError: the weights are already quantized.
     """
     from ..utils.atomic_write import whole_folder
     from .model_files import refuse_existing, refuse_nested
@@ -79,17 +78,21 @@ def quantize_file(
     options = make_request(place, quant=quant, components=components, skip=skip)
     detected = detect(place, allow_pickle=allow_pickle)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
-    for src in sources.values():
-        original_layout.refuse_quantized(src, spec)
+    sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
+    loss = RoundingLoss()
     total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
     with byte_bar(f"Writing {spec}", total, progress) as tick:
         if goal.suffix == ".gguf":
-            write_component(next(iter(sources.values())), spec, skip, goal, tick, alone=True)
+            write_component(next(iter(sources.values())), spec, skip, goal, tick, loss, alone=True)
+            original_layout.warn_of(loss)
             return goal
         old = {file for src in sources.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
-        rest = files_in(place, old)
+        homes = {place if name == LONE else place / name for name, src in sources.items() if src.origins}
+        rest = [path for path in files_in(place, old) if not is_of_weights(place / path, homes)]
         rows = [
-            row for src in sources.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})
+            row
+            for src in sources.values()
+            for row in _rows(src, original_layout.names(src, False), spec, skip, {}, loss)
         ]
         needed = sum(gguf_types.TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
@@ -98,7 +101,11 @@ def quantize_file(
                 shutil.copy2(place / path, folder / path)
             for name, src in sources.items():
                 home = folder if name == LONE else folder / name
-                write_component(src, spec, skip, home / "model.gguf", tick, alone=False)
+                if src.origins:
+                    home.mkdir(exist_ok=True)
+                    write_config(home, src)
+                write_component(src, spec, skip, home / "model.gguf", tick, loss, alone=False)
+    original_layout.warn_of(loss)
     return goal
 
 
@@ -121,11 +128,19 @@ def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
 
 
 def write_component(
-    src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
+    src: Checkpoint,
+    spec: QuantSpec,
+    skip: tuple[str, ...],
+    target: Path,
+    tick: Callable[[int], Any],
+    loss: RoundingLoss,
+    *,
+    alone: bool,
 ) -> None:
     """Write one component's weights; those that fit no block type keep their float type.
 
     Args:
+        loss: gets the weights that are quantized a second time.
         alone: write a standalone file for other tools, not one inside a diffusers folder.
     """
     from ..formats import closing_files, write_gguf
@@ -149,7 +164,7 @@ def write_component(
     if number is not None:
         values["general.file_type"] = number
     with closing_files(src.open()) as files:
-        rows = list(_rows(src, named, spec, skip, files))
+        rows = list(_rows(src, named, spec, skip, files, loss))
         if not gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
             original_layout.refuse_unchanged(src, spec, any(not gguf_types.TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
@@ -161,6 +176,7 @@ def _rows(
     spec: QuantSpec,
     skip: tuple[str, ...],
     files: Any,
+    loss: RoundingLoss,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Yield name, shape, GGUF type and a function that returns the data of each tensor; one is in memory at a time."""
     parts, kind = named[0], gguf_conventions.architecture(named[1])
@@ -190,13 +206,19 @@ def _rows(
             type_ = _type_of(part.name, shape, dtype, spec, kind)
 
         def data(part: OutputTensor = part, type_: str = type_) -> Tensor:
-            return _data(part, type_, src, files, spec, skip)
+            return _data(part, type_, src, files, spec, skip, loss)
 
         yield part.name, shape, type_, data
 
 
 def _data(
-    part: OutputTensor, type_: str, src: Checkpoint, files: Any, spec: QuantSpec, skip: tuple[str, ...]
+    part: OutputTensor,
+    type_: str,
+    src: Checkpoint,
+    files: Any,
+    spec: QuantSpec,
+    skip: tuple[str, ...],
+    loss: RoundingLoss,
 ) -> Tensor:
     """Return the values or quantized blocks of a tensor as the file holds them.
 
@@ -214,13 +236,16 @@ def _data(
         return tensor
     wanted = registry.parse(type_)
     try:
-        return wanted.scheme.codec.encode(tensor, wanted).parts["blocks"]
+        packed = wanted.scheme.codec.encode(tensor, wanted)
     except Unfit as error:
         raise BadFileError(
             f"Cannot quantize weight {name!r} to {type_}",
             str(error),
             f"Get the model from its source again, or do not quantize the layer: skip={name.rpartition('.')[0]!r}",
         ) from error
+    if src.origins.keys() & set(part.sources):
+        loss.add(tensor, packed)
+    return packed.parts["blocks"]
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:

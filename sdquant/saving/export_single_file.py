@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry
+from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry, gguf
 from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
-from ..models import detect, original_names
+from ..models import RoundingLoss, detect, original_names
 from ..planning import NOT_QUANTIZED, make_request, planner
 from ..utils.progress import byte_bar
 from . import original_layout
@@ -59,7 +59,8 @@ def quantize_file(
     """Quantize one component, one weight at a time, and write it.
 
     Args:
-        path: pipeline folder, component folder or file with float weights.
+        path: pipeline folder, component folder or file. Weights that are quantized already are dequantized, with a
+            warning.
         quant: one of SCHEMES, without options.
         target: ends in `.safetensors`. components: the one to write; default the UNet or transformer.
 
@@ -67,7 +68,7 @@ def quantize_file(
         The target.
 
     Raises:
-        ConflictError: the weights are already quantized. DiskSpaceError: the disk is full. SdquantError: see `detect`.
+        DiskSpaceError: the disk is full. SdquantError: see `detect`.
     """
     from .model_files import refuse_existing
 
@@ -76,7 +77,9 @@ def quantize_file(
     spec = registry.parse(quant)
     options = make_request(path, quant=quant, components=components, skip=skip)
     (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True).values()
-    original_layout.refuse_quantized(src, spec)
+    # In GGUF files all small tensors are float32, whatever the model is.
+    src = original_layout.as_floats(src, (src.recorded_dtype or gguf.READ_DTYPE) if src.container == "gguf" else None)
+    loss = RoundingLoss()
     rows = list(_rows(src, spec, options.skip))
     if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
@@ -85,7 +88,9 @@ def quantize_file(
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     with closing_files(src.open()) as files, byte_bar(f"Writing {spec}", total, progress) as tick:
         metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True), **_layers(rows)}
-        safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, options.skip, tick), metadata)
+        tensors = _tensors(rows, src, files, spec, options.skip, tick, loss)
+        safetensors_writer.write_parts(goal, parts, tensors, metadata)
+    original_layout.warn_of(loss)
     return goal
 
 
@@ -178,6 +183,7 @@ def _tensors(
     spec: QuantSpec,
     skip: tuple[str, ...],
     tick: Callable[[int], Any],
+    loss: RoundingLoss,
 ) -> Iterator[Mapping[str, Tensor]]:
     """Yield the file's tensors, those of one model tensor at a time."""
     import torch
@@ -190,7 +196,11 @@ def _tensors(
         tensor = original_layout.read(each.part, src, files)
         name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
         if each.quantized:
-            yield row.write(name, row.encode(original_layout.describe_component(each.part), tensor, spec))
+            packed = row.encode(original_layout.describe_component(each.part), tensor, spec)
+            if src.origins.keys() & set(each.part.sources):
+                loss.add(tensor, packed)
+            yield row.write(name, packed)
+            del packed
         else:
             refuse_not_finite(original_layout.describe_component(each.part), tensor, spec, skip)
             yield {name: tensor}
@@ -219,7 +229,7 @@ def _for_comfy(name: str, packed: Packed) -> Mapping[str, Tensor]:
 
 
 def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
-    return {"codes": TensorSpec(dtype="float8_e4m3fn", shape=shape), "scale": TensorSpec(dtype="float32", shape=())}
+    return {"codes": TensorSpec(dtype="float8_e4m3fn", shape=shape), "scale": TensorSpec(dtype="float32", shape=(1, 1))}
 
 
 def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
@@ -239,12 +249,12 @@ def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
 
     shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     layout = {"codes": _float8_layout(spec, shape, dtype)["codes"]}
-    described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype)
-    return Packed(spec=described, parts={**by_rows(tensor, layout, codes), "scale": scale})
+    described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details={"packing": "float8"})
+    return Packed(spec=described, parts={**by_rows(tensor, layout, codes), "scale": scale.view(1, 1)})
 
 
 def _float8(name: str, packed: Packed) -> Mapping[str, Tensor]:
-    return {name: packed.parts["codes"], name.removesuffix("weight") + "scale_weight": packed.parts["scale"]}
+    return {name: packed.parts["codes"], name.removesuffix("weight") + "scale_weight": packed.parts["scale"].view(())}
 
 
 def _int8(name: str, packed: Packed) -> Mapping[str, Tensor]:

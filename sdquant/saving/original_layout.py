@@ -16,14 +16,14 @@ from ..core import LONE, MAIN, dtype_name
 from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import model_families, refused_files
 from ..models import OutputTensor, convert, original_names
-from ..planning import is_quantized_by_default
+from ..planning import is_quantized_by_default, rounded_twice
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import QuantSpec
     from ..formats import Checkpoint, TensorFile
-    from ..models import Detected
+    from ..models import Detected, RoundingLoss
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,28 @@ def main_only(src: Checkpoint) -> Checkpoint:
     if row is None or row.component != "checkpoint":
         return src
     tensors = {key: info for key, info in src.tensors.items() if key.startswith(convert.LDM)}
-    return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors})
+    quantized = {name: weight for name, weight in src.prequantized.items() if name.startswith(convert.LDM)}
+    return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors}, prequantized=quantized)
+
+
+def as_floats(src: Checkpoint, dtype: str | None = None) -> Checkpoint:
+    """Return a component with float weights, and warn if that dequantizes them.
+
+    Args:
+        dtype: of the floats, if they are dequantized; see `models.with_float_weights`.
+    """
+    from ..models import with_float_weights
+
+    if not src.prequantized:
+        return src
+    log.warning("%s", rounded_twice(src.path, sorted({weight.scheme for weight in src.prequantized.values()})))
+    return with_float_weights(src, dtype)
+
+
+def warn_of(loss: RoundingLoss) -> None:
+    """Log what the second rounding of converted weights has cost."""
+    if str(loss):
+        log.warning("%s", loss)
 
 
 def refuse_quantized(src: Checkpoint, spec: QuantSpec) -> None:
@@ -155,7 +176,7 @@ def read(part: OutputTensor, src: Checkpoint, files: Mapping[Path, TensorFile]) 
     """Read a tensor to write from the opened files of `src`."""
     import torch
 
-    tensors = [files[src.home[source]].get(source) for source in part.sources]
+    tensors = [src.read(files, source) for source in part.sources]
     tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     if part.swapped:
         tensor = torch.cat(tensor.chunk(2)[::-1])

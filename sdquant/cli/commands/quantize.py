@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
-    from ...loading import load_planned
+    from ...loading import load_planned, rounding_loss
     from ...planning import locate, prepare
-    from ...saving import export_gguf, export_single_file, model_files, portable, save
+    from ...saving import export_gguf, export_single_file, model_files, original_layout, portable, save
     from ...utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
@@ -86,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
         if out.suffix == ".gguf":
             raise SettingsError(f"Cannot write {out}", f"{each[0]} is not a GGUF type", "Use -q q8_0, q4_k, ...")
         request = _common.request_of(args)
-        plan = prepare(request)
+        plan = prepare(request, convert=True)
         require_space(out, plan.bytes)  # before the work, not after it
         model = load_planned(request, plan)
+        original_layout.warn_of(rounding_loss(model, plan, progress=args.progress))
         if out.suffix == ".safetensors":
             from ...models import main_part
 
@@ -119,7 +120,7 @@ def _run_together(args: argparse.Namespace, out: Path) -> int:
 
     request = _common.request_of(args)
     with distributed.processes() as ranks:
-        distributed_quantize.quantize(request, prepare(request), out, ranks)
+        distributed_quantize.quantize(request, prepare(request, convert=True), out, ranks)
         if ranks.first:
             _say(out)
     return 0

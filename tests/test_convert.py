@@ -1,0 +1,150 @@
+"""From one quantized format to another: as if the first had been dequantized to a file and that been quantized, with a
+warning of what the second rounding costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import sdquant
+from sdquant import backends, cli
+from sdquant.errors import ConflictError
+from sdquant.models import RoundingLoss
+from sdquant.saving import dequantize_to, export_gguf, export_single_file
+
+from .foreign import WEIGHTS
+
+Capture = pytest.CaptureFixture[str]
+
+
+def _cli(*words: str | Path) -> None:
+    assert cli.main([*map(str, words), "--no-progress"]) == 0
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two files, or the components of two folders, have the same tensors."""
+    pairs = [(one, other)] if one.is_file() else [(path, other / path.relative_to(one)) for path in _weights(one)]
+    assert pairs
+    return all(
+        mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+        for mine, theirs in ((_tensors(path), _tensors(there)) for path, there in pairs)
+    )
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".gguf"))
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path) if path.suffix == ".safetensors" else dict(sdquant.dequantize(path))
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("first", "second"), [("fp8", "int8_convrot"), ("int8_convrot", "fp8"), ("nf4", "q4_k"), ("q4_k", "qint8")]
+    )
+    def test_it_is_that_of_the_dequantized_file(
+        self, first: str, second: str, flux: Path, tmp_path: Path, capsys: Capture
+    ) -> None:
+        def path(name: str, scheme: str) -> Path:
+            return tmp_path / f"{name}.{'gguf' if scheme.startswith('q4') else 'safetensors'}"
+
+        _cli("quantize", flux, path("first", first), "-q", first)
+        capsys.readouterr()
+        _cli("quantize", path("first", first), path("second", second), "-q", second)
+        said = capsys.readouterr().err
+        assert f"already ({first})" in said and "rounded a second time" in said
+        assert "SNR of" in said and "of 13 weights" in said
+        if first != "q4_k":  # whose small tensors are float32, and become the dtype of the rest
+            dequantize_to(path("first", first), path("floats", "none"), dtype=None, progress=False)
+        else:
+            dequantize_to(path("first", first), path("floats", "none"), dtype="bfloat16", progress=False)
+        write = export_gguf.quantize_file if second.startswith("q4") else export_single_file.quantize_file
+        write(path("floats", "none"), second, path("again", second), progress=False)
+        assert _same(path("second", second), path("again", second))
+        assert sdquant.verify(path("second", second)).quant == second.replace("qint8", "int8_row")
+
+
+class TestFolders:
+    def test_a_pipeline(self, saved: Callable[..., Path], tmp_path: Path, capsys: Capture) -> None:
+        first = saved("nf4")
+        _cli("quantize", first, tmp_path / "second", "-q", "int8")
+        said = capsys.readouterr().err
+        assert said.count("rounded a second time") == 2 and "SNR of" in said and "of 131 weights" in said
+        dequantize_to(first, tmp_path / "floats", dtype=None, progress=False)
+        _cli("quantize", tmp_path / "floats", tmp_path / "again", "-q", "int8")
+        assert "second" not in capsys.readouterr().err
+        assert _same(tmp_path / "second", tmp_path / "again")
+        config = json.loads((tmp_path / "second" / "unet" / "config.json").read_text())
+        assert config["quantization_config"]["quant_method"] == "sdquant"
+
+    def test_one_component_stays(self, saved: Callable[..., Path], tmp_path: Path, capsys: Capture) -> None:
+        _cli("quantize", saved("q8_0"), tmp_path / "second", "-q", "unet=qint8")
+        assert capsys.readouterr().err.count("rounded a second time") == 1
+        parts = sdquant.detect(tmp_path / "second").parts
+        assert (parts["unet"].quant, parts["text_encoder"].quant) == ("qint8", "q8_0")
+
+    def test_a_folder_of_gguf_files(self, saved: Callable[..., Path], tmp_path: Path) -> None:
+        """The configs say nothing of the first format."""
+        _cli("quantize", saved("sdnq-uint4"), tmp_path / "second", "-q", "q8_0")
+        for name in ("unet", "text_encoder"):
+            assert "quantization_config" not in json.loads((tmp_path / "second" / name / "config.json").read_text())
+        assert sdquant.verify(tmp_path / "second").parts["unet"].quant == "q8_0"
+
+    def test_a_file_of_the_authors_layout_with_its_base(self, flux: Path, tmp_path: Path, capsys: Capture) -> None:
+        """Its fused weights are taken apart; they were not quantized with the rest as such."""
+        _cli("quantize", flux, tmp_path / "fp8.safetensors", "-q", "fp8")
+        out = tmp_path / "pipe"
+        _cli("quantize", tmp_path / "fp8.safetensors", out, "--base", flux, "-q", "transformer=int8_row")
+        assert "SNR of" in capsys.readouterr().err
+        mine, floats = dict(sdquant.dequantize(out / "transformer")), load_file(flux / "transformer" / WEIGHTS)
+        assert {key: t.shape for key, t in mine.items()} == {key: t.shape for key, t in floats.items()}
+        assert all((mine[key] - floats[key]).norm() < 0.05 * floats[key].float().norm() for key in mine)
+
+
+def test_loading_converts_nothing(saved: Callable[..., Path]) -> None:
+    with pytest.raises(ConflictError) as error:
+        sdquant.load_model(saved("nf4"), "int8", progress=False)
+    assert "sdquant quantize" in error.value.fix
+    with pytest.raises(ConflictError, match="sdquant dequantize"):
+        sdquant.load_model(saved("nf4"), "none", progress=False)
+
+
+def test_one_of_several_models_in_a_file(flux: Path, tmp_path: Path) -> None:
+    """Of a checkpoint only the transformer is converted, as only it is written."""
+    whole = {f"model.diffusion_model.{key}": t for key, t in _fp8(flux, tmp_path).items()}
+    whole |= {f"vae.{key}": t for key, t in load_file(flux / "vae" / WEIGHTS).items()}
+    save_file(whole, tmp_path / "all.safetensors")
+    export_single_file.quantize_file(tmp_path / "all.safetensors", "int8_row", tmp_path / "one.safetensors")
+    assert not any(key.startswith("vae.") for key in load_file(tmp_path / "one.safetensors"))
+    assert sdquant.detect(tmp_path / "one.safetensors").quant == "int8_row"
+
+
+def _fp8(flux: Path, folder: Path) -> dict[str, torch.Tensor]:
+    file = export_single_file.quantize_file(flux, "fp8", folder / "fp8.safetensors", progress=False)
+    return {key: tensor for key, tensor in load_file(file).items() if key != "scaled_fp8"}
+
+
+class TestRoundingLoss:
+    def test_the_ratio(self) -> None:
+        weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+        loss, spec = RoundingLoss(), backends.parse("int8_row")
+        assert str(loss) == ""
+        packed = spec.scheme.codec.encode(weight, spec)
+        loss.add(weight, packed)
+        error = spec.scheme.codec.decode(packed, torch.float32) - weight
+        assert loss.ratios == [pytest.approx(20 * torch.log10(weight.norm() / error.norm()).item(), abs=1e-3)]
+        assert f"{loss.ratios[0]:.1f} dB" in str(loss)
+
+    def test_what_has_not_changed(self) -> None:
+        loss = RoundingLoss()
+        loss.compare(torch.ones(2, 2), torch.ones(2, 2))
+        loss.compare(torch.zeros(2, 2), torch.zeros(2, 2))
+        assert str(loss) == "The second rounding changed none of 2 weights."
+        loss.compare(torch.ones(2, 2), torch.full((2, 2), 1.1))
+        assert "20.0 dB" in str(loss) and "2 are unchanged" in str(loss)
