@@ -4,6 +4,8 @@ warning of what the second rounding costs."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +130,57 @@ def test_one_of_several_models_in_a_file(flux: Path, tmp_path: Path) -> None:
 def _fp8(flux: Path, folder: Path) -> dict[str, torch.Tensor]:
     file = export_single_file.quantize_file(flux, "fp8", folder / "fp8.safetensors", progress=False)
     return {key: tensor for key, tensor in load_file(file).items() if key != "scaled_fp8"}
+
+
+PEAK = """
+import json, sys, threading, time, torch
+from safetensors.torch import save_file
+from sdquant.saving import dequantize_to, export_gguf, export_single_file
+
+def anonymous():
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+
+def made(name, count, size):
+    weight = torch.randn(size, size, generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
+    rows = {f"blocks.{i}.fc.weight": weight.clone() for i in range(count)}
+    save_file(rows | {f"blocks.{i}.fc.weight_scale": torch.tensor(0.01) for i in range(count)}, f"{name}.safetensors")
+
+def convert(name):
+    dequantize_to(f"{name}.safetensors", f"{name}-floats.safetensors", progress=False)
+    export_single_file.quantize_file(f"{name}.safetensors", "int8_convrot", f"{name}-i8.safetensors", progress=False)
+    export_gguf.quantize_file(f"{name}.safetensors", "q8_0", f"{name}.gguf", progress=False)
+
+torch.set_num_threads(1)
+made("small", 1, 256)
+made("large", 24, 2048)
+convert("small")  # imports
+before, peak, done = anonymous(), 0, threading.Event()
+
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+convert("large")
+done.set()
+watcher.join()
+print(json.dumps({"peak": peak - before, "one": 4 * 2048**2, "all": 24 * 4 * 2048**2}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from Linux' /proc")
+def test_one_weight_at_a_time(tmp_path: Path) -> None:
+    """Less than four weights as float32 are in memory: one, its codes, and what it is compared with."""
+    words = [sys.executable, "-c", PEAK]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["peak"] < 4 * seen["one"] < seen["all"] / 5
 
 
 class TestRoundingLoss:

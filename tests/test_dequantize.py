@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
-from sdquant import cli
+from sdquant import backends, cli
 from sdquant.backends import without_compiler
 from sdquant.errors import (
     BadFileError,
@@ -25,7 +25,7 @@ from sdquant.errors import (
     SettingsError,
     UnsupportedFileError,
 )
-from sdquant.formats import safetensors_writer
+from sdquant.formats import safetensors_writer, write_gguf
 from sdquant.nn import quantized
 from sdquant.saving import dequantize_to
 
@@ -146,7 +146,9 @@ class TestLibraries:
         assert all(torch.equal(mine[name], weight.dequantize()) for name, weight in weights.items())
 
 
-@pytest.mark.parametrize("scheme", ["nf4", "int8", "int4_sym", "sdnq-uint4", "qint8", "q4_k", "int8_convrot"])
+@pytest.mark.parametrize(
+    "scheme", [*(row.name for row in backends.schemes() if row.on_the_fly), "q8_0", "q4_k", "iq4_nl"]
+)
 def test_a_pipeline_that_we_wrote(scheme: str, saved: Callable[..., Path]) -> None:
     """Names begin with the component; a vector that `save` writes as a matrix is a vector again."""
     path = saved(scheme)
@@ -238,6 +240,41 @@ class TestReading:
             assert [*mine] == [key for key in mine if key in ("deep.thought.weight", "answer")] and len(mine) == 2
             assert torch.equal(mine["deep.thought.weight"], weight.float() * 0.5)
 
+    def test_a_text_encoder_in_gguf(self, tmp_path: Path) -> None:
+        """`load_model` has no use for it."""
+        spec, weight = backends.parse("q8_0"), torch.randn(4, 64)
+        packed = spec.scheme.codec.encode(weight, spec)
+        name = "enc.blk.0.attn_q.weight"
+        rows = [(name, (4, 64), "q8_0", lambda: packed.parts["blocks"])]
+        write_gguf(tmp_path / "t5.gguf", rows, {"general.architecture": "t5encoder"})
+        with pytest.raises(UnsupportedFileError):
+            sdquant.detect(tmp_path / "t5.gguf")
+        assert torch.equal(
+            dict(sdquant.dequantize(tmp_path / "t5.gguf"))[name], spec.scheme.codec.decode(packed, torch.float32)
+        )
+
+    def test_one_shard_of_several(self, foreign: Get, tmp_path: Path) -> None:
+        one = tmp_path / "diffusion_pytorch_model-00001-of-00002.safetensors"
+        shutil.copy(foreign("lone nf4"), one)
+        assert dict(sdquant.dequantize(one)).keys() == dict(sdquant.dequantize(foreign("lone nf4"))).keys()
+
+    def test_rules(self, sd: Path, tmp_path: Path) -> None:
+        """The ranges of quantized activations go with the codes."""
+        rules = [{"module_path": ".*attn.*", "weight_qtype": "int8", "act_qtype": "int8"}]
+        unet = sdquant.load_model(sd / "unet", rules=rules, progress=False)
+        sdquant.save(unet, tmp_path / "unet")
+        mine = dict(sdquant.dequantize(tmp_path / "unet"))
+        assert mine.keys() == load_file(sd / "unet" / WEIGHTS).keys()
+
+    def test_a_weight_that_is_there_twice(self, tmp_path: Path) -> None:
+        weight = torch.randn(8, 32)
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        codes = (weight / scale).round().to(torch.int8)
+        rows = {"x.weight._data": codes, "x.weight._scale": scale, "x.weight": weight}
+        save_file(rows, tmp_path / "a.safetensors")
+        with pytest.raises(BadFileError, match="both as it is and quantized"):
+            sdquant.dequantize(tmp_path / "a.safetensors")
+
     def test_what_is_damaged(self, foreign: Get, tmp_path: Path) -> None:
         tensors = load_file(foreign("fp8 scale_weight"))
         key = next(key for key in tensors if key.endswith("scale_weight"))
@@ -294,6 +331,7 @@ class TestWriting:
             (folder / "unet", file, "read from it"),
             (folder, tmp_path / "one.safetensors", "several components"),
             (file, tmp_path / "folder", "becomes a single file"),
+            (folder, tmp_path / "one.gguf", "written as safetensors"),
             (folder, folder / "unet" / "deep", "inside the model's own folder"),
         ):
             with pytest.raises(SettingsError, match=why):

@@ -45,6 +45,9 @@ def with_float_weights(src: Checkpoint, dtype: str | None = None) -> Checkpoint:
     Raises:
         BadFileError: the parts of a weight are inconsistent. UnsupportedFileError: a weight's shape is unknown.
     """
+    twice = src.plain.keys() & src.prequantized.keys()
+    if twice:
+        raise _bad(src, min(twice), "it is there both as it is and quantized")
     shapes = _shapes_of_model(src)
     owner = {key: name for name, match in src.prequantized.items() for key in (*match.keys.values(), *match.extra)}
     tensors: dict[str, TensorInfo] = {}
@@ -101,7 +104,7 @@ def _weight(src: Checkpoint, name: str, spec: PackedSpec, dtype: str | None) -> 
     wanted = dtype or src.recorded_dtype or spec.dtype
 
     def make(get: Get) -> Tensor:
-        packed = _read(src, name, spec.shape, get)
+        packed = _read(src, name, spec.shape, get, complete=True)
         try:
             tensor = packed.spec.scheme.codec.decode(packed, dtype_named(wanted))
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -120,8 +123,11 @@ def _spec(src: Checkpoint, name: str, shape: tuple[int, ...] | None, files: Mapp
     return recorded or _read(src, name, shape, lambda key: src.read(files, key)).spec
 
 
-def _read(src: Checkpoint, name: str, shape: tuple[int, ...] | None, get: Get) -> Packed:
+def _read(src: Checkpoint, name: str, shape: tuple[int, ...] | None, get: Get, *, complete: bool = False) -> Packed:
     """Read a quantized weight; errors name the file.
+
+    Args:
+        complete: also check the scales among its codes, for which all of it is read.
 
     Raises:
         BadFileError: see `read_packed`. UnsupportedFileError: the file does not give the weight's shape.
@@ -129,7 +135,8 @@ def _read(src: Checkpoint, name: str, shape: tuple[int, ...] | None, get: Get) -
     match, file = src.prequantized[name], src.home[_first_key(src, name)]
     try:
         packed = read_packed(match, src.specs.get(name), shape, get)
-        require_sound(match, packed)
+        if complete:
+            require_sound(match, packed)
     except BadFileError as error:
         raise BadFileError(f"Cannot dequantize {file}: {error.inner}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .export_floats import Dequantized, dequantize_to
+    from .export_floats import DequantizationReport, dequantize_to
     from .export_gguf import quantize_file
     from .model_files import save
     from .quantization_config import library_config, own_config
@@ -19,6 +19,6 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "Dequantized", "dequantize_to", "export_gguf", "export_single_file", "library_config", "model_files",
+    "DequantizationReport", "dequantize_to", "export_gguf", "export_single_file", "library_config", "model_files",
     "original_layout", "own_config", "portable", "quantize_file", "save",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ _SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dequantized:
+class DequantizationReport:
     """What `dequantize_to` wrote.
 
     Attributes:
@@ -70,7 +70,7 @@ def dequantize_to(
     variant: str | None = None,
     progress: bool = True,
     max_shard: int = safetensors_writer.MAX_SHARD,
-) -> Dequantized:
+) -> DequantizationReport:
     """Dequantize a file or folder and write it, one weight at a time.
 
     Args:
@@ -95,9 +95,9 @@ def dequantize_to(
         if goal.suffix == _SUFFIX:
             _write_file(goal, next(iter(sources.values())), tick)
         else:
-            _write_folder(place, goal, stored, sources, dtype, max_shard, tick)
+            _write_folder(place, goal, sources, dtype, max_shard, tick)
     schemes = Counter(scheme for src in sources.values() for scheme in src.origins.values())
-    return Dequantized(path=goal, dtype=dtype or "", schemes=schemes, tensors=len(infos), bytes=total)
+    return DequantizationReport(path=goal, dtype=dtype or "", schemes=schemes, tensors=len(infos), bytes=total)
 
 
 def _refuse_target(place: Path, goal: Path, stored: Mapping[str, Checkpoint]) -> None:
@@ -110,9 +110,11 @@ def _refuse_target(place: Path, goal: Path, stored: Mapping[str, Checkpoint]) ->
         names = ", ".join(stored)
         why = f"{place} is a pipeline of several components ({names}), and one file holds one"
         raise SettingsError(what, why, "Name a folder, or pass the folder of one component")
+    if goal.suffix != _SUFFIX and goal.suffix.lower() in (*folders.WEIGHTS, *folders.PICKLES):
+        raise SettingsError(what, "float weights are written as safetensors", f"Name it {goal.with_suffix(_SUFFIX)}")
     if goal.suffix != _SUFFIX and not place.is_dir():
         why = f"{place} is a single file, which becomes a single file"
-        raise SettingsError(what, why, f"Name it {goal.with_suffix(_SUFFIX) if goal.suffix else f'{goal}{_SUFFIX}'}")
+        raise SettingsError(what, why, f"Name it {goal}{_SUFFIX}")
 
 
 def _write_file(goal: Path, src: Checkpoint, tick: Tick) -> None:
@@ -131,7 +133,6 @@ def _write_file(goal: Path, src: Checkpoint, tick: Tick) -> None:
 def _write_folder(
     place: Path,
     goal: Path,
-    stored: Mapping[str, Checkpoint],
     sources: Mapping[str, Checkpoint],
     dtype: str | None,
     max_shard: int,

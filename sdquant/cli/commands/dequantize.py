@@ -11,7 +11,7 @@ from .. import _common
 if TYPE_CHECKING:
     import argparse
 
-    from ...saving import Dequantized
+    from ...saving import DequantizationReport
 
 _FLAGS = ("progress", "allow_pickle", "variant", "revision", "subfolder", "token")
 _AS_STORED = "stored"
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sentences(result: Dequantized) -> list[str]:
+def _sentences(result: DequantizationReport) -> list[str]:
     dtype = result.dtype or "the dtype that each had"
     lines = [f"{result.path}: {result.tensors} tensors, floats in {dtype}, {_common.size(result.bytes)}"]
     if not result.schemes:

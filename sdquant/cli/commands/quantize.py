@@ -1,4 +1,4 @@
-"""Quantize a model and write it: a folder, one .safetensors, or a .gguf. Under torchrun, by several processes."""
+"""Quantize or convert a model: to a folder, one .safetensors, or a .gguf. Under torchrun, by several processes."""
 
 from __future__ import annotations
 
