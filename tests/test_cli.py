@@ -433,7 +433,10 @@ def test_quantize_takes_the_target_in_either_way(tmp_path: Path, capsys: Capture
     assert code == 2 and "two targets" in err
 
 
-@pytest.mark.parametrize("words", [("demo",), ("compare", "digits-sd", "a 7"), ("bench", "digits-sd"), ("ui",)])
+@pytest.mark.parametrize(
+    "words",
+    [("demo",), ("compare", "digits-sd", "a 7"), ("bench", "digits-sd"), ("dequantize", "digits-sd", "out"), ("ui",)],
+)
 def test_what_is_for_one_process_is_not_done_by_each(
     words: tuple[str, ...], capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

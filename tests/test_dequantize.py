@@ -4,7 +4,9 @@ over; what the command writes, and what it refuses."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from sdquant.saving import dequantize_to
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS
-from .test_cli import leftovers
+from .test_cli import interrupted, leftovers
 
 GOLDEN = Path(__file__).parent / "backends" / "golden"
 LAYERS = sorted(path.name for path in GOLDEN.glob("*.safetensors") if path.name != "comfy_hadamard_regular.safetensors")
@@ -337,6 +339,17 @@ class TestWriting:
             with pytest.raises(SettingsError, match=why):
                 dequantize_to(source, target, overwrite=True, progress=False)
         assert sdquant.verify(folder).quant == "int8" and [path.name for path in tmp_path.iterdir()] == ["int8"]
+
+    @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C reaches a child process otherwise on Windows")
+    def test_interrupted(self, tmp_path: Path) -> None:
+        weight = torch.randn(2048, 2048).to(torch.float8_e4m3fn)
+        save_file({f"blocks.{i}.weight": weight.clone() for i in range(64)}, tmp_path / "a.safetensors")
+        (tmp_path / "tmp").mkdir()
+        out = tmp_path / "out"
+        out.mkdir()
+        words = ("dequantize", str(tmp_path / "a.safetensors"), str(out / "b.safetensors"))
+        assert interrupted(tmp_path, signal.SIGINT, *words, at=out) == (130, "sdquant: interrupted\n")
+        assert not list(out.iterdir())
 
     def test_nothing_is_left_of_what_is_stopped(
         self, foreign: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
