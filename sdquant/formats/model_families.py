@@ -123,6 +123,25 @@ _DIFFUSERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("sd", "unet", "UNet2DConditionModel", _UNET),
 )  # fmt: skip
 
+# Language models that pipelines encode text with: what tells them from each other, those with more of it first. Their
+# layers stand behind one of these prefixes: in ComfyUI's files and transformers' of text alone the first, in those that
+# see as well the others, in those of a bare text model none.
+LANGUAGE_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+_BIAS, _Q_NORM = "layers.0.self_attn.k_proj.bias", "layers.0.self_attn.q_norm.weight"
+_BEFORE_FF = "layers.0.pre_feedforward_layernorm.weight"
+_LAYER = ("layers.0.self_attn.q_proj.weight", "layers.0.mlp.gate_proj.weight", "layers.0.input_layernorm.weight")
+_LANGUAGE: tuple[tuple[str, tuple[str, ...], str | None], ...] = (  # family, names, a name of the vision beside it
+    ("qwen2.5-vl", (_BIAS,), "blocks.0.mlp.gate_proj.weight"),
+    ("qwen2-vl", (_BIAS,), "blocks.0.mlp.fc1.weight"),
+    ("qwen3-vl", (_Q_NORM,), "blocks.0.mlp.linear_fc1.weight"),
+    ("qwen2", (_BIAS,), None),
+    ("gemma4", (_Q_NORM, _BEFORE_FF, "layers.0.layer_scalar"), None),
+    ("gemma3", (_Q_NORM, _BEFORE_FF), None),
+    ("gemma2", (_BEFORE_FF,), None),
+    ("qwen3", (_Q_NORM,), None),
+    ("llama", ("layers.0.post_attention_layernorm.weight",), None),
+)
+
 ROWS: tuple[Family, ...] = (
     *(
         Family(
@@ -145,6 +164,16 @@ ROWS: tuple[Family, ...] = (
         names=("encoder.conv_in.weight", "decoder.conv_in.weight", "decoder.conv_out.weight"),
         class_name="AutoencoderKL",
     ),
+    Family(  # every block has a bias of positions
+        family="umt5",
+        component="text_encoder",
+        layout="transformers",
+        names=(
+            "encoder.final_layer_norm.weight",
+            "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
+        ),
+        class_name="UMT5EncoderModel",
+    ),
     Family(
         family="t5",
         component="text_encoder",
@@ -166,6 +195,15 @@ ROWS: tuple[Family, ...] = (
         layout="transformers",
         names=("text_model.embeddings.token_embedding.weight", "text_model.encoder.layers.0.self_attn.q_proj.weight"),
         class_name="CLIPTextModel",
+    ),
+    *(
+        Family(
+            family=family, component="text_encoder", layout="transformers",
+            names=(*(prefix + name for name in (*_LAYER, *names)), *([eyes + vision] if vision else [])),
+        )
+        for family, names, vision in _LANGUAGE
+        for prefix in LANGUAGE_PREFIXES
+        for eyes in (("visual.", "model.visual.") if vision else ("",))
     ),
     # Checkpoints that hold the VAE too, before the models alone.
     Family(

@@ -40,8 +40,8 @@ __all__ = [
     "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "fitting",
     "float32_of_class", "float32_of_model", "hub", "hub_references", "install_packed", "is_of_transformers",
     "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
-    "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "peft_hooks",
-    "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
+    "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "partial_encoders",
+    "peft_hooks", "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
     "same_scheme", "set_module", "set_tensor", "stored_components", "tied", "ties_in", "weight_bytes", "weight_parts",
     "with_float_weights",
 ]  # fmt: skip

@@ -271,6 +271,9 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     if gguf:
         refuse_unless_diffusion(src, is_component=options.is_component)
     quant, evidence = _quantization(src)
+    tokenizers = text_encoders.tokenizers(src.names)
+    if tokenizers:
+        evidence.append(f"{' and '.join(tokenizers)} is a tokenizer, which is left out: pipelines have their own")
     if src.variant or src.variants:
         evidence.append(_variant(src))
     if src.class_name:

@@ -2,7 +2,7 @@
 
 transformers renames tensors while it loads (`conversion_mapping` of transformers 5, `_checkpoint_conversion_mapping` of
 the classes before), merges several into one (experts, fused projections), and undoes all of it when it saves.
-diffusers renames those of deprecated attention blocks. No name is hard-coded here: the mappings are the libraries'.
+diffusers renames those of deprecated attention blocks. The mappings are the libraries', but for what ComfyUI renames.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 # The attribute of a quantized model in which the transforms wait that its files were renamed by; of any other model
 # they are where transformers itself has them.
 KEPT, LIBRARYS = "_sdquant_conversions", "_weight_conversions"
+
+# What ComfyUI calls the parts of language models that see, where transformers' mapping knows only its own old names.
+_COMFY = (
+    (re.compile(r"^model\.(?=(embed_tokens|layers|norm)\.)"), "model.language_model."),
+    (re.compile(r"^vision_model\."), "model.vision_tower."),
+    (re.compile(r"^(?=(visual|multi_modal_projector)\.)"), "model."),
+)
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,8 @@ def _of_transformers(model: Any, keys: Collection[str], known: frozenset[str]) -
         name, pattern = loading.rename_source_key(key, renamings, converters, model.base_model_prefix, state)
         if name not in known and key in known:
             name, pattern = loading.rename_source_key(key, [], [], model.base_model_prefix, state)
+        if name not in known:
+            name = _of_comfy(key, known) or name
         if pattern is not None and name in known:
             members[name].append((key, pattern))
         else:
@@ -196,6 +205,11 @@ def _of_transformers(model: Any, keys: Collection[str], known: frozenset[str]) -
     used = tuple(one for one in transforms if one.was_used())
     placed = _placed(rows, known, used)
     return Mapped(placed.names, groups, placed.strays, used)
+
+
+def _of_comfy(key: str, known: frozenset[str]) -> str | None:
+    """Return the model's name for a tensor of ComfyUI's; None if it has none."""
+    return next((name for was, now in _COMFY if was.match(key) and (name := was.sub(now, key)) in known), None)
 
 
 def _converter(
@@ -261,7 +275,9 @@ def _before_5(model: Any, key: str, known: frozenset[str]) -> str:
     prefix = f"{model.base_model_prefix}."
     if name in known:
         return name
-    return next((one for one in (name.removeprefix(prefix), prefix + name, key) if one in known), name)
+    return next((one for one in (name.removeprefix(prefix), prefix + name, key) if one in known), None) or (
+        _of_comfy(key, known) or name
+    )
 
 
 def _to_file_before_5(model: Any, name: str) -> str:

@@ -97,7 +97,11 @@ def places_for(detected: Detected, base: Detected) -> tuple[str, ...]:
 def text_encoders(detected: Detected, base: Detected) -> dict[str, text.Sizes]:
     """Return the base's text encoders of the same kind as the file, with their sizes."""
     kind = text.KINDS[str(detected.family)]
-    return {name: text.sizes_of(src.config) for name, src in base.sources.items() if kind in str(src.class_name)}
+    return {
+        name: text.sizes_of(src.config)
+        for name, src in base.sources.items()
+        if kind.classes.search(str(src.class_name))
+    }
 
 
 def _first(detected: Detected, base: Detected) -> str | None:
@@ -152,7 +156,7 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
             return None
         if name in alike:
             has += f" of {text.describe_encoder(alike[name])}"
-        ours = f"{text.KINDS[str(detected.family)]} text encoder of {text.describe_encoder(mine)}"
+        ours = f"{text.KINDS[str(detected.family)].title} text encoder of {text.describe_encoder(mine)}"
         return f"it is a {ours}, but {name} is {has}"
     fitting, kind = places_for(detected, base), detected.component or ""
     if name in fitting:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
-from ..models import Detected, joined
+from ..models import Detected, joined, partial_encoders
 from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
@@ -90,7 +90,8 @@ class _Take:
 def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> _Take:
     lone = detected.sources[LONE]
     row = model_families.recognise(lone.names)
-    owner = base.sources[name]
+    owner, remarks = partial_encoders.owner_for(lone, base.sources[name])
+    detected = dataclasses.replace(detected, warnings=[*detected.warnings, *remarks])
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
     )
@@ -100,7 +101,7 @@ def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> 
         return _Take(detected, name, _translated(lone, base, name))
     from ..models import convert
 
-    return _Take(detected, name, {name: convert.with_projection(src)})
+    return _Take(detected, name, {name: partial_encoders.with_norm(convert.with_projection(src))})
 
 
 def _one_component(part: Detected) -> Detected:
@@ -273,7 +274,8 @@ def _no_place(detected: Detected, base: Detected) -> MissingComponentError:
     """Return the error for a file that fits no component of a pipeline."""
     has = ", ".join(base.sources)
     if detected.family in text_encoders.KINDS:
-        kind, mine = text_encoders.KINDS[str(detected.family)], text_encoders.sizes(detected.sources[LONE].tensors)
+        kind = text_encoders.KINDS[str(detected.family)].title
+        mine = text_encoders.sizes(detected.sources[LONE].tensors)
         alike = places.text_encoders(detected, base).items()
         has = (
             " and ".join(f"{name} ({text_encoders.describe_encoder(sizes)})" for name, sizes in alike)

@@ -1,0 +1,112 @@
+"""Text encoders in files that hold less than the pipeline's model, such as a language model without its vision.
+
+ComfyUI's file of Mistral Small for FLUX.2 has the 30 layers of 40 that FLUX.2 reads, and neither the norm after them,
+nor the head, nor the vision; others lack the head, which only writes words. A class of transformers that has no more
+than the file takes the place of the pipeline's: it encodes text alike, and has no `generate` that could be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..core import FLOATS, TensorInfo, dtype_name, dtype_named
+from ..errors import UnsupportedFileError
+from ..formats import main_dtype, model_families, text_encoders
+
+if TYPE_CHECKING:
+    from ..formats import Checkpoint
+
+# Models that see, whose pipelines ask them for text alone unless a prompt is to be written anew -> the type of the
+# language model in them if its config does not say so.
+_TEXT_SUFFICES: Mapping[str, str] = {
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+}
+# Language models by the type that their configs say: the class, and whether a file may lack the last layers. That is
+# for pipelines that read layers by their numbers: FLUX.2 reads 10, 20 and 30 of Mistral's.
+_CLASSES: Mapping[str, tuple[str, bool]] = {
+    "mistral": ("MistralModel", True),
+    "ministral3": ("Ministral3Model", False),
+    "gemma3_text": ("Gemma3TextModel", False),
+}
+_VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
+_NORM = "norm.weight"
+# Without which transformers puts the output after the norm in the place of the last layer's.
+_RAW = "tie_last_hidden_states"
+
+
+def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Return the component of a pipeline with the class and config that a file has weights for, and what it lacks.
+
+    Args:
+        lone: the file. owner: the component that it replaces; returned as it is if the file has all of it, or has a
+            config of its own, or lacks what there is no smaller class for.
+    """
+    kind = str(owner.class_name)
+    if lone.config or not owner.config:
+        return owner, ()
+    if kind in _TEXT_SUFFICES and not any(name.startswith(_VISION) for name in lone.names):
+        return _text_only(lone, owner, _TEXT_SUFFICES[kind])
+    layers = text_encoders.sizes(lone.tensors)[1]
+    headless = not any(name.endswith("lm_head.weight") for name in lone.names)
+    if kind.endswith("ForCausalLM") and layers and headless and not owner.config.get("tie_word_embeddings", False):
+        smaller = replace(owner, class_name=kind.removesuffix("ForCausalLM") + "Model")
+        return smaller, (f"{lone.path} has no lm_head: it encodes text, and writes none",)
+    return owner, ()
+
+
+def _text_only(lone: Checkpoint, owner: Checkpoint, default: str) -> tuple[Checkpoint, tuple[str, ...]]:
+    config = dict(owner.config.get("text_config") or {})
+    name, prunable = _CLASSES.get(str(config.get("model_type", default)), (None, False))
+    if name is None:
+        return owner, ()
+    lacks = "its vision"
+    layers, whole = text_encoders.sizes(lone.tensors)[1], text_encoders.sizes_of(config)[1]
+    if prunable and layers and whole and layers < whole and not _has_norm(lone):
+        _refuse_old_transformers(lone)
+        lacks += f" and its last {whole - layers} layers" if whole - layers > 1 else " and its last layer"
+        config |= {"num_hidden_layers": layers, _RAW: False}
+        if isinstance(config.get("layer_types"), list):
+            config["layer_types"] = config["layer_types"][:layers]
+    smaller = replace(owner, class_name=name, config=config)
+    return smaller, (f"{lone.path} is a {owner.class_name} without {lacks}: it encodes text, and writes none",)
+
+
+def _has_norm(src: Checkpoint) -> bool:
+    return any(prefix + _NORM in src.names for prefix in model_families.LANGUAGE_PREFIXES)
+
+
+def _refuse_old_transformers(lone: Checkpoint) -> None:
+    from .libraries import module
+
+    try:
+        module("transformers.utils.output_capturing")
+    except ImportError as error:
+        raise UnsupportedFileError(
+            f"Cannot load {lone.path}",
+            "it has no norm after its last layer, and this version of transformers returns no layer without it",
+            "Update transformers, or use the whole model",
+        ) from error
+
+
+def with_norm(src: Checkpoint) -> Checkpoint:
+    """Add the norm after the last layer, whose output nobody reads, to a language model without its last layers."""
+    if src.config.get(_RAW) is not False or _has_norm(src):
+        return src
+    width, _ = text_encoders.sizes(src.tensors)
+    if width is None:
+        return src
+    import torch
+
+    from ..formats import Recipe
+
+    dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
+    info = TensorInfo(dtype=dtype_name(dtype), shape=(width,), nbytes=width * dtype.itemsize)
+    return replace(
+        src,
+        tensors={**src.tensors, _NORM: info},
+        home={**src.home, _NORM: src.files[0]},
+        recipes={**src.recipes, _NORM: Recipe((), None, (width,), dtype, lambda get: torch.ones(width, dtype=dtype))},
+    )

@@ -1,0 +1,217 @@
+"""Language models that encode text, as the single files that ComfyUI's users have of them: under its names, with a
+tokenizer among the tensors, and without what ComfyUI does not use."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import sdquant
+from sdquant.errors import BadFileError, MissingComponentError
+from sdquant.models.components import quiet
+from sdquant.nn import QuantizedLayer
+from sdquant.nn.weights import quantized
+
+from . import encoders
+from .test_text_encoder_files import scaled
+
+if TYPE_CHECKING:
+    from .layouts import State
+
+PIECES = {"spiece_model": torch.arange(64, dtype=torch.uint8)}
+TEKKEN = {"tekken_model": torch.arange(64, dtype=torch.uint8)}
+_SEES = (
+    (r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual."),
+    (r"^model\.vision_tower\.", "vision_model."), (r"^model\.multi_modal_projector\.", "multi_modal_projector."),
+)  # fmt: skip
+_BARE = ((r"^", "model."),)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file.
+
+    Attributes:
+        pipeline, encoder: the class of a pipeline that it is for, and of the text encoder in its folder.
+        family: what it is found to be. names: transformers' names, and the file's. more: what else it has.
+        lacks: what of the model it has not. config: of the encoder, changed.
+        class_name: of the encoder that it is loaded as. remark: what the user hears about it.
+    """
+
+    pipeline: str
+    encoder: str
+    family: str
+    names: tuple[tuple[str, str], ...] = _SEES
+    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    lacks: str = r"^$"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    class_name: str | None = None
+    remark: str = ""
+
+
+def _row(name: str) -> dict[str, Any]:
+    return dict(encoders.ROWS[name].config)
+
+
+_MISTRAL, _GEMMA = _row("Mistral3ForConditionalGeneration"), _row("Gemma3ForConditionalGeneration")
+_GEMMA["vision_config"] = {**_GEMMA["vision_config"], "vision_use_head": False}
+FILES = {
+    "qwen_2.5_vl_7b": File("QwenImagePipeline", "Qwen2_5_VLForConditionalGeneration", "qwen2.5-vl"),
+    "mistral_3_small_flux2": File(
+        "Flux2Pipeline", "Mistral3ForConditionalGeneration", "llama", more=TEKKEN, class_name="MistralModel",
+        config={"text_config": {**_MISTRAL["text_config"], "num_hidden_layers": 3}},
+        lacks=r"^lm_head|vision_tower|projector|language_model\.(layers\.2|norm)\.",
+        remark="without its vision and its last layer:",
+    ),
+    "gemma_2_2b": File("Lumina2Pipeline", "Gemma2Model", "gemma2", names=_BARE, more=PIECES),
+    "gemma_3_12B": File(
+        "LTX2Pipeline", "Gemma3ForConditionalGeneration", "gemma3", more=PIECES, config=_GEMMA, lacks="lm_head"
+    ),
+    "gemma_3_12B without vision": File(
+        "LTX2Pipeline", "Gemma3ForConditionalGeneration", "gemma3", more=PIECES, config=_GEMMA,
+        lacks="lm_head|vision_tower|projector", class_name="Gemma3TextModel", remark="without its vision:",
+    ),
+    "umt5_xxl": File("WanPipeline", "UMT5EncoderModel", "umt5", names=(), more=PIECES, lacks="embed_tokens"),
+    "qwen_3_4b": File("ZImagePipeline", "Qwen3Model", "qwen3", names=_BARE),
+    "qwen_3_8b": File(
+        "Flux2KleinPipeline", "Qwen3ForCausalLM", "qwen3", names=(), lacks="lm_head", class_name="Qwen3Model",
+        config={"tie_word_embeddings": False}, remark="has no lm_head",
+    ),
+    "llava_llama3": File(
+        "HunyuanVideoPipeline", "LlamaModel", "llama", names=_BARE, more={"lm_head.weight": torch.ones(160, 64)}
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file's model: as transformers has it, in a pipeline folder with other weights, and in the file."""
+
+    model: Any
+    base: Path
+    state: State
+
+
+@pytest.fixture(scope="module")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    known: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in known:
+            known[name] = _case(FILES[name], tmp_path_factory.mktemp("case") / "base")
+        return known[name]
+
+    return get
+
+
+def _case(row: File, base: Path) -> Case:
+    import inspect
+
+    import diffusers
+    import transformers
+
+    kind = getattr(transformers, row.encoder)
+    values = {"Gemma2Model": "Gemma2PreTrainedModel"}.get(row.encoder, row.encoder)
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(kind.config_class(**{**_row(values), **row.config})).eval().bfloat16()
+        pipeline = getattr(diffusers, row.pipeline)
+        wanted = inspect.signature(pipeline.__init__).parameters
+        rest = {key: None for key, one in wanted.items() if one.default is one.empty and key != "self"}
+        pipeline(**rest | {"text_encoder": model}).save_pretrained(base)
+        model = kind.from_pretrained(base / "text_encoder", dtype=torch.bfloat16)  # its buffers in their own dtypes
+        for parameter in model.parameters():
+            parameter.requires_grad_(False).copy_(torch.randn(parameter.shape) * 0.05)
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items() if not re.search(row.lacks, key)}
+    for was, now in row.names:
+        state = {re.sub(was, now, key): tensor for key, tensor in state.items()}
+    return Case(model, base, {**state, **row.more})
+
+
+def _write(state: State, path: Path, kind: str) -> Path:
+    if kind == "scaled_fp8":
+        state = scaled(state)
+    elif kind == "comfy_quant":
+        state = _marked(state)
+    save_file(state, path)
+    return path
+
+
+def _marked(state: State) -> State:
+    """ComfyUI's scaled float8 of today."""
+    made = {}
+    for key, tensor in scaled(state).items():
+        if key.endswith(".scale_weight"):
+            layer = key.removesuffix(".scale_weight")
+            made[f"{layer}.weight_scale"] = tensor
+            text = json.dumps({"format": "float8_e4m3fn"}).encode()
+            made[f"{layer}.comfy_quant"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        elif key != "scaled_fp8":
+            made[key] = tensor
+    return made
+
+
+def _hidden(model: Any) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        out = model(input_ids=torch.tensor([[3, 17, 5, 99]]), output_hidden_states=True)
+    return tuple(out.hidden_states)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_takes_its_place(name: str, case_of: Callable[[str], Case], tmp_path: Path, caplog: Any) -> None:
+    row, case = FILES[name], case_of(name)
+    file = _write(case.state, tmp_path / "model.safetensors", "float")  # its name tells nothing
+    seen = sdquant.detect(file)
+    assert (seen.component, seen.family, seen.quant) == ("text_encoder", row.family, None)
+    assert all(any(tensor in line for line in seen.evidence) for tensor in row.more if tensor != "lm_head.weight")
+    pipe = sdquant.load_model(case.base, parts={"text_encoder": file}, progress=False)
+    remarks = [record.getMessage() for record in caplog.records if record.name.startswith("sdquant")]
+    warnings = sdquant.plan(case.base, parts={"text_encoder": file}).warnings
+    for said in (remarks, warnings):
+        assert len(said) == bool(row.remark) and all(row.remark in one for one in said)
+    assert type(pipe.text_encoder).__name__ == (row.class_name or row.encoder)
+    got, wanted = _hidden(pipe.text_encoder), _hidden(case.model)
+    layers = len(got) - 1
+    assert layers == len(wanted) - (2 if "last layer" in row.remark else 1)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=False))
+    sdquant.save(pipe.text_encoder, tmp_path / "saved")
+    with quiet():
+        again = type(pipe.text_encoder).from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(_hidden(again), got, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["scaled_fp8", "comfy_quant"])
+@pytest.mark.parametrize("name", FILES)
+def test_in_scaled_fp8(name: str, kind: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    row, case = FILES[name], case_of(name)
+    file = _write(case.state, tmp_path / "model.safetensors", kind)
+    assert sdquant.detect(file).quant == "fp8"
+    pipe = sdquant.load_model(case.base, parts=[file], progress=False)
+    values = {key: tensor for key, tensor in scaled(case.state).items() if key.endswith(".weight")}
+    scales = {key: tensor for key, tensor in scaled(case.state).items() if key.endswith(".scale_weight")}
+    layers = {key: layer for key, layer in pipe.text_encoder.named_modules() if isinstance(layer, QuantizedLayer)}
+    assert len(layers) == len(scales) - sum(key.startswith("lm_head") for key in row.more)
+    assert len(dict(quantized(pipe.text_encoder))) == len(layers)
+    worth = [values[key.replace("scale_weight", "weight")].float() * scale for key, scale in scales.items()]
+    for key, layer in layers.items():
+        value = layer.dequantize()
+        assert any(value.shape == one.shape and torch.equal(value, one.bfloat16()) for one in worth), key
+
+
+def test_what_it_is_not_is_said(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    gemma, qwen = case_of("gemma_2_2b"), case_of("qwen_2.5_vl_7b")
+    file = _write(gemma.state, tmp_path / "qwen_2.5_vl.safetensors", "float")
+    with pytest.raises(MissingComponentError, match="Gemma 2 text encoder of width 64 and 2 layers"):
+        sdquant.plan(qwen.base, parts=[file])
+    blind = {key: tensor for key, tensor in qwen.state.items() if not key.startswith("visual.")}
+    file = _write(blind, tmp_path / "blind.safetensors", "float")
+    with pytest.raises(BadFileError, match=r"the first is 'model\.visual"):
+        sdquant.plan(qwen.base, parts=[file])
