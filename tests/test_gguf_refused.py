@@ -47,7 +47,9 @@ ROWS: dict[str, Row] = {
     "an autoencoder in it": Row(
         ("img_in.weight", "encoder.conv_in.weight", "decoder.conv_in.weight", "quant_conv.weight"), _ONE, _ALONE, "pig"
     ),
-    "T5": Row(("token_embd.weight", "enc.blk.0.attn_q.weight", "enc.output_norm.weight"), _TEXT, _ALONE, "t5encoder"),
+    "T5 with a name that llama.cpp has not": Row(
+        ("token_embd.weight", "enc.blk.0.attn_q.weight", "enc.strange.weight"), _TEXT, _ALONE, "t5encoder"
+    ),
     "T5 under transformers' names": Row(
         ("shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"), _TEXT, _ALONE, "pig"
     ),
@@ -134,7 +136,7 @@ def test_what_looks_like_one_of_them_and_is_none_is_read(flux: Path, tmp_path: P
         assert sdquant.detect(_write(row, tmp_path / f"{number}.gguf")).container == "gguf"
 
 
-@pytest.mark.parametrize("name", ["Llama", "T5", "Flux with a VAE", "LoRA of diffusers"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen2-VL", "Flux with a VAE", "LoRA of diffusers"])
 def test_parts_are_told_what_to_do_as_parts(name: str, flux: Path, tmp_path: Path) -> None:
     """What helps with the model's own file helps nobody with a text encoder."""
     row = ROWS[name]

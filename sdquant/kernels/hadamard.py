@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.hadamard import is_regular, matrix, rotate_by_matrix
+from ..core import hadamard
 from .cpu import rotation as cpu_rotation
 from .dispatch_guard import plain, seen
 
@@ -19,17 +19,17 @@ def rotate(x: Tensor, group: int) -> Tensor:
         with torch.autocast(kind, enabled=False):
             return rotate(x, group)
     is_recorded = x.requires_grad and torch.is_grad_enabled()
-    if x.is_cpu and is_regular(group) and plain(x) and not seen(x) and not is_recorded:
+    if x.is_cpu and hadamard.is_regular(group) and plain(x) and not seen(x) and not is_recorded:
         rotated_x = cpu_rotation.rotate(x, group)
         if rotated_x is not None:
             return rotated_x
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and is_regular(group):
-        return rotate_by_matrix(x, group)  # the entries are exact, and sums are in float32
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and hadamard.is_regular(group):
+        return hadamard.rotate_by_matrix(x, group)  # the entries are exact, and sums are in float32
     # A Kronecker product of two matrices A and B times a vector is A X B, with the vector as the matrix X: for 256
     # columns two products with a matrix of 16 x 16.
-    left = 1 << (group.bit_length() - 1) // 4 * 2 if group > _ALONE and is_regular(group) else 1
+    left = 1 << (group.bit_length() - 1) // 4 * 2 if group > _ALONE and hadamard.is_regular(group) else 1
     values = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32).reshape(-1, left, group // left)
-    values = values @ matrix(group // left, values.dtype, x.device)
+    values = values @ hadamard.matrix(group // left, values.dtype, x.device)
     if left > 1:
-        values = matrix(left, values.dtype, x.device) @ values
+        values = hadamard.matrix(left, values.dtype, x.device) @ values
     return values.reshape(x.shape).to(x.dtype)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ..core import LONE, MAIN, gguf_mixes, registry
 from ..errors import BadFileError, MissingComponentError
 from ..formats import (
+    METADATA_KEY,
     TypeRow,
     checkpoint,
     folders,
+    gguf_file,
+    gguf_text_names,
     model_families,
     refused_files,
     suffix_hint,
@@ -264,11 +267,13 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     gguf = src.container == "gguf"
+    text = _gguf_text(src)
+    src = text or src
     if options.find_classes:
         classes.check_component(src)
     row = model_families.recognise(src.names)
     refused_files.refuse_shard(src.path, is_known=row is not None)
-    if gguf:
+    if gguf and text is None:
         refuse_unless_diffusion(src, is_component=options.is_component)
     quant, evidence = _quantization(src)
     tokenizers = text_encoders.tokenizers(src.names)
@@ -304,6 +309,16 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         class_name=src.class_name or (row.class_name if row else None),
         sources={LONE: src},
     )
+
+
+def _gguf_text(src: Checkpoint) -> Checkpoint | None:
+    """Return llama.cpp's file of a text encoder under transformers' names; None for all other files."""
+    if src.container != "gguf" or METADATA_KEY in src.metadata or len(src.files) != 1:
+        return None
+    header = src.headers.get(src.files[0])
+    if not isinstance(header, gguf_file.GGUFHeader) or gguf_file.classify(header) != "text-encoder":
+        return None
+    return gguf_text_names.renamed(src, header.metadata.get("general.architecture"))
 
 
 def _variant(src: Checkpoint) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ...core.hadamard import is_regular
+from ...core import hadamard
 from ..base import Parts, Reader
 from ..onednn import multiplies
 from . import extension, isa
@@ -131,7 +131,7 @@ class Native(Reader):
     def prepared_with_rotation(
         self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, eight: EightBit, rotation: int
     ) -> Prepared | None:
-        if eight.coding is None or not is_regular(rotation):
+        if eight.coding is None or not hadamard.is_regular(rotation):
             return None
         return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
 
