@@ -20,7 +20,7 @@ def rotate(x: Tensor, group: int) -> Tensor:
             return rotate(x, group)
     is_recorded = x.requires_grad and torch.is_grad_enabled()
     if x.is_cpu and hadamard.is_regular(group) and plain(x) and not seen(x) and not is_recorded:
-        rotated_x = cpu_rotation.rotate(x, group)
+        rotated_x = cpu_rotation.rotate_rows(x, group)
         if rotated_x is not None:
             return rotated_x
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and hadamard.is_regular(group):

@@ -83,7 +83,7 @@ def test_the_c_kernels(group: int, dtype: torch.dtype) -> None:
     results = []
     for name in ("portable", "avx2", "avx512bf16", ""):
         if NATIVE.choose(name):
-            got = cpu_rotation.rotate(x, group)
+            got = cpu_rotation.rotate_rows(x, group)
             assert got is not None and got.dtype == dtype and got.shape == x.shape
             assert (got.double() - exact).abs().max() <= (torch.finfo(dtype).eps + 2e-6) * exact.abs().max()
             results.append(got)

@@ -11,7 +11,7 @@ from .layout_descriptors import TYPES
 from .threads import over_rows
 
 
-def rotate(x: Tensor, group: int) -> Tensor | None:
+def rotate_rows(x: Tensor, group: int) -> Tensor | None:
     """Do as `hadamard.rotate` for groups of a power of 4, if these kernels can: None for other devices and dtypes."""
     module, columns = extension(), x.shape[-1]
     if module is None or not x.is_cpu or x.dtype not in TYPES:
