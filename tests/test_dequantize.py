@@ -27,9 +27,10 @@ from sdquant.errors import (
     SettingsError,
     UnsupportedFileError,
 )
-from sdquant.formats import safetensors_writer, write_gguf
+from sdquant.formats import write_gguf
 from sdquant.nn import quantized
 from sdquant.saving import dequantize_to
+from sdquant.utils import buffers
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS
@@ -39,7 +40,8 @@ GOLDEN = Path(__file__).parent / "backends" / "golden"
 LAYERS = sorted(path.name for path in GOLDEN.glob("*.safetensors") if path.name != "comfy_hadamard_regular.safetensors")
 # Relative error of the weights of libraries that compute them in bfloat16 or float16; of the others 1e-6.
 IN_HALVES = 3e-3
-PADDED = ("comfy_mxfp8.safetensors",)  # rows and columns of zeros, which only a model's shapes tell from others
+# With rows and columns of zeros, which only a model's shapes tell from others.
+PADDED = ("comfy_mxfp8.safetensors", "comfy_nvfp4_padded.safetensors")
 Get = Callable[[str], Path]
 Capture = pytest.CaptureFixture[str]
 
@@ -357,7 +359,7 @@ class TestWriting:
         def stop(tensor: Tensor) -> memoryview:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(safetensors_writer, "_data", stop)
+        monkeypatch.setattr(buffers, "raw_bytes", stop)
         for source, name in ((foreign("lone nf4"), "out/a.safetensors"), (foreign("sdnq"), "out/folder")):
             with pytest.raises(KeyboardInterrupt):
                 dequantize_to(source, tmp_path / name, progress=False)

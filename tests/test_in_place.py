@@ -92,11 +92,11 @@ class TestSave:
     @pytest.mark.parametrize("target", [".", WEIGHTS])
     def test_a_failure_in_the_middle(self, target: str, pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The loaded model has tensors mapped from the file that it is about to replace."""
-        from sdquant.formats import safetensors_writer
+        from sdquant.utils import buffers
 
         before = _digest(pipe.parent)
         model = sdquant.load_model(pipe / "unet", "int8", progress=False)
-        real, calls = safetensors_writer._data, []
+        real, calls = buffers.raw_bytes, []
 
         def fails(tensor: Any) -> Any:
             calls.append(1)
@@ -104,7 +104,7 @@ class TestSave:
                 raise KeyboardInterrupt
             return real(tensor)
 
-        monkeypatch.setattr(safetensors_writer, "_data", fails)
+        monkeypatch.setattr(buffers, "raw_bytes", fails)
         with pytest.raises(KeyboardInterrupt):
             sdquant.save(model, pipe / "unet" / target, overwrite=True)
         assert len(calls) == 21 and _digest(pipe.parent) == before
@@ -124,9 +124,9 @@ class TestSave:
 
 
 def _raw(tensor: Any) -> bytes:
-    from sdquant.formats.safetensors_writer import _data
+    from sdquant.utils.buffers import raw_bytes
 
-    return bytes(_data(tensor))
+    return bytes(raw_bytes(tensor))
 
 
 class TestNested:

@@ -17,6 +17,7 @@ from sdquant.models.quantize_weight import encode
 from sdquant.saving import export_gguf, export_single_file
 
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
+READ_AS = {"qint8": "int8_row"}  # which look the same in a single file
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -87,7 +88,7 @@ def test_tensors_without_numbers(tmp_path: Path) -> None:
     )
     for scheme in export_single_file.SCHEMES:
         out = export_single_file.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
-        assert sdquant.verify(out).quant == scheme
+        assert sdquant.verify(out).quant == READ_AS.get(scheme, scheme)
         assert load_file(out)["a.weight"].shape == (0, 64)
     with pytest.raises(sdquant.UnsupportedFileError, match=r"'a\.weight' has shape \[0, 64\]"):
         export_gguf.quantize_file(tmp_path / "in.safetensors", "q8_0", tmp_path / "out.gguf")
@@ -103,7 +104,7 @@ def test_odd_weights_in_files_for_other_tools(kind: str, dtype: torch.dtype, tmp
     )
     for scheme in export_single_file.SCHEMES:
         out = export_single_file.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
-        assert sdquant.verify(out).quant == scheme
+        assert sdquant.verify(out).quant == READ_AS.get(scheme, scheme)
     for scheme in ("q8_0", "q4_k_m"):
         sdquant.verify(export_gguf.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.gguf"))
 

@@ -47,6 +47,11 @@ class Format:
 
 
 _SCALE = {"scale": ("weight_scale",)}
+# Last words of tensors that change a weight in one format or another, and are not ignored beside the others.
+_CHANGES = (
+    "pre_quant_scale", "smooth_factor", "proj_down", "proj_up", "weight_correction", "weight_scale_2", "weight_zero",
+    "weight_zeros", "weight_codebook", "weight_s_rel", "weight_s_channel",
+)  # fmt: skip
 INT8, W4A8, SVDQUANT = "int8_tensorwise", "asym_w4a8_int8", "svdquant_w4a4"
 ROWS: tuple[Format, ...] = (
     Format(
@@ -155,7 +160,9 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
 def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any], form: Format) -> PrequantizedWeight:
     if form.name == SVDQUANT:
         _refuse_other_inputs(name, row)
-    unread = next((key for key in (leaf(name, word) for word in form.unread) if key in tensors), None)
+    read = {word for words in form.parts.values() for word in words}
+    strange = [word for word in dict.fromkeys((*form.unread, *_CHANGES)) if word not in read]
+    unread = next((key for key in (leaf(name, word) for word in strange) if key in tensors), None)
     if unread is not None:
         raise UnsupportedFileError(
             f"Cannot read weight {name!r}",
@@ -216,7 +223,7 @@ def _scheme(form: Format, row: Mapping[str, Any], whole: bool, codes: TensorInfo
 def _is_single(tensors: Mapping[str, TensorInfo], name: str, key: str) -> bool:
     """Return whether a weight of several rows has one scale."""
     scale = tensors.get(key)
-    return scale is not None and (not scale.shape or math.prod(scale.shape) == 1 < tensors[name].shape[0])
+    return scale is not None and (not scale.shape or math.prod(scale.shape) == 1 < (tensors[name].shape or (1,))[0])
 
 
 def _nbytes(form: Format, codes: TensorInfo) -> int | None:

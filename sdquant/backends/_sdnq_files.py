@@ -54,7 +54,10 @@ def stored_as(weight: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, 
     if settings.get("use_codebook_scale") and details.keys() & {SCALE, ZERO_POINT}:
         details[TABLES] = True
     if settings.get("use_hadamard"):
-        details[ROTATION] = int(settings.get("hadamard_group_size") or 256)
+        size = settings.get("hadamard_group_size") or 256
+        if type(size) is not int or size < 4:
+            raise _unknown(weight, f"rotated in groups of {size!r:.40}")
+        details[ROTATION] = size
     return OF_DTYPE.get(code.sdnq, OTHER), details
 
 

@@ -183,7 +183,9 @@ def _grouped(scales: tuple[int, ...], shape: tuple[int, ...], levels: int) -> bo
 
 def _coded(way: Storage, shape: tuple[int, ...], scales: tuple[int, ...], weight: Tensor) -> bool:
     code, groups = way.code, groups_of(scales, shape)
-    units = math.prod(shape) // (len(code.fields) or 1)
+    units, rest = divmod(math.prod(shape), len(code.fields) or 1)
+    if rest:
+        return False
     split = (shape[0], groups, shape[1] // groups, *shape[2:])
     stored = {(units,), (units, code.unit), (units * code.unit,)} if code.fields else {shape, split}
     return str(weight.dtype) == f"torch.{code.dtype}" and tuple(weight.shape) in stored
@@ -196,8 +198,8 @@ def _two_level(
         return parts[name].is_floating_point() and parts[name].itemsize > 1
     if str(parts[name].dtype) != f"torch.{code.dtype}" or str(parts[factor].dtype) != "torch.float32":
         return False
-    if tables:
-        return tuple(parts[factor].shape) == (1 << code.bits,)
+    if tables:  # whose values its codes are the indices of
+        return code.sdnq.startswith("uint") and tuple(parts[factor].shape) == (1 << code.bits,)
     return all(parts[one].numel() == 1 and parts[one].is_floating_point() for one in (factor, offset) if one in parts)
 
 

@@ -193,6 +193,9 @@ class SDNQ(Backend):
         rows, columns, scale = shape[0], math.prod(shape[1:]), parts["scale"]
         if scale.shape[0] != rows:  # one for all rows
             return None
+        kernel = tuple(scale.shape[scale.ndim - len(shape[2:]) :])
+        if kernel not in (shape[2:], (1,) * len(kernel)) or (kernel != shape[2:] and scale.numel() > rows):
+            return None  # scales of groups that all positions of a kernel share, or some of them
         taps = math.prod(shape[2:]) if scale.numel() > rows else 1  # each position of a kernel has a scale of its own
         if rows * columns * taps % scale.numel():
             return None

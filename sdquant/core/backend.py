@@ -184,10 +184,21 @@ class PackedSpec:
     dtype: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rotation(self) -> int:
-        """Return the group size of the weight's rotation; 0 for none. See `Packed.without_rotation`."""
-        return self.details.get(ROTATION, 0)  # type: ignore[no-any-return]
+        """Return the group size of the weight's rotation; 0 for none. See `Packed.without_rotation`.
+
+        Raises:
+            ValueError: there is no such rotation. Kernels write whole groups, so this must not be left to them.
+        """
+        size = self.details.get(ROTATION, 0)
+        if size == 0:
+            return 0
+        from . import hadamard  # which imports torch
+
+        if not hadamard.is_group(size) or len(self.shape) < 2 or self.shape[1] % size:
+            raise ValueError(f"a weight of {list(self.shape)} cannot be rotated in groups of {size!r:.40}")
+        return size  # type: ignore[no-any-return]
 
     @cached_property
     def without_rotation(self) -> PackedSpec:

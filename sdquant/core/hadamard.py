@@ -23,6 +23,7 @@ from ..utils.device_constants import constant
 
 _REGULAR = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
 _SYLVESTER = ((1, 1), (1, -1))
+_MOST = 4096
 
 
 def group_size(channels: int, most: int = 256) -> int:
@@ -37,8 +38,9 @@ def group_size(channels: int, most: int = 256) -> int:
 
 
 def is_group(size: object) -> bool:
-    """Return whether values can be rotated in groups of this size: powers of 2 from 4."""
-    return type(size) is int and size >= 4 and size & (size - 1) == 0
+    """Return whether values can be rotated in groups of this size: powers of 2 from 4 to 4096, beyond which the matrix
+    alone would take more memory than a layer."""
+    return type(size) is int and 4 <= size <= _MOST and size & (size - 1) == 0
 
 
 def is_regular(size: object) -> bool:
@@ -49,7 +51,7 @@ def is_regular(size: object) -> bool:
 @constant
 def matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the orthogonal matrix of `size`, [size, size], of the kind that `size` has; [[1]] for size 1."""
-    if size != 1 and not is_group(2 * size):
+    if not (size in (1, 2) or is_group(size)):
         raise ValueError(f"no Hadamard matrix of size {size} is known here: it is not a power of 2")
     values = torch.float64 if dtype == torch.float64 else torch.float32
     step = torch.tensor(_REGULAR if is_regular(size) else _SYLVESTER, dtype=values, device="cpu")

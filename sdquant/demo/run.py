@@ -63,6 +63,7 @@ CASES: tuple[Case, ...] = (
     Case(quant="q4_k"),
     Case(quant="int8"),
     Case(quant="int4"),
+    Case(quant="int8_convrot"),
     Case(quant="sdnq-uint4"),
     Case(quant="rules,act_qtype=int8"),
 )

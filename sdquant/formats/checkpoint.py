@@ -357,7 +357,7 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
             rows = backend.find(tensors, side)
         except (UnsupportedFileError, BadFileError) as error:
             raise type(error)(f"{error.what} (in {path})", error.why, error.fix) from error
-        except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
+        except (AttributeError, TypeError, ValueError, LookupError, re.error) as error:
             raise BadFileError(
                 f"Cannot read {path}",
                 f"the quantization settings in its config are invalid ({backend.name}): {error!r}",

@@ -68,7 +68,10 @@ def declarations(
     if not tensors or (metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
         return Declarations()
     path = next(iter(home.values()))
-    in_metadata = {_weight(path, layer, tensors): row for layer, row in _listed(path, metadata).items()}
+    in_metadata: dict[str, dict[str, Any]] = {}
+    for layer, row in _listed(path, metadata).items():
+        if in_metadata.setdefault(_weight(path, layer, tensors), row) != row:
+            raise _bad(path, METADATA, f"it says two different things of layer {layer!r}")
     in_tensors = dict(_by_weight(tensors, home, headers))
     for name, row in in_tensors.items():
         if name in in_metadata and in_metadata[name]["format"] != row["format"]:
@@ -95,6 +98,13 @@ def _require_read(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
             f"it has layers in ComfyUI formats that this version cannot read: {kinds}, first at "
             f"{next(iter(strange))!r}",
             f"Use a file of the same model in {', '.join(READ)}, nf4 or GGUF, or quantize the unquantized model",
+        )
+    turned = next((n for n, row in rows.items() if ROTATION in row and row["format"] not in (_INT8, *_ROTATED)), None)
+    if turned is not None:
+        raise UnsupportedFileError(
+            f"Cannot load {path}",
+            f"it says that {turned!r} is {rows[turned]['format']} and rotated, which that format is not",
+            "Download the file again, or use one in another format",
         )
 
 

@@ -32,6 +32,13 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"(?<!u)int8[-_]?(?:w8a8[-_]?)?convrot", "int8_convrot"),
     (r"(?<!u)int8[-_]?row", "int8_row"),
     (r"(?<!u)int8[-_]?tensor(?!-?wise)", "int8_tensor"),  # tensorwise is the format's name, with scales of rows too
+    (r"svdquant[-_]w4a4", "svdquant_w4a4"),
+    (r"awq[-_]w4a16", "awq_w4a16"),
+    (r"w4a4", "w4a4"),
+    (r"w4a8", "w4a8"),
+    (r"w6a8", "w6a8"),
+    (r"mxfp8", "mxfp8"),
+    (r"nvfp4(?!.*\.gguf$)", "comfy:nvfp4"),
     (r"(?<!u)int8[-_]sym", "int8_sym"),
     (r"(?<!u)int4[-_]sym", "int4_sym"),
     (r"(?<!u)int8", "int8"),

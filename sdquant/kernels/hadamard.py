@@ -13,7 +13,13 @@ _ALONE = 16  # a matrix of up to this size is multiplied whole
 
 
 def rotate(x: Tensor, group: int) -> Tensor:
-    """Rotate each run of `group` columns of x [..., columns]; computed in float32, the result is in x's dtype."""
+    """Rotate each run of `group` columns of x [..., columns]; computed in float32, the result is in x's dtype.
+
+    Raises:
+        ValueError: there is no such rotation, or the columns are not whole groups.
+    """
+    if not hadamard.is_group(group) or x.shape[-1] % group:
+        raise ValueError(f"rows of {x.shape[-1]} values cannot be rotated in groups of {group}")
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):

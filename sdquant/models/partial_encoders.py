@@ -35,6 +35,7 @@ _VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
 _NORM = "norm.weight"
 # Without which transformers puts the output after the norm in the place of the last layer's.
 _RAW = "tie_last_hidden_states"
+_HEEDS_RAW = "5.20"  # from which on transformers reads it; 5.16 does not
 
 
 def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
@@ -58,7 +59,10 @@ def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[st
 
 
 def _text_only(lone: Checkpoint, owner: Checkpoint, default: str) -> tuple[Checkpoint, tuple[str, ...]]:
-    config = dict(owner.config.get("text_config") or {})
+    table = owner.config.get("text_config") or {}
+    if not isinstance(table, dict):
+        return owner, ()
+    config = dict(table)
     name, prunable = _CLASSES.get(str(config.get("model_type", default)), (None, False))
     if name is None:
         return owner, ()
@@ -79,16 +83,16 @@ def _has_norm(src: Checkpoint) -> bool:
 
 
 def _refuse_old_transformers(lone: Checkpoint) -> None:
+    from packaging.version import Version
+
     from .libraries import module
 
-    try:
-        module("transformers.utils.output_capturing")
-    except ImportError as error:
+    if Version(module("transformers").__version__) < Version(_HEEDS_RAW):
         raise UnsupportedFileError(
             f"Cannot load {lone.path}",
             "it has no norm after its last layer, and this version of transformers returns no layer without it",
             "Update transformers, or use the whole model",
-        ) from error
+        )
 
 
 def with_norm(src: Checkpoint) -> Checkpoint:

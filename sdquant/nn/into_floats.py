@@ -19,7 +19,7 @@ from ..core import NUMBERS, Packed
 from ..errors import IncompatibleError
 from .layer_factory import packed_of
 from .quantized_layers import QuantizedLayer
-from .state_dict import PREFIX
+from .state_dict import PREFIX, is_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,7 +40,8 @@ def watch() -> None:
 
 
 def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state dict for a module, with packed weights dequantized for layers that are not quantized.
+    """Return a state dict for a module, with packed weights dequantized for layers that are not quantized, or quantized
+    in another way, of which some have the same parts.
 
     Raises:
         IncompatibleError: the state dict does not come from a model's `state_dict()` (it was read from a file, or
@@ -54,10 +55,15 @@ def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]
     count = 0
     for path, layer in owner.named_modules():
         target = _at(module, path)
-        if target is None or isinstance(target, QuantizedLayer):
+        if target is None:
             continue
         packed = _packed(layer, state, path)
-        if packed is None or packed_of(target) is not None:
+        if packed is None:
+            continue
+        if isinstance(target, QuantizedLayer):  # which quantizes floats as its weight is
+            if is_alike(packed.spec, target.spec) or packed.spec.shape != target.spec.shape:
+                continue
+        elif packed_of(target) is not None:
             continue
         prefix = f"{path}." if path else ""
         for key in [key for key in taken if key.startswith(prefix) and key != f"{prefix}bias"]:
@@ -67,7 +73,9 @@ def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]
     if not count:
         return state
     log.warning(
-        "%s loads %d quantized weights as floats, because its layers are not quantized", type(module).__name__, count
+        "%s loads %d quantized weights as floats, because its layers are not quantized, or in another way",
+        type(module).__name__,
+        count,
     )
     if hasattr(state, "_metadata"):
         taken._metadata = state._metadata  # type: ignore[attr-defined]

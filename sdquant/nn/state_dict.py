@@ -49,6 +49,13 @@ def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> N
         state.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
 
 
+def is_alike(one: PackedSpec, other: PackedSpec) -> bool:
+    """Return whether the parts of two weights mean the same: those of another scheme, or of a weight that is rotated,
+    may have the same shapes."""
+    details = [{key: value for key, value in spec.details.items() if key not in NUMBERS} for spec in (one, other)]
+    return one.scheme == other.scheme and details[0] == details[1]
+
+
 def put_weight(layer: PackedLayer, value: Any) -> None:
     """Implement `layer.weight = value`: a float tensor is quantized as the layer is.
 
@@ -77,6 +84,8 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
         )
     if isinstance(value, LayerWeight):
         packed = value.packed
+        if not is_alike(packed.spec, layer.spec):
+            raise SettingsError(what, f"the new weight is packed in another way ({packed.spec.scheme})", "Use floats")
     else:
         if value.requires_grad:
             raise IncompatibleError(

@@ -255,3 +255,40 @@ def test_outliers_cost_nothing() -> None:
         with torch.no_grad():
             noise[name] = ((layer(x) - exact).norm() / exact.norm()).item()
     assert noise["int8_convrot"] < noise["int8_row"] / 3
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ({"format": "float8_e4m3fn", "convrot": True}, "rotated, which that format is not"),
+        ({"format": "nvfp4", "convrot": True, "convrot_groupsize": 16}, "rotated, which that format is not"),
+    ],
+)
+def test_a_rotation_that_the_format_does_not_have(line: Any, match: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFileError, match=match):
+        sdquant.detect(_rotated(tmp_path, line))
+
+
+def test_two_rows_for_one_layer(tmp_path: Path) -> None:
+    path = _rotated(tmp_path, None, TURNED, prefix="model.diffusion_model.")
+    tensors = load_file(path)
+    table = {"layers": {"proj": TURNED, "model.diffusion_model.proj": {"format": "int8_tensorwise"}}}
+    save_file(tensors, path, {"_quantization_metadata": json.dumps(table)})
+    with pytest.raises(BadFileError, match="two different things"):
+        sdquant.detect(path)
+
+
+@pytest.mark.parametrize("word", ["pre_quant_scale", "smooth_factor", "proj_down", "weight_scale_2"])
+def test_tensors_that_change_the_weight_are_not_ignored(word: str, tmp_path: Path) -> None:
+    path = _rotated(tmp_path, TURNED)
+    save_file({**load_file(path), f"proj.{word}": torch.ones(128)}, path)
+    with pytest.raises(UnsupportedFileError, match=word):
+        sdquant.detect(path)
+
+
+def test_a_weight_without_dimensions(tmp_path: Path) -> None:
+    tensors = {"proj.weight": torch.tensor(1, dtype=torch.int8), "proj.weight_scale": torch.ones(1)}
+    path = tmp_path / "model.safetensors"
+    save_file({**tensors, "proj.comfy_quant": _line({"format": "int8_tensorwise"})}, path)
+    with pytest.raises(BadFileError):
+        sdquant.verify(path)

@@ -20,7 +20,7 @@ from sdquant import backends
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE, code_named
 from sdquant.core.backend import Packed, TensorInfo
-from sdquant.errors import UnsupportedFileError
+from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
@@ -396,3 +396,23 @@ def test_what_is_saved_again_names_who_reads_it(sdnq: Any, extra: dict[str, Any]
         for name, packed in quantized(ours):
             layer = theirs.get_submodule(name.removesuffix(".weight"))
             assert torch.equal(dequantized(layer, torch.float32), BACKEND.decode(packed, torch.float32))
+
+
+def test_what_sdnq_does_not_write_is_refused() -> None:
+    three = {"proj.weight": torch.zeros(3, dtype=torch.uint8), "proj.scale": torch.ones(1, 1)}
+    three["proj.zero_point"] = torch.zeros(1, 1)
+    with pytest.raises(BadFileError, match="do not make a weight"):
+        read(three, {"weights_dtype": "uint3"}, (1, 9))
+    for size in (-1, 2, "16"):
+        settings = {"weights_dtype": "int8", "use_hadamard": True, "hadamard_group_size": size}
+        with pytest.raises(UnsupportedFileError, match="rotated in groups"):
+            read({"proj.weight": torch.zeros(4, 64).char(), "proj.scale": torch.ones(4, 1)}, settings, (4, 64))
+
+
+def test_scales_that_all_positions_of_a_kernel_share() -> None:
+    """They have no layout for kernels, whose scales are of one position each or of all weights of a row."""
+    codes = torch.randint(-100, 100, (9, 8, 8, 3, 3), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    scale = torch.rand(9, 8, 1, 1, 1, generator=torch.Generator().manual_seed(1)) + 0.5
+    packed = read({"proj.weight": codes, "proj.scale": scale}, {"weights_dtype": "int8"}, (9, 64, 3, 3))
+    assert BACKEND.form(packed) is None
+    assert torch.equal(BACKEND.decode(packed, torch.float32), (codes * scale).view(9, 64, 3, 3))

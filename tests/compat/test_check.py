@@ -54,7 +54,8 @@ def test_check_says_what_the_matrix_says(scheme: str, runtime: str) -> None:
         if cell.verdict == "breaks":
             with pytest.raises(IncompatibleError) as caught:
                 check(scheme, cell.offload, **asked)  # type: ignore[arg-type]
-            assert (caught.value.why, caught.value.fix) == (cell.why, cell.fix)
+            fix, _, _ = caught.value.fix.partition(". Another backend's scheme of the same name")
+            assert (caught.value.why, fix) == (cell.why, cell.fix)
             assert scheme in caught.value.what and repr(cell.offload) in caught.value.what
         else:
             check(scheme, cell.offload, **asked)  # type: ignore[arg-type]

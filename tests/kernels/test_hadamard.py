@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 from sdquant import backends
 from sdquant.core.hadamard import is_regular, matrix, rotate_by_matrix
 from sdquant.core.packed_rows import cut, join
+from sdquant.errors import SettingsError
 from sdquant.kernels import cpu_int8, dispatch, hadamard, int8_linear, int8_reference
 from sdquant.kernels.cpu import extension
 from sdquant.kernels.cpu import rotation as cpu_rotation
 from sdquant.kernels.linear_with_rotation import LinearWithRotation
+from sdquant.models import peft_hooks
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import float_layer, set_compute
 
@@ -233,6 +236,31 @@ def test_kernels_are_used_for_what_is_stored() -> None:
     assert packed.without_rotation.spec.rotation == 0 and packed.without_rotation.spec is packed.without_rotation.spec
     if dispatch.readers("cpu"):
         assert dispatch.way(backend, packed.without_rotation, form, torch.float32).reader is not None
+
+
+def test_weights_in_another_basis_are_not_taken_as_they_are() -> None:
+    """The parts of both have the same names and shapes."""
+    layers = []
+    for name in ("int8_row", "int8_convrot"):
+        floats = nn.Linear(64, 32, bias=False)
+        floats.weight.data = _numbers(32, 64, seed=len(layers))
+        packed = backends.of_scheme(name).encode(floats.weight.data, backends.parse(name))
+        layers.append(quantized_layer(floats, packed))
+        peft_hooks.prepare(layers[-1])
+    plain, rotated = layers
+    with pytest.raises(SettingsError, match="packed in another way"):
+        rotated.weight = plain.weight
+    rotated.load_state_dict(plain.state_dict())
+    _close(rotated.dequantize(), plain.dequantize(), 0.01)
+
+
+@pytest.mark.parametrize("rotation", [16, 20, 1 << 20, "16", -4])
+def test_no_kernel_sees_groups_that_are_not_whole(rotation: Any) -> None:
+    packed = backends.of_scheme("int8_row").encode(_numbers(4, 24), backends.parse("int8_row"))
+    with pytest.raises(ValueError, match="cannot be rotated"):
+        _ = replace(packed.spec, details={"rotation": rotation}).rotation
+    with pytest.raises((ValueError, TypeError)):
+        hadamard.rotate(_numbers(2, 24), rotation)
 
 
 def test_with_a_lora_and_autocast() -> None:

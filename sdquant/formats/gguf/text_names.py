@@ -50,7 +50,9 @@ def renamed(src: Checkpoint, architecture: object) -> Checkpoint | None:
     row = _ROWS.get(str(architecture))
     if row is None:
         return None
-    names = {key: _name(key, *row) for key in src.names if not _UNUSED.fullmatch(key)}
+    writes = row[0] is _T5_ENDS  # whose head belongs to the half that writes
+    left_out = {key for key in src.names if _UNUSED.fullmatch(key) or (writes and key == "output.weight")}
+    names = {key: _name(key, *row) for key in src.names if key not in left_out}
     known = {key: name for key, name in names.items() if name is not None}
     if len(known) < len(names) or "token_embd.weight" not in known or len(known) < 3:
         return None  # of another make, under its own names
