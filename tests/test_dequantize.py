@@ -359,8 +359,9 @@ class TestWriting:
         def stop(tensor: Tensor) -> memoryview:
             raise KeyboardInterrupt
 
+        sources = (foreign("lone nf4"), "out/a.safetensors"), (foreign("sdnq"), "out/folder")
         monkeypatch.setattr(buffers, "raw_bytes", stop)
-        for source, name in ((foreign("lone nf4"), "out/a.safetensors"), (foreign("sdnq"), "out/folder")):
+        for source, name in sources:
             with pytest.raises(KeyboardInterrupt):
                 dequantize_to(source, tmp_path / name, progress=False)
         assert list(tmp_path.iterdir()) == []

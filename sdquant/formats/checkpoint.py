@@ -89,8 +89,10 @@ class Checkpoint:
 
     @property
     def schemes(self) -> dict[str, str]:
-        """Return the scheme of each weight, "" for an unquantized one, by key or by the quantized weight's name."""
-        return dict.fromkeys(self.plain, "") | {name: weight.scheme for name, weight in self.prequantized.items()}
+        """Return the scheme of each weight, "" for an unquantized one, by key or by the quantized weight's name. Of
+        weights that are dequantized while they are read, that of the file."""
+        quantized = {name: weight.scheme for name, weight in self.prequantized.items()}
+        return dict.fromkeys(self.plain, "") | dict(self.origins) | quantized
 
     @property
     def weight_bytes(self) -> int:

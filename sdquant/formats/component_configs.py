@@ -20,6 +20,7 @@ SIDE_FILES = frozenset({*_SIDE, *quantization_methods.SIDE_FILES})
 
 Given = Mapping[str, Any] | str | Path  # a config from the caller
 Configs = tuple[dict[str, Any], dict[str, Any]]
+_DEEPEST = 16
 
 
 def configs_in(folder: Path) -> Configs:
@@ -29,10 +30,11 @@ def configs_in(folder: Path) -> Configs:
     return config, _settings(config, {name: table for name, table in beside.items() if table is not None}, folder)
 
 
-def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without its tables about quantization, those of the models in it included."""
+def without_quantization(config: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Return a config without its tables about quantization, those of the models in it included. depth: of the table in
+    the whole; those deeper than any model's are returned as they are."""
     return {
-        key: without_quantization(value) if isinstance(value, Mapping) else value
+        key: without_quantization(value, depth + 1) if isinstance(value, Mapping) and depth < _DEEPEST else value
         for key, value in config.items()
         if key not in quantization_methods.TABLES
     }

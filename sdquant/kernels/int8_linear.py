@@ -187,7 +187,7 @@ _verdicts: dict[tuple[object, ...], bool] = {}
 
 @lru_cache(maxsize=4096)
 def _of_any_size(form: PackedLayout) -> PackedLayout:
-    return replace(form, rows=0)
+    return replace(form, rows=0, factor=1.0 if form.factor == 1.0 else 2.0)  # each NVFP4 weight has a factor of its own
 
 
 def _by_c(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype) -> bool:

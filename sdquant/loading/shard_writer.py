@@ -108,7 +108,8 @@ class Collector(WeightLoader):
     def __init__(
         self, model: nn.Module, part: ComponentPlan, model_plan: Plan, src: Checkpoint, out: ShardOutput
     ) -> None:
-        super().__init__(model, part.runtime, dtype_named(model_plan.dtype) if model_plan.dtype else None)
+        dtype = dtype_named(model_plan.dtype) if model_plan.dtype else None
+        super().__init__(model, part.runtime, dtype, schemes=src.schemes)
         self.out = out
         self.keys: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
