@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..core import COMPUTE_DTYPES, PrequantizedWeight, QuantSpec, Unfit, leaf
+from ..core import COMPUTE_DTYPES, Packed, PackedSpec, PrequantizedWeight, QuantSpec, Unfit, dtype_name, leaf
 from . import _comfy_find
 from ._bnb_codec import Codec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
-    from ..core import Packed, PackedSpec
+    from ..core import TensorSpec
 
 
 class ComfyCodec(Codec):
@@ -35,6 +37,26 @@ class ComfyCodec(Codec):
     def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
         """Return the tensors of ComfyUI's own files for weight `name`; `packed` may be on the meta device."""
         raise NotImplementedError(f"{packed.spec.scheme} is not written for ComfyUI")
+
+
+class RotatedCodec(ComfyCodec):
+    """A codec of weights that may be rotated, whose details are all that encoding another weight alike takes."""
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
+
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
+        return self._encode(weight, QuantSpec(packed.scheme), packed.details)
+
+    def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
+        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
+        layout = self.layout(spec, shape, dtype)  # raises Unfit
+        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
+        return Packed(spec=described, parts=self.parts_of(weight.detach(), described.rotation, layout))
+
+    def parts_of(self, weight: Tensor, rotation: int, layout: Mapping[str, TensorSpec]) -> Mapping[str, Tensor]:
+        """Return the parts of a weight that is rotated in such groups; 0: that is not."""
+        raise NotImplementedError
 
 
 def require_matrix(shape: tuple[int, ...], dtype: str) -> None:

@@ -6,7 +6,7 @@ Format: `TensorCoreConvRotW4A4Layout` of comfy-kitchen, whose nibbles are in two
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,10 +26,9 @@ from ..core import (
 )
 from ..kernels import hadamard as fast_hadamard
 from ..utils.tensors import divided
-from . import _comfy_find
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
-from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
+from ._comfy_codec import RotatedCodec, dtype_of, marker, require_matrix
 from ._comfy_rotation import rotation_in
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _INPUTS = 64  # of which comfy-kitchen's kernels want a multiple
 SIGNS = 0x88  # exchanges nibbles in two's complement and codes with 8 added
 
 
-class Int4(ComfyCodec):
+class Int4(RotatedCodec):
     """Parts: codes, uint8 [out, in / 2], with 8 added, the even column in the low half; scale, float32 [out, 1]."""
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
@@ -53,24 +52,14 @@ class Int4(ComfyCodec):
             "scale": TensorSpec(dtype="float32", shape=(shape[0], 1)),
         }
 
-    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
-
-    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
-        return self._encode(weight, QuantSpec(packed.scheme), packed.details)
-
-    def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
-        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
-        layout = self.layout(spec, shape, dtype)
-        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
-
+    def parts_of(self, weight: Tensor, rotation: int, layout: Mapping[str, TensorSpec]) -> Mapping[str, Tensor]:
         def encode(rows: Tensor) -> dict[str, Tensor]:
-            values = hadamard.rotate_by_matrix(rows.float(), described.rotation)
+            values = hadamard.rotate_by_matrix(rows.float(), rotation)
             scale = divided(values.abs().amax(dim=1, keepdim=True).clamp_(min=_LEAST), _LARGEST)
             codes = (values / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(ZERO).to(torch.uint8)
             return {"codes": codes[:, ::2] | codes[:, 1::2] << 4, "scale": scale}
 
-        return Packed(spec=described, parts=by_rows(weight.detach(), layout, encode))
+        return by_rows(weight, layout, encode)
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation

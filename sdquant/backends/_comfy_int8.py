@@ -10,7 +10,7 @@ Format: `TensorWiseINT8Layout` of comfy-kitchen.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,10 +29,9 @@ from ..core import (
 )
 from ..kernels import hadamard as fast_hadamard
 from ..utils.tensors import divided
-from . import _comfy_find
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
-from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
+from ._comfy_codec import RotatedCodec, dtype_of, marker, require_matrix
 from ._comfy_rotation import rotation_in
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ _LARGEST = 127
 _LEAST = 1e-30  # the smallest scale, of rows of zeros
 
 
-class Int8(ComfyCodec):
+class Int8(RotatedCodec):
     """Parts: codes, int8 [out, in]; scale, float32 [out, 1], or [] for int8_tensor."""
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
@@ -50,31 +49,22 @@ class Int8(ComfyCodec):
         scale = () if spec.scheme.name == "int8_tensor" else (shape[0], 1)
         return {"codes": TensorSpec(dtype="int8", shape=shape), "scale": TensorSpec(dtype="float32", shape=scale)}
 
-    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        return self._encode(weight, spec, _comfy_find.details_of(spec.scheme.name, weight.shape[-1]))
-
-    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
-        return self._encode(weight, QuantSpec(packed.scheme), packed.details)
-
-    def _encode(self, weight: Tensor, spec: QuantSpec, details: Mapping[str, Any]) -> Packed:
-        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
-        layout = self.layout(spec, shape, dtype)
-        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
+    def parts_of(self, weight: Tensor, rotation: int, layout: Mapping[str, TensorSpec]) -> Mapping[str, Tensor]:
         whole = None
         if not layout["scale"].shape:
-            low, high = torch.aminmax(weight.detach())
+            low, high = torch.aminmax(weight)
             whole = _scale(torch.maximum(-low, high).float())
 
         def encode(rows: Tensor) -> dict[str, Tensor]:
             values = rows.float()
-            if described.rotation:
-                values = hadamard.rotate_by_matrix(values, described.rotation)
+            if rotation:
+                values = hadamard.rotate_by_matrix(values, rotation)
             scale = _scale(values.abs().amax(dim=1, keepdim=True)) if whole is None else whole
             codes = (values / scale).round_().clamp_(-_LARGEST - 1, _LARGEST).to(torch.int8)
             return {"codes": codes} if whole is not None else {"codes": codes, "scale": scale}
 
-        parts = by_rows(weight.detach(), layout, encode)
-        return Packed(spec=described, parts=parts if whole is None else {**parts, "scale": whole})
+        parts = by_rows(weight, layout, encode)
+        return parts if whole is None else {**parts, "scale": whole}
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation

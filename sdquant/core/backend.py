@@ -29,26 +29,9 @@ if TYPE_CHECKING:
 
 # All that a backend is written with.
 __all__ = [
-    "DTYPE_BITS",
-    "FACTOR",
-    "NUMBERS",
-    "OFFSET",
-    "PLAIN_ONLY",
-    "ROTATION",
-    "Backend",
-    "Cut",
-    "FloatGemm",
-    "Geometry",
-    "Option",
-    "Packed",
-    "PackedSpec",
-    "PrequantizedWeight",
-    "QuantSpec",
-    "Requirement",
-    "Scheme",
-    "TensorInfo",
-    "TensorSpec",
-    "Unfit",
+    "DTYPE_BITS", "FACTOR", "NUMBERS", "OFFSET", "PLAIN_ONLY", "ROTATION", "Backend", "Cut", "FloatGemm", "Geometry",
+    "Option", "Packed", "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo",
+    "TensorSpec", "Unfit",
 ]  # fmt: skip
 
 # Key in the details of weights with doubly quantized scales: a float32 number that is added to every scale.
