@@ -228,8 +228,11 @@ def linear(
     if branch is not None:
         return _linear_with_branch(backend, packed, branch, x, bias, compute)
     if packed.spec.rotation:
-        codes = packed.without_rotation
-        return linear(backend, codes, backend.form(codes), rotate(x, packed.spec.rotation), bias, compute)
+        codes, rotation = packed.without_rotation, packed.spec.rotation
+        form = backend.form(codes)
+        if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
+            return int8_linear.linear(backend, codes, form, x, bias, rotation)
+        return linear(backend, codes, form, rotate(x, rotation), bias, compute)
     if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8_linear.linear(backend, packed, form, x, bias)
     if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
@@ -297,14 +300,15 @@ def _prepared_with_rotation(
     def multiply(codes: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(backend, codes, form, x, bias, compute)
 
-    at_once = None
+    at_once, least = None, 0
     reader = None if form is None else way(backend, codes, form, dtype).reader
     if form is not None and reader is not None and compute == int8_linear.NAME:
         eight = int8_linear.prepared(backend, codes, form, dtype)
         at_once = reader.prepared_with_rotation(form, codes.parts, dtype, prefix, eight, packed.spec.rotation)
+        least = eight.least
     inner = prepared(backend, codes, form, dtype, compute, prefix)
     names = {name: prefix + name for name in packed.parts}
-    return LinearWithRotation(packed.spec, names, dtype, at_once, inner, multiply)
+    return LinearWithRotation(packed.spec, names, dtype, at_once, least, inner, multiply)
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import Geometry, packed_rows, torch_dtypes
+from ..core import Geometry, hadamard, packed_rows, torch_dtypes
 from . import int8_reference, int_matmul
 from .base import Coding, EightBit
 from .cpu import int8 as native
@@ -122,11 +122,24 @@ def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.
     return EightBit(least(packed, form, dtype), coding)
 
 
-def linear(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype."""
+def rotates(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:
+    """Return whether `linear` rotates activations itself, in float32 and without rounding before they are quantized."""
+    if form is None or not hadamard.is_regular(rotation) or not pays(packed, form, x, x.numel() // x.shape[-1]):
+        return False
+    return x.is_cpu and _by_c(backend, packed, form, x.dtype)
+
+
+def linear(
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None, rotation: int = 0
+) -> Tensor:
+    """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
+
+    Args:
+        rotation: how many columns of x are to be rotated together; only where it `rotates`.
+    """
     flat = x.reshape(-1, x.shape[-1])
     if form is not None and _by_c(backend, packed, form, x.dtype):
-        out = native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias)
+        out = native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias, rotation)
     else:
         out = by_steps(backend, packed, flat, bias)
     return out.view(*x.shape[:-1], packed.spec.shape[0])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LinearWithRotation:
     """See the module."""
 
-    __slots__ = ("at_once", "columns", "dtype", "group", "inner", "multiply", "parts", "spec")
+    __slots__ = ("at_once", "columns", "dtype", "group", "inner", "least", "multiply", "parts", "spec")
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class LinearWithRotation:
         parts: Mapping[str, str],
         dtype: torch.dtype,
         at_once: Prepared | None,
+        least: int,
         inner: Prepared | None,
         multiply: Callable[[Packed, Tensor, Tensor | None], Tensor],
     ) -> None:
@@ -38,22 +39,21 @@ class LinearWithRotation:
 
         Args:
             spec: of the weight. parts: the name of each part among the layer's parameters.
-            at_once: the prepared product that rotates x itself, if there is one.
+            at_once: the prepared product that rotates x itself, if there is one. It is for `least` rows and more; what
+                it cannot do of these is left to `dispatch.linear`, whose numbers are the same.
             inner: the prepared product of rotated activations, if there is one.
             multiply: the product with the rotated weight for what `inner` leaves to others.
         """
         self.spec, self.group, self.columns = spec.without_rotation, spec.rotation, spec.shape[1]
         self.parts, self.dtype, self.multiply = dict(parts), dtype, multiply
-        self.at_once, self.inner = at_once, inner
+        self.at_once, self.least, self.inner = at_once, least * spec.shape[1], inner
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
             return None
-        if self.at_once is not None:
-            y = self.at_once(x, own)
-            if y is not None:
-                return y
+        if self.at_once is not None and x.numel() >= self.least:
+            return self.at_once(x, own)
         bias = own.get("bias")
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             return None

@@ -116,6 +116,21 @@ def test_activations_are_rotated_while_they_are_quantized(rows: int, dtype: torc
         assert torch.equal(got, want.to(dtype))
 
 
+@pytest.mark.parametrize("compute", [None, "int8"])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_every_call_has_the_same_numbers(rows: int, compute: str | None) -> None:
+    """The first call of a layer, which is not prepared, those after it, a compiled one, and one with strides."""
+    layer, _ = _layer(48, 256, torch.bfloat16)
+    set_compute(layer, compute)
+    x = _numbers(rows, 256, seed=3).bfloat16()
+    with torch.no_grad():
+        first = layer(x)
+        assert torch.equal(layer(x), first) and torch.equal(layer(x[None].transpose(0, 1))[:, 0], first)
+        assert torch.equal(torch.compile(layer, backend="aot_eager")(x), first)
+        wide = torch.cat([x, x], dim=1)[:, :256]
+        assert torch.equal(layer(wide), first)
+
+
 # Float32, so that each path is as good as exact; 80 inputs are rotated in groups of 16.
 SIZES = [(48, 256), (33, 64), (20, 80)]
 

@@ -73,18 +73,21 @@ def reads(form: PackedLayout | None, parts: Parts) -> bool:
     return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
-def linear(form: PackedLayout, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None) -> Tensor:
+def linear(
+    form: PackedLayout, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None, rotation: int = 0
+) -> Tensor:
     """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows] in x's dtype.
 
     Args:
-        coding: which codes of the weight are multiplied.
+        coding: which codes of the weight are multiplied. rotation: see `rows_times`.
     """
     x = x.contiguous()
     out = in_large_pages(x.new_empty(x.shape[0], form.rows))
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
     sizes_of = (form.rows, form.columns, scales_in(form, coding))
     if len(x):
-        rows_times(describe_layout(form, parts), (*addresses(form, parts), coding, 1), sizes_of, x, len(x), floats, out)
+        weight = (*addresses(form, parts), coding, 1)
+        rows_times(describe_layout(form, parts), weight, sizes_of, x, len(x), floats, out, rotation)
     return out
 
 
