@@ -51,7 +51,8 @@ def same(one: nn.Module, other: nn.Module) -> None:
     for name, packed in ours.items():
         assert packed.spec == theirs[name].spec
         for part, tensor in packed.parts.items():
-            assert torch.equal(tensor.view(torch.uint8), theirs[name].parts[part].view(torch.uint8)), (name, part)
+            bits, wanted = (t.reshape(-1).view(torch.uint8) for t in (tensor, theirs[name].parts[part]))
+            assert torch.equal(bits, wanted), (name, part)
     floats = dict(one.named_parameters())
     for name, tensor in other.named_parameters():
         if "packed_" not in name and tensor.numel():

@@ -63,8 +63,8 @@ def test_other_tools_read_it_and_sdquant_the_same(
         if part.spec.rotation:  # sums in another order than comfy-kitchen's: now and then the last bit
             few = scheme.startswith("w4")  # values, among which are many ties
             assert (weight != theirs[name]).float().mean() < (5e-2 if few else 5e-3), name
-            near = 1e-3 if few else 1e-4
-            assert (weight.float() - theirs[name].float()).norm() < near * weight.float().norm(), name
+            # One last bit of a large value is already 2e-4 of the norm of a small layer.
+            assert (weight.float() - theirs[name].float()).norm() < 1e-3 * weight.float().norm(), name
         else:
             assert torch.equal(weight, theirs[name]), name
         wide = original[name].float()

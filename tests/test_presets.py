@@ -157,7 +157,9 @@ class TestShipped:
         got = chosen(sd, here)
         assert all(one.settings.to_dict() == {} for name, one in got.items() if name != "fastest")
         auto = automatic.resolve(make_request(sd, quant="auto", device="cpu"), here)
-        assert auto.request.quant == {"unet": got["fastest"].settings["quant.model"]}
+        assert {name: spec and str(spec) for name, spec in auto.specs.items()} == {
+            "unet": got["fastest"].settings["quant.model"]
+        }
         assert auto.foreseen is not None and step_time.said(auto.foreseen) in got["fastest"].why
 
     def test_settings_that_have_nothing_to_do_with_it_stay(self, sd: Path) -> None:

@@ -140,9 +140,10 @@ class TestDamaged:
 
             def change(tensors: dict[str, Tensor], key: str = key) -> None:
                 tensor = tensors[key]
+                rows = tensor.reshape(1) if tensor.ndim == 0 else tensor  # a scale of the whole weight
                 tensors[key] = {
-                    "longer": lambda: torch.cat([tensor, tensor[-1:]]),
-                    "shorter": lambda: tensor[:-1].clone(),
+                    "longer": lambda: torch.cat([rows, rows[-1:]]),
+                    "shorter": lambda: rows[:-1].clone(),
                     "a dimension more": lambda: tensor[None].clone(),
                     "another dtype": lambda: tensor.to(torch.int16),
                 }[what]()

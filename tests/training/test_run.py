@@ -260,7 +260,7 @@ def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path
 @pytest.mark.slow
 def test_the_example(tmp_path: Path) -> None:
     """Three bits for everything: after 20 steps the network is nearer to what it was."""
-    words = ["max_train_steps=20", "warmup_steps_fraction=0", "lr_scheduler=constant", "sample_every=0"]
+    words = ["max_train_steps=20", "warmup_steps_fraction=0", "lr_scheduler=constant_with_warmup", "sample_every=0"]
     file = EXAMPLES / "digits-train.yml"
     done = train(config.load(file, [*words, f"output_dir={tmp_path}"], command="train"))
     losses = [line.loss for line in read(tmp_path / "digits-w3a3/log.jsonl")]
