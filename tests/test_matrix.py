@@ -31,6 +31,7 @@ from sdquant.saving import export_gguf
 from sdquant.training import digits
 
 from .alternating_models import by_turns
+from .file_only import quantized_folder
 
 if TYPE_CHECKING:
     from sdquant.compat import Cell
@@ -88,6 +89,8 @@ def _source(model: str, cell: Cell, work: Path) -> tuple[Path, str | None]:
         target = work / f"{model}-{cell.scheme}"
         if backends.scheme(cell.scheme).on_the_fly:
             sdquant.save(sdquant.load_model(path(model), cell.scheme, progress=False), target)
+        elif cell.backend != "gguf":
+            quantized_folder(model, cell.scheme, target)
         else:
             export_gguf.quantize_file(path(model), cell.scheme, target, progress=False)
         _SAVED[key] = target

@@ -133,9 +133,8 @@ def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
     """Return the verdict on these schemes without offload: one word if they agree, else each with its schemes."""
     verdicts: dict[str, list[str]] = {}
     for row in schemes:
-        query = Query(
-            backend=row.backend,
-            scheme=row.name,
+        query = Query.of(
+            row,
             mode="pre" if row.on_the_fly else "found",
             offload="none",
             runtime="default",

@@ -114,7 +114,7 @@ def matrix(
 
 def _cell(scheme: Scheme, mode: str, offload: str, runtime: str, kind: str, versions: Mapping[str, str]) -> Cell:
     axes = {"mode": mode, "offload": offload, "runtime": runtime, "device": kind}
-    row = look_up(Query(scheme=scheme.name, backend=scheme.backend, versions=versions, **axes))
+    row = look_up(Query.of(scheme, versions=versions, **axes))
     return Cell(
         scheme=scheme.name,
         backend=scheme.backend,
@@ -184,9 +184,8 @@ def check(
         way = ("pre" if scheme.on_the_fly else "found") if mode == "auto" else mode
         _check(
             scheme,
-            Query(
-                scheme=scheme.name,
-                backend=scheme.backend,
+            Query.of(
+                scheme,
                 mode=way,
                 offload=offload,
                 runtime=named_runtime,

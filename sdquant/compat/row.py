@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core import OFFLOAD_MODES
 from .hardware import KINDS
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
     from packaging.specifiers import SpecifierSet
 
+    from ..core import Scheme
+
 DEVICES = KINDS
 MODES = ("pre", "post", "found")
 OFFLOADS = OFFLOAD_MODES
 RUNTIMES = ("default", "library", "plain", "openvino")
 COMPUTES = ("float", "int8", "fp8")
+ORIGINS = ("made", "files")
 SOURCES = ("weights", "all-in-one")
 VERDICTS = ("works", "slow", "untested", "breaks")
 REFUSALS = ("combination", "file", "backend")
@@ -51,6 +54,7 @@ class Query:
         device: kind of the compute device.
         source: "weights", or "all-in-one" for a checkpoint that also contains the VAE and text encoders.
         compute: numeric type of the products: "float", "int8" or "fp8".
+        origin: "made" if sdquant quantizes models to the scheme, "files" if it only reads it from files.
         versions: installed distributions and their versions.
     """
 
@@ -62,7 +66,14 @@ class Query:
     device: str
     source: str = "weights"
     compute: str = "float"
+    origin: str = "made"
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scheme: Scheme, **axes: Any) -> Query:
+        """Return the query of a scheme; `axes` are the other fields."""
+        origin = "made" if scheme.on_the_fly else "files"
+        return cls(backend=scheme.backend, scheme=scheme.name, origin=origin, **axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +81,7 @@ class Row:
     """A rule about combinations: patterns, a verdict and the evidence.
 
     Attributes:
-        backend, scheme, mode, offload, runtime, device, source, compute: patterns for the fields of `Query`.
+        backend, scheme, mode, offload, runtime, device, source, compute, origin: patterns for the fields of `Query`.
         versions: distribution name to version range; the rule applies only if each is installed in its range.
         verdict: works, slow, untested (warns) or breaks (is refused).
         why: the reason, in the library's own words if it has an error message.
@@ -87,6 +98,7 @@ class Row:
     device: Pattern = "*"
     source: Pattern = "*"
     compute: Pattern = "*"
+    origin: Pattern = "*"
     versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str
     why: str
@@ -111,7 +123,7 @@ class Row:
         )
 
 
-AXES = ("backend", "scheme", "mode", "offload", "runtime", "device", "source", "compute")
+AXES = ("backend", "scheme", "mode", "offload", "runtime", "device", "source", "compute", "origin")
 
 _KNOWN = {
     "mode": MODES,
@@ -120,6 +132,7 @@ _KNOWN = {
     "device": DEVICES,
     "source": SOURCES,
     "compute": COMPUTES,
+    "origin": ORIGINS,
     "verdict": VERDICTS,
     "refuses": REFUSALS,
 }

@@ -45,6 +45,14 @@ ROWS: tuple[Row, ...] = (
         'such as quant="int8" or quant="nf4"',
         seen=CELLS,
     ),
+    Row(
+        origin="files",
+        mode=any_of("pre", "post"),
+        verdict="breaks",
+        why="sdquant loads this format from files, and cannot quantize a model to it",
+        fix='Use a scheme that sdquant quantizes to, such as quant="int8" or quant="nf4"',
+        seen=CELLS,
+    ),
     # Products of 8-bit numbers.
     Row(
         compute=any_of("int8", "fp8"),

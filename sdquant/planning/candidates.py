@@ -78,8 +78,8 @@ class Opened:
         runtime = "plain" if plain_only else meant(self.resolved.request.runtime, compute) or "default"
         if runtime != "default" and runtime not in row.runtimes:
             return None
-        query = Query(
-            backend=row.backend, scheme=row.name, mode="found" if prequantized else "pre", offload=offload,
+        query = Query.of(
+            row, mode="found" if prequantized else "pre", offload=offload,
             runtime=runtime, device=self.kind, compute=compute, versions=self.machine.versions,
         )  # fmt: skip
         try:

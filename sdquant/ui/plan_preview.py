@@ -158,9 +158,8 @@ def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str
     named = values["offload"]
     rows = [
         look_up(
-            Query(
-                backend=scheme.backend,
-                scheme=scheme.name,
+            Query.of(
+                scheme,
                 mode=mode,
                 offload=offload,
                 runtime=runtime,

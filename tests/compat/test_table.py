@@ -8,8 +8,9 @@ import itertools
 import pytest
 
 from sdquant import backends, offload
-from sdquant.compat import ROWS, Query, Row, look_up, matrix
-from sdquant.compat.row import COMPUTES, DEVICES, MODES, OFFLOADS, SOURCES, any_of, in_range
+from sdquant.compat import ROWS, Query, Row, check, look_up, matrix
+from sdquant.compat.row import COMPUTES, DEVICES, MODES, OFFLOADS, ORIGINS, SOURCES, any_of, in_range
+from sdquant.errors import IncompatibleError
 
 from .machines import EVERYTHING, OWNER, PROMISED, VERSIONS, machine
 
@@ -17,6 +18,7 @@ FOUR_BIT = ("nf4", "fp4")
 # Every scheme that the design names, and every one that has been registered since.
 OWNERS = OWNER | {row.name: row.backend for row in backends.schemes()}
 GGUF = tuple(name for name, backend in OWNERS.items() if backend == "gguf")
+FROM_FILES = {row.name for row in backends.schemes() if not row.on_the_fly}
 SDNQ = tuple(name for name, backend in OWNERS.items() if backend == "sdnq")
 
 # Schemes, offload mode, the library's own words: the refusals of the design's table.
@@ -72,6 +74,17 @@ def test_gguf_is_not_quantized_to_at_load_time(scheme: str, mode: str, device: s
         assert "models cannot be quantized to GGUF at load time; `sdquant quantize` writes one" in row.why
 
 
+@pytest.mark.parametrize("mode", ["pre", "post"])
+@pytest.mark.parametrize("scheme", sorted(FROM_FILES - set(GGUF)))
+def test_no_model_is_quantized_to_what_is_only_read(scheme: str, mode: str) -> None:
+    cells = [cell for cell in matrix("cpu", schemes=[scheme], machine=machine()) if cell.mode == mode]
+    assert {cell.verdict for cell in cells} == {"breaks"}
+    assert all("cannot quantize a model to it" in cell.why for cell in cells)
+    with pytest.raises(IncompatibleError, match="cannot quantize a model to it"):
+        check(scheme, mode=mode, device="cpu")
+    check(scheme, device="cpu")  # a file of it
+
+
 @pytest.mark.parametrize("scheme", GGUF)
 def test_an_all_in_one_gguf_breaks_as_a_file(scheme: str) -> None:
     for place, mode, device in itertools.product(OFFLOADS, MODES, DEVICES):
@@ -120,10 +133,11 @@ def test_on_a_cpu_only_the_required_refusals_break() -> None:
     unexpected = {
         (cell.scheme, cell.offload)
         for cell in cells
-        if not (cell.backend == "gguf" and cell.mode in ("pre", "post")) and cell.runtime not in ("plain", "openvino")
+        if not (cell.scheme in FROM_FILES and cell.mode in ("pre", "post"))
+        and cell.runtime not in ("plain", "openvino")
     }
     assert unexpected == REFUSED_PAIRS
-    assert {cell.backend for cell in cells if cell.runtime == "plain"} == {"gguf"}
+    assert {cell.scheme for cell in cells if cell.runtime == "plain"} == FROM_FILES
     assert {(cell.backend, cell.offload != "none") for cell in cells if cell.runtime == "openvino"} == {("nncf", True)}
 
 
@@ -198,13 +212,13 @@ def test_no_row_is_dead() -> None:
     used = {
         id(look_up(Query(
             backend=backend, scheme=name, mode=mode, offload=place, runtime=runtime, device=device, source=source,
-            versions=versions, compute=compute,
+            versions=versions, compute=compute, origin=origin,
         )))
         for name, backend, runtimes in schemes
         for mode, place, device, source in itertools.product(MODES, OFFLOADS, DEVICES, SOURCES)
         for runtime in ("default", *runtimes)
         for versions in (old if name == "bnb-int8" else old[:1])
-        for compute in COMPUTES
+        for compute, origin in itertools.product(COMPUTES, ORIGINS)
     }  # fmt: skip
     assert [row for row in ROWS if id(row) not in used] == []
 

@@ -19,7 +19,9 @@ from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.models.components import quiet
 from sdquant.models.pipelines import main_part
 from sdquant.rules import QuantizationRule
+from sdquant.saving.export_gguf import quantize_file
 
+from ..file_only import quantized_folder
 from .conftest import load, out, peft, put_on
 
 Files = Callable[..., Path]
@@ -32,11 +34,7 @@ Effect = Callable[..., torch.Tensor]
 COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5}
 LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4}
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "lora.json"
-SCHEMES = [  # of those that are read alone, GGUF types: sdquant writes them
-    row.name
-    for row in backends.schemes()
-    if 3 <= row.bits < 16 and row.name != "rules" and (row.on_the_fly or row.backend == "gguf")
-]
+SCHEMES = [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.name != "rules"]
 
 
 def held(found: torch.Tensor, wanted: torch.Tensor, bits: float) -> None:
@@ -78,10 +76,11 @@ def test_effect_of_every_scheme(
     if backends.scheme(scheme).on_the_fly:
         pipe = load(model, scheme)
     else:
-        from sdquant.saving.export_gguf import quantize_file
-
-        made = quantize_file(sdquant.demo.path(model), scheme, tmp_path / "made", progress=False)
-        pipe = sdquant.load_model(made, dtype="float32", progress=False)
+        if backends.scheme(scheme).backend == "gguf":
+            folder = quantize_file(sdquant.demo.path(model), scheme, tmp_path / "quantized", progress=False)
+        else:
+            folder = quantized_folder(model, scheme, tmp_path / "quantized")
+        pipe = sdquant.load_model(folder, dtype="float32", progress=False)
     before = out(pipe)
     put_on(pipe, lora_file(model))
     held(out(pipe) - before, float_effect(model), backends.scheme(scheme).bits)
