@@ -125,7 +125,7 @@ def one_of_each_shape(packed: dict[str, Packed]) -> dict[str, Packed]:
 
 def same_parts(one: Packed, other: Packed) -> bool:
     return one.parts.keys() == other.parts.keys() and all(
-        torch.equal(tensor.contiguous().view(torch.uint8), other.parts[part].contiguous().view(torch.uint8))
+        torch.equal(tensor.reshape(-1).view(torch.uint8), other.parts[part].reshape(-1).view(torch.uint8))
         for part, tensor in one.parts.items()
     )
 

@@ -46,15 +46,18 @@ def offload_groups(
         "by": by,
         **({"why not on disk": reason} if reason else {}),
     }
+    if reason:
+        # Nothing of it moves. diffusers' hooks would still call `to("cpu")` around each group, which raises in a compiled
+        # model: torch cannot swap a library's tensors while dynamo's guards refer to them.
+        handle.undo.callback(call_hooks.serialize(part, handle.lock, refusing(handle, name)))
+        handle.counters.hold(bytes_of_weights(part))
+        return
     handle.undo.callback(_remove, part)
     if folder is None:
         _refuse_hidden(name, part)
     _hook(part, by, device, path)
     _register_outermost(part)
     handle.undo.callback(call_hooks.serialize(part, handle.lock, refusing(handle, name)))
-    if reason:
-        handle.counters.hold(bytes_of_weights(part))  # nothing of it moves
-        return
     for group in _groups(part):
         if path is not None:
             _own_after_onload(group)
