@@ -47,7 +47,7 @@ def offload_groups(
         **({"why not on disk": reason} if reason else {}),
     }
     if reason:
-        # Nothing of it moves. diffusers' hooks would still call `to("cpu")` around each group, which raises in a compiled
+        # Nothing of it moves. diffusers would still call `to("cpu")` around each group, which raises in a compiled
         # model: torch cannot swap a library's tensors while dynamo's guards refer to them.
         handle.undo.callback(call_hooks.serialize(part, handle.lock, refusing(handle, name)))
         handle.counters.hold(bytes_of_weights(part))
