@@ -307,7 +307,7 @@ _DETAILS: dict[str, dict[str, tuple[Any, ...]]] = {
     "own float8": {"packing": ("blockwise", "", None, 5)},
     "own qint4": {"group_size": (0, 64, -1, "a", 7, True, [1])},
     "own qint3": {"group_size": (0, 64, -128, "128", None, True, 96, 128.0, [128])},
-    "own int8": {"rotation": (16, 20, -4, 1 << 20, "16", None, True, [4])},
+    "own int8": {"rotation": (16, 20, -4, 1 << 20, "16", True, [4])},
 }
 _SIBLINGS = {
     "own nf4": "fp4", "own nf4 nested": "fp4", "own bnb-int8": "nf4", "own fp8": "bnb-int8", "own float8": "nf4",

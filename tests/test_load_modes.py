@@ -63,9 +63,7 @@ def same_bits(one: Any, other: Any) -> None:
         assert packed.spec == b[key].spec, key
         assert packed.parts.keys() == b[key].parts.keys()
         for name, part in packed.parts.items():
-            assert torch.equal(
-                part.contiguous().view(torch.uint8), b[key].parts[name].contiguous().view(torch.uint8)
-            ), (
+            assert torch.equal(part.reshape(-1).view(torch.uint8), b[key].parts[name].reshape(-1).view(torch.uint8)), (
                 key,
                 name,
             )
