@@ -26,9 +26,9 @@ from ..formats import (
     type_histogram,
 )
 from ..utils.arguments import answered
-from . import classes
+from . import classes, partial_encoders
 from .hub_references import reference
-from .refused_gguf import refuse_unless_diffusion
+from .refused_gguf import refuse_undecodable, refuse_unless_diffusion
 
 if TYPE_CHECKING:
     from ..formats import Checkpoint
@@ -267,8 +267,11 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     gguf = src.container == "gguf"
+    if gguf:
+        refuse_undecodable(src)
     text = _gguf_text(src)
-    src = text or src
+    if text is not None:
+        src = partial_encoders.reduced(text) if text.path.is_dir() else text
     if options.find_classes:
         classes.check_component(src)
     row = model_families.recognise(src.names)
@@ -312,13 +315,18 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
 
 
 def _gguf_text(src: Checkpoint) -> Checkpoint | None:
-    """Return llama.cpp's file of a text encoder under transformers' names; None for all other files."""
+    """Return a GGUF file of a text encoder as transformers has it; None for all other files."""
     if src.container != "gguf" or METADATA_KEY in src.metadata or len(src.files) != 1:
         return None
     header = src.headers.get(src.files[0])
-    if not isinstance(header, gguf_file.GGUFHeader) or gguf_file.classify(header) != "text-encoder":
+    if not isinstance(header, gguf_file.GGUFHeader):
         return None
-    return gguf_text_names.renamed(src, header.metadata.get("general.architecture"))
+    kind = gguf_file.classify(header)
+    if kind == "text-encoder" and (text := gguf_text_names.renamed(src, header.metadata)):
+        return text
+    if kind in ("adapter", "split", "projector"):
+        return None
+    return gguf_text_names.under_own_names(src, prefixed=kind == "all-in-one")
 
 
 def _variant(src: Checkpoint) -> str:

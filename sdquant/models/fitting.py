@@ -135,6 +135,7 @@ def named(src: Checkpoint, model: Shell) -> Checkpoint:
             whole = (*src.prequantized[key].keys.values(), *src.prequantized[key].extra)
             tensors |= {part: src.tensors[part] for part in whole}
             home |= {part: src.home[part] for part in whole}
+            recipes |= {part: src.recipes[part] for part in whole if part in src.recipes}
             continue
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if key in src.recipes:

@@ -45,9 +45,20 @@ def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[st
         lone: the file. owner: the component that it replaces; returned as it is if the file has all of it, or has a
             config of its own, or lacks what there is no smaller class for.
     """
-    kind = str(owner.class_name)
     if lone.config or not owner.config:
         return owner, ()
+    smaller, remarks = _smaller(lone, owner)
+    return _with_rows(lone, smaller), remarks
+
+
+def reduced(src: Checkpoint) -> Checkpoint:
+    """Return a folder's component with the class and config that its GGUF file has weights for; see `owner_for`."""
+    owner, remarks = owner_for(replace(src, config={}), src)
+    return replace(src, config=owner.config, class_name=owner.class_name, warnings=(*src.warnings, *remarks))
+
+
+def _smaller(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    kind = str(owner.class_name)
     if kind in _TEXT_SUFFICES and not any(name.startswith(_VISION) for name in lone.names):
         return _text_only(lone, owner, _TEXT_SUFFICES[kind])
     layers = text_encoders.sizes(lone.tensors)[1]
@@ -76,6 +87,22 @@ def _text_only(lone: Checkpoint, owner: Checkpoint, default: str) -> tuple[Check
             config["layer_types"] = config["layer_types"][:layers]
     smaller = replace(owner, class_name=name, config=config)
     return smaller, (f"{lone.path} is a {owner.class_name} without {lacks}: it encodes text, and writes none",)
+
+
+def _with_rows(lone: Checkpoint, owner: Checkpoint) -> Checkpoint:
+    """Return the owner with as many tokens as a GGUF file of Gemma 3 has: llama.cpp leaves those out that its tokenizer
+    has not, 64 of 262208."""
+    name = next((name for name in lone.names if name.endswith("embed_tokens.weight")), None)
+    if name is None or lone.container != "gguf" or not str(owner.class_name).startswith("Gemma3"):
+        return owner
+    packed = lone.prequantized.get(name)
+    rows = (lone.tensors[name].shape if packed is None else packed.details["shape"])[0]
+    inner = owner.config.get("text_config")
+    table = inner if isinstance(inner, dict) else owner.config
+    if not isinstance(table.get("vocab_size"), int) or rows >= table["vocab_size"]:
+        return owner
+    smaller = {**table, "vocab_size": rows}
+    return replace(owner, config={**owner.config, "text_config": smaller} if table is inner else smaller)
 
 
 def _has_norm(src: Checkpoint) -> bool:
