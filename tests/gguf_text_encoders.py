@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -78,6 +80,56 @@ def write_text(
             continue
         values, undone = _changed(there, tensor.float(), arch, config)
         file.worth[bare(key)] = undone(file.add(there, values.numpy(), kind))
+    file.close()
+    return file.worth
+
+
+_PROJECTORS = {ARCH.QWEN2VL: gguf.VisionProjectorType.QWEN25VL, ARCH.QWEN3VL: gguf.VisionProjectorType.QWEN3VL}
+_AT: dict[str, str] = {  # by code of that converter, not by the table of names
+    "merger.norm": "v.post_ln", "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2", "norm": "norm",
+    "linear_fc1": "fc1", "linear_fc2": "fc2",
+}  # fmt: skip
+
+
+def write_vision(
+    model: Any,
+    path: Path,
+    arch: gguf.MODEL_ARCH,
+    kind: gguf.GGMLQuantizationType | None,
+    others: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
+) -> dict[str, np.ndarray]:
+    """Write the vision of a Qwen2.5-VL or Qwen3-VL; return what each tensor is worth.
+
+    Args:
+        others: types of tensors whose names contain a word.
+    """
+    file = File(path, "clip")
+    file.writer.add_type("mmproj")
+    file.writer.add_clip_projector_type(_PROJECTORS[arch])
+    table = gguf.get_tensor_name_map(ARCH.MMPROJ, model.config.vision_config.depth + 1)  # mm.2 counts as a block
+    deep = getattr(model.config.vision_config, "deepstack_visual_indexes", [])
+    for key, tensor in model.state_dict().items():
+        if ".visual." not in key:
+            continue
+        own, values = key.removeprefix("model."), tensor.float().numpy()
+        wanted = {part: next((others[word] for word in others if word.endswith(f"_{part}")), kind) for part in "qkv"}
+        inner = re.fullmatch(r"visual\.(merger\.\w+|deepstack_merger_list\.(\d+)\.(\w+))\.(weight|bias)", own)
+        if own == "visual.patch_embed.proj.weight":
+            for frame, name in enumerate(("v.patch_embd.weight", "v.patch_embd.weight.1")):
+                file.add(name, values[:, :, frame], None)
+            file.worth[bare(key)] = values
+        elif ".qkv." in own and arch == ARCH.QWEN2VL:
+            thirds = np.split(values, 3)
+            names = [table.get_name(own.replace("qkv", part), try_suffixes=(".weight", ".bias")) for part in "qkv"]
+            rows = zip(names, thirds, wanted.values(), strict=True)
+            file.worth[bare(key)] = np.concatenate([file.add(*one) for one in rows])
+        else:
+            there = table.get_name(own, try_suffixes=(".weight", ".bias"))
+            if inner is not None and inner[2]:
+                there = f"v.deepstack.{deep[int(inner[2])]}.{_AT[inner[3]]}.{inner[4]}"
+            elif inner is not None and inner[1] in _AT:
+                there = f"{_AT[inner[1]]}.{inner[4]}"
+            file.worth[bare(key)] = file.add(there, values, kind if "pos_embed" not in own else None)
     file.close()
     return file.worth
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ import pytest
 import torch
 
 import sdquant
-from sdquant.errors import MissingComponentError
+from sdquant import cli
+from sdquant.errors import BadFileError, MissingComponentError, UnsupportedFileError
 from sdquant.nn.weights import plain, quantized
 
 from . import test_language_encoder_files as files
-from .gguf_text_encoders import ARCH, bare, write_text
+from .gguf_text_encoders import ARCH, bare, write_text, write_vision
 from .test_language_encoder_files import FILES, Case, _hidden
 
 case_of = files.case_of  # the fixture
@@ -67,3 +70,133 @@ def test_as_transformers_has_it(
     matrices = [key for key, one in worth.items() if one.ndim == 2 and not any(word in key for word in floats)]
     assert len(dict(quantized(pipe.text_encoder))) == (len(matrices) if kind is not None else 0)
     _compare(pipe.text_encoder, case, worth, 2e-2 if kind is not None else 1e-5)
+
+
+SEEING = {"qwen_2.5_vl_7b": ARCH.QWEN2VL, "qwen_3_vl": ARCH.QWEN3VL}
+
+
+@pytest.mark.parametrize("kind", [None, Q8_0], ids=["f32", "q8_0"])
+@pytest.mark.parametrize("given", ["beside", "as a part", "in the folder"])
+@pytest.mark.parametrize("name", SEEING)
+def test_with_its_vision(name: str, given: str, kind: Any, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    case, arch, base = case_of(name), SEEING[name], tmp_path / "base"
+    shutil.copytree(case.base, base)
+    folder = base / "text_encoder" if given == "in the folder" else tmp_path
+    elsewhere = tmp_path / "elsewhere" if given == "as a part" else folder
+    elsewhere.mkdir(exist_ok=True)
+    file, vision = folder / "model-Q8_0.gguf", elsewhere / "mmproj-model-F16.gguf"
+    worth = write_text(case.model, file, arch, kind) | write_vision(case.model, vision, arch, kind)
+    if given == "in the folder":
+        for one in folder.glob("*.safetensors"):
+            one.unlink()
+        parts: list[Path] = []
+    else:
+        parts = [file, vision] if given == "as a part" else [file]
+    pipe = sdquant.load_model(base, parts=parts or None, dtype="float32", progress=False)
+    assert bool(dict(quantized(pipe.text_encoder.model.visual))) == (kind is not None)
+    _compare(pipe.text_encoder, case, worth, 2e-2 if kind is not None else 1e-5)
+
+
+class TestVision:
+    """Which file a language model's vision comes from."""
+
+    def test_of_several_the_one_of_its_name(self, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+        """Else none of them, until one is given."""
+        case, arch = case_of("qwen_2.5_vl_7b"), ARCH.QWEN2VL
+        file = tmp_path / "Qwen2.5-VL-7B-Q8_0.gguf"
+        write_text(case.model, file, arch, Q8_0)
+        one, other = tmp_path / "mmproj-BF16.gguf", tmp_path / "mmproj-F16.gguf"
+        for path in (one, other):
+            write_vision(case.model, path, arch, None)
+        write_vision(case_of("qwen_3_vl").model, tmp_path / "mmproj-of-another.gguf", ARCH.QWEN3VL, None)
+        (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
+        assert any("mmproj-BF16.gguf and mmproj-F16.gguf" in line for line in sdquant.detect(file).warnings)
+        with pytest.raises(MissingComponentError, match=r"mmproj-BF16\.gguf and mmproj-F16\.gguf") as error:
+            sdquant.plan(case.base, parts=[file])
+        assert "further part" in error.value.fix
+        assert not sdquant.plan(case.base, parts=[file, one]).warnings
+        other.rename(tmp_path / "Qwen2.5-VL-7B.mmproj-Q8_0.gguf")
+        seen = sdquant.detect(file)
+        assert (seen.family, seen.warnings) == ("qwen2.5-vl", [])
+        assert "its vision is in Qwen2.5-VL-7B.mmproj-Q8_0.gguf" in seen.evidence
+
+    def test_without_its_other_half(self, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+        case, file, vision = case_of("qwen_3_vl"), tmp_path / "model.gguf", tmp_path / "away" / "mmproj.gguf"
+        vision.parent.mkdir()
+        write_text(case.model, file, ARCH.QWEN3VL, None)
+        write_vision(case.model, vision, ARCH.QWEN3VL, None)
+        with pytest.raises(MissingComponentError, match="vision to another file, with mmproj in its name"):
+            sdquant.plan(case.base, parts=[file])
+        with pytest.raises(MissingComponentError, match="no such GGUF file is given with it"):
+            sdquant.plan(case.base, parts=[vision])
+        with pytest.raises(MissingComponentError, match="not clear of which one"):
+            sdquant.plan(case.base, parts=[file, vision, vision])
+        write_vision(case.model, vision, ARCH.QWEN2VL, None)  # of a kind that these tensors are not of
+        with pytest.raises(BadFileError, match=r"of 'v.*' it is not known"):
+            sdquant.plan(case.base, parts=[file, vision])
+
+    def test_in_several_types(self, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+        """What the model has in one tensor cannot stay quantized then."""
+        case, file, vision = case_of("qwen_2.5_vl_7b"), tmp_path / "model.gguf", tmp_path / "mmproj-model.gguf"
+        write_text(case.model, file, ARCH.QWEN2VL, Q8_0)
+        kinds = {"attn_v": gguf.GGMLQuantizationType.Q5_0}
+        write_vision(case.model, vision, ARCH.QWEN2VL, Q8_0, kinds)
+        with pytest.raises(UnsupportedFileError, match=r"attn_q\.weight q8_0, v\.blk\.0\.attn_k\.weight q8_0, .* q5_0"):
+            sdquant.plan(case.base, parts=[file])
+
+
+@pytest.mark.parametrize("name", ["umt5_xxl", "qwen_3_4b", "mistral_3_small_flux2"])
+def test_of_another_depth(name: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """Said before anything is read, for a file that lacks layers and for a config of another model."""
+    case, file, base = case_of(name), tmp_path / "model.gguf", tmp_path / "base"
+    write_text(case.model, file, ROWS[name][0], Q8_0, blocks=1)
+    layers = 3 if name.startswith("mistral") else 2
+    with pytest.raises(BadFileError, match=f"it has 1 layers, and the config says {layers}"):
+        sdquant.plan(case.base, parts={"text_encoder": file})
+    shutil.copytree(case.base, base)
+    for one in (base / "text_encoder").glob("*.safetensors"):
+        one.unlink()
+    write_text(case.model, base / "text_encoder" / "model.gguf", ROWS[name][0], Q8_0)
+    sdquant.plan(base)
+    config = base / "text_encoder" / "config.json"
+    values = json.loads(config.read_text())
+    for table in (values, values.get("text_config", {})):
+        table |= {key: 1 for key in ("num_layers", "num_hidden_layers") if key in table}
+        table.pop("layer_types", None)
+    config.write_text(json.dumps(values))
+    with pytest.raises(BadFileError, match=f"it has {layers} layers, and the config says 1"):
+        sdquant.plan(base)
+
+
+def test_a_header_without_heads(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """By which the rows of q and k are ordered: ComfyUI-GGUF takes 32 and 8 for all."""
+    case, file = case_of("llava_llama3"), tmp_path / "model.gguf"
+    write_text(case.model, file, ARCH.LLAMA, Q8_0, heads=False)
+    with pytest.raises(BadFileError, match=r"how many heads the layers have \(llama\.attention\.head_count\)"):
+        sdquant.detect(file)
+
+
+def test_a_type_without_a_decoder(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    case, file = case_of("qwen_3_4b"), tmp_path / "model.gguf"
+    write_text(case.model, file, ARCH.QWEN3, None)
+    data = bytearray(file.read_bytes())
+    name = b"blk.0.ffn_down.weight"  # its rows are of 128, as Q1_0's blocks
+    at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and the two
+    data[at : at + 4] = (41).to_bytes(4, "little")
+    file.write_bytes(data)
+    with pytest.raises(UnsupportedFileError, match=r"cannot dequantize: q1_0 \(1\)"):
+        sdquant.detect(file)
+
+
+def test_to_another_type(case_of: Callable[[str], Case], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Under transformers' names and with its values, and not without a word on the second rounding."""
+    case, file, other = case_of("llava_llama3"), tmp_path / "x.gguf", tmp_path / "y.gguf"
+    worth = write_text(case.model, file, ARCH.LLAMA, Q8_0)
+    assert cli.main(["inspect", str(file), "--verify"]) == 0
+    assert cli.main(["quantize", str(file), str(other), "-q", "q6_k"]) == 0
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "rounded a second time" in said and "The second rounding left an SNR of" in said
+    read = dict(quantized(sdquant.load_model(case.base, parts=[other], progress=False).text_encoder))
+    for name, packed in read.items():
+        value, wanted = packed.spec.scheme.codec.decode(packed, torch.float32), torch.from_numpy(worth[bare(name)])
+        assert (value - wanted).norm() / wanted.norm() < 0.02, name

@@ -65,6 +65,7 @@ _MISTRAL, _GEMMA = _row("Mistral3ForConditionalGeneration"), _row("Gemma3ForCond
 _GEMMA["vision_config"] = {**_GEMMA["vision_config"], "vision_use_head": False}
 FILES = {
     "qwen_2.5_vl_7b": File("QwenImagePipeline", "Qwen2_5_VLForConditionalGeneration", "qwen2.5-vl"),
+    "qwen_3_vl": File("BriaFibo2Pipeline", "Qwen3VLForConditionalGeneration", "qwen3-vl"),
     "mistral_3_small_flux2": File(
         "Flux2Pipeline", "Mistral3ForConditionalGeneration", "llama", more=TEKKEN, class_name="MistralModel",
         config={"text_config": {**_MISTRAL["text_config"], "num_hidden_layers": 3}},

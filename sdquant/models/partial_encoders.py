@@ -7,12 +7,13 @@ than the file takes the place of the pipeline's: it encodes text alike, and has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core import FLOATS, TensorInfo, dtype_name, dtype_named
-from ..errors import UnsupportedFileError
+from ..errors import MissingComponentError, UnsupportedFileError
 from ..formats import main_dtype, model_families, text_encoders
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _CLASSES: Mapping[str, tuple[str, bool]] = {
     "ministral3": ("Ministral3Model", False),
     "gemma3_text": ("Gemma3TextModel", False),
 }
+# Models whose vision llama.cpp's files have as well, in another file.
+_SEEING = re.compile(r"Qwen(2VL|2_5_VL|3VL)(Model|ForConditionalGeneration)")
 _VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
 _NORM = "norm.weight"
 # Without which transformers puts the output after the norm in the place of the last layer's.
@@ -59,6 +62,13 @@ def reduced(src: Checkpoint) -> Checkpoint:
 
 def _smaller(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
     kind = str(owner.class_name)
+    if lone.container == "gguf" and _SEEING.fullmatch(kind) and not any("visual." in name for name in lone.names):
+        raise MissingComponentError(
+            f"Cannot load {lone.path} as a {kind}",
+            "it is the language model alone, and llama.cpp writes the vision to another file, with mmproj in its name"
+            + "".join(f"; {line}" for line in lone.warnings),
+            "Put that file into the same folder, or pass it as a further part",
+        )
     if kind in _TEXT_SUFFICES and not any(name.startswith(_VISION) for name in lone.names):
         return _text_only(lone, owner, _TEXT_SUFFICES[kind])
     layers = text_encoders.sizes(lone.tensors)[1]

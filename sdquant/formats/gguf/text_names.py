@@ -39,6 +39,7 @@ _ENDS = {
     "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }  # fmt: skip
+_SEEING_ENDS = {key: name.replace("model.", "model.language_model.") for key, name in _ENDS.items()}
 # The half of T5 that writes; frequencies that the model computes.
 _UNUSED = re.compile(r"dec\..*|rope_freqs\.weight")
 
@@ -64,17 +65,16 @@ class _Row:
 
 _T5 = _Row(_T5_BLOCK, _T5_ENDS, "enc.blk", "encoder.block")
 _LLAMA = _Row(_BLOCK, _ENDS, in_pairs=True)
-_QWEN2 = _Row(_BLOCK, _ENDS)
-_QWEN3 = _Row({**_BLOCK, **_HEAD_NORMS}, _ENDS)
+_SEEING_LAYERS = "model.language_model.layers"
 _ROWS: Mapping[str, _Row] = {  # by `general.architecture`
     "t5": _T5,
     "t5encoder": _T5,
     "llama": _LLAMA,
     "mistral3": _LLAMA,
-    "qwen2": _QWEN2,
-    "qwen2vl": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3vl": _QWEN3,
+    "qwen2": _Row(_BLOCK, _ENDS),
+    "qwen2vl": _Row(_BLOCK, _SEEING_ENDS, after=_SEEING_LAYERS),
+    "qwen3": _Row({**_BLOCK, **_HEAD_NORMS}, _ENDS),
+    "qwen3vl": _Row({**_BLOCK, **_HEAD_NORMS}, _SEEING_ENDS, after=_SEEING_LAYERS),
     "gemma": _Row(_BLOCK, _ENDS, norms_plus_one=True),
     "gemma2": _Row({**_BLOCK, **_FOUR_NORMS}, _ENDS, norms_plus_one=True),
     "gemma3": _Row({**_BLOCK, **_HEAD_NORMS, **_FOUR_NORMS}, _ENDS, norms_plus_one=True),
