@@ -19,8 +19,9 @@ from sdquant import cli
 from sdquant.errors import BadFileError, MissingComponentError, UnsupportedFileError
 from sdquant.nn.weights import plain, quantized
 
+from . import layouts
 from . import test_language_encoder_files as files
-from .gguf_text_encoders import ARCH, bare, write_text, write_vision
+from .gguf_text_encoders import ARCH, File, bare, write_text, write_vision
 from .test_language_encoder_files import FILES, Case, _hidden
 
 case_of = files.case_of  # the fixture
@@ -200,3 +201,47 @@ def test_to_another_type(case_of: Callable[[str], Case], tmp_path: Path, caplog:
     for name, packed in read.items():
         value, wanted = packed.spec.scheme.codec.decode(packed, torch.float32), torch.from_numpy(worth[bare(name)])
         assert (value - wanted).norm() / wanted.norm() < 0.02, name
+
+
+@pytest.mark.parametrize("prefix", ["", "text_encoders.clip_l.transformer."], ids=["own names", "prefixed"])
+@pytest.mark.parametrize(
+    ("model", "part", "family"), [("sd", "text_encoder", "clip"), ("flux", "text_encoder_2", "t5")], ids=["clip", "t5"]
+)
+def test_under_transformers_names(
+    model: str, part: str, family: str, prefix: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """As stable-diffusion.cpp and gguf-connector write them, behind a prefix or not; CLIP has no others."""
+    folder, prefix = request.getfixturevalue(model), prefix.replace("clip_l", "t5xxl") if family == "t5" else prefix
+    state = layouts.weights(folder / part)
+    state = layouts.clip(state) if family == "clip" else state
+    file = File(tmp_path / "model.gguf", "pig" if family == "t5" else "")
+    worth = {}
+    for key, tensor in state.items():
+        rows = tensor.ndim == 2 and tensor.shape[1] % 32 == 0
+        worth[key] = file.add(prefix + key, tensor.float().numpy(), Q8_0 if rows else None)
+    if family == "clip":
+        file.add(f"{prefix}text_model.embeddings.position_ids", np.arange(77, dtype=np.int32)[None], None)
+    file.close()
+    seen = sdquant.detect(tmp_path / "model.gguf")
+    assert (seen.component, seen.family, seen.quant) == ("text_encoder", family, "q8_0")
+    pipe = sdquant.load_model(folder, parts=[tmp_path / "model.gguf"], dtype="float32", progress=False)
+    encoder = getattr(pipe, part)
+    packs = dict(quantized(encoder))
+    assert packs
+    read = {key: packed.spec.scheme.codec.decode(packed, torch.float32) for key, packed in packs.items()}
+    read |= plain(encoder)
+    there = {key.removeprefix("text_model."): value for key, value in read.items()}
+    for key, value in worth.items():
+        if key != "encoder.embed_tokens.weight":  # shared.weight again
+            assert np.array_equal(there[key.removeprefix("text_model.")].float().numpy(), value), key
+
+
+def test_several_text_encoders_in_one_file_are_refused(sd: Path, tmp_path: Path) -> None:
+    state = layouts.clip(layouts.weights(sd / "text_encoder"))
+    file = File(tmp_path / "model.gguf", "")
+    for prefix in ("text_encoders.clip_l.transformer.", "text_encoders.clip_g.transformer."):
+        for key, tensor in state.items():
+            file.add(prefix + key, tensor.float().numpy(), None)
+    file.close()
+    with pytest.raises(UnsupportedFileError, match="all-in-one checkpoint"):
+        sdquant.detect(tmp_path / "model.gguf")
