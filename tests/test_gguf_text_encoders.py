@@ -245,3 +245,26 @@ def test_several_text_encoders_in_one_file_are_refused(sd: Path, tmp_path: Path)
     file.close()
     with pytest.raises(UnsupportedFileError, match="all-in-one checkpoint"):
         sdquant.detect(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", ["gemma_3_12B", "mistral_3_small_flux2"])
+def test_in_the_folder_of_a_pipeline(name: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """In the place of a model that sees; llama.cpp leaves out rows of tokens that Gemma 3's tokenizer has not."""
+    case, base = case_of(name), tmp_path / "base"
+    shutil.copytree(case.base, base)
+    for one in (base / "text_encoder").glob("*.safetensors"):
+        one.unlink()
+    model, rows = copy.deepcopy(case.model), 150 if "gemma" in name else 160
+    table = model.get_input_embeddings()
+    table.weight = torch.nn.Parameter(table.weight[:rows])
+    worth = write_text(model, base / "text_encoder" / "model.gguf", ROWS[name][0], Q8_0)
+    assert any("without its vision" in line for line in sdquant.detect(base).warnings)
+    pipe = sdquant.load_model(base, dtype="float32", progress=False)
+    there = {bare(key): one for key, one in plain(pipe.text_encoder).items()}
+    there |= {bare(key): one.spec.scheme.codec.decode(one, torch.float32) for key, one in quantized(pipe.text_encoder)}
+    assert there["embed_tokens.weight"].shape == (rows, 64) and pipe.text_encoder.config.vocab_size == rows
+    assert worth.keys() - there.keys() <= {"lm_head.weight"}
+    sdquant.save(pipe.text_encoder, tmp_path / "saved")
+    again = sdquant.load_model(tmp_path / "saved", dtype="float32", progress=False)
+    for mine, theirs in zip(_hidden(again), _hidden(pipe.text_encoder), strict=True):
+        assert torch.equal(mine, theirs)
