@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..core import LONE, MAIN, gguf_mixes, registry
 from ..errors import BadFileError, MissingComponentError
 from ..formats import (
-    METADATA_KEY,
     TypeRow,
     checkpoint,
     folders,
-    gguf_file,
-    gguf_text_names,
-    gguf_vision_names,
     model_families,
     refused_files,
     suffix_hint,
@@ -27,14 +23,12 @@ from ..formats import (
     type_histogram,
 )
 from ..utils.arguments import answered
-from . import classes, partial_encoders
+from . import classes, gguf_encoders, partial_encoders
 from .hub_references import reference
 from .refused_gguf import refuse_undecodable, refuse_unless_diffusion
 
 if TYPE_CHECKING:
     from ..formats import Checkpoint
-
-VISION = "vision"  # the component that is part of a language model, in a file of its own
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
@@ -272,8 +266,8 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     gguf = src.container == "gguf"
     if gguf:
         refuse_undecodable(src)
-    text = _gguf_text(src, complete=options.complete)
-    vision = _gguf_vision(src) if options.is_component else None
+    text = gguf_encoders.text_encoder_in(src, complete=options.complete)
+    vision = gguf_encoders.vision_in(src) if options.is_component else None
     if text is not None:
         src = partial_encoders.reduced(text) if text.path.is_dir() else text
     src = vision or src
@@ -306,7 +300,9 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         path=path,
         container="component" if src.path.is_dir() else src.container,
         family=model_families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
-        component=row.component if row else ("lora" if lora is not None else VISION if vision is not None else None),
+        component=row.component
+        if row
+        else ("lora" if lora is not None else gguf_encoders.VISION if vision is not None else None),
         quant=quant,
         backend=registry.scheme(quant).backend if quant else None,
         prequantized=bool(src.prequantized),
@@ -318,71 +314,6 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         warnings=[*src.warnings, *_name_warnings(named, hint, quant), *beside],
         class_name=src.class_name or (row.class_name if row else None),
         sources={LONE: src},
-    )
-
-
-def _gguf_text(src: Checkpoint, *, complete: bool) -> Checkpoint | None:
-    """Return a GGUF file of a text encoder as transformers has it, with its vision if that is in a file beside it; None
-    for all other files."""
-    if src.container != "gguf" or METADATA_KEY in src.metadata or len(src.files) != 1:
-        return None
-    header = src.headers.get(src.files[0])
-    if not isinstance(header, gguf_file.GGUFHeader):
-        return None
-    kind = gguf_file.classify(header)
-    if kind == "text-encoder" and (text := gguf_text_names.renamed(src, header.metadata)):
-        return _with_vision(text, str(header.metadata["general.architecture"]), complete=complete)
-    if kind in ("adapter", "split", "projector"):
-        return None
-    return gguf_text_names.under_own_names(src, prefixed=kind == "all-in-one")
-
-
-def _gguf_vision(src: Checkpoint) -> Checkpoint | None:
-    """Return a GGUF file of the vision of a language model as transformers has it; None for all other files."""
-    if src.container != "gguf" or len(src.files) != 1:
-        return None
-    header = src.headers.get(src.files[0])
-    if not isinstance(header, gguf_file.GGUFHeader) or gguf_file.classify(header) != "projector":
-        return None
-    return gguf_vision_names.renamed(src, header.metadata)
-
-
-def _with_vision(text: Checkpoint, architecture: str, *, complete: bool) -> Checkpoint:
-    beside = gguf_vision_names.beside(text.files[0], architecture)
-    if len(beside) > 1:
-        names = " and ".join(one.name for one in beside)
-        several = f"any of {names} may be the vision of {text.files[0].name}: pass the one as a part, too"
-        return replace(text, warnings=(*text.warnings, several))
-    vision = _gguf_vision(checkpoint.single_file(beside[0], complete=complete)) if beside else None
-    return text if vision is None else gguf_vision_names.joined(text, vision)
-
-
-def architecture_of(detected: Detected) -> str | None:
-    """Return what a lone file of llama.cpp's says of its architecture; None for all other models."""
-    src = detected.sources.get(LONE)
-    if src is None or src.container != "gguf" or detected.component != "text_encoder":
-        return None
-    return str(src.metadata.get("general.architecture"))
-
-
-def language_model_of(vision: Detected) -> str | None:
-    """Return the architecture of the language models that the vision in a GGUF file is for."""
-    return gguf_vision_names.language_model_of(vision.sources[LONE].metadata)
-
-
-def seeing(text: Detected, vision: Detected) -> Detected:
-    """Return a language model with the vision of another GGUF file, instead of what was found beside it."""
-    src = gguf_vision_names.joined(text.sources[LONE], vision.sources[LONE])
-    row = model_families.recognise(src.names)
-    return replace(
-        text,
-        family=row.family if row is not None else text.family,
-        evidence=[*text.evidence, f"its vision is in {vision.path}"],
-        tensors=len(src.tensors),
-        bytes=src.weight_bytes,
-        types=dict(Counter(info.dtype for info in src.tensors.values())),
-        warnings=[line for line in text.warnings if line not in text.sources[LONE].warnings],
-        sources={LONE: replace(src, warnings=())},
     )
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ..core import LONE
 from ..errors import MissingComponentError, SettingsError
 from ..formats import model_families, refused_files
-from ..models import Reference, detection, hub_references
+from ..models import Reference, detection, gguf_encoders, hub_references
+from . import vision_files
 from .component_files import ModelFiles
 from .component_places import CHECKPOINT
 from .component_sources import merge
@@ -64,10 +65,10 @@ def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -
     own = [one for one in parts if one.component is not None and _is_same_file(one.path, path)]
     others = [one for one in parts if one not in own[:1]]
     contents = [_read(one.path, request, is_component=True) for one in others]
-    visions = [one for one in contents if one.component == detection.VISION]
+    visions = [one for one in contents if one.component == gguf_encoders.VISION]
     if visions:
-        detected, *contents = _seeing([detected, *contents], visions)
-        kept = [pair for pair in zip(others, contents, strict=True) if pair[1].component != detection.VISION]
+        detected, *contents = vision_files.with_visions([detected, *contents], visions)
+        kept = [pair for pair in zip(others, contents, strict=True) if pair[1].component != gguf_encoders.VISION]
         others, contents = [one for one, _ in kept], [seen for _, seen in kept]
     for lora in (one for one in (detected, *contents) if one.component == "lora"):
         refused_files.refuse_lora(lora.path, lora.sources[LONE].names)
@@ -78,27 +79,6 @@ def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -
         place=own[0].component if own else None,
         parts=tuple(zip(others, contents, strict=True)),
     )
-
-
-def _seeing(contents: list[Detected], visions: list[Detected]) -> list[Detected]:
-    """Return the contents with visions in the language models that they are for.
-
-    Raises:
-        MissingComponentError: there is none for a vision, or several are for the same.
-    """
-    whole = list(contents)
-    for vision in visions:
-        kind = detection.language_model_of(vision)
-        at = [place for place, one in enumerate(contents) if detection.architecture_of(one) == kind]
-        if len(at) != 1 or whole[at[0]] is not contents[at[0]]:
-            raise MissingComponentError(
-                f"Cannot use {vision.path}",
-                f"it is the vision of a language model ({kind} in llama.cpp's terms), and "
-                + ("no such GGUF file is given with it" if not at else "it is not clear of which one"),
-                "Pass it together with the GGUF file of that one language model, as parts=[model, vision]",
-            )
-        whole[at[0]] = detection.seeing(whole[at[0]], vision)
-    return whole
 
 
 def _with_base(files: ModelFiles, place: Path | Reference, request: Request) -> ModelFiles:

@@ -69,7 +69,7 @@ def language_model_of(metadata: Mapping[str, Any]) -> str | None:
     return None if row is None else row.of
 
 
-def renamed(src: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint | None:
+def vision_of(src: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint | None:
     """Return a file of vision alone as transformers has it; None if its kind is unknown.
 
     Raises:
@@ -96,7 +96,7 @@ def renamed(src: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint | None:
     return vision
 
 
-def joined(text: Checkpoint, vision: Checkpoint) -> Checkpoint:
+def with_vision(text: Checkpoint, vision: Checkpoint) -> Checkpoint:
     """Return a language model with the vision of another file."""
     text = without_vision(text)
     return replace(
