@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import sdquant
+from sdquant import backends
 from sdquant.errors import BadFileError, MissingComponentError
 from sdquant.models.components import quiet
 from sdquant.nn import QuantizedLayer
@@ -32,6 +33,7 @@ _SEES = (
     (r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual."),
     (r"^model\.vision_tower\.", "vision_model."), (r"^model\.multi_modal_projector\.", "multi_modal_projector."),
 )  # fmt: skip
+COMFY = backends.comfy.BACKEND
 _BARE = ((r"^", "model."),)
 
 
@@ -65,6 +67,7 @@ _MISTRAL, _GEMMA = _row("Mistral3ForConditionalGeneration"), _row("Gemma3ForCond
 _GEMMA["vision_config"] = {**_GEMMA["vision_config"], "vision_use_head": False}
 FILES = {
     "qwen_2.5_vl_7b": File("QwenImagePipeline", "Qwen2_5_VLForConditionalGeneration", "qwen2.5-vl"),
+    "qwen_3_vl": File("BriaFibo2Pipeline", "Qwen3VLForConditionalGeneration", "qwen3-vl"),
     "mistral_3_small_flux2": File(
         "Flux2Pipeline", "Mistral3ForConditionalGeneration", "llama", more=TEKKEN, class_name="MistralModel",
         config={"text_config": {**_MISTRAL["text_config"], "num_hidden_layers": 3}},
@@ -204,6 +207,39 @@ def test_in_scaled_fp8(name: str, kind: str, case_of: Callable[[str], Case], tmp
     for key, layer in layers.items():
         value = layer.dequantize()
         assert any(value.shape == one.shape and torch.equal(value, one.bfloat16()) for one in worth), key
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen_2.5_vl_7b", "gemma_3_12B", "gemma_3_12B without vision", "mistral_3_small_flux2"]
+)
+def test_fp4_mixed(name: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """As Comfy-Org's files of that name: NVFP4 in feed-forward layers, float8 in attention, the rest as it was."""
+    case, made, worth = case_of(name), {}, {}
+    for key, tensor in case.state.items():
+        kind = (
+            {"mlp": "comfy:nvfp4", "self_attn": "fp8"}.get(key.split(".")[-3]) if key.endswith("proj.weight") else None
+        )
+        if kind is None:
+            made[key] = tensor
+        elif kind == "fp8":
+            made |= _marked({key: tensor})
+        else:
+            packed = COMFY.encode(tensor, backends.parse(kind))
+            made |= COMFY.export(key, packed)
+            text = json.dumps({"format": "nvfp4"}).encode()
+            made[f"{key.removesuffix('.weight')}.comfy_quant"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            worth[key] = COMFY.decode(packed, torch.bfloat16)
+    file = _write(made, tmp_path / "model.safetensors", "float")
+    seen = sdquant.verify(file)
+    assert seen.family == FILES[name].family and "ComfyUI's nvfp4" in " ".join(seen.evidence)
+    assert not seen.warnings
+    pipe = sdquant.load_model(case.base, parts=[file], progress=False)
+    packs = dict(quantized(pipe.text_encoder))
+    assert {packed.spec.scheme.name for packed in packs.values()} == {"comfy:nvfp4", "fp8"}
+    read = {key: packed.spec.scheme.codec.decode(packed, torch.bfloat16) for key, packed in packs.items()}
+    for key, wanted in worth.items():
+        (there,) = (value for other, value in read.items() if other.endswith(key.removeprefix("model.")))
+        assert torch.equal(there, wanted), key
 
 
 def test_what_it_is_not_is_said(case_of: Callable[[str], Case], tmp_path: Path) -> None:

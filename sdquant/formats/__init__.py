@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .gguf import file as gguf_file
     from .gguf import header as gguf_header
     from .gguf import text_names as gguf_text_names
+    from .gguf import vision_names as gguf_vision_names
     from .gguf.writer import write_gguf
     from .model_families import Family
     from .readahead import Readahead
@@ -32,7 +33,8 @@ else:
 __all__ = [
     "FORMAT_VERSION", "METADATA_KEY", "SIDE_FILES", "Checkpoint", "Family", "Get", "Given", "Readahead", "Recipe",
     "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "config_numbers", "folders",
-    "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "known_configs", "main_dtype",
-    "model_families", "refuse_endless", "refused_files", "safetensors", "safetensors_writer", "sdquant_metadata",
-    "single_file", "suffix_hint", "text_encoders", "type_histogram", "without_quantization", "write_gguf",
+    "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "gguf_vision_names", "known_configs",
+    "main_dtype", "model_families", "refuse_endless", "refused_files", "safetensors", "safetensors_writer",
+    "sdquant_metadata", "single_file", "suffix_hint", "text_encoders", "type_histogram",
+    "without_quantization", "write_gguf",
 ]  # fmt: skip

@@ -96,6 +96,8 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
         files, index = _files(folder, mine[names[0]])
         return WeightFiles(files, index, names[0], tuple(names[1:]))
     others = visible_weights(folder)
+    if len(others) > 1:  # the vision of a language model is found from that
+        others = [path for path in others if not is_named_vision(path)] or others
     if len(others) == 1:
         return WeightFiles((inside(others[0], folder),), {})
     if others:
@@ -112,6 +114,11 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
     raise MissingComponentError(
         f"Cannot load {folder}", "it contains no weights", "Pass a folder with .safetensors or .gguf weights"
     )
+
+
+def is_named_vision(path: Path) -> bool:
+    """Return whether a GGUF file's name says that it is the vision of a language model in another one."""
+    return path.suffix.lower() == ".gguf" and "mmproj" in path.name.lower()
 
 
 def _pickled(folder: Path, pickles: list[Path]) -> WeightFiles:

@@ -99,23 +99,23 @@ class Recipe:
     Attributes:
         sources: the names of those.
         rows: ranges of rows of the only source, if the tensor consists of these alone; else None.
-        shape, dtype: of the result.
+        shape, dtype: of the result; the dtype by its name where torch is not imported yet.
         make: computes it; is passed a function that returns a source by name.
     """
 
     sources: tuple[str, ...]
     rows: tuple[packed_rows.Range, ...] | None
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | str
     make: Callable[[Get], Tensor]
 
     @property
     def info(self) -> TensorInfo:
         """Return the entry that a header would have for the tensor."""
-        from ..core import TensorInfo, dtype_name
+        from ..core import DTYPE_BITS, TensorInfo, dtype_name
 
-        nbytes = math.prod(self.shape) * self.dtype.itemsize
-        return TensorInfo(dtype=dtype_name(self.dtype), shape=self.shape, nbytes=nbytes)
+        name = self.dtype if isinstance(self.dtype, str) else dtype_name(self.dtype)
+        return TensorInfo(dtype=name, shape=self.shape, nbytes=math.prod(self.shape) * DTYPE_BITS[name] // 8)
 
     def __call__(self, get: Get) -> Tensor:
         """Return the tensor; `get` returns a source by name."""

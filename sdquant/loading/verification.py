@@ -88,7 +88,7 @@ class _Contents:
         ]
 
     def _get(self, key: str) -> Tensor:
-        return self.files[self.src.home[key]].get(key)
+        return self.src.read(self.files, key)
 
     def _plain(self, key: str, tensor: Tensor) -> None:
         from ..models import misfit

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..core import LONE, MAIN, gguf_mixes, registry
 from ..errors import BadFileError, MissingComponentError
 from ..formats import (
-    METADATA_KEY,
     TypeRow,
     checkpoint,
     folders,
-    gguf_file,
-    gguf_text_names,
     model_families,
     refused_files,
     suffix_hint,
@@ -26,9 +23,9 @@ from ..formats import (
     type_histogram,
 )
 from ..utils.arguments import answered
-from . import classes
+from . import classes, gguf_encoders, partial_encoders
 from .hub_references import reference
-from .refused_gguf import refuse_unless_diffusion
+from .refused_gguf import refuse_undecodable, refuse_unless_diffusion
 
 if TYPE_CHECKING:
     from ..formats import Checkpoint
@@ -267,18 +264,25 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     gguf = src.container == "gguf"
-    text = _gguf_text(src)
-    src = text or src
+    if gguf:
+        refuse_undecodable(src)
+    text = gguf_encoders.text_encoder_in(src, complete=options.complete)
+    vision = gguf_encoders.vision_in(src) if options.is_component else None
+    if text is not None:
+        src = partial_encoders.reduced(text) if text.path.is_dir() else text
+    src = vision or src
     if options.find_classes:
         classes.check_component(src)
     row = model_families.recognise(src.names)
     refused_files.refuse_shard(src.path, is_known=row is not None)
-    if gguf and text is None:
+    if gguf and text is None and vision is None:
         refuse_unless_diffusion(src, is_component=options.is_component)
     quant, evidence = _quantization(src)
     tokenizers = text_encoders.tokenizers(src.names)
     if tokenizers:
         evidence.append(f"{' and '.join(tokenizers)} is a tokenizer, which is left out: pipelines have their own")
+    if text is not None and len(src.files) > 1:
+        evidence.append(f"its vision is in {src.files[1].name}")
     if src.variant or src.variants:
         evidence.append(_variant(src))
     if src.class_name:
@@ -296,7 +300,9 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         path=path,
         container="component" if src.path.is_dir() else src.container,
         family=model_families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
-        component=row.component if row else ("lora" if lora is not None else None),
+        component=row.component
+        if row
+        else ("lora" if lora is not None else gguf_encoders.VISION if vision is not None else None),
         quant=quant,
         backend=registry.scheme(quant).backend if quant else None,
         prequantized=bool(src.prequantized),
@@ -309,16 +315,6 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         class_name=src.class_name or (row.class_name if row else None),
         sources={LONE: src},
     )
-
-
-def _gguf_text(src: Checkpoint) -> Checkpoint | None:
-    """Return llama.cpp's file of a text encoder under transformers' names; None for all other files."""
-    if src.container != "gguf" or METADATA_KEY in src.metadata or len(src.files) != 1:
-        return None
-    header = src.headers.get(src.files[0])
-    if not isinstance(header, gguf_file.GGUFHeader) or gguf_file.classify(header) != "text-encoder":
-        return None
-    return gguf_text_names.renamed(src, header.metadata.get("general.architecture"))
 
 
 def _variant(src: Checkpoint) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import dtype_named
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import model_families
+from ..formats import model_families, text_encoders
 from .left_out import TOGETHER, refuse_lacking
 from .names import Group, Mapped, to_model
 
@@ -101,10 +101,25 @@ def fitted(src: Checkpoint) -> Checkpoint:
         return src
     from .components import ties_in
 
+    _refuse_other_depth(src)
     renamed = named(src, model)
     refuse_misfits(renamed, model)
     refuse_missing(renamed, model)
     return replace(renamed, layers=layers_of(model.model, ties_in(model.ties, renamed.schemes, model.known)))
+
+
+def _refuse_other_depth(src: Checkpoint) -> None:
+    """Raise BadFileError if a text encoder in GGUF has more or fewer layers than its config says: for such a file the
+    names of what is missing, or too much, tell nobody what is wrong."""
+    if src.container != "gguf" or src.library != "transformers":
+        return
+    there, wanted = text_encoders.sizes(src.tensors)[1], text_encoders.sizes_of(src.config)[1]
+    if there is not None and wanted is not None and there != wanted:
+        raise BadFileError(
+            f"Cannot load {src.path} as a {src.class_name}",
+            f"it has {there} layers, and the config says {wanted}",
+            "Use a complete file of this model, or the pipeline folder of the model that the file is of",
+        )
 
 
 def named(src: Checkpoint, model: Shell) -> Checkpoint:
@@ -135,6 +150,7 @@ def named(src: Checkpoint, model: Shell) -> Checkpoint:
             whole = (*src.prequantized[key].keys.values(), *src.prequantized[key].extra)
             tensors |= {part: src.tensors[part] for part in whole}
             home |= {part: src.home[part] for part in whole}
+            recipes |= {part: src.recipes[part] for part in whole if part in src.recipes}
             continue
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if key in src.recipes:

@@ -104,7 +104,7 @@ def _weight(src: Checkpoint, name: str, spec: PackedSpec, dtype: str | None) -> 
     wanted = dtype or src.recorded_dtype or spec.dtype
 
     def make(get: Get) -> Tensor:
-        packed = _read(src, name, spec.shape, get, complete=True)
+        packed = _read(src, name, spec.shape, lambda key: _part(src, key, get), complete=True)
         try:
             tensor = packed.spec.scheme.codec.decode(packed, dtype_named(wanted))
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -115,6 +115,12 @@ def _weight(src: Checkpoint, name: str, spec: PackedSpec, dtype: str | None) -> 
 
     sources = (*match.keys.values(), *match.extra)
     return _info(wanted, spec.shape), Recipe(sources, None, spec.shape, dtype_named(wanted), make)
+
+
+def _part(src: Checkpoint, key: str, get: Get) -> Tensor:
+    """Return a part of a quantized weight."""
+    recipe = src.recipes.get(key)
+    return get(key) if recipe is None else recipe(get)
 
 
 def _spec(src: Checkpoint, name: str, shape: tuple[int, ...] | None, files: Mapping[Path, TensorFile]) -> PackedSpec:

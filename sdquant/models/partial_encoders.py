@@ -7,12 +7,13 @@ than the file takes the place of the pipeline's: it encodes text alike, and has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core import FLOATS, TensorInfo, dtype_name, dtype_named
-from ..errors import UnsupportedFileError
+from ..errors import MissingComponentError, UnsupportedFileError
 from ..formats import main_dtype, model_families, text_encoders
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _CLASSES: Mapping[str, tuple[str, bool]] = {
     "ministral3": ("Ministral3Model", False),
     "gemma3_text": ("Gemma3TextModel", False),
 }
+# Models whose vision llama.cpp's files have as well, in another file.
+_SEEING = re.compile(r"Qwen(2VL|2_5_VL|3VL)(Model|ForConditionalGeneration)")
 _VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
 _NORM = "norm.weight"
 # Without which transformers puts the output after the norm in the place of the last layer's.
@@ -45,9 +48,27 @@ def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[st
         lone: the file. owner: the component that it replaces; returned as it is if the file has all of it, or has a
             config of its own, or lacks what there is no smaller class for.
     """
-    kind = str(owner.class_name)
     if lone.config or not owner.config:
         return owner, ()
+    smaller, remarks = _smaller(lone, owner)
+    return _with_rows(lone, smaller), remarks
+
+
+def reduced(src: Checkpoint) -> Checkpoint:
+    """Return a folder's component with the class and config that its GGUF file has weights for; see `owner_for`."""
+    owner, remarks = owner_for(replace(src, config={}), src)
+    return replace(src, config=owner.config, class_name=owner.class_name, warnings=(*src.warnings, *remarks))
+
+
+def _smaller(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    kind = str(owner.class_name)
+    if lone.container == "gguf" and _SEEING.fullmatch(kind) and not any("visual." in name for name in lone.names):
+        raise MissingComponentError(
+            f"Cannot load {lone.path} as a {kind}",
+            "it is the language model alone, and llama.cpp writes the vision to another file, with mmproj in its name"
+            + "".join(f"; {line}" for line in lone.warnings),
+            "Put that file into the same folder, or pass it as a further part",
+        )
     if kind in _TEXT_SUFFICES and not any(name.startswith(_VISION) for name in lone.names):
         return _text_only(lone, owner, _TEXT_SUFFICES[kind])
     layers = text_encoders.sizes(lone.tensors)[1]
@@ -76,6 +97,22 @@ def _text_only(lone: Checkpoint, owner: Checkpoint, default: str) -> tuple[Check
             config["layer_types"] = config["layer_types"][:layers]
     smaller = replace(owner, class_name=name, config=config)
     return smaller, (f"{lone.path} is a {owner.class_name} without {lacks}: it encodes text, and writes none",)
+
+
+def _with_rows(lone: Checkpoint, owner: Checkpoint) -> Checkpoint:
+    """Return the owner with as many tokens as a GGUF file of Gemma 3 has: llama.cpp leaves those out that its tokenizer
+    has not, 64 of 262208."""
+    name = next((name for name in lone.names if name.endswith("embed_tokens.weight")), None)
+    if name is None or lone.container != "gguf" or not str(owner.class_name).startswith("Gemma3"):
+        return owner
+    packed = lone.prequantized.get(name)
+    rows = (lone.tensors[name].shape if packed is None else packed.details["shape"])[0]
+    inner = owner.config.get("text_config")
+    table = inner if isinstance(inner, dict) else owner.config
+    if not isinstance(table.get("vocab_size"), int) or rows >= table["vocab_size"]:
+        return owner
+    smaller = {**table, "vocab_size": rows}
+    return replace(owner, config={**owner.config, "text_config": smaller} if table is inner else smaller)
 
 
 def _has_norm(src: Checkpoint) -> bool:

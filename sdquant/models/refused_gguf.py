@@ -25,9 +25,9 @@ _REFUSALS = {
 }
 
 
-def refuse_unless_diffusion(src: Checkpoint, *, is_component: bool) -> None:
+def refuse_undecodable(src: Checkpoint) -> None:
+    """Raise UnsupportedFileError if a tensor is of a type that cannot be dequantized."""
     from ..backends import gguf
-    from ..formats import gguf_file
 
     strange = gguf.undecodable(src.tensors)
     if strange:
@@ -38,6 +38,12 @@ def refuse_unless_diffusion(src: Checkpoint, *, is_component: bool) -> None:
             "Use a file of the same model in one of these types: "
             + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
         )
+
+
+def refuse_unless_diffusion(src: Checkpoint, *, is_component: bool) -> None:
+    """Raise UnsupportedFileError for a file of another kind."""
+    from ..formats import gguf_file
+
     header = src.headers[src.files[0]]
     if METADATA_KEY in src.metadata or not isinstance(header, gguf_file.GGUFHeader):
         return

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ..core import LONE
 from ..errors import MissingComponentError, SettingsError
 from ..formats import model_families, refused_files
-from ..models import Reference, detection, hub_references
+from ..models import Reference, detection, gguf_encoders, hub_references
+from . import vision_files
 from .component_files import ModelFiles
 from .component_places import CHECKPOINT
 from .component_sources import merge
@@ -64,6 +65,11 @@ def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -
     own = [one for one in parts if one.component is not None and _is_same_file(one.path, path)]
     others = [one for one in parts if one not in own[:1]]
     contents = [_read(one.path, request, is_component=True) for one in others]
+    visions = [one for one in contents if one.component == gguf_encoders.VISION]
+    if visions:
+        detected, *contents = vision_files.with_visions([detected, *contents], visions)
+        kept = [pair for pair in zip(others, contents, strict=True) if pair[1].component != gguf_encoders.VISION]
+        others, contents = [one for one, _ in kept], [seen for _, seen in kept]
     for lora in (one for one in (detected, *contents) if one.component == "lora"):
         refused_files.refuse_lora(lora.path, lora.sources[LONE].names)
     return ModelFiles(
