@@ -147,10 +147,15 @@ class Checkpoint:
         for header in self.headers.values():
             header.refuse_other_length()
 
-    def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
-        """Read a tensor from the opened files: a plain one, or a part of a quantized weight."""
+    def read(self, files: Mapping[Path, TensorFile], key: str, *, exact: bool = False) -> Tensor:
+        """Read a tensor from the opened files: a plain one, or a part of a quantized weight.
+
+        Args:
+            exact: in float32, if it is dequantized while it is read, and rounded to its dtype then.
+        """
         make = self.recipes.get(key)
         if make is not None:
+            make = (make.exact or make) if exact else make
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
 

@@ -198,7 +198,7 @@ def _tensors(
         if each.quantized:
             packed = row.encode(original_layout.describe_component(each.part), tensor, spec)
             if src.origins.keys() & set(each.part.sources):
-                loss.add(tensor, packed)
+                loss.add(original_layout.read(each.part, src, files, exact=True), packed)
             yield row.write(name, packed)
             del packed
         else:
