@@ -20,6 +20,7 @@ from ..formats import (
     gguf_file,
     gguf_text_names,
     model_families,
+    quantization_methods,
     refused_files,
     suffix_hint,
     text_encoders,
@@ -185,6 +186,7 @@ def _detect(place: Path, path: str, options: _Options) -> Detected:
     if not index.exists():
         return _component(_part(place, replace(options, partial=False)), path, options)
     contents = folders.read_json(folders.inside(index, place))
+    quantization_methods.refuse_unread_index(place, contents)
     each = {
         name: checkpoint.as_named(_part(sub, options), contents[name])
         for name, sub in folders.pipeline_parts(place, contents).items()
