@@ -116,6 +116,10 @@ def test_loading_converts_nothing(saved: Callable[..., Path]) -> None:
     assert "sdquant quantize" in error.value.fix
     with pytest.raises(ConflictError, match="sdquant dequantize"):
         sdquant.load_model(saved("nf4"), "none", progress=False)
+    for scheme in ("svdquant_w4a4", "sdnq-other"):  # which are in files only: no advice that leads to a refusal
+        with pytest.raises(ConflictError) as error:
+            sdquant.plan(saved("nf4"), scheme)
+        assert "sdquant quantize" not in error.value.fix and "does not make" in error.value.fix
 
 
 def test_one_of_several_models_in_a_file(flux: Path, tmp_path: Path) -> None:
