@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends, cli
 from sdquant.errors import ConflictError
-from sdquant.models import RoundingLoss
+from sdquant.formats import closing_files
+from sdquant.models import RoundingLoss, with_float_weights
 from sdquant.saving import dequantize_to, export_gguf, export_single_file
 
 from .foreign import WEIGHTS
@@ -116,6 +117,10 @@ def test_loading_converts_nothing(saved: Callable[..., Path]) -> None:
     assert "sdquant quantize" in error.value.fix
     with pytest.raises(ConflictError, match="sdquant dequantize"):
         sdquant.load_model(saved("nf4"), "none", progress=False)
+    for scheme in ("svdquant_w4a4", "sdnq-other"):  # which are in files only: no advice that leads to a refusal
+        with pytest.raises(ConflictError) as error:
+            sdquant.plan(saved("nf4"), scheme)
+        assert "sdquant quantize" not in error.value.fix and "does not make" in error.value.fix
 
 
 def test_one_of_several_models_in_a_file(flux: Path, tmp_path: Path) -> None:
@@ -126,6 +131,33 @@ def test_one_of_several_models_in_a_file(flux: Path, tmp_path: Path) -> None:
     export_single_file.quantize_file(tmp_path / "all.safetensors", "int8_row", tmp_path / "one.safetensors")
     assert not any(key.startswith("vae.") for key in load_file(tmp_path / "one.safetensors"))
     assert sdquant.detect(tmp_path / "one.safetensors").quant == "int8_row"
+
+
+def test_options_are_converted_too(saved: Callable[..., Path], tmp_path: Path, capsys: Capture) -> None:
+    """To the same scheme in other blocks; and loading, which converts nothing, says so."""
+    _cli("quantize", saved("nf4"), tmp_path / "second", "-q", "nf4,block_size=128")
+    said = capsys.readouterr().err
+    assert "rounded a second time" in said and "SNR of" in said
+    row = next(iter(sdquant.detect(tmp_path / "second").parts["unet"].sources["model"].specs.values()))
+    assert row.details["block_size"] == 128
+    lines = sdquant.plan(saved("nf4"), "nf4,block_size=128").warnings
+    assert any("block_size=128' have no effect on unet" in line for line in lines)
+    assert not any("no effect" in line for line in sdquant.plan(saved("nf4"), "nf4,block_size=64").warnings)
+
+
+def test_markers_stay_with_their_model(flux: Path, tmp_path: Path) -> None:
+    """One of a text encoder, or of the whole file, is not written as a weight of the transformer."""
+    whole = {f"model.diffusion_model.{key}": t for key, t in _fp8(flux, tmp_path).items()}
+    encoder = {"text_encoders.t5xxl.transformer.a.weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}
+    for marker in ("scaled_fp8", "model.diffusion_model.scaled_fp8", "text_encoders.t5xxl.scaled_fp8"):
+        tensors = {**encoder, **whole, marker: torch.zeros(2).to(torch.float8_e4m3fn)}
+        tensors |= {f"vae.{key}": t for key, t in load_file(flux / "vae" / WEIGHTS).items()}
+        tensors["text_encoders.t5xxl.transformer.a.scale_weight"] = torch.tensor(1.0)
+        save_file(tensors, tmp_path / "all.safetensors")
+        one = tmp_path / "one.safetensors"
+        export_single_file.quantize_file(tmp_path / "all.safetensors", "int8_row", one, overwrite=True, progress=False)
+        assert not any("scaled_fp8" in key or "t5xxl" in key for key in load_file(one)), marker
+        assert sdquant.verify(one).quant == "int8_row"
 
 
 def _fp8(flux: Path, folder: Path) -> dict[str, torch.Tensor]:
@@ -196,6 +228,21 @@ class TestRoundingLoss:
         error = spec.scheme.codec.decode(packed, torch.float32) - weight
         assert loss.ratios == [pytest.approx(20 * torch.log10(weight.norm() / error.norm()).item(), abs=1e-3)]
         assert f"{loss.ratios[0]:.1f} dB" in str(loss)
+
+    def test_zeros_that_are_none_any_more_have_changed(self) -> None:
+        loss = RoundingLoss()
+        loss.compare(torch.zeros(2, 2), torch.ones(2, 2))
+        assert loss.identical == 0 and "1 of 1 weights" in str(loss)
+
+    def test_the_dtype_between_counts(self, saved: Callable[..., Path]) -> None:
+        """The weights of the first format are those of float32, not those rounded to bfloat16 in between."""
+        src = sdquant.detect(saved("nf4") / "unet").sources["model"]
+        floats = with_float_weights(src, "bfloat16")
+        name = next(iter(floats.origins))
+        with closing_files(floats.open()) as files:
+            rounded, exact = (floats.read(files, name, exact=exact) for exact in (False, True))
+        assert (rounded.dtype, exact.dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(exact.bfloat16(), rounded) and not torch.equal(exact, rounded.float())
 
     def test_what_has_not_changed(self) -> None:
         loss = RoundingLoss()

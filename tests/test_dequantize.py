@@ -232,6 +232,13 @@ class TestReading:
         with pytest.raises(BadFileError, match="float16 does not reach"):
             dict(sdquant.dequantize(tmp_path / "a.safetensors", dtype="float16"))
 
+    def test_what_other_dtypes_do_not_reach(self, tmp_path: Path) -> None:
+        for dtype, value in (("bfloat16", torch.finfo(torch.float32).max), ("float32", 1e300)):
+            wide = torch.full((2, 2), value, dtype=torch.float64 if dtype == "float32" else torch.float32)
+            save_file({"x.weight": wide}, tmp_path / "a.safetensors")
+            with pytest.raises(BadFileError, match=f"{dtype} does not reach"):
+                dict(sdquant.dequantize(tmp_path / "a.safetensors", dtype=dtype))
+
     def test_a_file_of_no_known_model(self, tmp_path: Path) -> None:
         weight, scale = torch.randn(8, 16).to(torch.float8_e4m3fn), torch.tensor(0.5)
         tensors = {"deep.thought.weight": weight, "deep.thought.weight_scale": scale, "answer": torch.tensor([42.0])}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
+from sdquant import cli
 from sdquant.models import keep_in_fp32
 from sdquant.models.components import quiet
 from sdquant.models.keep_in_fp32 import float32_of_class, float32_of_model
@@ -189,6 +190,23 @@ def test_wan(dtype: torch.dtype, tmp_path: Path) -> None:
         sdquant.save(ours, tmp_path / f"wan-{quant}")
         again = sdquant.load_model(tmp_path / f"wan-{quant}", runtime=runtime, progress=False)
         assert torch.equal(run_wan(again), run_wan(ours))
+
+
+def test_a_conversion_does_not_round_it(tmp_path: Path) -> None:
+    import diffusers
+
+    name, values = wan()
+    torch.manual_seed(0)
+    with quiet():
+        getattr(diffusers, name)(**values).save_pretrained(tmp_path / "wan")
+    first = sdquant.load_model(tmp_path / "wan", "nf4", dtype="bfloat16", progress=False)
+    sdquant.save(first, tmp_path / "first")
+    words = ["quantize", tmp_path / "first", tmp_path / "second", "-q", "int8", "--dtype", "bfloat16", "--no-progress"]
+    assert cli.main([*map(str, words)]) == 0
+    second = dict(sdquant.load_model(tmp_path / "second", progress=False).named_parameters())
+    kept = {key: one for key, one in first.named_parameters() if one.dtype == torch.float32 and key in second}
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in kept.values())
+    assert all(torch.equal(second[key], one) for key, one in kept.items() if "packed" not in key)
 
 
 def _class(row: Any) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sdquant import backends
+from sdquant.core import Packed
+from sdquant.errors import IncompatibleError, SettingsError
 from sdquant.nn import quantized_layer
 
 from .kernels.test_packed_layout import SPECS
@@ -113,3 +115,65 @@ def test_in_a_compiled_model(text: str) -> None:
         target.load_state_dict(source.state_dict())
         assert torch.equal(compiled(x), source(x)) and not torch.equal(before, source(x))
     torch.compiler.reset()
+
+
+def _with_columns(factor: float) -> QuantizedLayer:
+    """NVFP4 with `pre_quant_scale`, which no weight has that is made here."""
+    layer = made("comfy:nvfp4", 0)
+    packed = layer.packed
+    columns = torch.full((512,), factor)
+    floats = nn.Linear(512, 64).bfloat16().requires_grad_(False)
+    return quantized_layer(floats, Packed(spec=packed.spec, parts={**packed.parts, "columns": columns}))
+
+
+def _with_one_scale(text: str) -> QuantizedLayer:
+    """ComfyUI's layers with one scale for all rows, in schemes that are made here with a scale for each."""
+    layer = made(text, 0)
+    packed = layer.packed
+    parts = {**packed.parts, "scale": packed.parts["scale"].amax().reshape(() if text == "int8_convrot" else (1, 1))}
+    return quantized_layer(nn.Linear(512, 64).bfloat16(), Packed(spec=packed.spec, parts=parts))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: _with_columns(2.0), lambda: _with_one_scale("int8_convrot"),
+     lambda: _with_one_scale("fp8,packing=float8"), lambda: made("q4_k", 0)],
+    ids=["columns", "convrot", "fp8", "q4_k"],
+)  # fmt: skip
+def test_floats_that_cannot_become_such_a_weight_change_nothing(layer: Any, strict: bool) -> None:
+    """Else old factors of columns, or a scale of the old weight, are mixed with new codes."""
+    target = layer()
+    with torch.no_grad():
+        before, spec = products(target), target.spec
+    floats = {"weight": torch.randn(64, 512).bfloat16(), "bias": target.bias.detach().clone()}
+    with pytest.raises(RuntimeError, match=r"weight: cannot quantize it to .* as this layer's weight is"):
+        target.load_state_dict(floats, strict=strict)
+    assert target.spec == spec and same(products(target), before)
+    with pytest.raises((SettingsError, IncompatibleError)):
+        target.weight = floats["weight"]
+    assert target.spec == spec and same(products(target), before)
+
+
+TWINS = [("int8_row", "int8_convrot"), ("int8_convrot", "int8_row"), ("nf4", "fp4"), ("q4_0", "iq4_nl")]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("one", "other"), TWINS)
+def test_parts_that_mean_something_else_are_refused(one: str, other: str, strict: bool) -> None:
+    """Without its model a state dict still tells: both have parts of the same names and shapes."""
+    target, state = made(one, 0), io.BytesIO()
+    torch.save(made(other, 1).state_dict(), state)
+    state.seek(0)
+    with pytest.raises(RuntimeError, match=r"(rotated in groups|was saved as)"):
+        target.load_state_dict(torch.load(state, weights_only=True), strict=strict)
+
+
+@pytest.mark.parametrize(("one", "other"), TWINS[:2])
+def test_the_rotation_is_among_the_tensors(one: str, other: str) -> None:
+    """Also of a state dict that was written as safetensors, which has no metadata for layers."""
+    with pytest.raises(RuntimeError, match=r"packed_rotation: the weight .* rotated"):
+        made(one, 0).load_state_dict(dict(made(other, 1).state_dict()), strict=False)
+    source, target = made(other, 1), made(other, 0)
+    target.load_state_dict(dict(source.state_dict()))
+    assert same(products(target), products(source))

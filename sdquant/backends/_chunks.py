@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
+from ..core import dtype_named
 from ..utils.buffers import empty
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def by_rows(
     if rows <= step:
         return dict(encode(weight))
     whole = {
-        name: empty(part.shape, getattr(torch, part.dtype), weight.device) for name, part in layout.items()
+        name: empty(part.shape, dtype_named(part.dtype), weight.device) for name, part in layout.items()
     }  # fmt: skip
     start = 0
     while start < rows:

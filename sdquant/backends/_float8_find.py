@@ -53,9 +53,18 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     )
     weights = [one for one in candidates if one is not None]
     _refuse_unscaled(weights)
-    markers = tuple(key for key in tensors if key.rpartition(".")[2] == WHOLE)
-    if weights and markers:  # it is about the whole file; the first weight carries it
-        weights[0] = replace(weights[0], extra=(*weights[0].extra, *markers))
+    markers = [key for key in tensors if key.rpartition(".")[2] == WHOLE] if weights else []
+    if markers and not any("scale" in one.keys for one in weights):
+        raise BadFileError(
+            f"Cannot read weight {weights[0].name!r}",
+            f"it is float8 without a scale, but {markers[0]!r} says that the file's float8 weights have scales",
+            "Download the file again, or quantize the model again",
+        )
+    for key in markers:
+        # It is about the whole file, or about the model whose prefix it has: the first weight of that carries it.
+        prefix = leaf(key, "")
+        place = next((place for place, one in enumerate(weights) if one.name.startswith(prefix)), 0)
+        weights[place] = replace(weights[place], extra=(*weights[place].extra, key))
     return weights
 
 

@@ -24,7 +24,6 @@ from . import _bnb_find
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import Tensor, nn
 
     from ..core import PackedLayout
@@ -97,11 +96,6 @@ class Bnb(Backend):
         if spec.scheme.name == "fp8" and spec["packing"] == "auto" and _packing(spec) == "float8":
             _say_float8()
         return _codec(spec.scheme.name, _packing(spec)).encode(weight, spec)
-
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        out = packed.parts["codes"].new_empty(packed.spec.shape, dtype=dtype)
-        self.decode_into(packed, out)
-        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         if out.is_contiguous():

@@ -26,7 +26,6 @@ from . import _comfy_find, _nvfp4_find
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import Tensor
 
     from ._comfy_codec import ComfyCodec
@@ -65,13 +64,6 @@ class Comfy(Backend):
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         return _codec(spec.scheme).encode(weight, spec)
-
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
-        self.decode_into(packed, out)
-        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         _codec(packed.spec.scheme).decode_into(packed, out)

@@ -32,7 +32,6 @@ from ..utils.install import install_extra
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import Tensor
 
 __all__ = ["BACKEND", "BLOCKS", "FIELDS", "undecodable"]
@@ -133,13 +132,6 @@ class GGUF(Backend):
             raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
         described = PackedSpec(scheme=registry.scheme(kind), shape=shape, dtype=dtype, details={"type": kind})
         return Packed(spec=described, parts={BLOCKS: blocks})
-
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
-        self.decode_into(packed, out)
-        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         from ._gguf_decode import decode_blocks

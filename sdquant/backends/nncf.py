@@ -132,13 +132,6 @@ class NNCF(Backend):
                 parts = by_rows(matrix, layout, partial(_encode_four, mode=MODES[spec.scheme.name], group=group))
         return Packed(spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype), parts=parts)
 
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["codes"].device)
-        self.decode_into(packed, out)
-        return out
-
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         """Dequantize as NNCF's decompressors do: in float16, then cast. A few rows at a time, to save memory."""
         import torch

@@ -33,7 +33,6 @@ from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import Tensor, nn
 
 
@@ -88,13 +87,6 @@ class Quanto(Backend):
         described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
         layout = parts_of(scheme, shape, dtype, group)
         return Packed(spec=described, parts=encode(weight, scheme, group, layout))
-
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["data"].device)
-        self.decode_into(packed, out)
-        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         from ._quanto_codec import decode_into

@@ -56,7 +56,6 @@ from ._sdnq_storage import DETAILS, OTHER, PARTS, belong_together, is_transposed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import Tensor, nn
 
     from ._sdnq_codes import Code
@@ -172,13 +171,6 @@ class SDNQ(Backend):
             spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype),
             parts=by_rows(weight.detach(), layout, encode),
         )
-
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["weight"].device)
-        self.decode_into(packed, out)
-        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         from . import _sdnq_decode

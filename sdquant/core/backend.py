@@ -267,9 +267,13 @@ class Backend(ABC):
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         """Quantize a float weight ([out, in] or [out, in, k...]); the parts are on its device and own their memory."""
 
-    @abstractmethod
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        """Dequantize to a tensor of `packed.spec.shape` and `dtype`."""
+        """Dequantize to a tensor of `packed.spec.shape` and `dtype`. A backend overrides this or `decode_into`."""
+        if type(self).decode_into is Backend.decode_into:
+            raise NotImplementedError(f"{self.name} has neither decode nor decode_into")
+        out = next(iter(packed.parts.values())).new_empty(packed.spec.shape, dtype=dtype)
+        self.decode_into(packed, out)
+        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         """Dequantize into `out` ([*packed.spec.shape], any float dtype). Override to avoid a temporary tensor."""

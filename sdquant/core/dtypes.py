@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..errors import BackendUnavailableError
+
 if TYPE_CHECKING:
     import torch
 
@@ -19,6 +21,8 @@ DTYPE_BITS: Mapping[str, int] = {
     "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
     "int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8, "bool": 8,
 }  # fmt: skip
+# Dtypes that the oldest torch that sdquant runs with (2.6) does not have, and the version that has brought them.
+SINCE: Mapping[str, str] = {"float8_e8m0fnu": "2.7"}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -27,10 +31,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return the torch dtype of a name."""
+    """Return the torch dtype of a name.
+
+    Raises:
+        BackendUnavailableError: this torch is too old for it.
+    """
     import torch
 
-    dtype: torch.dtype = getattr(torch, name)
+    dtype: torch.dtype | None = getattr(torch, name, None)
+    if dtype is None and name in SINCE:
+        raise BackendUnavailableError(
+            f"Cannot use {name} here",
+            f"torch {torch.__version__} does not have this dtype, which torch {SINCE[name]} brought",
+            f"Install torch {SINCE[name]} or newer, or use a model in another format",
+        )
+    if dtype is None:
+        raise AttributeError(f"torch has no dtype {name!r}")
     return dtype
 
 

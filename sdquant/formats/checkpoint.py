@@ -147,10 +147,15 @@ class Checkpoint:
         for header in self.headers.values():
             header.refuse_other_length()
 
-    def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
-        """Read a tensor from the opened files: a plain one, or a part of a quantized weight."""
+    def read(self, files: Mapping[Path, TensorFile], key: str, *, exact: bool = False) -> Tensor:
+        """Read a tensor from the opened files: a plain one, or a part of a quantized weight.
+
+        Args:
+            exact: in float32, if it is dequantized while it is read, and rounded to its dtype then.
+        """
         make = self.recipes.get(key)
         if make is not None:
+            make = (make.exact or make) if exact else make
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
 
@@ -288,6 +293,7 @@ def _source(
             tensors[key], home[key] = info, file
     metadata_of = {file: header.metadata for file, header in headers.items()}
     metadata = next((meta for meta in metadata_of.values() if meta), {})
+    said = {key: value for meta in reversed(metadata_of.values()) for key, value in meta.items()}  # of all shards
     if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
         raise BadFileError(f"Cannot load {path}", "it contains no tensors", "Download the file again from its source")
     _check_index(path, index or {}, home)
@@ -298,9 +304,10 @@ def _source(
         quantized = found_in(files[0], own, specs, tensors)
     else:
         comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
-        methods = tuple(quantization_methods.named(path, side.get("files", {}), metadata))
+        methods = tuple(quantization_methods.named(path, side.get("files", {}), said))
         quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights, "methods": methods})
-    quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
+    quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), said, home)
+    contradictions = quantization_methods.contradictions(path, quantized, side.get("files", {}), said)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Checkpoint(
@@ -317,7 +324,7 @@ def _source(
         container=headers[files[0]].container,
         headers=headers,
         rules=rule_rows(files[0], own),
-        warnings=comfy.warnings,
+        warnings=(*comfy.warnings, *contradictions),
     )
 
 

@@ -51,13 +51,16 @@ def with_given(own: Configs, given: Given, path: Path) -> Configs:
         ConflictError: the files have another quantization_config. SettingsError: `given` is no config.
     """
     config = _config_of(given)
-    table, here = config.get("quantization_config"), own[0].get("quantization_config")
-    if table and here and here != table:
-        raise ConflictError(
-            f"Cannot use config={_shown(given)} for {path}",
-            "its own config.json has another quantization_config",
-            "Leave config out, or correct the config.json",
-        )
+    table = config.get("quantization_config")
+    beside = {"config.json": own[0].get("quantization_config")}
+    beside |= {f"{name}.json": own[1].get("files", {}).get(name) for name in ("quantization_config",)}
+    for name, here in beside.items():
+        if table and here and here != table:
+            raise ConflictError(
+                f"Cannot use config={_shown(given)} for {path}",
+                f"its own {name} has another quantization_config",
+                f"Leave config out, or correct the {name}",
+            )
     whole = {**own[0], **config}
     return whole, _settings(
         whole, {key: rows for key, rows in own[1].get("files", {}).items() if key != "config"}, path

@@ -39,10 +39,19 @@ TITLES: Mapping[str, str] = {
     "bfl": "Black Forest Labs' NVFP4 and FP8", "eetq": "EETQ", "vptq": "VPTQ", "aqlm": "AQLM", "spqr": "SpQR",
     "higgs": "HIGGS", "quark": "AMD Quark", "bitnet": "BitNet", "fbgemm_fp8": "FBGEMM", "fp_quant": "FP-Quant",
     "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "sinq": "SINQ", "fouroversix": "Four Over Six",
+    "mlx": "MLX",
 }  # fmt: skip
 # JSON files beside the weights by which tools say their method, and it.
 SIDE_FILES: Mapping[str, str] = {"quantize_config": "gptq", "quant_config": "awq", "hf_quant_config": "modelopt"}
 TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
+_MLX = "quantization"  # MLX's table in a config.json, {"bits": 4, "group_size": 64}
+# JSON files that list the weights that optimum-quanto has quantized.
+_MAPS = ("quantization_map", "quanto_qmap")
+_IN_METADATA = ("quant_method", "quantization_method")  # keys of a file's metadata that are the name of a method
+# The backends whose weights the methods have that no other has; see `contradictions`.
+_BACKENDS: Mapping[str, str] = {
+    "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
+}  # fmt: skip
 _DEEPEST = 8  # tables in tables of a config.json
 
 
@@ -61,7 +70,7 @@ class _Sign:
     dtypes: tuple[str, ...] = ()
 
 
-_CODES = ("int8", "uint8", "int16", "int32")
+_CODES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 # The first that fits counts.
 _SIGNS: tuple[_Sign, ...] = (
     _Sign(title=TITLES["svdquant"], every=("qweight", "wscales")),
@@ -83,6 +92,7 @@ _SIGNS: tuple[_Sign, ...] = (
         every=("weight", "weight_scale"),
         dtypes=("int8",),
     ),
+    _Sign(title=TITLES["mlx"], every=("weight", "scales"), dtypes=("uint32",)),
     _Sign(title=TITLES["eetq"], every=("weight", "weight_scales"), dtypes=("int8",)),
 )
 _TWO_WORDS = ("weight_quantizer._scale", "weight_quantizer._amax")
@@ -116,6 +126,9 @@ def refuse_unread(
     for where, word in methods:
         if word.lower() not in READ | (FLOAT8 if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
+    nameless = next(_nameless(configs, metadata), None)
+    if nameless is not None and not quantized and tensors:
+        raise _unread(path, f"{nameless} has settings of a quantization without its quant_method")
     used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}
     sign = _signed(plain)
@@ -144,9 +157,33 @@ def refuse_unread(
             f"Cannot load {path}",
             f"{methods[0][0]} says that it is quantized by {_title(methods[0][1])}, but none of its {len(tensors)} "
             "tensors is",
-            "Get the weights that belong to the config, or, if they should be floats, remove quantization_config "
-            "from it",
+            "Get the weights that belong to the config, or, if they should be floats, remove "
+            + ("it" if any(name in methods[0][0] for name in (*SIDE_FILES, *_MAPS)) else "quantization_config from it"),
         )
+
+
+def refuse_unread_index(folder: Path, index: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFileError if a pipeline's model_index.json names a method that is not read here."""
+    for place, word in named(folder, {"model_index": index}, {}):
+        if word.lower() not in READ | FLOAT8:
+            raise _unread(folder, f"{place} says that it is quantized by {_title(word)}")
+
+
+def contradictions(
+    path: Path,
+    quantized: Mapping[str, PrequantizedWeight],
+    configs: Mapping[str, Mapping[str, Any]],
+    metadata: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield a sentence for each place that names another method than that of any weight."""
+    found = {row.scheme for row in quantized.values()}
+    backends = {registry.scheme(name).backend for name in found}
+    for place, word in named(path, configs, metadata):
+        if found and _BACKENDS.get(word.lower(), next(iter(backends), "")) not in backends:
+            yield (
+                f"{place} says that it is quantized by {_title(word)}, but its weights are in "
+                f"{', '.join(sorted(found))}, and are read as such"
+            )
 
 
 def _unread(path: Path, why: str) -> UnsupportedFileError:
@@ -181,6 +218,8 @@ def named(
         place = f"its {name}.json"
         if name in SIDE_FILES:
             yield place, SIDE_FILES[name]
+        if name in _MAPS and values:
+            yield place, "quanto"
         for table in (values,) if name in TABLES else _tables(values):
             word = _word(path, place, table)
             if word is not None:
@@ -191,6 +230,17 @@ def named(
     word = None if settings is None else settings.get("quant_method", settings.get("method"))
     if isinstance(word, str):
         yield "its metadata", word
+    for key in _IN_METADATA:
+        if isinstance(metadata.get(key), str) and metadata[key]:
+            yield "its metadata", metadata[key]
+
+
+def _nameless(configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each place with settings of a quantization that do not say by which method."""
+    for where, table in _everywhere(configs, metadata):
+        names = {"quant_method", "method", "quant_algo", "quant_library", "rules"}
+        if table and not table.keys() & (names | {"load_in_4bit", "load_in_8bit"}):
+            yield where
 
 
 def _everywhere(
@@ -206,18 +256,23 @@ def _everywhere(
 
 def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text = metadata.get("quantization_config")
+    if not isinstance(text, str) or not text.strip():
+        return None
     try:
-        table = strict_json.parse(text) if isinstance(text, str) else None
+        table = strict_json.parse(text)
     except ValueError:
-        return None  # of another program, which sdquant need not understand: the tensors decide
-    return table if isinstance(table, dict) else None
+        table = text  # which some tools write instead of a table: its name
+    return table if isinstance(table, dict) else {"quant_method": str(table)} if table else None
 
 
 def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Yield the tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
     for key, value in config.items():
-        if key in TABLES and isinstance(value, Mapping) and value:
-            yield value
+        if key in TABLES and value:
+            table = value if isinstance(value, Mapping) else {"quant_method": value}
+            yield {"quant_method": "compressed-tensors", **table} if key == "compression_config" else table
+        elif key == _MLX and isinstance(value, Mapping) and value.keys() >= {"bits", "group_size"}:
+            yield {"quant_method": "mlx", **value}
         elif isinstance(value, Mapping) and depth < _DEEPEST:
             yield from _tables(value, depth + 1)
 

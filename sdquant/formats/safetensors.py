@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core import DTYPE_BITS, TensorInfo
+from ..core import DTYPE_BITS, TensorInfo, dtype_named
 from ..errors import BadFileError
 from ..utils import strict_json
 from .tensor_file import Header, TensorFile
@@ -206,6 +206,7 @@ class SafetensorsFile(TensorFile):
         """See `TensorFile.get`. The tensor is a view of the mapped file."""
         from safetensors import SafetensorError
 
+        dtype_named(self.tensors[key].dtype)  # which an old torch may not have
         try:
             tensor: Tensor = self._file.get_tensor(key)
         except SafetensorError as error:

@@ -101,6 +101,7 @@ class Recipe:
         rows: ranges of rows of the only source, if the tensor consists of these alone; else None.
         shape, dtype: of the result; the dtype by its name where torch is not imported yet.
         make: computes it; is passed a function that returns a source by name.
+        exact: computes it in float32, if `make` rounds it to its dtype.
     """
 
     sources: tuple[str, ...]
@@ -108,6 +109,7 @@ class Recipe:
     shape: tuple[int, ...]
     dtype: torch.dtype | str
     make: Callable[[Get], Tensor]
+    exact: Callable[[Get], Tensor] | None = None
 
     @property
     def info(self) -> TensorInfo:

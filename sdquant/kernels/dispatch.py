@@ -256,8 +256,9 @@ def _linear_with_branch(
 ) -> Tensor:
     """Return the product with the residual, and beside it that with the narrow factors."""
     residual = replace(packed, parts=branch.residual)
-    smooth, down, up = (part.to(x.dtype) for part in (branch.smooth, branch.down, branch.up))
-    y = linear(backend, residual, backend.form(residual), x / smooth, bias, compute)
+    down, up = branch.down.to(x.dtype), branch.up.to(x.dtype)
+    smoothed = (x / branch.smooth.float()).to(x.dtype)  # of bfloat16, small factors would be zeros in float16
+    y = linear(backend, residual, backend.form(residual), smoothed, bias, compute)
     return y + F.linear(x @ down, up)
 
 

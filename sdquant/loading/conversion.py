@@ -40,7 +40,7 @@ def _compare(model: nn.Module, src: Checkpoint, loss: RoundingLoss, tick: Callab
     try:
         for name, packed in quantized(model):
             if name in src.origins:
-                loss.add(src.read(files, name), packed)
+                loss.add(src.read(files, name, exact=True), packed)
                 trimmer.add(src.tensors[name].nbytes)
                 tick()
     finally:

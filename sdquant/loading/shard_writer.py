@@ -152,7 +152,7 @@ class Collector(WeightLoader):
         for name, form in forms.items():
             if name not in self.forms:
                 parts = {
-                    key: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
+                    key: torch.empty(part.shape, dtype=dtype_named(part.dtype), device="meta")
                     for key, part in form.parts.items()
                 }
                 install_packed(self.model, self._names(name), Packed(spec=form.spec, parts=parts), "plain")

@@ -17,6 +17,7 @@ from ..formats import (
     checkpoint,
     folders,
     model_families,
+    quantization_methods,
     refused_files,
     suffix_hint,
     text_encoders,
@@ -182,6 +183,7 @@ def _detect(place: Path, path: str, options: _Options) -> Detected:
     if not index.exists():
         return _component(_part(place, replace(options, partial=False)), path, options)
     contents = folders.read_json(folders.inside(index, place))
+    quantization_methods.refuse_unread_index(place, contents)
     each = {
         name: checkpoint.as_named(_part(sub, options), contents[name])
         for name, sub in folders.pipeline_parts(place, contents).items()

@@ -15,6 +15,7 @@ from ..errors import BadFileError, UnsupportedFileError
 from ..formats import Recipe, without_quantization
 from ..utils.tensors import is_finite
 from . import fitting
+from .keep_in_fp32 import float32_of_class
 from .names import to_model
 from .weight_loader import read_packed
 
@@ -40,7 +41,8 @@ def with_float_weights(src: Checkpoint, dtype: str | None = None) -> Checkpoint:
         src: its quantized weights may be cuts. If its config names a class that is known here, the model's shapes
             count where a file leaves out dimensions of 1 or, as optimum-quanto does below 8 bits, the whole shape.
         dtype: torch name of what all floats become. None: each weight gets the dtype that it was quantized from (or
-            bfloat16 if the file does not say), and the others keep theirs, except float8, which becomes bfloat16.
+            bfloat16 if the file does not say), and the others keep theirs, except float8, which becomes bfloat16. Those
+            that their library keeps in float32 whatever the dtype is stay in that.
 
     Raises:
         BadFileError: the parts of a weight are inconsistent. UnsupportedFileError: a weight's shape is unknown.
@@ -53,21 +55,28 @@ def with_float_weights(src: Checkpoint, dtype: str | None = None) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     recipes: dict[str, Recipe] = {}
     files = src.open() if src.prequantized else {}
+    in_float32 = float32_of_class(src.class_name)
+
+    def of(name: str, own: str) -> str | None:
+        """Return the dtype that a tensor is cast to; its own if that is float32, and its library keeps it in that."""
+        return dtype if dtype is None or own != "float32" else in_float32.dtype(name, dtype)
+
     try:
         for key, info in src.tensors.items():  # in the order of the files
             name = owner.get(key)
             if name is None and not is_range(key):
-                tensors[key], recipe = _plain(src, key, info, shapes.get(key), dtype)
+                tensors[key], recipe = _plain(src, key, info, shapes.get(key), of(key, info.dtype))
             elif name is not None and name not in tensors:
                 spec = _spec(src, name, shapes.get(name), files)
-                tensors[name], recipe = _weight(src, name, spec, dtype)
+                tensors[name], recipe = _weight(src, name, spec, of(name, spec.dtype))
                 key = name
             else:
                 continue
             if recipe is not None:
                 recipes[key] = recipe
         for name in src.prequantized.keys() - tensors.keys():  # further cuts of weights that several models share
-            tensors[name], recipes[name] = _weight(src, name, _spec(src, name, shapes.get(name), files), dtype)
+            spec = _spec(src, name, shapes.get(name), files)
+            tensors[name], recipes[name] = _weight(src, name, spec, of(name, spec.dtype))
     finally:
         for file in files.values():
             file.close()
@@ -103,18 +112,20 @@ def _weight(src: Checkpoint, name: str, spec: PackedSpec, dtype: str | None) -> 
     match = src.prequantized[name]
     wanted = dtype or src.recorded_dtype or spec.dtype
 
-    def make(get: Get) -> Tensor:
+    def make(get: Get, dtype: str = wanted) -> Tensor:
         packed = _read(src, name, spec.shape, lambda key: _part(src, key, get), complete=True)
         try:
-            tensor = packed.spec.scheme.codec.decode(packed, dtype_named(wanted))
+            tensor = packed.spec.scheme.codec.decode(packed, dtype_named(dtype))
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
             raise _bad(src, name, f"its tensors do not fit together: {error}") from error
         if not is_finite(tensor):
-            raise _bad(src, name, f"{packed_reader.NOT_FINITE}, as {wanted}")
+            raise _bad(src, name, f"{packed_reader.NOT_FINITE}, as {dtype}")
         return tensor
 
     sources = (*match.keys.values(), *match.extra)
-    return _info(wanted, spec.shape), Recipe(sources, None, spec.shape, dtype_named(wanted), make)
+    return _info(wanted, spec.shape), Recipe(
+        sources, None, spec.shape, dtype_named(wanted), make, exact=lambda get: make(get, "float32")
+    )
 
 
 def _part(src: Checkpoint, key: str, get: Get) -> Tensor:
@@ -156,9 +167,12 @@ def _read(src: Checkpoint, name: str, shape: tuple[int, ...] | None, get: Get, *
 
 def _cast(src: Checkpoint, key: str, tensor: Tensor, dtype: str) -> Tensor:
     """Cast a tensor. Raise BadFileError if values become infinite that are not."""
+    import torch
+
     result = tensor.to(dtype_named(dtype))
-    if dtype == "float16" and not is_finite(result) and is_finite(tensor):
-        raise _bad(src, key, f"it has values that float16 does not reach (it ends at {MAX_FLOAT16:g})")
+    largest = torch.finfo(result.dtype).max
+    if largest < torch.finfo(tensor.dtype).max and not is_finite(result) and is_finite(tensor):
+        raise _bad(src, key, f"it has values that {dtype} does not reach (it ends at {largest:g})")
     return result
 
 

@@ -17,11 +17,12 @@ class RoundingLoss:
 
     Attributes:
         ratios: in dB, of the weights that have changed. identical: number of those that have not.
+        from_zeros: number of those that had only zeros, and have other values now.
     """
 
     def __init__(self) -> None:
         self.ratios: list[float] = []
-        self.identical = 0
+        self.identical = self.from_zeros = 0
 
     def add(self, weight: Tensor, packed: Packed) -> None:
         """Compare a weight of the first format, float [out, in...], with itself in the second one."""
@@ -36,20 +37,23 @@ class RoundingLoss:
 
         signal = float(torch.linalg.vector_norm(weight, dtype=torch.float32))
         noise = float(torch.linalg.vector_norm(decoded.sub_(weight.to(decoded.device))))
-        if noise == 0 or signal == 0:
+        if noise == 0:
             self.identical += 1
+        elif signal == 0:
+            self.from_zeros += 1
         else:
             self.ratios.append(20 * math.log10(signal / noise))
 
     def __str__(self) -> str:
         """Return it as a sentence; "" if no weight was compared."""
-        count = len(self.ratios) + self.identical
+        count = len(self.ratios) + self.identical + self.from_zeros
         if not count:
             return ""
+        zeros = f" {self.from_zeros} weights of zeros have other values now." if self.from_zeros else ""
         if not self.ratios:
-            return f"The second rounding changed none of {count} weights."
+            return f"The second rounding changed {self.from_zeros or 'none'} of {count} weights.{zeros}"
         same = f"; {self.identical} are unchanged" if self.identical else ""
         return (
             f"The second rounding left an SNR of {fmean(self.ratios):.1f} dB against the weights of the first format "
-            f"(mean of {len(self.ratios)} weights, the least {min(self.ratios):.1f} dB{same})."
+            f"(mean of {len(self.ratios)} weights, the least {min(self.ratios):.1f} dB{same}).{zeros}"
         )

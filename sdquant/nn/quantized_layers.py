@@ -193,8 +193,10 @@ class QuantizedLayer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load the layer; see `state_dict`. A packed weight in another memory layout is converted to this layer's."""
-        states.quantize_floats(self, state_dict, prefix)
-        states.load_numbers(self, state_dict, prefix, args[-1])
+        metadata, errors = args[0], args[-1]
+        if not states.quantize_floats(self, state_dict, prefix, errors):
+            states.refuse_others(self, state_dict, prefix, metadata, errors)
+        states.load_numbers(self, state_dict, prefix, errors)
         prepack.bring_into_order(state_dict, prefix + PREFIX, self.packed)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

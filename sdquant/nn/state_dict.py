@@ -2,18 +2,21 @@
 
 Loading a state dict of other weights must leave the layer with those weights, or say why not. Three things differ from
 torch's own loading: float weights are quantized as the layer is; another memory layout is converted to the layer's; and
-the offset or factor of scales, which the kernels take as a number, is stored as a tensor.
+the offset or factor of scales, which the kernels take as a number, is stored as a tensor. Parts that mean something
+else than the layer's are refused.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core import NUMBERS, Packed, PackedSpec
+from ..core import NUMBERS, PLAIN_ONLY, ROTATION, Packed, PackedSpec
 from ..errors import IncompatibleError, SettingsError
 from ..kernels import prepack
 from .packed_tensor import LayerWeight
@@ -25,35 +28,73 @@ PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
 # A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
 # model's `.dtype` is that of its first parameter of floats, which else could be one of scales; and it follows casts.
 LIKE = "like"
+_OF_ACTIVATIONS = "act_"  # how the names of parts begin that are about a layer's inputs
+_SAVED_AS = "sdquant"  # in a layer's entry of `state_dict()._metadata`: what its parts are
 
 
-def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
-    """Quantize a float weight in the state dict like this layer's weight, if the scheme can."""
+def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> bool:
+    """Quantize a float weight in the state dict like this layer's weight; return whether that was done.
+
+    Args:
+        errors: torch's list of errors, raised as one RuntimeError. That the scheme cannot is one even if `strict` is
+            False: the layer would keep its old weight, or parts of it.
+    """
     weight = state.get(f"{prefix}weight")
-    if not isinstance(weight, Tensor) or f"{prefix}{PREFIX}{layer.part_names[0]}" in state:
-        return
-    packed = None
-    if weight.shape == torch.Size(layer.spec.shape):  # else torch says that it lacks the packed parts
-        packed = layer._backend.encode_as(weight.detach(), layer.spec)
-    if packed is None:
-        return
+    if not isinstance(weight, Tensor) or any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
+        return False
+    made = _like_own(layer, weight)
+    if isinstance(made, str):
+        errors.append(f"{prefix}weight: cannot quantize it to {layer.spec.scheme} as this layer's weight is: {made}")
+        return False
+    spec, parts = made
     del state[f"{prefix}weight"]
-    for name, part in packed.parts.items():
+    for name, part in parts.items():
         own = layer._parameters[PREFIX + name]
         assert own is not None
         layer.set_part(name, part if own.is_meta else part.to(own.device))
         state[f"{prefix}{PREFIX}{name}"] = part
-    state |= _numbers(packed.spec, prefix)
+    state |= _numbers(spec, prefix)
     if LIKE in layer._parameters:
         layer._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
         state.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
+    return True
+
+
+def _like_own(layer: PackedLayer, weight: Tensor) -> tuple[PackedSpec, dict[str, Tensor]] | str:
+    """Return a float weight packed as the layer's own is, its description and its parts; or why that is impossible.
+
+    Parts of another shape (one scale or one for each row), or a part that only some weights have, such as factors of
+    columns, would be mixed with what is left of the old weight. Ranges of activations do not depend on the weight.
+    """
+    if weight.shape != torch.Size(layer.spec.shape):
+        return f"its shape is {list(weight.shape)}, and the layer needs {list(layer.spec.shape)}"
+    packed = layer._backend.encode_as(weight.detach(), layer.spec)
+    if packed is None:
+        return "the scheme's weights come from files, or their description is not enough. Quantize the model of floats"
+    parts: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
+    own = layer.packed
+    prepack.bring_into_order(parts, PREFIX, own)
+    parts = {key.removeprefix(PREFIX): part for key, part in parts.items()}
+    there = {
+        name: (part.dtype, part.shape)
+        for name, part in own.parts.items()
+        if name in parts or not name.startswith(_OF_ACTIVATIONS)
+    }
+    if there != {name: (part.dtype, part.shape) for name, part in parts.items()}:
+        return "its file has it in another form than sdquant makes. Quantize the model of floats instead"
+    return packed.spec, parts
 
 
 def is_alike(one: PackedSpec, other: PackedSpec) -> bool:
     """Return whether the parts of two weights mean the same: those of another scheme, or of a weight that is rotated,
     may have the same shapes."""
-    details = [{key: value for key, value in spec.details.items() if key not in NUMBERS} for spec in (one, other)]
-    return one.scheme == other.scheme and details[0] == details[1]
+    return _kind_of(one) == _kind_of(other)
+
+
+def _kind_of(spec: PackedSpec) -> str:
+    """Return all that tells what a weight's parts mean, but its numbers, as a line."""
+    details = {key: value for key, value in spec.details.items() if key not in (*NUMBERS, PLAIN_ONLY)}
+    return f"{spec.scheme.name} {json.dumps(details, sort_keys=True)}"
 
 
 def put_weight(layer: PackedLayer, value: Any) -> None:
@@ -102,20 +143,55 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
         packed = encoded
     state: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
     prepack.bring_into_order(state, PREFIX, layer.packed)
+    there = {name: (part.dtype, part.shape) for name, part in layer.packed.parts.items()}
+    if there != {key.removeprefix(PREFIX): (part.dtype, part.shape) for key, part in state.items()}:
+        raise SettingsError(
+            what, f"the new weight is packed in another way ({packed.spec.scheme})",
+            "Quantize the model with the new weights again",
+        )  # fmt: skip
     for name in layer.part_names:
-        own, part = layer._parameters[PREFIX + name], state.get(PREFIX + name)
+        own = layer._parameters[PREFIX + name]
         assert own is not None
-        if part is None or (part.dtype, part.shape) != (own.dtype, own.shape):
-            raise SettingsError(what, f"the new weight is packed in another way ({packed.spec.scheme})", "Use floats")
-        own.data = part.detach().to(own.device)
+        own.data = state[PREFIX + name].detach().to(own.device)
     numbers = {name: packed.spec.details[name] for name in NUMBERS if name in packed.spec.details}
     spec = replace(layer.spec, details={**layer.spec.details, **numbers})
     layer._know(Packed(spec=spec, parts=layer.packed.parts))
 
 
 def save_numbers(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
-    """Put the layer's offset or factor of scales, if it has one, into its state dict: float32 []."""
+    """Put the layer's offset or factor of scales, and the group size of its rotation, if it has one, into its state
+    dict: float32 []. What its parts mean goes into the state dict's metadata, which `torch.save` keeps."""
     state |= _numbers(layer.spec, prefix)
+    if layer.spec.rotation:
+        state[_key(prefix, ROTATION)] = torch.tensor(layer.spec.rotation, dtype=torch.float32)
+    table = getattr(state, "_metadata", {}).get(prefix[:-1])
+    if table is not None:
+        table[_SAVED_AS] = _kind_of(layer.spec)
+
+
+def refuse_others(
+    layer: PackedLayer, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], errors: list[str]
+) -> None:
+    """Add an error unless the parts in a state dict mean what the layer's do: those of some other schemes, and of
+    rotated weights, have the same names and shapes.
+
+    Args:
+        metadata: the layer's entry of `state_dict()._metadata`; {} for a dict that was rebuilt, which still has the
+            rotation. errors: as in `load_numbers`.
+    """
+    rotation: Any = state.pop(_key(prefix, ROTATION), None)
+    if not any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
+        return
+    saved, own = metadata.get(_SAVED_AS), layer.spec.rotation
+    size = rotation.item() if isinstance(rotation, Tensor) and rotation.numel() == 1 and not rotation.is_meta else 0
+    if size != own:
+        there, here = (f"is rotated in groups of {n:g}" if n else "is not rotated" for n in (size, own))
+        errors.append(f'{_key(prefix, ROTATION)}: the weight of "{prefix}{PREFIX}*" {there}, but the layer\'s {here}')
+    elif saved is not None and saved != _kind_of(layer.spec):
+        errors.append(
+            f"{prefix}{PREFIX}*: the weight was saved as {saved}, but the layer has {_kind_of(layer.spec)}. "
+            "Load the state dict of a layer of the same scheme, or floats"
+        )
 
 
 def _numbers(spec: PackedSpec, prefix: str) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING
 
 from ..compat import default_runtime
-from ..core import FLOATS, LONE, name_patterns, registry
+from ..core import FLOATS, LONE, Unfit, name_patterns, registry
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..formats import type_histogram
 from ..models import float32_of_class, same_scheme
@@ -59,13 +59,33 @@ def refuse_conflicts(resolved: Resolved, again: Container[str] = ()) -> None:
 
 
 def to_quantize_again(resolved: Resolved) -> frozenset[str]:
-    """Return the components that are quantized on disk, and requested in another scheme."""
+    """Return the components that are quantized on disk, and requested in another scheme, or with options by which their
+    weights are other ones."""
     specs = {name: spec_for(name, resolved)[1] for name in resolved.detected.sources}
     return frozenset(
         name
         for name, src in resolved.detected.sources.items()
-        if (spec := specs[name]) is not None and src.prequantized and not same_scheme(spec.scheme.name, scheme_of(src))
+        if (spec := specs[name]) is not None
+        and src.prequantized
+        and (not same_scheme(spec.scheme.name, scheme_of(src)) or has_options(src, spec) is False)
     )
+
+
+def has_options(src: Checkpoint, spec: QuantSpec) -> bool | None:
+    """Return whether the weights of a component, which are in a spec's scheme, have the options that it sets, by the
+    sizes of their parts. None: the files do not show it."""
+    if not spec.options or isinstance(spec, RulesSpec):
+        return True
+    rows = [(src.prequantized[name], row) for name, row in src.specs.items() if row.scheme == spec.scheme]
+    for found, row in rows:
+        parts = {part: src.tensors[key].nbytes for part, key in found.keys.items()}
+        try:
+            layout = row.scheme.codec.layout(spec, row.shape, row.dtype)
+        except Unfit:
+            continue
+        if any(parts.get(name) != part.nbytes for name, part in layout.items()):
+            return False
+    return True if rows else None
 
 
 def scheme_of(src: Checkpoint) -> str:
@@ -213,11 +233,17 @@ def _require_something(
 def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec | None) -> None:
     scheme = scheme_of(src)
     if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
+        # Some schemes are in files of other tools only; those of GGUF are made, but not while loading.
+        is_made = spec is None or spec.scheme.on_the_fly or spec.scheme.backend == "gguf"
         raise ConflictError(
             f"Cannot quantize {src.path} to {spec.scheme.name}" if spec else f"Cannot load {src.path} unquantized",
             f"its weights ({name}) are already quantized to {scheme}",
-            f"Remove quant to load it as {scheme}, or use the unquantized model"
-            + f", or convert this one with `sdquant {'quantize' if spec else 'dequantize'}`",
+            f"Remove quant to load it as {scheme}, or use "
+            + (
+                f"the unquantized model, or convert this one with `sdquant {'quantize' if spec else 'dequantize'}`"
+                if is_made
+                else f"a file of the model in {spec.scheme.name}, which sdquant reads, and does not make"
+            ),
         )
     if isinstance(spec, RulesSpec):
         refuse_other_rules(name, src, spec)
@@ -286,6 +312,14 @@ def _without_effect(
         for component in components
         if request.runtime == "library" and component.action == "found" and component.runtime == "plain"
     ]
+    for component in components:
+        spec = spec_for(component.name, resolved)[1] if component.action == "found" else None
+        if spec is not None and has_options(sources[component.name], spec) is not True:
+            lines.append(
+                f"the options of quant={str(spec)!r} have no effect on {component.name}: its weights are quantized to "
+                f"{component.scheme} already, and stay as they are; `sdquant quantize` converts them if its files show "
+                "that they are other ones"
+            )
     if request.eight_bit is not None and not any(component.weights and component.compute for component in components):
         lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
     if request.runtime == openvino.NAME and not any(component.runtime == request.runtime for component in components):

@@ -35,7 +35,6 @@ from .qconfig import QuantizationRule, rule_of
 from .quant_spec import RuleSpec, operation_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 TYPES = tuple(row.name for row in QTYPES)
@@ -108,13 +107,6 @@ class RulesBackend(Backend):
         return RuleSpec(
             self.schemes[0], rule=rule_of(details), act_shape=None if act_shape is None else tuple(act_shape)
         )
-
-    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
-        self.decode_into(packed, out)
-        return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         """Dequantize in the dtype of the scales, then cast; a few rows at a time, to bound memory."""

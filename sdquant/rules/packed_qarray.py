@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import Packed, PackedSpec, dtype_name, registry
+from ..core import Packed, PackedSpec, dtype_name, dtype_named, registry
 from .core.bit_packing import pack, unpack
 from .core.numerics import storage
 from .core.qarray import QArray, quantize, quantize_with
@@ -36,7 +36,7 @@ def pack_array(array: QArray, rule: QuantizationRule, static: StaticRange | None
         codes = pack(_unsigned(codes, row).reshape(shape[0], -1), row.bits)
     scale = array.scale
     if row.scale_type:
-        scale = scale.to(getattr(torch, SCALES[row.scale_type]))
+        scale = scale.to(dtype_named(SCALES[row.scale_type]))
     parts = {"qvalue": codes.contiguous(), "scale": scale.contiguous()}
     if array.zero_point is not None:
         parts["zero_point"] = array.zero_point.contiguous()

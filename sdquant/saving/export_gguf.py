@@ -244,7 +244,7 @@ def _data(
             f"Get the model from its source again, or do not quantize the layer: skip={name.rpartition('.')[0]!r}",
         ) from error
     if src.origins.keys() & set(part.sources):
-        loss.add(tensor, packed)
+        loss.add(original_layout.read(part, src, files, exact=True), packed)
     return packed.parts["blocks"]
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry, gguf
-from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, registry
+from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, dtype_named, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import RoundingLoss, detect, original_names
 from ..planning import NOT_QUANTIZED, make_request, planner
@@ -169,7 +169,7 @@ def _made(name: str, described: PackedSpec, spec: QuantSpec) -> dict[str, Tensor
 
     row = SCHEMES[spec.scheme.name]
     parts = {
-        part: torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
+        part: torch.empty(form.shape, dtype=dtype_named(form.dtype), device="meta")
         for part, form in row.layout(spec, described.shape, described.dtype).items()
     }
     tensors = row.write(name, Packed(spec=described, parts=parts))
@@ -198,7 +198,7 @@ def _tensors(
         if each.quantized:
             packed = row.encode(original_layout.describe_component(each.part), tensor, spec)
             if src.origins.keys() & set(each.part.sources):
-                loss.add(tensor, packed)
+                loss.add(original_layout.read(each.part, src, files, exact=True), packed)
             yield row.write(name, packed)
             del packed
         else:

@@ -66,8 +66,15 @@ def main_only(src: Checkpoint) -> Checkpoint:
     row = model_families.recognise(src.names)
     if row is None or row.component != "checkpoint":
         return src
-    tensors = {key: info for key, info in src.tensors.items() if key.startswith(convert.LDM)}
     quantized = {name: weight for name, weight in src.prequantized.items() if name.startswith(convert.LDM)}
+    others = (weight for name, weight in src.prequantized.items() if name not in quantized)
+    theirs = {key for weight in others for key in (*weight.keys.values(), *weight.extra)}
+    tensors = {key: info for key, info in src.tensors.items() if key.startswith(convert.LDM) and key not in theirs}
+    # What is about the whole file, such as a marker, is carried by the first weight, wherever it stands.
+    quantized = {
+        name: replace(weight, extra=tuple(key for key in weight.extra if key in tensors))
+        for name, weight in quantized.items()
+    }
     return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors}, prequantized=quantized)
 
 
@@ -172,11 +179,11 @@ def dtype_of(part: OutputTensor, src: Checkpoint) -> str:
     return dtype_name(wide)
 
 
-def read(part: OutputTensor, src: Checkpoint, files: Mapping[Path, TensorFile]) -> Tensor:
-    """Read a tensor to write from the opened files of `src`."""
+def read(part: OutputTensor, src: Checkpoint, files: Mapping[Path, TensorFile], *, exact: bool = False) -> Tensor:
+    """Read a tensor to write from the opened files of `src`. exact: see `Checkpoint.read`."""
     import torch
 
-    tensors = [src.read(files, source) for source in part.sources]
+    tensors = [src.read(files, source, exact=exact) for source in part.sources]
     tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     if part.swapped:
         tensor = torch.cat(tensor.chunk(2)[::-1])

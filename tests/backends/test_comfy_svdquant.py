@@ -163,3 +163,14 @@ def test_awq(word: str, group: int, tmp_path: Path) -> None:
             sdquant.detect(write(tmp_path, {"format": "awq_w4a16"}, {k: t for k, t in file.items() if k != key}))
     with pytest.raises(BadFileError, match="does not divide"):
         sdquant.verify(write(tmp_path, {"format": "awq_w4a16", "group_size": 48}, file))
+
+
+def test_small_factors_for_smoothing_in_float16() -> None:
+    """A file in bfloat16 has factors that float16 does not: as zeros, the inputs would be infinite."""
+    packed = read(SVD, (128, 128))
+    small = {**packed.parts, "smooth": torch.full_like(packed.parts["smooth"], 2.0**-25, dtype=torch.bfloat16)}
+    packed = Packed(spec=packed.spec, parts=small)
+    x = torch.randn(2, 128, generator=torch.Generator().manual_seed(0)) * 1e-4
+    exact = x @ COMFY.decode(packed, torch.float32).T
+    out = dispatch.linear(COMFY, packed, COMFY.form(packed), x.half(), None, None)
+    assert out.isfinite().all() and (out.float() - exact).norm() <= 0.01 * exact.norm()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,3 +40,29 @@ def test_one_that_cannot_be_loaded_is_told_from_none(tmp_path: Path, text: str |
     else:
         assert run.stdout.startswith("None None built, but cannot be loaded (")
         assert run.stderr.count("cannot be loaded") == 1 and "reinstall sdquant" in run.stderr
+
+
+@pytest.mark.parametrize("version", [None, 0, cpu.VERSION + 1])
+def test_one_of_other_sources_is_left_alone(
+    version: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after `git pull` in a checkout: its functions take other arguments, and would raise TypeErrors, or worse."""
+    stale = ModuleType("_kernels")
+    if version is not None:
+        vars(stale)["VERSION"] = version
+    monkeypatch.setitem(sys.modules, f"{cpu.__name__}._kernels", stale)
+    monkeypatch.delenv(cpu.SWITCH, raising=False)
+    for cached in (cpu._built, cpu.extension):
+        cached.cache_clear()
+    try:
+        assert cpu.extension() is None and cpu.extension() is None and cpu.isa() is None
+        assert cpu.state().startswith("built of other sources") and "build_ext --inplace" in cpu.state()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "build_ext --inplace" in caplog.text
+    finally:
+        for cached in (cpu._built, cpu.extension):
+            cached.cache_clear()
+
+
+def test_the_numbers_are_one() -> None:
+    assert re.search(rf"^#define VERSION {cpu.VERSION}$", (FOLDER / "module.c").read_text(), flags=re.MULTILINE)

@@ -13,21 +13,28 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+# Of the functions that are called here, and of those that were built: `VERSION` of module.c.
+VERSION = 1
 # Environment variable: 0 turns the kernels off; the name of an instruction set ("avx2") selects its kernels.
 SWITCH = "SDQUANT_NATIVE"
+_REBUILD = "reinstall sdquant, or in a checkout run `python setup.py -q build_ext --inplace`"
 
 
 @cache
 def _built() -> tuple[Any | None, str]:
     """Return the extension module, or None and the reason why there is none."""
     try:
-        return importlib.import_module(f"{__name__}._kernels"), ""
+        module = importlib.import_module(f"{__name__}._kernels")
+        version = getattr(module, "VERSION", 0)
+        if version == VERSION:
+            return module, ""
+        why = f"built of other sources than these (version {version}, and these call version {VERSION}); {_REBUILD}"
     except ModuleNotFoundError:
         return None, "not built (no C compiler at install time?)"
-    except ImportError as error:  # it is there: of another machine or system, or built of other files
-        why = f"built, but cannot be loaded ({error}); reinstall sdquant"
-        log.warning("Native kernels: %s. Everything works without them, but slower.", why)
-        return None, why
+    except ImportError as error:  # it is there: of another machine or system
+        why = f"built, but cannot be loaded ({error}); {_REBUILD}"
+    log.warning("Native kernels: %s. Everything works without them, but slower.", why)
+    return None, why
 
 
 @cache

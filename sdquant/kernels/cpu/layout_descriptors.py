@@ -20,7 +20,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NAMES = {"float32": 0, "bfloat16": 1, "float16": 2}
 _NONE, _NESTED, _LOOKED_UP = -1, 3, 4
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_SCALES = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
+# torch 2.6 has no float8_e8m0fnu.
+_SCALES = (torch.float8_e4m3fn, getattr(torch, "float8_e8m0fnu", None))
 _CPU = torch.device("cpu")
 
 

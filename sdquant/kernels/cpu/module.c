@@ -268,7 +268,13 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot SLOTS[] = {{0, NULL}};
+/* Raise it here and in __init__.py with any change of a function's arguments, of what they mean, or of what it returns: a
+   module that was built before the change is then left alone. */
+#define VERSION 1
+
+static int add_constants(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
+
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, (void *)add_constants}, {0, NULL}};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_kernels", "Kernels for packed weights in C.", 0, METHODS, SLOTS, NULL, NULL, NULL,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...core import dtype_name, torch_dtypes
+from ...core import dtype_name, dtype_named, torch_dtypes
 from ...errors import SettingsError
 from ...nn import LIKE_KEY, PACKED_PREFIX
 from ..core.numerics import storage
@@ -214,9 +214,9 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
 
 def _scale(name: str, scale: Tensor, expected: TensorSpec, row: QType) -> Tensor:
     """Return a scale in the template's shape and dtype."""
-    if scale.dtype not in (*torch_dtypes.FLOATS, getattr(torch, expected.dtype)):
+    if scale.dtype not in (*torch_dtypes.FLOATS, dtype_named(expected.dtype)):
         raise _misfit(name, f"its scale is {dtype_name(scale.dtype)}, which is not a float dtype")
-    cast = scale.to(getattr(torch, expected.dtype))
+    cast = scale.to(dtype_named(expected.dtype))
     if row.scale_type in SCALES and not torch.equal(cast.to(torch.float32), scale.to(torch.float32)):
         raise _misfit(name, f"its scales cannot be stored as those of {row.name} ({row.scale_type}) without rounding")
     return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), expected)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...core import Packed, PackedSpec, QuantSpec, Unfit, dtype_name, registry
+from ...core import Packed, PackedSpec, QuantSpec, Unfit, dtype_name, dtype_named, registry
 from ...errors import SettingsError
 from ...models import require_finite
 from ...nn import QuantizedLayer, quantized_layer
@@ -107,7 +107,7 @@ def template(weight: Tensor, rule: QuantizationRule) -> Packed:
     """Return a packed weight on the meta device: tensors of the right shapes and dtypes, without values."""
     shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
     parts = {
-        name: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
+        name: torch.empty(part.shape, dtype=dtype_named(part.dtype), device="meta")
         for name, part in layout(rule, shape, dtype).items()
     }
     spec = PackedSpec(scheme=registry.scheme(SCHEME), shape=shape, dtype=dtype, details=to_dict(rule))
