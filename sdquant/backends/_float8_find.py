@@ -32,13 +32,14 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     """Return the float8 weights of a file.
 
     Args:
-        config: quantization settings from outside the tensors: "quantization_config" of a config.json, and "comfy",
-            what the file says of each weight in one of ComfyUI's formats (see `formats.comfy_metadata`).
+        config: quantization settings from outside the tensors: "quantization_config" of a config.json; "tables", all
+            of them, those of the models in a model included; and "comfy", what the file says of each weight in one of
+            ComfyUI's formats (see `formats.comfy_metadata`).
     """
     quantization = config.get("quantization_config") or {}
     if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
         return []
-    details, formats = _said(quantization), config.get("comfy") or {}
+    details, formats = _said(quantization, config), config.get("comfy") or {}
     names = [
         key
         for key, info in tensors.items()
@@ -84,9 +85,11 @@ def _refuse_unscaled(weights: list[PrequantizedWeight]) -> None:
             )
 
 
-def _said(quantization: Any) -> dict[str, Any]:
+def _said(quantization: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the block size of transformers' fine-grained fp8 in a config.json, as details of all weights."""
-    size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    tables = [quantization, *(table for _, table in config.get("tables", ()))]
+    sizes = (table.get("weight_block_size") for table in tables if isinstance(table, Mapping))
+    size = next((one for one in sizes if one is not None), None)
     return {} if size is None else {"block": size}
 
 

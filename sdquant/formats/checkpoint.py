@@ -299,7 +299,9 @@ def _source(
     else:
         comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
         methods = tuple(quantization_methods.named(path, side.get("files", {}), metadata))
-        quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights, "methods": methods})
+        tables = tuple(quantization_methods.tables(side.get("files", {}), metadata))
+        told = {**side, "comfy": comfy.weights, "methods": methods, "tables": tables}
+        quantized = _foreign(path, tensors, told)
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)

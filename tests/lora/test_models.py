@@ -32,7 +32,11 @@ Effect = Callable[..., torch.Tensor]
 COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5}
 LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4}
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "lora.json"
-SCHEMES = [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.name not in ("rules", "sdnq-other")]
+SCHEMES = [
+    row.name
+    for row in backends.schemes()
+    if 3 <= row.bits < 16 and row.name not in ("rules", "sdnq-other") and row.backend != "hub"
+]
 
 
 def held(found: torch.Tensor, wanted: torch.Tensor, bits: float) -> None:
