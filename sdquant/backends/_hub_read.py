@@ -218,7 +218,8 @@ def _int8(found: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> 
     key, codes = require(found, "codes", get)
     if codes.dtype != torch.int8 or codes.ndim != 2 or not codes.numel():
         raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of int8")
-    scale = _grouped(found, *codes.shape, get)
+    rows, columns = codes.shape
+    scale = _grouped(found, rows, columns, get)
     zero = None
     if "zero" in found.keys:
         key, zeros = require(found, "zero", get)
