@@ -49,7 +49,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     ]
     neighbours = _neighbours(tensors, names)
     candidates = (
-        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
+        _weight(name, tensors, neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
         for name in names
     )
     weights = [one for one in candidates if one is not None]
@@ -110,8 +110,9 @@ def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str
 
 
 def _weight(
-    name: str, info: TensorInfo, neighbours: list[str], details: Mapping[str, Any]
+    name: str, tensors: Mapping[str, TensorInfo], neighbours: list[str], details: Mapping[str, Any]
 ) -> PrequantizedWeight | None:
+    info = tensors[name]
     scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
     hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
     # Anything else that calls itself a scale.
@@ -135,4 +136,13 @@ def _weight(
         extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
         details={"packing": "float8", **details},
+        nbytes=_nbytes(info, tensors[scale_keys[0]]) if scale_keys else None,
     )
+
+
+def _nbytes(codes: TensorInfo, scale: TensorInfo) -> int | None:
+    """Return the bytes in memory of a weight with scales of blocks, each of which is there once for each row of its
+    block (see `models.weight_loader`); None if it is as large in the file."""
+    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] in (1, codes.shape[0]):
+        return None
+    return codes.nbytes + codes.shape[0] * scale.shape[1] * 4
