@@ -124,7 +124,7 @@ class TestFullSize:
         less = {name: version for name, version in here.versions.items() if name not in ("nncf", "sdnq")}
         rows = candidates(open_model(big, Settings(), dataclasses.replace(here, versions=less), {}))
         used = {backends.of_scheme(scheme).name for row in rows for scheme in row.schemes.values()}
-        wanted = {name for name in backends.names() if name not in ("gguf", "nncf", "sdnq")}
+        wanted = {name for name in backends.names() if name not in ("gguf", "hub", "nncf", "sdnq")}
         assert used == wanted or used == wanted | {"nncf"}  # which needs no package of its own
         rocm = candidates(open_model(big, Settings(), with_memory(24 * GB, "rocm"), {}))
         assert [row.schemes for row in rocm] == [{}]  # nobody has tried it there

@@ -5,7 +5,8 @@ memory here they are the same, with the even column in the low half of a byte:
 
 * ComfyUI's, of comfy-kitchen's `TensorCoreNVFP4Layout`: the even column in the high half, scales in tiles
   (`_blocked_scales`), rows and columns padded to 16. `X.comfy_quant` names the format.
-* ModelOpt's and Black Forest Labs', which diffusers reads: scales in the order of the weight.
+* ModelOpt's and Black Forest Labs', which diffusers reads, and compressed-tensors': scales in the order of the weight.
+  That of compressed-tensors has the factor's inverse.
 
 What is made has the codes and scales that comfy-kitchen makes of the weight in float32.
 """
@@ -27,7 +28,7 @@ from ._blocked_scales import tiled, untiled
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
-from ._comfy_find import TILED
+from ._comfy_find import INVERSE, TILED
 from ._float8_values import floats_of
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def _factor(found: PrequantizedWeight, get: Callable[[str], Tensor]) -> float:
         return factor
     key, tensor = require(found, "factor", get)
     value = scales(key, tensor)
-    if value.numel() != 1 or value.item() < 0:
+    inverse = found.details.get(INVERSE, False)
+    if value.numel() != 1 or value.item() < 0 or (inverse and not value.item()):
         raise bad(key, f"it must be one positive number, but it is {list(value.shape)}")
-    return float(value.item())
+    return float((value.reciprocal() if inverse else value).item())

@@ -86,20 +86,18 @@ class Float8(Codec):
 
     def form(self, packed: Packed) -> PackedLayout | None:
         codes, scale = packed.parts["codes"], packed.parts.get("scale")
-        packing = dtype_name(codes.dtype)
-        if (
-            packing not in BYTE_PACKINGS
-            or "block" in packed.spec.details
-            or (scale is not None and scale.dtype == torch.uint8)
-        ):
-            return None
+        packing, block = dtype_name(codes.dtype), packed.spec.details.get("block")
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
+        in_rows = block is None or (block[0] == 1 and columns % block[1] == 0)
+        if packing not in BYTE_PACKINGS or not in_rows or (scale is not None and scale.dtype == torch.uint8):
+            return None
+        group = columns if scale is not None and scale.numel() > 1 else rows * columns
         return PackedLayout(
             rows=rows,
             columns=columns,
             codes="codes",
             packing=packing,
-            group=columns if scale is not None and scale.numel() > 1 else rows * columns,
+            group=group if block is None else block[1],
             scale="" if scale is None else "scale",
         )
 

@@ -32,13 +32,14 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     """Return the float8 weights of a file.
 
     Args:
-        config: quantization settings from outside the tensors: "quantization_config" of a config.json, and "comfy",
-            what the file says of each weight in one of ComfyUI's formats (see `formats.comfy_metadata`).
+        config: quantization settings from outside the tensors: "quantization_config" of a config.json; "tables", all
+            of them, those of the models in a model included; and "comfy", what the file says of each weight in one of
+            ComfyUI's formats (see `formats.comfy_metadata`).
     """
     quantization = config.get("quantization_config") or {}
     if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
         return []
-    details, formats = _said(quantization), config.get("comfy") or {}
+    details, formats = _said(quantization, config), config.get("comfy") or {}
     names = [
         key
         for key, info in tensors.items()
@@ -48,7 +49,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     ]
     neighbours = _neighbours(tensors, names)
     candidates = (
-        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
+        _weight(name, tensors, neighbours.get(leaf(name, ""), []), details | _format(formats.get(name)))
         for name in names
     )
     weights = [one for one in candidates if one is not None]
@@ -93,9 +94,11 @@ def _refuse_unscaled(weights: list[PrequantizedWeight]) -> None:
             )
 
 
-def _said(quantization: Any) -> dict[str, Any]:
+def _said(quantization: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the block size of transformers' fine-grained fp8 in a config.json, as details of all weights."""
-    size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    tables = [quantization, *(table for _, table in config.get("tables", ()))]
+    sizes = (table.get("weight_block_size") for table in tables if isinstance(table, Mapping))
+    size = next((one for one in sizes if one is not None), None)
     return {} if size is None else {"block": size}
 
 
@@ -116,8 +119,9 @@ def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str
 
 
 def _weight(
-    name: str, info: TensorInfo, neighbours: list[str], details: Mapping[str, Any]
+    name: str, tensors: Mapping[str, TensorInfo], neighbours: list[str], details: Mapping[str, Any]
 ) -> PrequantizedWeight | None:
+    info = tensors[name]
     scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
     hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
     # Anything else that calls itself a scale.
@@ -141,4 +145,13 @@ def _weight(
         extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
         details={"packing": "float8", **details},
+        nbytes=_nbytes(info, tensors[scale_keys[0]]) if scale_keys else None,
     )
+
+
+def _nbytes(codes: TensorInfo, scale: TensorInfo) -> int | None:
+    """Return the bytes in memory of a weight with scales of blocks, each of which is there once for each row of its
+    block (see `models.weight_loader`); None if it is as large in the file."""
+    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] in (1, codes.shape[0]):
+        return None
+    return codes.nbytes + codes.shape[0] * scale.shape[1] * 4

@@ -305,7 +305,9 @@ def _source(
     else:
         comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
         methods = tuple(quantization_methods.named(path, side.get("files", {}), said))
-        quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights, "methods": methods})
+        tables = tuple(quantization_methods.tables(side.get("files", {}), said))
+        told = {**side, "comfy": comfy.weights, "methods": methods, "tables": tables}
+        quantized = _foreign(path, tensors, told)
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), said, home)
     contradictions = quantization_methods.contradictions(path, quantized, side.get("files", {}), said)
     config = config or own.get("config", {})

@@ -26,9 +26,12 @@ _USE = (
     "`sdquant matrix` lists"
 )
 # What configs call the methods that are read here, and the one that sdquant writes.
-READ = frozenset({"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant"})
+READ = frozenset({
+    "bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant", "gptq", "awq",
+    "auto-round", "intel/auto-round", "hqq", "compressed-tensors",
+})  # fmt: skip
 # Those of which only float8 weights with scales are, which they write as all do, and NVFP4 of the last two.
-FLOAT8 = frozenset({"compressed-tensors", "fbgemm_fp8", "modelopt", "bfl"})
+FLOAT8 = frozenset({"fbgemm_fp8", "modelopt", "bfl"})
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
     "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
@@ -118,7 +121,7 @@ def refuse_unread(
         UnsupportedFileError: a method that is not read here, by name.
         BadFileError: parts of weights are missing, or a config says that floats are quantized, or makes no sense.
     """
-    for where, table in _everywhere(configs, metadata):
+    for where, table in tables(configs, metadata):
         rest = left_to_do(table)
         if rest is not None:
             raise _unread(path, f"{where} says {rest}")
@@ -136,6 +139,7 @@ def refuse_unread(
         title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign[0]
         raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
     _refuse_missing_parts(quantized, home)  # sdquant's own files are held against their metadata
+    _refuse_scaled_floats(path, plain)
     stray = stray_of(plain)
     if stray is not None:
         raise BadFileError(
@@ -184,6 +188,14 @@ def contradictions(
                 f"{place} says that it is quantized by {_title(word)}, but its weights are in "
                 f"{', '.join(sorted(found))}, and are read as such"
             )
+
+
+def _refuse_scaled_floats(path: Path, plain: Mapping[str, TensorInfo]) -> None:
+    """Raise for float8 tensors with scales that are no layer's weight, such as the experts of transformers' FP8."""
+    for key, info in plain.items():
+        scale = next((one for one in (f"{key}_scale_inv", f"{key}_scale") if one in plain), None)
+        if scale is not None and info.dtype.startswith("float8"):
+            raise _unread(path, f"its {key!r} is {info.dtype} with scales in {scale!r}, in no linear layer")
 
 
 def _unread(path: Path, why: str) -> UnsupportedFileError:
@@ -237,18 +249,19 @@ def named(
 
 def _nameless(configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> Iterator[str]:
     """Yield each place with settings of a quantization that do not say by which method."""
-    for where, table in _everywhere(configs, metadata):
+    for where, table in tables(configs, metadata):
         names = {"quant_method", "method", "quant_algo", "quant_library", "rules"}
         if table and not table.keys() & (names | {"load_in_4bit", "load_in_8bit"}):
             yield where
 
 
-def _everywhere(
+def tables(
     configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield where each table about quantization stands ("its config.json"), and the table."""
     for name, values in configs.items():
-        yield from ((f"its {name}.json", table) for table in ((values,) if name in TABLES else _tables(values)))
+        own = name in TABLES or name in SIDE_FILES
+        yield from ((f"its {name}.json", table) for table in ((values,) if own else _tables(values)))
     table = _of_metadata(metadata)
     if table is not None:
         yield "its metadata", table

@@ -329,7 +329,7 @@ def _variant(src: Checkpoint) -> str:
 def _shapes(src: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the float weights' shapes that the headers show: not of weights whose codes are packed in bytes."""
     codes = {name: src.tensors[next(iter(match.keys.values()))] for name, match in src.prequantized.items()}
-    shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype != "uint8"}
+    shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype not in ("uint8", "int32")}
     return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
 

@@ -132,7 +132,7 @@ class WeightLoader:
             log.info("%s is dequantized: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
             self.plain(name, packed.spec.scheme.codec.decode(packed, self._computes_in(name, "float32")))
             return
-        self.packed(name, packed, spec)
+        self.packed(name, _with_layout(packed), spec)
 
     def packed(self, name: str, packed: Packed, spec: QuantSpec | None) -> None:
         """Load a packed weight: replace its module by one that can run it."""
@@ -222,6 +222,16 @@ def read_packed(
             "Check that base= is a pipeline of the same model",
         )
     return packed
+
+
+def _with_layout(packed: Packed) -> Packed:
+    """Return a weight that no memory layout describes packed by row, if that has one; else as it is. It dequantizes to
+    the same bits. So kernels read float8 with scales of blocks, each of which is repeated for the rows of its block."""
+    codec = packed.spec.scheme.codec
+    if codec.form(packed) is not None or packed.spec.rotation:
+        return packed
+    by_row = codec.cuttable(packed)
+    return by_row if codec.form(by_row) is not None else packed
 
 
 def common_kind(model: nn.Module, names: tuple[str, ...]) -> str | None:

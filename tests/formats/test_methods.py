@@ -35,8 +35,7 @@ def _configured(folder: Path, values: dict[str, Any]) -> Path:
 
 # By the word in the config: what people call it.
 NAMED = {
-    "gptq": "GPTQ", "awq": "AWQ", "auto-round": "AutoRound", "hqq": "HQQ", "torchao": "torchao", "eetq": "EETQ",
-    "compressed-tensors": "compressed-tensors", "modelopt": "ModelOpt", "svdquant": "Nunchaku",
+    "aqlm": "AQLM", "torchao": "torchao", "eetq": "EETQ", "modelopt": "ModelOpt", "svdquant": "Nunchaku",
     "nunchaku_lite": "Nunchaku", "bfl": "Black Forest Labs", "vptq": "VPTQ", "higgs": "HIGGS", "spqr": "SpQR",
     "mxfp4": "MXFP4", "bitnet": "BitNet", "nobody-has-this": "'nobody-has-this'", "FP8-of-tomorrow": "FP8-of-tomorrow",
 }  # fmt: skip
@@ -51,21 +50,19 @@ class TestConfigs:
     @pytest.mark.parametrize(
         "values",
         [
-            {"text_config": {"quantization_config": {"quant_method": "gptq", "bits": 4}}},
-            {"compression_config": {"quant_method": "gptq"}},
-            {"vision_config": {"tower": {"quantization_config": {"quant_method": "gptq"}}}},
+            {"text_config": {"quantization_config": {"quant_method": "eetq", "bits": 4}}},
+            {"compression_config": {"quant_method": "eetq"}},
+            {"vision_config": {"tower": {"quantization_config": {"quant_method": "eetq"}}}},
         ],
         ids=["text_config", "compression_config", "deeper"],
     )
     def test_wherever_it_stands(self, values: dict[str, Any], floats: Path, tmp_path: Path) -> None:
-        one_answer(_configured(copied(floats, tmp_path / "model"), values), UnsupportedFileError, "GPTQ")
+        one_answer(_configured(copied(floats, tmp_path / "model"), values), UnsupportedFileError, "EETQ")
 
     @pytest.mark.parametrize(
         ("name", "values", "says"),
         [
-            ("quantization_config", {"quant_method": "gptq"}, "GPTQ"),
-            ("quantize_config", {"bits": 4, "group_size": 128}, "GPTQ"),
-            ("quant_config", {"w_bit": 4}, "AWQ"),
+            ("quantization_config", {"quant_method": "eetq"}, "EETQ"),
             ("hf_quant_config", {"producer": {"name": "modelopt"}}, "ModelOpt"),
         ],
     )
@@ -86,7 +83,8 @@ class TestConfigs:
         [
             {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"load_in_8bit": True}, {"quant_method": "quanto"},
             {"quant_method": "fp8"}, {"quant_method": "sdquant", "quant": "int8"},
-            {"quant_method": "sdnq", "weights_dtype": "int8"},
+            {"quant_method": "sdnq", "weights_dtype": "int8"}, {"quant_method": "gptq"}, {"quant_method": "awq"},
+            {"quant_method": "auto-round"}, {"quant_method": "hqq"}, {"quant_method": "compressed-tensors"},
         ],
         ids=str,
     )  # fmt: skip
@@ -100,18 +98,18 @@ class TestConfigs:
         assert set(answers(folder).values()) == {None}
 
     def test_on_the_command_line(self, floats: Path, tmp_path: Path, capsys: Any) -> None:
-        folder = _configured(copied(floats, tmp_path / "model"), {"quantization_config": {"quant_method": "gptq"}})
+        folder = _configured(copied(floats, tmp_path / "model"), {"quantization_config": {"quant_method": "eetq"}})
         for words in (["inspect"], ["inspect", "--verify"], ["plan"]):
             assert main([*words, str(folder)]) == 2
             said = capsys.readouterr().err
-            assert "GPTQ" in said and "why:" in said and "fix:" in said
+            assert "EETQ" in said and "why:" in said and "fix:" in said
 
     def test_in_a_pipeline(self, tmp_path: Path) -> None:
         folder = copied(Path(sdquant.demo.path("digits-sd")), tmp_path / "pipe")
-        _configured(folder / "unet", {"quantization_config": {"quant_method": "awq"}})
+        _configured(folder / "unet", {"quantization_config": {"quant_method": "eetq"}})
         said = answers(folder)
         assert {type(error) for error in said.values()} == {UnsupportedFileError}
-        assert all("AWQ" in str(error) and str(folder / "unet") in str(error) for error in said.values())
+        assert all("EETQ" in str(error) and str(folder / "unet") in str(error) for error in said.values())
 
 
 def _codes(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -126,7 +124,6 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
         "qweight": _codes(I32, 8, 256), "qzeros": _codes(I32, 1, 32), "scales": torch.ones(1, 256),
         "g_idx": _codes(I32, 64),
     }),
-    "awq": ("AWQ", {"qweight": _codes(I32, 64, 32), "qzeros": _codes(I32, 1, 32), "scales": torch.ones(1, 256)}),
     "nunchaku": ("Nunchaku", {
         "qweight": _codes(I8, 256, 32), "wscales": torch.ones(1, 256), "smooth_factor": torch.ones(64),
         "proj_down": torch.ones(64, 32), "proj_up": torch.ones(256, 32),
@@ -137,12 +134,8 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
     "compressed-tensors": ("compressed-tensors", {
         "weight_packed": _codes(I32, 256, 8), "weight_scale": torch.ones(256, 1), "weight_shape": torch.tensor([256]),
     }),
-    "compressed-tensors nvfp4": ("compressed-tensors", {
-        "weight_packed": _codes(U8, 256, 32), "weight_scale": torch.ones(256, 4).to(E4M3),
-        "weight_global_scale": torch.ones(1),
-    }),
     "torchao": ("torchao", {"_weight_qdata": _codes(I8, 256, 64), "_weight_scale": torch.ones(256, 1)}),
-    "hqq": ("HQQ", {"W_q": _codes(U8, 128, 64), "scale": torch.ones(256, 1), "zero": torch.ones(256, 1)}),
+    "hqq": ("HQQ", {"W_q": _codes(U8, 32, 256), "scale": torch.ones(1, 256), "zero": torch.ones(1, 256)}),
     "modelopt": ("ModelOpt", {"weight": _codes(I8, 256, 64), "weight_quantizer._scale": torch.ones(256)}),
     "nvfp4": ("the order of the NVFP4", {
         "weight": _codes(U8, 256, 32), "weight_scale": torch.ones(256, 4).to(E4M3), "weight_scale_2": torch.tensor(1.0),

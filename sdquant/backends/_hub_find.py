@@ -1,0 +1,68 @@
+"""What the finders of the hub's integer formats share. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..core import COMPUTE_DTYPES, TensorInfo
+from ..errors import BadFileError, UnsupportedFileError
+
+# Keys in the details of what is found; of them, the packed weights have "axis" alone.
+PACKING, DTYPE, OFFSET, SYMMETRIC, BITS = "packing", "dtype", "zero_offset", "symmetric", "bits"
+# The packings, which `_hub_read` unpacks.
+GPTQ, AWQ, COMPRESSED, BYTES, HQQ = "gptq", "awq", "compressed-tensors", "bytes", "hqq"
+READABLE = (2, 3, 4, 8)  # bits of codes that are read
+
+
+def told(config: Mapping[str, Any], methods: tuple[str, ...]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield the place, the method and the settings of each table that names one of these methods."""
+    words: dict[str, str] = {}
+    for place, word in config.get("methods", ()):
+        words.setdefault(place, word.lower())
+    for place, table in config.get("tables", ()):
+        word = str(table.get("quant_method", words.get(place, ""))).lower()
+        if word in methods:
+            yield place, word, table
+
+
+def float_dtype(tensors: Mapping[str, TensorInfo], used: set[str]) -> str:
+    """Return the dtype of most tensors that are no parts of quantized weights: what the model was quantized from."""
+    floats = Counter(info.dtype for key, info in tensors.items() if key not in used and info.dtype in COMPUTE_DTYPES)
+    return floats.most_common(1)[0][0] if floats else "bfloat16"
+
+
+def unread(name: str, why: str) -> UnsupportedFileError:
+    """Return the error for a weight in a form that is not read."""
+    return UnsupportedFileError(
+        f"Cannot read weight {name!r}",
+        why,
+        "Load the unquantized model and quantize it here (quant='int8' or 'nf4'), or use a file of it in a format that "
+        "`sdquant matrix` lists",
+    )
+
+
+def require_readable(name: str, title: str, bits: object) -> None:
+    """Raise UnsupportedFileError unless codes of so many bits are read."""
+    if bits not in READABLE:
+        raise unread(name, f"it is {title}'s with {bits!r:.20} bits, and sdquant reads those of 2, 3, 4 and 8")
+
+
+def untold(name: str, why: str, example: str) -> UnsupportedFileError:
+    """Return the error for a weight of which nothing says something that its values depend on."""
+    return UnsupportedFileError(
+        f"Cannot read weight {name!r}",
+        why,
+        f"Put the config.json that belongs to it beside the weights, with its quantization_config, such as {example}; "
+        "or use a file in a format that `sdquant matrix` lists",
+    )
+
+
+def lacking(name: str, key: str) -> BadFileError:
+    """Return the error for a weight without one of its parts."""
+    return BadFileError(
+        f"Cannot read weight {name!r}",
+        f"it has no {key!r}, which belongs to its quantized weight",
+        "Download the file again, or quantize the model again",
+    )

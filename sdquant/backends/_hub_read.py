@@ -1,0 +1,281 @@
+"""Read the hub's integer weights: unpack each format, once, into the parts that `hub.Hub` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import Packed, PackedSpec, Unfit, dtype_name, registry
+from ._bnb_codec import bad, require, scales
+from ._hub_codes import UNIT, integers, packed
+from ._hub_find import AWQ, BYTES, COMPRESSED, DTYPE, GPTQ, HQQ, OFFSET, PACKING, SYMMETRIC, unread
+
+if TYPE_CHECKING:
+    from ..core import PrequantizedWeight
+
+Get = Callable[[str], Tensor]
+Size = tuple[int, int]
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each nibble of a word
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unpacked:
+    """codes: uint8 [out, in * bits / 8]. scale, shift, zero: [out, groups]. groups: of each column, where said."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None = None
+    shift: Tensor | None = None
+    groups: tuple[str, Tensor] | None = None
+    axis: int = 1
+
+
+def read(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> Packed:
+    """See `Backend.read`; of sdquant's own files, whose parts are as they are in memory, too."""
+    scheme = registry.scheme(found.scheme)
+    bits, packing = int(scheme.bits), found.details.get(PACKING)
+    if packing is None:
+        return _own(found, shape, bits, get)
+    if shape is not None and len(shape) != 2:
+        raise bad(found.name, f"it is the weight of a linear layer, but the model needs {list(shape)}")
+    size = (shape[0], shape[1]) if shape is not None else None
+    one = _READERS[packing](found, bits, size, get)
+    rows, columns = len(one.codes), one.codes.shape[1] * 8 // bits
+    if size is not None and size != (rows, columns):
+        raise bad(found.name, f"it has {bits}-bit codes of {[rows, columns]}, but the model needs {list(size)}")
+    if columns % UNIT:
+        raise unread(found.name, f"it has {columns} columns, and sdquant reads multiples of {UNIT}")
+    codes, order = one.codes, None
+    if one.groups is not None:
+        codes, order = _sorted(one.groups, codes, bits, one.scale.shape[1])
+    parts = {"codes": codes, "scale": one.scale, "zero": one.zero, "shift": one.shift, "order": order}
+    spec = PackedSpec(
+        scheme=scheme, shape=(rows, columns), dtype=found.details[DTYPE], details={} if one.axis else {"axis": 0}
+    )
+    return Packed(spec=spec, parts={name: part for name, part in parts.items() if part is not None})
+
+
+def _own(found: PrequantizedWeight, shape: tuple[int, ...] | None, bits: int, get: Get) -> Packed:
+    """Read a weight of sdquant's own file."""
+    parts = {part: get(key) for part, key in found.keys.items()}
+    if shape is None or len(shape) != 2 or not parts.keys() >= {"codes", "scale"}:
+        raise bad(found.name, f"its parts ({', '.join(parts)}) are not those of {found.scheme}")
+    rows, columns = shape
+    grid: tuple[int, ...] = tuple(parts["scale"].shape)
+    fits = len(grid) == 2 and (grid[0] == rows and columns % grid[1] == 0)
+    if found.details.get("axis") == 0:
+        fits = len(grid) == 2 and grid[0] == 1 and rows * columns % grid[1] == 0
+    needed = {"codes": (rows, columns * bits // 8), "scale": grid, "zero": grid, "shift": grid, "order": (columns,)}
+    dtypes = {"codes": torch.uint8, "zero": torch.uint8, "shift": torch.float32, "order": torch.int32}
+    for part, tensor in parts.items():
+        if part not in needed or tuple(tensor.shape) != needed[part] or not fits or columns % UNIT:
+            raise bad(found.keys[part], f"its shape is {list(tensor.shape)}, which no weight of {list(shape)} has")
+        if tensor.dtype != dtypes.get(part, tensor.dtype):
+            raise bad(found.keys[part], f"it is {dtype_name(tensor.dtype)}, but {dtype_name(dtypes[part])} is needed")
+    scales(found.keys["scale"], parts["scale"])
+    if "order" in parts and not torch.equal(parts["order"].sort().values.long(), torch.arange(columns)):
+        raise bad(found.keys["order"], "it does not have each column once")
+    details = {"axis": 0} if "axis" in found.details else {}
+    spec = PackedSpec(
+        scheme=registry.scheme(found.scheme), shape=(rows, columns), dtype=found.details[DTYPE], details=details
+    )
+    return Packed(spec=spec, parts=parts)
+
+
+def _sorted(groups: tuple[str, Tensor], codes: Tensor, bits: int, count: int) -> tuple[Tensor, Tensor | None]:
+    """Return codes with the columns of each group side by side, and the column that each is; None if they were so."""
+    key, group = groups
+    columns = codes.shape[1] * 8 // bits
+    group = group.long()
+    if tuple(group.shape) != (columns,):
+        raise bad(key, f"its shape is {list(group.shape)}, but the weight has {columns} columns")
+    if bool((group == -1).all()):  # as compressed-tensors begins with
+        return codes, None
+    members = group.bincount(minlength=count) if bool((group >= 0).all()) else group.new_zeros(0)
+    if len(members) != count or bool((members != columns // count).any()):
+        raise bad(key, f"it does not put {columns // count} columns into each of {count} groups")
+    order = group.argsort(stable=True)
+    if torch.equal(order, torch.arange(columns)):
+        return codes, None
+    return packed(integers(codes, bits)[:, order], bits), order.to(torch.int32)
+
+
+def _scale(found: PrequantizedWeight, get: Get, grid: tuple[int, ...] | None = None) -> Tensor:
+    key, scale = require(found, "scale", get)
+    scales(key, scale)
+    if grid is not None and tuple(scale.shape) != grid:
+        raise bad(key, f"its shape is {list(scale.shape)}, but {list(grid)} belongs to the weight")
+    return scale
+
+
+def _groups(found: PrequantizedWeight, get: Get) -> tuple[str, Tensor] | None:
+    key = found.keys.get("order")
+    return None if key is None else (key, get(key))
+
+
+def _bytes(words: Tensor) -> Tensor:
+    """View int32 [rows, n] as uint8 [rows, 4 n], in the order of the bits of their numbers."""
+    return words.contiguous().view(torch.uint8)
+
+
+def _words(found: PrequantizedWeight, part: str, get: Get) -> tuple[str, Tensor]:
+    key, words = require(found, part, get)
+    if words.dtype != torch.int32 or words.ndim != 2 or not words.numel():
+        raise bad(key, f"it is {dtype_name(words.dtype)} {list(words.shape)}, not a matrix of int32")
+    return key, words
+
+
+def _zeros(zero: Tensor, bits: int) -> Tensor | None:
+    """Return zero points; None where all are the middle of the range, which need not be kept."""
+    return None if bool((zero == 1 << bits - 1).all()) else zero
+
+
+def _gptq(found: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> _Unpacked:
+    _, words = _words(found, "codes", get)
+    scale = _scale(found, get)
+    key, zeros = _words(found, "zero", get)
+    codes = _bytes(words.T)
+    out, groups = len(codes), len(scale)
+    if tuple(scale.shape) != (groups, out) or tuple(zeros.shape) != (groups, out * bits // 32):
+        raise bad(key, f"its shape is {list(zeros.shape)}, but the scales have {list(scale.shape)}")
+    if codes.shape[1] * 8 // bits % groups:
+        raise unread(found.name, f"its {groups} groups of columns are not of one size")
+    zero = integers(_bytes(zeros), bits) + found.details[OFFSET] & (1 << bits) - 1
+    middle = 1 << bits - 1
+    if found.details.get(SYMMETRIC) and bool((zero != middle).any()):
+        other = 1 - 2 * found.details[OFFSET]
+        if bool((zero + other & (1 << bits) - 1 == middle).all()):
+            raise unread(
+                found.name,
+                "its config says that it is symmetric, but its zero points are in the middle only if they are "
+                + ("stored as they are (gptq_v2, AutoRound)" if other < 0 else "stored less one (GPTQ's first version)")
+                + ", which the config does not say",
+            )
+    return _Unpacked(
+        codes=codes, scale=scale.T.contiguous(), zero=_zeros(zero.T.contiguous(), bits), groups=_groups(found, get)
+    )
+
+
+def _awq(found: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> _Unpacked:
+    _, words = _words(found, "codes", get)
+    key, zeros = _words(found, "zero", get)
+    scale = _scale(found, get)
+    columns, out, groups = len(words), words.shape[1] * 8, len(scale)
+    if tuple(scale.shape) != (groups, out) or tuple(zeros.shape) != (groups, words.shape[1]):
+        raise bad(key, f"its shape is {list(zeros.shape)}, but the scales have {list(scale.shape)}")
+    if columns % groups or columns % UNIT:
+        raise unread(found.name, f"its {columns} columns are not whole groups, of which there are {groups}")
+    codes = packed(_awq_columns(words).T.contiguous(), bits)
+    return _Unpacked(codes=codes, scale=scale.T.contiguous(), zero=_zeros(_awq_columns(zeros).T.contiguous(), bits))
+
+
+def _awq_columns(words: Tensor) -> Tensor:
+    """Unpack AWQ's words, int32 [rows, n]: uint8 [rows, 8 n] in the order of the weight."""
+    stored = integers(_bytes(words), 4).view(len(words), -1, 8)
+    values = torch.empty_like(stored)
+    values[..., list(_AWQ_ORDER)] = stored
+    return values.flatten(1)
+
+
+def _compressed(found: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> _Unpacked:
+    key, words = _words(found, "codes", get)
+    told = tuple(get(found.keys["shape"]).tolist()) if "shape" in found.keys else size
+    if told is None:
+        raise Unfit(f"the tensors of {found.name} alone do not tell its shape")
+    if len(told) != 2 or told[0] != len(words) or -(-told[1] * bits // 32) != words.shape[1]:
+        raise bad(
+            key, f"it has {words.shape[1]} words a row, which do not make a weight of {list(told)} with {bits} bits"
+        )
+    rows, columns = int(told[0]), int(told[1])
+    if columns % UNIT:
+        raise unread(found.name, f"it has {columns} columns, and sdquant reads multiples of {UNIT}")
+    codes = _bytes(words)[:, : columns * bits // 8].contiguous()
+    scale = _grouped(found, rows, columns, get)
+    zero = None
+    if "zero" in found.keys:
+        key, zeros = _words(found, "zero", get)
+        if tuple(zeros.shape) != (-(-rows * bits // 32), scale.shape[1]):
+            raise bad(key, f"its shape is {list(zeros.shape)}, but the scales have {list(scale.shape)}")
+        zero = _zeros(integers(_bytes(zeros.T), bits)[:, :rows].T.contiguous(), bits)
+    return _Unpacked(codes=codes, scale=scale, zero=zero, groups=_groups(found, get))
+
+
+def _grouped(found: PrequantizedWeight, rows: int, columns: int, get: Get) -> Tensor:
+    """Return compressed-tensors' scales, [rows, groups]."""
+    scale = _scale(found, get)
+    scale = scale.reshape(1, 1).expand(rows, 1).contiguous() if scale.numel() == 1 else scale
+    scale = scale.unsqueeze(1) if scale.ndim == 1 else scale
+    if scale.ndim != 2 or len(scale) != rows or columns % scale.shape[1]:
+        raise bad(found.keys["scale"], f"its shape is {list(scale.shape)}, but the weight has {[rows, columns]}")
+    return scale
+
+
+def _int8(found: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> _Unpacked:
+    key, codes = require(found, "codes", get)
+    if codes.dtype != torch.int8 or codes.ndim != 2 or not codes.numel():
+        raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of int8")
+    rows, columns = codes.shape
+    scale = _grouped(found, rows, columns, get)
+    zero = None
+    if "zero" in found.keys:
+        key, zeros = require(found, "zero", get)
+        if zeros.dtype != torch.int8 or zeros.numel() not in (1, scale.numel()):
+            raise bad(key, f"it is {dtype_name(zeros.dtype)} {list(zeros.shape)}, and the scales {list(scale.shape)}")
+        zero = _zeros(_raised(zeros.reshape(-1).expand(scale.numel()).view(scale.shape)), bits)
+    return _Unpacked(codes=_raised(codes), scale=scale, zero=zero, groups=_groups(found, get))
+
+
+def _raised(codes: Tensor) -> Tensor:
+    """Return int8 plus 128, as uint8."""
+    return codes.contiguous().view(torch.uint8) ^ 128
+
+
+def _hqq(found: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> _Unpacked:
+    facts: Mapping[str, Any] = {
+        part: get(found.keys[part]).tolist() for part in ("nbits", "axis", "shape") if part in found.keys
+    }
+    flags = [part for part in ("floats", "scales", "zeros") if part in found.keys and get(found.keys[part]).any()]
+    if flags:
+        raise unread(found.name, f"it is HQQ's with {found.keys[flags[0]]!r}, which sdquant does not read")
+    if facts.get("nbits", bits) != bits:
+        raise bad(found.keys["nbits"], f"it says {facts['nbits']} bits, but the other tensors or the config say {bits}")
+    told = tuple(facts.get("shape", size or ()))
+    if len(told) != 2:
+        raise Unfit(f"the tensors of {found.name} alone do not tell its shape")
+    rows, columns = told
+    key, codes = require(found, "codes", get)
+    scale, (key_zero, zero) = _scale(found, get), require(found, "shift", get)
+    scales(key_zero, zero)
+    axis = 0 if scale.shape[0] == 1 and scale.numel() > 1 else 1
+    if scale.ndim != 2 or zero.shape != scale.shape or scale.shape[axis] != 1 or facts.get("axis", axis) != axis:
+        raise bad(key_zero, f"its shape is {list(zero.shape)}, and that of the scales {list(scale.shape)}")
+    groups = scale.numel()
+    if rows * columns % groups or columns % UNIT or (axis and groups % rows):
+        raise unread(found.name, f"its {groups} groups are not those of a row of its {[rows, columns]}")
+    values = _hqq_codes(key, codes, bits, groups if axis else rows * columns // groups)
+    if values.numel() != rows * columns:
+        raise bad(key, f"it has {values.numel()} codes, which are not those of a weight of {[rows, columns]}")
+    grid = (rows, groups // rows) if axis else (1, groups)
+    shift = (zero.float() * scale.float()).view(grid)
+    return _Unpacked(
+        codes=packed(values.reshape(rows, columns), bits), scale=scale.reshape(grid), shift=shift, axis=axis
+    )
+
+
+def _hqq_codes(key: str, codes: Tensor, bits: int, count: int) -> Tensor:
+    """Unpack the first `count` rows of a matrix whose rows are spread over the numbers of `codes`, the first rows in
+    the high bits: uint8 [count, columns]."""
+    each, width = (10, 30) if bits == 3 else (8 // bits, 8)
+    if codes.dtype != (torch.int32 if bits == 3 else torch.uint8) or codes.ndim != 2:
+        raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, which no codes of {bits} bits are")
+    planes = [codes >> width - bits * (place + 1) & (1 << bits) - 1 for place in range(each)]
+    return torch.cat(planes)[:count].to(torch.uint8)
+
+
+_READERS: Mapping[str, Callable[[PrequantizedWeight, int, Size | None, Get], _Unpacked]] = {
+    GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, BYTES: _int8, HQQ: _hqq,
+}  # fmt: skip

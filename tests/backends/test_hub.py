@@ -1,0 +1,234 @@
+"""Quantized folders of the hub: GPTQ, AWQ, AutoRound, HQQ, compressed-tensors, and FP8 with blocks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import sdquant
+from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.nn.weights import plain, quantized
+
+from ..entry_points import answers, copied, one_answer
+from ..hub_formats import KINDS, Kind, is_packable, rewrite
+from .comfy_layers import GOLDEN
+
+DAILY = ("fp8 blocks", "ct w4a16 asymmetric", "ct w8a8", "ct nvfp4", "gptq shuffled", "awq", "hqq")
+# The library computes the golden weight in the dtype of its scales.
+ROUNDED = {
+    "ct_w4a16_g32_sym": "bfloat16", "ct_w8a16_channel": "bfloat16", "ct_nvfp4": "bfloat16", "ct_fp8_tensor": "float32",
+    "gptq_w4_asym_autoround": "float16", "gptq_w4_asym_v1": "float16", "gptq_w4_sym_v1": "float16",
+    "awq_gemm_w4_g32": "float16", "transformers_fp8_block16x32": "float32",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_golden(name: str) -> None:
+    """Bit for bit what the libraries make of their layers, once it is rounded as they do."""
+    file = GOLDEN / f"{name}.safetensors"
+    (weight,) = (t for key, t in sdquant.dequantize(file, dtype=ROUNDED[name]) if key == "layer.weight")
+    with safe_open(file, "pt") as stored:
+        assert torch.equal(weight, stored.get_tensor("golden.weight").to(weight.dtype))
+
+
+def _encoder(place: Path, part: str = "text_encoder_2") -> Path:
+    return copied(Path(sdquant.demo.path("digits-flux")) / part, place)
+
+
+def _of(kind: str, folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    return folder, rewrite(folder, KINDS[kind])
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in KINDS]
+)
+def test_a_text_encoder(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    folder, values = _of(name, _encoder(tmp_path / "model"))
+    seen = sdquant.detect(folder)
+    assert (seen.quant, seen.warnings) == (kind.quant, [])
+    assert any(kind.words in line and f"({len(values)} weights)" in line for line in seen.evidence), seen.evidence
+    assert sdquant.verify(folder).quant == kind.quant and sdquant.plan(folder).bytes > 0
+    model = sdquant.load_model(folder, progress=False)
+    packs = dict(quantized(model))
+    assert packs.keys() == values.keys()
+    for key, packed in packs.items():
+        weight = packed.spec.scheme.codec.decode(packed, torch.float32)
+        assert torch.equal(weight, values[key]) if kind.exact else torch.allclose(weight, values[key], rtol=1e-6)
+        if "axis" not in packed.spec.details and "order" not in packed.parts:
+            assert packed.spec.scheme.codec.form(packed) is not None  # for kernels
+    _dequantized(folder, values, kind)
+    _saved(model, tmp_path / "saved")
+
+
+def _dequantized(folder: Path, values: dict[str, Tensor], kind: Kind) -> None:
+    floats = dict(sdquant.dequantize(folder))
+    original = load_file(next((Path(sdquant.demo.path("digits-flux")) / "text_encoder_2").glob("*.safetensors")))
+    assert floats.keys() == original.keys()
+    for key, value in values.items():
+        assert torch.equal(floats[key], value) if kind.exact else torch.allclose(floats[key], value, rtol=1e-6)
+
+
+def _saved(model: Any, place: Path) -> None:
+    """What sdquant saves loads again, and computes the same."""
+    sdquant.save(model, place)
+    again = sdquant.load_model(place, progress=False)
+    mine, theirs = dict(quantized(again)), dict(quantized(model))
+    assert mine.keys() == theirs.keys()
+    for key, packed in theirs.items():
+        assert mine[key].spec == packed.spec
+        assert all(torch.equal(mine[key].parts[part].float(), t.float()) for part, t in packed.parts.items())
+    words = torch.arange(12)[None] % model.config.vocab_size
+    with torch.no_grad():
+        assert torch.equal(again(words).last_hidden_state, model(words).last_hidden_state)
+
+
+@pytest.mark.parametrize("name", ["gptq shuffled", "hqq axis 0", "ct w3a16"])
+def test_computes_with_the_weights_that_it_has(name: str, tmp_path: Path) -> None:
+    folder, values = _of(name, _encoder(tmp_path / "model"))
+    model = sdquant.load_model(folder, dtype="float32", progress=False)
+    floats = _encoder(tmp_path / "floats")
+    (file,) = floats.glob("*.safetensors")
+    save_file({key: values.get(key, t) for key, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    other = sdquant.load_model(floats, dtype="float32", progress=False)
+    words = torch.arange(12)[None] % model.config.vocab_size
+    with torch.no_grad():
+        torch.testing.assert_close(model(words).last_hidden_state, other(words).last_hidden_state, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["auto-round", pytest.param("gptq shuffled", marks=pytest.mark.slow)])
+def test_in_a_pipeline(name: str, tmp_path: Path) -> None:
+    """A transformer and an encoder, in diffusers' and in transformers' folders, offloaded."""
+    folder = copied(Path(sdquant.demo.path("digits-flux")), tmp_path / "pipe")
+    for part in ("transformer", "text_encoder_2"):
+        rewrite(folder / part, KINDS[name])
+    assert sdquant.detect(folder).parts["transformer"].quant == "hub-int4"
+    pipe = sdquant.load_model(folder, offload="sequential", progress=False)
+    assert len(list(quantized(pipe.transformer))) and len(list(quantized(pipe.text_encoder_2)))
+    image = pipe("3", num_inference_steps=1, output_type="pt", generator=torch.Generator().manual_seed(0)).images
+    assert torch.isfinite(image).all()
+
+
+def test_as_a_part_of_another_pipeline(tmp_path: Path) -> None:
+    folder, values = _of("awq", _encoder(tmp_path / "encoder"))
+    pipe = sdquant.load_model(sdquant.demo.path("digits-flux"), parts={"text_encoder_2": folder}, progress=False)
+    assert dict(quantized(pipe.text_encoder_2)).keys() == values.keys()
+
+
+def test_a_config_from_the_caller(tmp_path: Path) -> None:
+    """A lone file, of whose zero points nothing tells what they mean."""
+    folder, values = _of("gptq v2", _encoder(tmp_path / "model"))
+    file = Path(shutil.copy(next(folder.glob("*.safetensors")), tmp_path / "lone.safetensors"))
+    with pytest.raises(UnsupportedFileError, match="nothing tells whether its zero points are less one"):
+        sdquant.dequantize(file)
+    floats = dict(sdquant.dequantize(file, config=dict(KINDS["gptq v2"].config)))
+    assert all(torch.equal(floats[key], value) for key, value in values.items())
+
+
+def _changed(folder: Path, **said: Any) -> Path:
+    config = folder / "config.json"
+    values = json.loads(config.read_text())
+    values["quantization_config"] |= said
+    config.write_text(json.dumps(values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "words"),
+    [
+        ("gptq symmetric", {"checkpoint_format": "gptq_v2"}, "zero points are in the middle only if"),
+        ("gptq", {"checkpoint_format": "marlin"}, "'marlin'"),
+        ("auto-round", {"packing_format": None}, "does not say its packing_format"),
+        ("auto-round", {"packing_format": "itrex"}, "'itrex'"),
+        ("awq", {"version": "gemv"}, "'gemv'"),
+        ("ct w4a16", {"config_groups": {}}, "nothing tells the bits"),
+        ("gptq", {"quant_method": "awq"}, "nothing tells whether its zero points"),
+    ],
+)
+def test_what_nothing_tells_is_refused(name: str, said: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder, _ = _of(name, _encoder(tmp_path / "model"))
+    call = sdquant.verify if "middle" in words else sdquant.detect
+    with pytest.raises(UnsupportedFileError) as caught:
+        call(_changed(folder, **said))
+    assert words in caught.value.why and "sdquant matrix" in caught.value.fix
+
+
+def test_config_groups_with_targets(tmp_path: Path) -> None:
+    """Bits by a layer's name before its class, and layers that are left out."""
+    folder = _encoder(tmp_path / "model")
+    (file,) = folder.glob("*.safetensors")
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in load_file(file).items():
+        if not is_packable(key, tensor) or ".wo." in key:
+            tensors[key] = tensor
+            continue
+        made, _ = KINDS["ct w8a16" if ".SelfAttention." in key else "ct w4a16"].make(tensor)
+        tensors |= {key.removesuffix("weight") + last: part.contiguous() for last, part in made.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}},
+        "group_1": {"targets": ["re:.*SelfAttention.*"], "weights": {"num_bits": 8}},
+    }
+    said = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["re:.*wo"]}
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": said}))
+    sdquant.verify(folder)
+    rows = sdquant.detect(folder).sources["model"].prequantized
+    assert {row.scheme for name, row in rows.items() if "SelfAttention" in name} == {"hub-int8"}
+    assert {row.scheme for name, row in rows.items() if "SelfAttention" not in name} == {"hub-int4"}
+    assert not any(".wo." in name for name in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "change", "words"),
+    [
+        ("gptq", "qzeros", None, "qzeros"),
+        ("gptq", "scales", lambda t: t.fill_(torch.nan), "not a number"),
+        ("gptq", "g_idx", lambda t: t.fill_(0), "columns into each of"),
+        ("gptq", "qweight", lambda t: t[:-1], "codes of"),
+        ("awq", "scales", lambda t: t[:, :-8], "neither in GPTQ's order nor"),
+        ("ct w4a16", "weight_scale", None, "weight_scale"),
+        ("ct w4a16", "weight_shape", lambda t: t + 8, "words a row"),
+        ("ct nvfp4", "weight_global_scale", lambda t: t.zero_(), "positive"),
+        ("hqq", "zero", None, "zero"),
+        ("hqq", "nbits", lambda t: t + 4, "8 bits"),
+        ("hqq", "view_as_float", lambda t: t + 1, "view_as_float"),
+    ],
+)
+def test_a_damaged_file(name: str, last: str, change: Any, words: str, tmp_path: Path) -> None:
+    folder, values = _of(name, _encoder(tmp_path / "model"))
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    key = next(iter(values)).removesuffix("weight") + last
+    tensor = tensors.pop(key)
+    if change is not None:
+        tensors[key] = change(tensor).contiguous()
+    save_file(tensors, file, metadata={"format": "pt"})
+    for call in (sdquant.verify, lambda path: sdquant.load_model(path, progress=False)):
+        with pytest.raises((BadFileError, UnsupportedFileError), match=words):
+            call(folder)
+
+
+def test_experts_in_float8(tmp_path: Path) -> None:
+    """Which transformers keeps as parameters, with their scales beside them: they were cast, and the scales dropped."""
+    folder = _encoder(tmp_path / "model")
+    (file,) = folder.glob("*.safetensors")
+    codes = torch.ones(2, 8, 8).to(torch.float8_e4m3fn)
+    more = {"experts.up_proj": codes, "experts.up_proj_scale_inv": torch.ones(2, 1, 1)}
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+    one_answer(folder, UnsupportedFileError, "experts.up_proj_scale_inv")
+
+
+def test_plain_weights_stay(tmp_path: Path) -> None:
+    folder, values = _of("gptq", _encoder(tmp_path / "model"))
+    assert set(answers(folder).values()) == {None}
+    model = sdquant.load_model(folder, progress=False)
+    assert not plain(model).keys() & values.keys()
