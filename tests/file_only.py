@@ -14,8 +14,10 @@ from torch import Tensor
 
 import sdquant
 
+from . import hub_formats
 from .backends.comfy_layers import line
 from .backends.test_comfy_mixed import KINDS
+from .hub_formats import rewrite
 
 MAIN = {"digits-sd": "unet", "digits-flux": "transformer"}
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -27,6 +29,8 @@ def quantized_folder(model: str, scheme: str, target: Path) -> Path:
     part = target / MAIN[model]
     if scheme == "sdnq-other":
         _by_sdnq(part)
+    elif scheme.startswith("hub-"):
+        rewrite(part, next(kind for kind in hub_formats.KINDS.values() if kind.quant == scheme))
     else:
         tensors = load_file(part / WEIGHTS)
         rows = (_layer(name, tensor, _COMFY[scheme]) for name, tensor in tensors.items())
