@@ -153,9 +153,9 @@ class Checkpoint:
         Args:
             exact: in float32, if it is dequantized while it is read, and rounded to its dtype then.
         """
-        make = self.recipes.get(key)
-        if make is not None:
-            make = (make.exact or make) if exact else make
+        recipe = self.recipes.get(key)
+        if recipe is not None:
+            make = recipe.exact if exact and recipe.exact is not None else recipe
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
 
