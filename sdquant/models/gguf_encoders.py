@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..formats import METADATA_KEY, checkpoint, gguf_file, gguf_text_names, gguf_vision_names
-
 from .refused_gguf import refuse_undecodable
 
 if TYPE_CHECKING:
