@@ -20,7 +20,19 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo
 from ._comfy_find import INVERSE
-from ._hub_find import BITS, BYTES, COMPRESSED, DTYPE, PACKING, float_dtype, lacking, require_readable, told, untold
+from ._hub_find import (
+    BITS,
+    BYTES,
+    COMPRESSED,
+    DTYPE,
+    PACKING,
+    float_dtype,
+    lacking,
+    require_readable,
+    told,
+    unread,
+    untold,
+)
 
 METHODS = ("compressed-tensors",)
 _NVFP4 = "comfy:nvfp4"
@@ -83,6 +95,8 @@ def _weight(
     name = f"{stem}.weight"
     codes = f"{stem}.weight_packed" if f"{stem}.weight_packed" in tensors else name
     scale = f"{stem}.weight_scale"
+    if f"{stem}.scale_packed" in tensors:
+        raise unread(name, "it is in compressed-tensors' marlin-24, sparse and in the order of a kernel")
     if scale not in tensors:
         raise lacking(name, scale)
     keys = {"codes": codes, "scale": scale}

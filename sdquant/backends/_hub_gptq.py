@@ -67,11 +67,11 @@ def _weight(
     codes, zero, scale = (tensors[keys[part]].shape for part in ("codes", "zero", "scale"))
     groups, out = scale if len(scale) == 2 else (0, 0)
     details: dict[str, Any] = {DTYPE: dtype}
-    if groups and codes[1] * 8 == out and zero == (groups, codes[1]):
+    if groups * out and codes[1] * 8 == out and zero == (groups, codes[1]):
         bits, columns = 4, codes[0]
         words = _awq(name, settings)
         details |= {PACKING: AWQ}
-    elif groups and codes[1] == out and len(zero) == 2 and zero[0] == groups and zero[1] * 32 % out == 0:
+    elif groups * out and codes[1] == out and len(zero) == 2 and zero[0] == groups and zero[1] * 32 % out == 0:
         bits = zero[1] * 32 // out
         columns = codes[0] * 32 // max(bits, 1)
         require_readable(name, "GPTQ", bits)

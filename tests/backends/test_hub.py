@@ -15,8 +15,10 @@ from torch import Tensor
 
 import sdquant
 from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.models.components import quiet
 from sdquant.nn.weights import plain, quantized
 
+from .. import encoders
 from ..entry_points import answers, copied, one_answer
 from ..hub_formats import KINDS, Kind, is_packable, rewrite
 from .comfy_layers import GOLDEN
@@ -115,6 +117,35 @@ def test_in_a_pipeline(name: str, tmp_path: Path) -> None:
     assert len(list(quantized(pipe.transformer))) and len(list(quantized(pipe.text_encoder_2)))
     image = pipe("3", num_inference_steps=1, output_type="pt", generator=torch.Generator().manual_seed(0)).images
     assert torch.isfinite(image).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen2_5_VLForConditionalGeneration", "gptq"),
+        ("Mistral3ForConditionalGeneration", "fp8 small blocks"),
+        ("Gemma3ForConditionalGeneration", "ct w4a16"),
+        ("Qwen3Model", "awq"),
+        ("CLIPTextModel", "hqq"),
+    ],
+)
+def test_language_models(model: str, name: str, tmp_path: Path) -> None:
+    """Whose names in files are others than the model's; saved by transformers, and loaded by it with sdquant."""
+    with quiet():
+        encoders.model(model).save_pretrained(tmp_path / "model")
+    _, values = _of(name, tmp_path / "model")
+    mine = sdquant.load_model(tmp_path / "model", progress=False)
+    packs = dict(quantized(mine))
+    assert len(packs) == len(values)
+    with quiet():
+        mine.save_pretrained(tmp_path / "saved")
+        theirs = encoders.kind(model).from_pretrained(tmp_path / "saved")
+    for again in (sdquant.load_model(tmp_path / "saved", progress=False), theirs):
+        other = dict(quantized(again))
+        assert other.keys() == packs.keys()
+        for key, packed in packs.items():
+            assert all(torch.equal(other[key].parts[part].float(), t.float()) for part, t in packed.parts.items())
 
 
 def test_as_a_part_of_another_pipeline(tmp_path: Path) -> None:

@@ -134,6 +134,15 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
     "compressed-tensors": ("compressed-tensors", {
         "weight_packed": _codes(I32, 256, 8), "weight_scale": torch.ones(256, 1), "weight_shape": torch.tensor([256]),
     }),
+    "compressed-tensors mxfp4": ("compressed-tensors", {
+        "weight_packed": _codes(U8, 256, 32), "weight_scale": _codes(U8, 256, 2),
+    }),
+    "compressed-tensors marlin": ("marlin-24", {
+        "weight_packed": _codes(I32, 4, 512), "scale_packed": torch.ones(1, 256), "meta": _codes(torch.int16, 64, 8),
+    }),
+    "gptq for a kernel": ("in one for a kernel", {
+        "qweight": _codes(I32, 4, 512), "qzeros": _codes(I32, 1, 32), "scales": torch.ones(1, 256),
+    }),
     "torchao": ("torchao", {"_weight_qdata": _codes(I8, 256, 64), "_weight_scale": torch.ones(256, 1)}),
     "hqq": ("HQQ", {"W_q": _codes(U8, 32, 256), "scale": torch.ones(1, 256), "zero": torch.ones(1, 256)}),
     "modelopt": ("ModelOpt", {"weight": _codes(I8, 256, 64), "weight_quantizer._scale": torch.ones(256)}),
