@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
+from sdquant import backends
+from sdquant.backends import comfy
 
 from .foreign import WEIGHTS
 
@@ -164,6 +166,34 @@ def _with_config(word: str) -> Change:
     return lambda model: model.files["config.json"].update(quantization_config=settings)
 
 
+_SIZES = {NAME: (256, 64), OTHER: (64, 320)}
+
+
+def _of_comfy(scheme: str) -> Change:
+    """As ComfyUI's files have it, of other values."""
+
+    def change(model: Model) -> None:
+        spec, dice = backends.parse(scheme), torch.Generator().manual_seed(0)
+        for name, shape in _SIZES.items():
+            stem = name.removesuffix("weight")
+            for key in [key for key in model.tensors if key.startswith(stem) and key != f"{stem}bias"]:
+                del model.tensors[key]
+            packed = comfy.BACKEND.encode(torch.randn(shape, generator=dice).bfloat16(), spec)
+            model.tensors |= comfy.BACKEND.export(name, packed)
+        del model.files["config.json"]["quantization_config"]
+
+    return change
+
+
+def _with_extras(model: Model) -> None:
+    """SDNQ's rotation, and its low-rank branch."""
+    for name, (rows, columns) in _SIZES.items():
+        stem = name.removesuffix("weight")
+        model.tensors |= {f"{stem}svd_up": torch.ones(rows, 8) / 99, f"{stem}svd_down": torch.ones(8, columns) / 99}
+    extras = {"use_svd": True, "svd_rank": 8, "use_hadamard": True, "hadamard_group_size": 64}
+    model.files["config.json"]["quantization_config"].update(extras)
+
+
 def line(value: Any) -> Tensor:
     """A line of JSON (or raw bytes) as the tensor of bytes that formats keep it in."""
     raw = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -174,6 +204,10 @@ _COMFY = {"comfy_quant": line({"format": "float8_e4m3fn"}), "input_scale": torch
 _TWO_LEVELS = {"data": f"{NAME}._data._data", "scale": f"{NAME}._scale", "shift": f"{NAME}._shift"}
 _ONE_LEVEL = {"data": f"{NAME}._data", "scale": f"{NAME}._scale"}
 _SDNQ = {"weight": NAME, "scale": f"{STEM}scale"}
+_INT8 = {"codes": NAME, "scale": f"{STEM}weight_scale", "line": f"{STEM}comfy_quant"}
+_W4A8 = {"codes": NAME, "line": f"{STEM}comfy_quant"} | {
+    part: f"{STEM}weight_{part}" for part in ("s_rel", "s_channel")
+}
 
 FORMATS: dict[str, Format] = {
     "nf4": Format("nf4", _four("nf4")),
@@ -201,6 +235,14 @@ FORMATS: dict[str, Format] = {
     "sdnq-int8": Format("sdnq-int8", _SDNQ),
     "sdnq-uint4": Format("sdnq-uint4", _SDNQ | {"zero_point": f"{STEM}zero_point"}),
     "sdnq-uint3": Format("sdnq-uint3", _SDNQ | {"zero_point": f"{STEM}zero_point"}),
+    **{f"comfy {scheme}": Format(scheme, _INT8, then=_of_comfy(scheme)) for scheme in ("int8_row", "int8_convrot")},
+    "comfy w4a4": Format("w4a4", _INT8, then=_of_comfy("w4a4")),
+    "comfy w4a8": Format("w4a8", _W4A8, then=_of_comfy("w4a8")),
+    "comfy mxfp8": Format("mxfp8", _INT8, then=_of_comfy("mxfp8")),
+    "comfy nvfp4": Format("comfy:nvfp4", _INT8 | {"factor": f"{STEM}weight_scale_2"}, then=_of_comfy("comfy:nvfp4")),
+    "sdnq extras": Format(
+        "sdnq-uint4", _SDNQ | {part: f"{STEM}{part}" for part in ("svd_up", "svd_down")}, then=_with_extras
+    ),
     "own nf4": Format("nf4", _four("nf4"), own=True),
     "own nf4 nested": Format("nf4,double_quant", _four("nf4", "nested_absmax", "nested_quant_map"), own=True),
     "own bnb-int8": Format("bnb-int8", {"codes": NAME, "scb": f"{STEM}SCB"}, own=True),

@@ -98,6 +98,8 @@ _NF4 = ("nf4", "fp4", "nf4 nested")
 _SCALED = ("fp8 weight_scale", "fp8 weight_scale_inv")
 _BITS8, _BITS4 = ("qint8", "qfloat8", "diffusers qint8"), ("qint4", "qint2", "diffusers qint4")
 _UINT = ("sdnq-uint4", "sdnq-uint3")
+_IN_TILES = ("comfy mxfp8", "comfy nvfp4")
+_COMFY = ("comfy int8_row", "comfy int8_convrot", "comfy w4a4", "comfy w4a8", *_IN_TILES)
 # Formats, part -> what must not be done to that part.
 _PARTS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (_NF4, "codes", (*_COUNTS, "as int8", "as float64", "missing")),
@@ -123,6 +125,17 @@ _PARTS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("sdnq-uint3",), "weight", ("turned",)),
     (("sdnq-int8", *_UINT), "scale", (*_ALL, "as int32", "missing")),
     (_UINT, "zero_point", (*_ALL, "as int32", "missing")),
+    (_COMFY, "codes", (*_COUNTS, "deeper", "flat", "as int16", "as float16", "missing")),
+    (("comfy int8_row", "comfy int8_convrot", "comfy w4a4"), "scale",
+     (*_COUNTS, "as int32", "as uint8", "missing")),
+    (_IN_TILES, "scale", (*_COUNTS, "as int32", "as float32", "missing")),
+    (("comfy nvfp4",), "factor", ("longer", "twice", "empty", "as int32", "as uint8", "missing")),
+    (("comfy w4a8",), "s_rel", (*_COUNTS, "deeper", "as int32", "as int8", "missing")),
+    (("comfy w4a8",), "s_channel", (*_COUNTS, "as int32", "missing")),
+    (("sdnq extras",), "weight", (*_COUNTS, "deeper", "as int8", "as int16", "missing")),
+    (("sdnq extras",), "scale", (*_COUNTS, "as int32", "missing")),
+    (("sdnq extras",), "svd_up", (*_ALL, "as int32", "missing")),
+    (("sdnq extras",), "svd_down", (*_ALL, "as int32", "missing")),
     # Of sdquant's own files `test_verification` has the sizes of the first two parts.
     (("own nf4 nested",), "nested_absmax", (*_FLAT, "as float64", "missing")),
     (("own qint4", "own qint3"), "shift", (*_ALL, "as int32", "as float16", "missing")),
@@ -147,7 +160,8 @@ def _part_cases() -> Iterator[tuple[str, Case]]:
     for forms, part, names in _PARTS:
         for form in forms:
             for name in names:
-                hidden = (form, f"{part} {name}") in _HIDDEN
+                # The sizes of ComfyUI's parts may fit each other, padded, without fitting the model.
+                hidden = (form, f"{part} {name}") in _HIDDEN or (form in _COMFY and name in _SHAPES)
                 yield f"{part} {name}", Case(form, _named(name, FORMATS[form].parts[part]), lone=not hidden)
 
 
@@ -175,6 +189,14 @@ _VALUES: tuple[tuple[tuple[str, ...], str, Mapping[str, Edit]], ...] = (
     (("sdnq-int8", *_UINT, "own sdnq-uint3"), "scale", _NUMBERS),
     ((*_UINT, "own sdnq-uint3"), "zero_point", _NUMBERS),
     (("own int8", "own int8_sym", "own int4", "own int4_sym"), "scale", _NUMBERS),
+    (("comfy int8_row", "comfy int8_convrot", "comfy w4a4"), "scale", _MAGNITUDES),
+    (("comfy mxfp8",), "scale", {"not a number": _bytes(255)}),
+    (("comfy nvfp4",), "scale", {"not a number": _bytes(0x7F)}),
+    (("comfy nvfp4",), "factor", {name: edit for name, edit in _MAGNITUDES.items() if name != "all negative"}),
+    (("comfy w4a8",), "s_channel", _MAGNITUDES),
+    (("sdnq extras",), "scale", _NUMBERS),
+    (("sdnq extras",), "svd_up", _NUMBERS),
+    (("sdnq extras",), "svd_down", _NUMBERS),
     (_NF4, "quant_map", _TABLES),
     (("nf4 nested",), "nested_quant_map", _TABLES),
     (("bnb-int8",), "format", {"col32": lambda t: t + 1, "unknown": lambda t: t + 200}),

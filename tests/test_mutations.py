@@ -1,7 +1,7 @@
 """Valid files with a few bytes changed: they are read, or refused with a sentence; nothing else, and never a hang.
 
-Some hundred every day, thousands with the slow run. `SDQUANT_MUTATIONS=100000 pytest -m "" tests/test_mutations.py -rP`
-runs more, from other seeds, and says what came of them: the last such run is in bench/results/mutations.json.
+Some hundred every day, thousands with the slow run. `python -m bench.mutations` runs 100,000, from other seeds, and
+writes what came of them: the last such run is in bench/results/mutations.json.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends, demo
@@ -31,16 +34,27 @@ COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))
 PARTS = 8
 LIMIT = 20  # seconds for one file; the slowest take some milliseconds
 SCHEMES = ("nf4,double_quant", "fp8,packing=float8", "bnb-int8", "qint4", "int4", "sdnq-uint3", "q4_k")
+# What other tools write: each format of ComfyUI, NVFP4 in both orders, fine-grained FP8, and SDNQ with its extras.
+GOLDEN = (
+    "comfy_asym_w4a8_g16", "comfy_convrot_w4a4_int4", "comfy_fp8_e4m3_tensor", "comfy_int8_convrot_g16",
+    "comfy_int8_rowwise", "comfy_int8_tensorwise", "comfy_mxfp8", "comfy_nvfp4_padded",
+    "comfy_svdquant_w4a4_tilepack", "comfy_w6a8_g16", "bfl_nvfp4", "sdnq_fp8_svd", "sdnq_int8_hadamard",
+    "sdnq_uint4_codebook", "sdnq_uint4_scale_uint8", "sdnq_uint4_svd_hadamard", "transformers_fp8_block16x32",
+)  # fmt: skip
+FOLDER = Path(__file__).parent / "backends" / "golden"
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="a hang is seen by an alarm signal")
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """One small file of each format, by name with suffix."""
+    return sound(tmp_path_factory.mktemp("originals"))
+
+
+def sound(folder: Path) -> dict[str, bytes]:
+    """One small file of each format, by name with suffix. folder: to write them in."""
     from torch import nn
 
-    folder = tmp_path_factory.mktemp("originals")
     source = demo.path("digits-sd") / "unet"
     keep = ["down_blocks", "mid_block", "up_blocks"]  # most layers stay floats
     for scheme in SCHEMES:
@@ -57,7 +71,36 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     write_gguf(
         folder / "tiny.gguf", tiny, {"general.architecture": "flux", "words": ["a", "b"], "n": [1, 2], "b": True}
     )
+    for name in GOLDEN:
+        layer = {key: t for key, t in load_file(FOLDER / f"{name}.safetensors").items() if key.startswith("layer.")}
+        metadata = {key: text for key, text in _metadata(name).items() if key.startswith("_")}
+        save_file(layer, folder / f"{name}.safetensors", metadata)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def _metadata(name: str) -> dict[str, str]:
+    with safe_open(str(FOLDER / f"{name}.safetensors"), framework="pt") as file:
+        return dict(file.metadata())
+
+
+def config_of(name: str) -> dict[str, Any] | None:
+    """The config that is read beside a file; None for files that say themselves what they are."""
+    name = name.removesuffix(".safetensors")
+    text = _metadata(name).get("quantization_config") if name in GOLDEN else None
+    return {"quantization_config": {"quant_method": "sdnq", **json.loads(text)}} if text is not None else None
+
+
+def look(path: Path, *, whole: bool) -> None:
+    """What is tried with a file: its header, or all of it."""
+    config = config_of(path.name)
+    if config is not None:
+        rows = sdquant.dequantize(path, config=config)
+        for _ in rows if whole else ():
+            pass
+        return
+    detect(path)
+    if whole:
+        verify(path, progress=False)
 
 
 def header_end(name: str, raw: bytes) -> int:
@@ -96,11 +139,12 @@ def mutated(name: str, raw: bytes, dice: random.Random) -> bytes:
     return bytes(made)
 
 
+def rang(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"more than {LIMIT} s")
+
+
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    def rang(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"more than {LIMIT} s")
-
     old = signal.signal(signal.SIGALRM, rang)
     yield
     signal.alarm(0)
@@ -111,34 +155,48 @@ def test_the_originals_are_sound(originals: dict[str, bytes], tmp_path: Path) ->
     """The control: refusing everything would pass the other tests."""
     for name, raw in originals.items():
         (tmp_path / name).write_bytes(raw)
-        assert detect(tmp_path / name).prequantized
+        config = config_of(name)
+        if config is None:
+            assert detect(tmp_path / name).prequantized
+        else:
+            weights = dict(sdquant.dequantize(tmp_path / name, config=config))
+            assert weights.keys() <= {"layer.weight", "layer.bias"} and weights["layer.weight"].is_floating_point()
         if name != "tiny.gguf":
-            verify(tmp_path / name, progress=False)
+            look(tmp_path / name, whole=True)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_other_error_and_no_hang(originals: dict[str, bytes], tmp_path: Path, alarm: None, part: int) -> None:
     seed = 0 if COUNT == 4000 else random.randrange(2**32)
-    dice, seen = random.Random(f"{seed} {part}"), Counter[str]()
-    for number in range(COUNT // PARTS):
+    kept = Path(os.environ.get("SDQUANT_KEEP", tmp_path))
+    seen = outcomes(originals, tmp_path, f"{seed} {part}", COUNT // PARTS, kept)
+    assert seen["read"] > COUNT // PARTS // 25 and seen["BadFileError"] > COUNT // PARTS // 5, seen
+    print(json.dumps(seen))
+
+
+def outcomes(originals: dict[str, bytes], folder: Path, seed: str, count: int, kept: Path) -> Counter[str]:
+    """Change `count` files in `folder` and look at each; the number of times that it was read, or refused by an error.
+
+    Raises:
+        AssertionError: another error, or a hang; the file is in `kept` then.
+    """
+    dice, seen = random.Random(seed), Counter[str]()
+    for number in range(count):
         name = dice.choice(list(originals))
         raw = mutated(name, originals[name], dice)
-        path = tmp_path / name
+        path = folder / name
         path.write_bytes(raw)
         signal.alarm(LIMIT)
         try:
-            detect(path)
-            if number % 4 == 0:
-                verify(path, progress=False)
+            look(path, whole=number % 4 == 0)
             seen["read"] += 1
         except sdquant.SdquantError as error:
             seen[type(error).__name__] += 1
             assert error.what and error.why and error.fix
         except BaseException as error:
-            kept = Path(os.environ.get("SDQUANT_KEEP", tmp_path)) / f"broken-{seed}-{part}-{number}-{name}"
-            kept.write_bytes(raw)
-            raise AssertionError(f"{kept}: {error!r}") from error
+            broken = kept / f"broken-{seed.replace(' ', '-')}-{number}-{name}"
+            broken.write_bytes(raw)
+            raise AssertionError(f"{broken}: {error!r}") from error
         finally:
             signal.alarm(0)
-    assert seen["read"] > COUNT // PARTS // 25 and seen["BadFileError"] > COUNT // PARTS // 5, seen
-    print(json.dumps(seen))
+    return seen
