@@ -216,6 +216,7 @@ def component_folder(
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = configs_in(folder) if given is None else with_given(configs_in(folder), given, folder)
+    quantization_methods.refuse_pickles(folder, side.get("files", {}))
     weight_files = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
     src = _source(folder, weight_files.files, config=config, side=side, complete=complete, index=weight_files.index)
     return replace(src, variant=weight_files.variant, variants=weight_files.others)
@@ -299,7 +300,9 @@ def _source(
     else:
         comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
         methods = tuple(quantization_methods.named(path, side.get("files", {}), metadata))
-        quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights, "methods": methods})
+        said = {key: value for meta in metadata_of.values() for key, value in meta.items()}
+        outside = {**side, "comfy": comfy.weights, "methods": methods, "metadata": said}
+        quantized = _foreign(path, tensors, outside)
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
