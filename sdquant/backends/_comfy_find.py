@@ -17,6 +17,7 @@ from ..errors import UnsupportedFileError
 METADATA = "_quantization_metadata"  # the entry of a file's metadata that says of all layers what their tensors say
 TILED = "tiled"  # in the details of weights found: scales are in tiles, and padded
 INVERSE = "inverse_factor"  # and: scales are to be divided by the factor of the file
+LOW_FIRST = "low first"  # in those of others' weights in tiles: halves of bytes are as here, and exponent 0 is a number
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
 GROUP_SIZE = "group_size"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs

@@ -27,6 +27,7 @@ from ..core import (
     leaf,
     registry,
 )
+from ..errors import UnsupportedFileError
 from ..kernels import hadamard as fast_hadamard
 from ..utils.tensors import divided
 from ._bnb_codec import bad, require, scales
@@ -104,8 +105,20 @@ class Int8(RotatedCodec):
             raise bad(
                 key, f"its shape is {list(scale.shape)}, but it must be one scale or one for each of {shape[0]} rows"
             )
+        _refuse_zero_points(found, get)
         spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details=details)
         return Packed(spec=spec, parts={"codes": codes, "scale": scale})
+
+
+def _refuse_zero_points(found: PrequantizedWeight, get: Callable[[str], Tensor]) -> None:
+    """Raise UnsupportedFileError for zero points beside the scales, as torchao has them, unless all are zero."""
+    key = next((key for key in found.extra if key.endswith("_zero_point") and "_act_" not in key), None)
+    if key is not None and bool((get(key) != 0).any()):
+        raise UnsupportedFileError(
+            f"Cannot read weight {found.name!r}",
+            f"{key!r} has zero points, which {found.scheme} does not",
+            "Quantize the model again with symmetric weights, which are torchao's default",
+        )
 
 
 def _scale(largest: Tensor) -> Tensor:

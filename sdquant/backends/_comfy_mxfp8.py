@@ -21,7 +21,7 @@ from ._blocked_scales import tiled, untiled
 from ._bnb_codec import bad, require
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
-from ._comfy_find import TILED
+from ._comfy_find import LOW_FIRST, TILED
 from ._float8_values import floats_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Mxfp8(ComfyCodec):
         if bool((exponents == _NAN).any()):
             raise bad(key, "a scale is not a number")
         codes = codes[:rows, : shape[1]].contiguous()
-        if in_tiles:
+        if in_tiles and LOW_FIRST not in found.details:
             codes = _without_zeros(codes, exponents)
         spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found))
         return Packed(spec=spec, parts={"codes": codes, "scale": exponents.view(dtype_named(_SCALE))})

@@ -5,8 +5,8 @@ memory here they are the same, with the even column in the low half of a byte:
 
 * ComfyUI's, of comfy-kitchen's `TensorCoreNVFP4Layout`: the even column in the high half, scales in tiles
   (`_blocked_scales`), rows and columns padded to 16. `X.comfy_quant` names the format.
-* ModelOpt's and Black Forest Labs', which diffusers reads, and compressed-tensors': scales in the order of the weight.
-  That of compressed-tensors has the factor's inverse.
+* ModelOpt's and Black Forest Labs', which diffusers reads, compressed-tensors' and torchao's: scales in the order of the
+  weight; torchao's may also be in tiles. That of compressed-tensors has the factor's inverse.
 
 What is made has the codes and scales that comfy-kitchen makes of the weight in float32.
 """
@@ -28,7 +28,7 @@ from ._blocked_scales import tiled, untiled
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
-from ._comfy_find import INVERSE, TILED
+from ._comfy_find import INVERSE, LOW_FIRST, TILED
 from ._float8_values import floats_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Nvfp4(ComfyCodec):
         if bool((scale.view(torch.uint8) & _NAN == _NAN).any()):
             raise bad(key, "a scale is not a number")
         parts = {
-            "codes": _swapped(codes[: shape[0]]) if in_tiles else codes,
+            "codes": _swapped(codes[: shape[0]]) if in_tiles and LOW_FIRST not in found.details else codes[: shape[0]],
             "scale": scale,
         }
         if "columns" in found.keys:

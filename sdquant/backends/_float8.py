@@ -40,6 +40,7 @@ from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
 from ._float8_scales import factors, fitted, rows_of_scales
 from ._float8_values import floats_of
+from ._modelopt_find import OF_QUANTIZER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +157,7 @@ def _check_marker(detected: PrequantizedWeight, get: Callable[[str], Tensor]) ->
             format_name = marked
         elif last in SCALES:
             raise bad(key, f"the file also has {detected.keys['scale']!r}, but a weight has only one scale")
-        elif last not in HINTS and last != WHOLE:
+        elif last not in HINTS and last != WHOLE and not OF_QUANTIZER.fullmatch(key):
             raise bad(key, f"it looks like a scale, but sdquant only knows {', '.join('X.' + name for name in SCALES)}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
+from ._modelopt_find import SCALE as COMPRESSED
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.
@@ -45,6 +46,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         for key, info in tensors.items()
         if info.dtype in FLOAT8
         and key.rpartition(".")[2] == "weight"
+        and leaf(key, COMPRESSED) not in tensors  # ModelOpt's
         and (key not in formats or formats[key]["format"] in FORMATS)
     ]
     neighbours = _neighbours(tensors, names)

@@ -221,6 +221,7 @@ def component_folder(
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = configs_in(folder) if given is None else with_given(configs_in(folder), given, folder)
+    quantization_methods.refuse_pickles(folder, side.get("files", {}))
     weight_files = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
     src = _source(folder, weight_files.files, config=config, side=side, complete=complete, index=weight_files.index)
     return replace(src, variant=weight_files.variant, variants=weight_files.others)
@@ -306,7 +307,7 @@ def _source(
         comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
         methods = tuple(quantization_methods.named(path, side.get("files", {}), said))
         tables = tuple(quantization_methods.tables(side.get("files", {}), said))
-        told = {**side, "comfy": comfy.weights, "methods": methods, "tables": tables}
+        told = {**side, "comfy": comfy.weights, "methods": methods, "tables": tables, "metadata": said}
         quantized = _foreign(path, tensors, told)
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), said, home)
     contradictions = quantization_methods.contradictions(path, quantized, side.get("files", {}), said)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
+from . import folders
 from .orphan_scales import stray_of
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ _USE = (
 # What configs call the methods that are read here, and the one that sdquant writes.
 READ = frozenset({
     "bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant", "gptq", "awq",
-    "auto-round", "intel/auto-round", "hqq", "compressed-tensors",
+    "auto-round", "intel/auto-round", "hqq", "compressed-tensors", "torchao",
 })  # fmt: skip
-# Those of which only float8 weights with scales are, which they write as all do, and NVFP4 of the last two.
+# Those of which only float8 weights with scales are, which they write as all do, NVFP4 of the last two, and ModelOpt's
+# integers.
 FLOAT8 = frozenset({"fbgemm_fp8", "modelopt", "bfl"})
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
@@ -196,6 +198,25 @@ def _refuse_scaled_floats(path: Path, plain: Mapping[str, TensorInfo]) -> None:
         scale = next((one for one in (f"{key}_scale_inv", f"{key}_scale") if one in plain), None)
         if scale is not None and info.dtype.startswith("float8"):
             raise _unread(path, f"its {key!r} is {info.dtype} with scales in {scale!r}, in no linear layer")
+
+
+def refuse_pickles(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UnsupportedFileError if a folder's weights are tensors that torchao pickled, as it did before 0.16.
+
+    Args:
+        configs: see `refuse_unread`.
+    """
+    if not any(word == "torchao" for _, word in named(folder, configs, {})):
+        return
+    pickles = folders.visible_weights(folder, folders.PICKLES)
+    if pickles and not folders.visible_weights(folder, folders.WEIGHTS):
+        raise UnsupportedFileError(
+            f"Cannot load {folder}",
+            f"{pickles[0].name} has torchao's tensors as Python objects, which only the version of torchao that "
+            "pickled them can open; sdquant reads those in .safetensors files, which torchao has since 0.16",
+            "Load it with the diffusers and torchao that saved it, and save it with safe_serialization=True, or load "
+            "the unquantized model and quantize it here",
+        )
 
 
 def _unread(path: Path, why: str) -> UnsupportedFileError:

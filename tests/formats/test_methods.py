@@ -35,7 +35,7 @@ def _configured(folder: Path, values: dict[str, Any]) -> Path:
 
 # By the word in the config: what people call it.
 NAMED = {
-    "aqlm": "AQLM", "torchao": "torchao", "eetq": "EETQ", "modelopt": "ModelOpt", "svdquant": "Nunchaku",
+    "aqlm": "AQLM", "eetq": "EETQ", "modelopt": "ModelOpt", "svdquant": "Nunchaku",
     "nunchaku_lite": "Nunchaku", "bfl": "Black Forest Labs", "vptq": "VPTQ", "higgs": "HIGGS", "spqr": "SpQR",
     "mxfp4": "MXFP4", "bitnet": "BitNet", "nobody-has-this": "'nobody-has-this'", "FP8-of-tomorrow": "FP8-of-tomorrow",
 }  # fmt: skip
@@ -145,7 +145,7 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
     }),
     "torchao": ("torchao", {"_weight_qdata": _codes(I8, 256, 64), "_weight_scale": torch.ones(256, 1)}),
     "hqq": ("HQQ", {"W_q": _codes(U8, 32, 256), "scale": torch.ones(1, 256), "zero": torch.ones(1, 256)}),
-    "modelopt": ("ModelOpt", {"weight": _codes(I8, 256, 64), "weight_quantizer._scale": torch.ones(256)}),
+    "modelopt": ("ModelOpt", {"weight": torch.ones(256, 64), "weight_quantizer._amax": torch.ones(())}),
     "nvfp4": ("the order of the NVFP4", {
         "weight": _codes(U8, 256, 32), "weight_scale": torch.ones(256, 4).to(E4M3), "weight_scale_2": torch.tensor(1.0),
     }),

@@ -1,0 +1,113 @@
+"""NVIDIA ModelOpt's weights in a file's header. Imports no torch.
+
+ModelOpt writes weights in two ways:
+
+* `compress`, which diffusers' `modelopt` folders have: X.weight in codes, X.weight_quantizer._scale, for NVFP4 also
+  _double_scale, and X.input_quantizer._pre_quant_scale where the columns of the weight were smoothed. A value is
+  code * scale, of 4-bit integers code / scale. The graph in `modelopt_state.pth`, a pickle, is not needed.
+* the unified export: X.weight, X.weight_scale and perhaps X.pre_quant_scale; 4-bit integers have two rows in a byte.
+  Nothing in the tensors names ModelOpt, so a config or the metadata has to.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..core import PrequantizedWeight, TensorInfo, leaf
+from ..errors import UnsupportedFileError
+from ._uniform_layouts import BYTES, GROUP_SIZE, HIGH_FIRST, LAYOUT, PAIRS
+
+SCALE = "weight_quantizer._scale"
+_DOUBLE, _COLUMNS = "weight_quantizer._double_scale", "input_quantizer._pre_quant_scale"
+OF_QUANTIZER = re.compile(r"(.*\.)?\w*quantizer\._\w+")
+
+
+def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
+    """See `Backend.find`. `config` may contain "methods", the places that name a method, and the methods.
+
+    Raises:
+        UnsupportedFileError: codes or scales that ModelOpt is not known to write.
+    """
+    declared = config.get("comfy") or {}
+    names = [name for name in tensors if name.rpartition(".")[2] == "weight" and name not in declared]
+    weights = [_compressed(name, tensors) for name in names if leaf(name, SCALE) in tensors]
+    if any(method.lower() == "modelopt" for _, method in config.get("methods", ())):
+        weights += [one for one in (_exported(name, tensors) for name in names) if one is not None]
+    return _with_ranges(weights, tensors)
+
+
+def _with_ranges(weights: list[PrequantizedWeight], tensors: Mapping[str, TensorInfo]) -> list[PrequantizedWeight]:
+    """Return the weights, the first one with the ranges of activations in the whole model."""
+    if not any(one.keys.get("scale", "").endswith(SCALE) for one in weights):
+        return weights
+    used = {key for one in weights for key in one.keys.values()}
+    ranges = tuple(key for key in tensors if OF_QUANTIZER.fullmatch(key) and key not in used)
+    return [replace(weights[0], extra=(*weights[0].extra, *ranges)), *weights[1:]]
+
+
+def _compressed(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
+    info, columns = tensors[name], leaf(name, _COLUMNS)
+    keys = {"codes": name, "scale": leaf(name, SCALE)}
+    keys |= {"columns": columns} if columns in tensors else {}
+    if info.dtype == "uint8" and leaf(name, _DOUBLE) in tensors:
+        keys["factor"] = leaf(name, _DOUBLE)
+        return _row(name, "comfy:nvfp4", keys, "NVFP4, compressed")
+    if info.dtype == "uint8":
+        groups, columns_of = math.prod(tensors[keys["scale"]].shape), 2 * (info.shape or (0,))[-1]
+        each = math.prod(info.shape) * 2 // groups if groups else 0
+        if not each or math.prod(info.shape) * 2 % groups or columns_of % each:
+            raise _strange(name, f"{list(info.shape)} bytes with {groups} scales")
+        return _row(name, "uniform-int4", keys, "4-bit integers, compressed", {LAYOUT: HIGH_FIRST, GROUP_SIZE: each})
+    if info.dtype == "int8":
+        return _int8(name, keys, tensors, "compressed")
+    if info.dtype.startswith("float8") and "columns" not in keys:
+        return _row(name, "fp8", keys, "8-bit floats, compressed", {"packing": "float8"})
+    raise _strange(name, f"{info.dtype} {list(info.shape)}" + (" with smoothed columns" if "columns" in keys else ""))
+
+
+def _exported(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight | None:
+    info, scale = tensors[name], tensors.get(leaf(name, "weight_scale"))
+    if scale is None or scale.dtype.startswith("float8") or leaf(name, "weight_scale_2") in tensors:
+        return None
+    columns = leaf(name, "pre_quant_scale")
+    keys = {"codes": name, "scale": leaf(name, "weight_scale")}
+    keys |= {"columns": columns} if columns in tensors else {}
+    extra = tuple(key for key in (leaf(name, "input_scale"),) if key in tensors)
+    if info.dtype == "int8":
+        return replace(_int8(name, keys, tensors, "exported"), extra=extra)
+    if info.dtype != "uint8" or len(info.shape) != 2 or len(scale.shape) != 2:
+        return None
+    if not scale.shape[1] or info.shape[1] % scale.shape[1]:
+        raise _strange(name, f"{list(info.shape)} bytes with {list(scale.shape)} scales")
+    details = {LAYOUT: PAIRS, GROUP_SIZE: info.shape[1] // scale.shape[1]}
+    return replace(_row(name, "uniform-int4", keys, "4-bit integers, exported", details), extra=extra)
+
+
+def _int8(
+    name: str, keys: Mapping[str, str], tensors: Mapping[str, TensorInfo], how: str
+) -> PrequantizedWeight:  # fmt: skip
+    words, shape = f"8-bit integers, {how}", tensors[name].shape
+    if "columns" in keys:
+        return _row(name, "uniform-int8", keys, words, {LAYOUT: BYTES, GROUP_SIZE: (shape or (0,))[-1]})
+    single = math.prod(tensors[keys["scale"]].shape) == 1
+    return _row(name, "int8_tensor" if single and (shape or (1,))[0] > 1 else "int8_row", keys, words)
+
+
+def _row(
+    name: str, scheme: str, keys: Mapping[str, str], words: str, details: Mapping[str, Any] | None = None
+) -> PrequantizedWeight:
+    return PrequantizedWeight(
+        name=name, scheme=scheme, keys=keys, evidence=f"NVIDIA ModelOpt's {words}", details=details or {}
+    )
+
+
+def _strange(name: str, what: str) -> UnsupportedFileError:
+    return UnsupportedFileError(
+        f"Cannot read weight {name!r}",
+        f"NVIDIA ModelOpt's quantizer of it has codes that sdquant does not know: {what}",
+        "Export the model with another config of ModelOpt (FP8, INT8, INT4 AWQ or NVFP4), or load the unquantized one",
+    )
