@@ -69,7 +69,8 @@ class Nvfp4(ComfyCodec):
         pairs, width = _pairs(codes.device), packed.spec.shape[1]
         for rows in row_chunks(codes, width):
             values = pairs.index_select(0, codes[rows].reshape(-1).int()).view(-1, scale.shape[1], _BLOCK)
-            values.mul_(floats_of(scale[rows]).mul_(packed.spec.details[FACTOR]).unsqueeze(-1))
+            steps = floats_of(scale[rows]) if scale.itemsize == 1 else scale[rows].float()
+            values.mul_(steps.mul(packed.spec.details[FACTOR]).unsqueeze(-1))
             values = values.view(-1, scale.shape[1] * _BLOCK)[:, :width]
             out[rows].copy_(values if columns is None else values * columns)
 

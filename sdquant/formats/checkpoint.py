@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
-from . import comfy_metadata, quantization_methods, safetensors
+from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors
 from . import folders as folders
 from .component_configs import Given, configs_in, with_given
 from .gguf.file import GGUFFile, GGUFHeader
@@ -294,6 +294,7 @@ def _source(
     own = merged_own(metadata_of)
     specs = specs_in(files[0], own)
     comfy = comfy_metadata.Declarations()
+    methods: tuple[tuple[str, str], ...] = ()
     if specs:
         quantized = found_in(files[0], own, specs, tensors)
     else:
@@ -301,9 +302,9 @@ def _source(
         methods = tuple(quantization_methods.named(path, side.get("files", {}), metadata))
         quantized = _foreign(path, tensors, {**side, "comfy": comfy.weights, "methods": methods})
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
-    config = config or own.get("config", {})
+    config = config or own.get("config", {}) or nunchaku_names.config_in(metadata)
     library, class_name = _class(config)
-    return Checkpoint(
+    src = Checkpoint(
         path=path,
         files=files,
         tensors=tensors,
@@ -319,6 +320,7 @@ def _source(
         rules=rule_rows(files[0], own),
         warnings=comfy.warnings,
     )
+    return nunchaku_names.renamed(src, methods)
 
 
 def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:

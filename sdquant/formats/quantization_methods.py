@@ -29,6 +29,8 @@ _USE = (
 READ = frozenset({"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant"})
 # Those of which only float8 weights with scales are, which they write as all do, and NVFP4 of the last two.
 FLOAT8 = frozenset({"compressed-tensors", "fbgemm_fp8", "modelopt", "bfl"})
+# Nunchaku's, whose layers are found by their tensors.
+NUNCHAKU = frozenset({"svdquant", "nunchaku", "nunchaku_lite"})
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
     "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
@@ -114,7 +116,7 @@ def refuse_unread(
             raise _unread(path, f"{where} says {rest}")
     methods = tuple(named(path, configs, metadata))
     for where, word in methods:
-        if word.lower() not in READ | (FLOAT8 if quantized else frozenset()):
+        if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
     used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}

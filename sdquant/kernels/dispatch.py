@@ -257,7 +257,11 @@ def _linear_with_branch(
     """Return the product with the residual, and beside it that with the narrow factors."""
     residual = replace(packed, parts=branch.residual)
     smooth, down, up = (part.to(x.dtype) for part in (branch.smooth, branch.down, branch.up))
-    y = linear(backend, residual, backend.form(residual), x / smooth, bias, compute)
+    outer = bias if branch.rows is None else None
+    y = linear(backend, residual, backend.form(residual), x / smooth, outer, compute)
+    if branch.rows is not None:
+        y = y * branch.rows.to(x.dtype)
+        y = y if bias is None else y + bias
     return y + F.linear(x @ down, up)
 
 
