@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import PackedSpec, PrequantizedWeight, TensorInfo
-    from .tensor_file import Header, Recipe, TensorFile
+    from .tensor_file import Get, Header, Recipe, TensorFile
 
 __all__ = ["FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "component_folder", "is_gguf", "open_file", "single_file"]
 
@@ -153,6 +153,21 @@ class Checkpoint:
         if make is not None:
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
+
+    def over_files(self, recipe: Recipe) -> Recipe:
+        """Turn a recipe over this component's tensors into one over those of its files."""
+        if not any(key in self.recipes or key in self.keys for key in recipe.sources):
+            return recipe
+
+        def make(get: Get) -> Tensor:
+            return recipe(lambda key: self.recipes[key](get) if key in self.recipes else get(self.keys.get(key, key)))
+
+        sources = (
+            name
+            for key in recipe.sources
+            for name in (self.recipes[key].sources if key in self.recipes else (self.keys.get(key, key),))
+        )
+        return replace(recipe, sources=tuple(dict.fromkeys(sources)), rows=None, make=make)
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor by the file's own name for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,3 +254,55 @@ def metadata(config: Any, *, nvfp4: bool = False, name: str = "NunchakuFluxTrans
             "method": "svdquant", "rank": 16, "weight": {"dtype": kind, "group_size": 16 if nvfp4 else 64},
         },
     }  # fmt: skip
+
+
+def qwen_image(weights: Mapping[str, Tensor]) -> Model:
+    """Qwen-Image with one block."""
+    model, block = Model(weights, names=V2), "transformer_blocks.0."
+    model.svdquant(f"{block}attn.to_qkv", *(f"{block}attn.to_{name}" for name in "qkv"))
+    model.svdquant(f"{block}attn.add_qkv_proj", *(f"{block}attn.add_{name}_proj" for name in "qkv"))
+    for name in ("attn.to_out.0", "attn.to_add_out", "img_mlp.net.0.proj", "txt_mlp.net.0.proj"):
+        model.svdquant(block + name, block + name)
+    for stream in ("img", "txt"):
+        model.svdquant(f"{block}{stream}_mlp.net.2", f"{block}{stream}_mlp.net.2", shifted=True)
+        model.awq(f"{block}{stream}_mod.1", 6)
+    return model
+
+
+def z_image(weights: Mapping[str, Tensor]) -> Model:
+    """Z-Image with a block of each kind, without its refiners (`skip_refiners`), which are as its runtime has them."""
+    model = Model(weights, names=V2)
+    for block in ("noise_refiner.0.", "context_refiner.0."):
+        upper = [model.rest.pop(f"{block}feed_forward.{name}.weight") for name in ("w3", "w1")]
+        model.file[f"{block}feed_forward.net.0.proj.weight"] = torch.cat(upper)
+        for name, tensor in zip(("w3", "w1"), upper, strict=True):
+            model.floats[f"{block}feed_forward.{name}.weight"] = tensor
+        model.plain(f"{block}feed_forward.net.2.weight", f"{block}feed_forward.w2.weight")
+    block = "layers.0."
+    model.svdquant(f"{block}attention.to_qkv", *(f"{block}attention.to_{name}" for name in "qkv"))
+    model.svdquant(f"{block}attention.to_out.0", f"{block}attention.to_out.0")
+    model.svdquant(f"{block}feed_forward.net.0.proj", f"{block}feed_forward.w3", f"{block}feed_forward.w1")
+    model.svdquant(f"{block}feed_forward.net.2", f"{block}feed_forward.w2")
+    return model
+
+
+def sdxl(weights: Mapping[str, Tensor]) -> Model:
+    """Stable Diffusion XL: its transformer blocks, but keys and values of the text."""
+    model = Model(weights)
+    for first in [name for name in weights if name.endswith("attn1.to_q.weight")]:
+        block = first.removesuffix("attn1.to_q.weight")
+        model.svdquant(f"{block}attn1.to_qkv", *(f"{block}attn1.to_{name}" for name in "qkv"))
+        for name in ("attn1.to_out.0", "attn2.to_q", "attn2.to_out.0", "ff.net.0.proj", "ff.net.2"):
+            model.svdquant(block + name, block + name)
+    return model
+
+
+def lite(weights: Mapping[str, Tensor], *, nvfp4: bool = False) -> Model:
+    """Flux for diffusers' nunchaku_lite: its own layers, nothing shifted and no rows interleaved."""
+    model = Model(weights, nvfp4=nvfp4, names=V2)
+    for name in [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]:
+        if re.search(r"norm1?(_context)?\.linear$", name) and name.startswith(("transformer_", "single_")):
+            model.awq(name)
+        elif re.search(r"_blocks\.0\.(attn\.(to|add)|ff|proj)", name):
+            model.svdquant(name, name)
+    return model
