@@ -114,3 +114,31 @@ def test_nunchaku_lite(kind: str, flux: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedFileError, match="nothing tells whether its rows are interleaved"):
         sdquant.detect(folder)
+
+
+def test_its_text_encoder(flux: Path, tmp_path: Path) -> None:
+    """T5 in AWQ by groups of 128: the layers of transformers, in words of 16 bits."""
+    weights = load_file(next((flux / "text_encoder_2").glob("*.safetensors")))
+    file, floats = {}, {}
+    for name, tensor in weights.items():
+        if not name.endswith((".q.weight", ".wi_0.weight", ".wo.weight")) or tensor.shape[1] % 128:
+            file[name] = floats[name] = tensor
+            continue
+        groups = tensor.float().view(len(tensor), -1, 128)
+        scale = ((groups.amax(-1) - groups.amin(-1)) / 15).bfloat16()
+        zero = groups.amin(-1).bfloat16()
+        codes = ((groups - zero.float().unsqueeze(-1)) / scale.float().unsqueeze(-1)).round().clamp(0, 15)
+        stem = name.removesuffix("weight")
+        file[f"{stem}qweight"] = layers.awq_codes(codes.flatten(1), torch.int16)
+        file |= {f"{stem}scales": scale.T.contiguous(), f"{stem}scaled_zeros": zero.T.contiguous()}
+        floats[name] = (codes * scale.float().unsqueeze(-1) + zero.float().unsqueeze(-1)).flatten(1)
+    assert file.keys() != weights.keys()
+    save_file({key: tensor.contiguous() for key, tensor in file.items()}, tmp_path / "awq-int4-t5.safetensors")
+    save_file({key: tensor.contiguous() for key, tensor in floats.items()}, tmp_path / "floats.safetensors")
+    seen = sdquant.verify(tmp_path / "awq-int4-t5.safetensors")
+    assert (seen.family, seen.quant, seen.warnings) == ("t5", "awq_w4a16", [])
+    drawn = [
+        images(sdquant.load_model(flux, parts=[tmp_path / name], dtype="float32", progress=False), 1)
+        for name in ("awq-int4-t5.safetensors", "floats.safetensors")
+    ]
+    assert np.abs(drawn[0].astype(int) - drawn[1]).max() <= 1
