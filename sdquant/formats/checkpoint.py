@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import PackedSpec, PrequantizedWeight, TensorInfo
-    from .tensor_file import Get, Header, Recipe, TensorFile
+    from .tensor_file import Header, Recipe, TensorFile
 
 __all__ = ["FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "component_folder", "is_gguf", "open_file", "single_file"]
 
@@ -153,21 +153,6 @@ class Checkpoint:
         if make is not None:
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
-
-    def over_files(self, recipe: Recipe) -> Recipe:
-        """Turn a recipe over this component's tensors into one over those of its files."""
-        if not any(key in self.recipes or key in self.keys for key in recipe.sources):
-            return recipe
-
-        def make(get: Get) -> Tensor:
-            return recipe(lambda key: self.recipes[key](get) if key in self.recipes else get(self.keys.get(key, key)))
-
-        sources = (
-            name
-            for key in recipe.sources
-            for name in (self.recipes[key].sources if key in self.recipes else (self.keys.get(key, key),))
-        )
-        return replace(recipe, sources=tuple(dict.fromkeys(sources)), rows=None, make=make)
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor by the file's own name for it."""
@@ -319,12 +304,16 @@ def _source(
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {}) or nunchaku_names.config_in(metadata)
     library, class_name = _class(config)
-    src = Checkpoint(
+    named = nunchaku_names.Tensors(path=path, tensors=tensors, home=home, prequantized=quantized)
+    named = nunchaku_names.under_diffusers_names(named, methods)
+    return Checkpoint(
         path=path,
         files=files,
-        tensors=tensors,
-        home=home,
-        prequantized=quantized,
+        tensors=named.tensors,
+        home=named.home,
+        prequantized=named.prequantized,
+        recipes=named.recipes,
+        keys=named.keys,
         specs=specs,
         config=config,
         library=library,
@@ -335,7 +324,6 @@ def _source(
         rules=rule_rows(files[0], own),
         warnings=comfy.warnings,
     )
-    return nunchaku_names.renamed(src, methods)
 
 
 def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends import NUNCHAKU_ORDER, NUNCHAKU_SPLITS, is_nunchaku_text, nunchaku_piece
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import PrequantizedWeight, TensorInfo
-    from .checkpoint import Checkpoint
     from .tensor_file import Get
 
 _TILE = 128
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockLayer:
     """A layer of a block.
 
     Attributes:
@@ -53,25 +52,25 @@ class Row:
         return len(self.outputs) > 1 or len(self.sources) > 1
 
 
-def _same(blocks: str, name: str, *, shifted: bool = False, splits: int = 1) -> Row:
-    return Row(blocks, (name,), (name,), shifted=name if shifted else "", splits=splits)
+def _same(blocks: str, name: str, *, shifted: bool = False, splits: int = 1) -> BlockLayer:
+    return BlockLayer(blocks, (name,), (name,), shifted=name if shifted else "", splits=splits)
 
 
-def _named(blocks: str, names: Mapping[str, str]) -> Iterator[Row]:
+def _named(blocks: str, names: Mapping[str, str]) -> Iterator[BlockLayer]:
     for theirs, ours in names.items():
-        yield Row(blocks, (theirs,), (ours,))
+        yield BlockLayer(blocks, (theirs,), (ours,))
 
 
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 _Z_IMAGE, _UNET = r"(?:layers|noise_refiner|context_refiner)\.\d+\.", r"\w+_blocks?\..*transformer_blocks\.\d+\."
 _QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
 _ADDED = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
-_ROWS: tuple[Row, ...] = (
+_ROWS: tuple[BlockLayer, ...] = (
     # FLUX.1
-    Row(_DOUBLE, ("qkv_proj",), _QKV),
-    Row(_DOUBLE, ("qkv_proj_context",), _ADDED),
-    Row(_DOUBLE, ("mlp_fc2",), ("ff.net.2",), shifted="mlp_fc2"),
-    Row(_DOUBLE, ("mlp_context_fc2",), ("ff_context.net.2",), shifted="mlp_context_fc2"),
+    BlockLayer(_DOUBLE, ("qkv_proj",), _QKV),
+    BlockLayer(_DOUBLE, ("qkv_proj_context",), _ADDED),
+    BlockLayer(_DOUBLE, ("mlp_fc2",), ("ff.net.2",), shifted="mlp_fc2"),
+    BlockLayer(_DOUBLE, ("mlp_context_fc2",), ("ff_context.net.2",), shifted="mlp_context_fc2"),
     *_named(_DOUBLE, {
         "out_proj": "attn.to_out.0", "out_proj_context": "attn.to_add_out", "mlp_fc1": "ff.net.0.proj",
         "mlp_context_fc1": "ff_context.net.0.proj", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k",
@@ -79,21 +78,21 @@ _ROWS: tuple[Row, ...] = (
     }),
     _same(_DOUBLE, "norm1.linear", splits=6),
     _same(_DOUBLE, "norm1_context.linear", splits=6),
-    Row(_SINGLE, ("qkv_proj",), _QKV),
-    Row(_SINGLE, ("out_proj", "mlp_fc2"), ("proj_out",), shifted="mlp_fc2"),
+    BlockLayer(_SINGLE, ("qkv_proj",), _QKV),
+    BlockLayer(_SINGLE, ("out_proj", "mlp_fc2"), ("proj_out",), shifted="mlp_fc2"),
     *_named(_SINGLE, {"mlp_fc1": "proj_mlp", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k"}),
     _same(_SINGLE, "norm.linear", splits=3),
     # Qwen-Image
-    Row(_DOUBLE, ("attn.to_qkv",), _QKV),
-    Row(_DOUBLE, ("attn.add_qkv_proj",), _ADDED),
+    BlockLayer(_DOUBLE, ("attn.to_qkv",), _QKV),
+    BlockLayer(_DOUBLE, ("attn.add_qkv_proj",), _ADDED),
     *(_same(_DOUBLE, f"{stream}_mlp.net.2", shifted=True) for stream in ("img", "txt")),
     *(_same(_DOUBLE, f"{stream}_mod.1", splits=6) for stream in ("img", "txt")),
     # Z-Image
-    Row(_Z_IMAGE, ("attention.to_qkv",), ("attention.to_q", "attention.to_k", "attention.to_v")),
-    Row(_Z_IMAGE, ("feed_forward.net.0.proj",), ("feed_forward.w3", "feed_forward.w1")),
-    Row(_Z_IMAGE, ("feed_forward.net.2",), ("feed_forward.w2",)),
+    BlockLayer(_Z_IMAGE, ("attention.to_qkv",), ("attention.to_q", "attention.to_k", "attention.to_v")),
+    BlockLayer(_Z_IMAGE, ("feed_forward.net.0.proj",), ("feed_forward.w3", "feed_forward.w1")),
+    BlockLayer(_Z_IMAGE, ("feed_forward.net.2",), ("feed_forward.w2",)),
     # Stable Diffusion XL, whose feed-forward layers have no such GELU
-    Row(_UNET, ("attn1.to_qkv",), ("attn1.to_q", "attn1.to_k", "attn1.to_v")),
+    BlockLayer(_UNET, ("attn1.to_qkv",), ("attn1.to_q", "attn1.to_k", "attn1.to_v")),
 )  # fmt: skip
 _PATTERNS = tuple((re.compile(rf"({row.blocks})({'|'.join(map(re.escape, row.sources))})"), row) for row in _ROWS)
 
@@ -114,7 +113,19 @@ def config_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "_class_name": name.removeprefix("Nunchaku").replace("2dModel", "2DModel")}
 
 
-def renamed(src: Checkpoint, methods: Collection[tuple[str, str]]) -> Checkpoint:
+@dataclass(kw_only=True)
+class Tensors:
+    """Fields of a `Checkpoint`, of the same names."""
+
+    path: Path
+    tensors: dict[str, TensorInfo]
+    home: dict[str, Path]
+    prequantized: dict[str, PrequantizedWeight]
+    recipes: dict[str, Recipe] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+def under_diffusers_names(src: Tensors, methods: Collection[tuple[str, str]]) -> Tensors:
     """Return a component with Nunchaku's layers under diffusers' names; others as they are.
 
     Args:
@@ -126,22 +137,23 @@ def renamed(src: Checkpoint, methods: Collection[tuple[str, str]]) -> Checkpoint
     found = {name: one for name, one in src.prequantized.items() if NUNCHAKU_ORDER in one.details}
     if not found:
         return src
-    names = [*src.plain, *src.prequantized]  # in the order of the file, which is the same in all processes
+    parts = {key for one in src.prequantized.values() for key in (*one.keys.values(), *one.extra)}
+    names = [*(key for key in src.tensors if key not in parts), *src.prequantized]
     rows = {name: _row(name) for name in names}
     known = any(row is not None and row[1].is_sign for name, row in rows.items() if name in found)
     if not known:
         _refuse_unknown(src, found, methods)
         rows = dict.fromkeys(names)
-    made = _Made(src)
+    target = _Renaming(src, frozenset(names))
     for name, row in rows.items():
         if row is None:
-            made.same(name, known=known)
+            target.same(name, known=known)
         else:
-            made.of_row(name, *row)
-    return made.result()
+            target.of_row(name, *row)
+    return target.result
 
 
-def _row(name: str) -> tuple[str, Row] | None:
+def _row(name: str) -> tuple[str, BlockLayer] | None:
     """Return what stands before the layer of a tensor, and its row."""
     layer = name.rpartition(".")[0]
     for pattern, row in _PATTERNS:
@@ -152,7 +164,7 @@ def _row(name: str) -> tuple[str, Row] | None:
 
 
 def _refuse_unknown(
-    src: Checkpoint, found: Mapping[str, PrequantizedWeight], methods: Collection[tuple[str, str]]
+    src: Tensors, found: Mapping[str, PrequantizedWeight], methods: Collection[tuple[str, str]]
 ) -> None:
     if any(method.lower() == "nunchaku_lite" for _, method in methods) or all(map(is_nunchaku_text, found.values())):
         return
@@ -166,22 +178,12 @@ def _refuse_unknown(
     )
 
 
-class _Made:
-    """A component in the making: fields of `Checkpoint`, of tensors under the model's names."""
+class _Renaming:
+    """A component, and what it is under the model's names so far. names: of its plain tensors and quantized weights."""
 
-    def __init__(self, src: Checkpoint) -> None:
-        self.src = src
-        self.tensors: dict[str, TensorInfo] = {}
-        self.home: dict[str, Path] = {}
-        self.prequantized: dict[str, PrequantizedWeight] = {}
-        self.recipes: dict[str, Recipe] = {}
-        self.keys: dict[str, str] = {}
-
-    def result(self) -> Checkpoint:
-        return replace(
-            self.src, tensors=self.tensors, home=self.home, prequantized=self.prequantized, recipes=self.recipes,
-            keys=self.keys,
-        )  # fmt: skip
+    def __init__(self, src: Tensors, names: frozenset[str]) -> None:
+        self.src, self.names = src, names
+        self.result = Tensors(path=src.path, tensors={}, home={}, prequantized={})
 
     def same(self, name: str, *, known: bool) -> None:
         """Take a tensor or weight under its own name. known: the model has rows."""
@@ -195,7 +197,7 @@ class _Made:
         else:
             self._plain(name, name)
 
-    def of_row(self, name: str, block: str, row: Row) -> None:
+    def of_row(self, name: str, block: str, row: BlockLayer) -> None:
         """Take what a row makes of a tensor or weight; of layers side by side, with the first."""
         last = name.rpartition(".")[2]
         weights = [self._found(block + source) for source in row.sources]
@@ -206,10 +208,10 @@ class _Made:
         whole = [weight for weight in weights if weight is not None]
         if len(whole) < len(weights) or len({weight.scheme for weight in whole}) > 1:
             raise self._unread(name, f"{' and '.join(row.sources)} are not quantized alike")
-        if name != next(key for key in there if key in self.src.names):
+        if name != next(key for key in there if key in self.names):
             return  # it came with the other
         shifted = tuple(source == row.shifted and whole[0].scheme == "svdquant_w4a4" for source in row.sources)
-        if any(shifted) and any(key not in self.src.names for key in self._biases(block, row)):
+        if any(shifted) and any(key not in self.names for key in self._biases(block, row)):
             raise self._unread(name, "its activations are shifted, and it has no bias that was made for that")
         for output, rows in zip(row.outputs, self._shares(name, whole[0], len(row.outputs)), strict=True):
             if last == "weight":
@@ -217,10 +219,10 @@ class _Made:
                 self._weight(f"{block}{output}.weight", made)
             else:
                 pieces = tuple(nunchaku_piece([one], rows, row.splits, self.src.tensors) for one in whole)
-                keys = tuple(key if key in self.src.names else None for key in there)
+                keys = tuple(key if key in self.names else None for key in there)
                 self._bias(f"{block}{output}.{last}", pieces, keys, shifted)
 
-    def _biases(self, block: str, row: Row) -> list[str]:
+    def _biases(self, block: str, row: BlockLayer) -> list[str]:
         return [f"{block}{source}.bias" for source in row.sources if source == row.shifted]
 
     def _found(self, layer: str) -> PrequantizedWeight | None:
@@ -239,9 +241,9 @@ class _Made:
 
     def _weight(self, name: str, weight: PrequantizedWeight) -> None:
         keys = (*weight.keys.values(), *weight.extra)
-        self.tensors |= {key: self.src.tensors[key] for key in keys}
-        self.home |= {key: self.src.home[key] for key in keys}
-        self.prequantized[name] = replace(weight, name=name)
+        self.result.tensors |= {key: self.src.tensors[key] for key in keys}
+        self.result.home |= {key: self.src.home[key] for key in keys}
+        self.result.prequantized[name] = replace(weight, name=name)
 
     def _bias(
         self,
@@ -280,12 +282,16 @@ class _Made:
         self, name: str, sources: tuple[str, ...], shape: tuple[int, ...], dtype: str, make: Callable[[Get], Tensor]
     ) -> None:
         recipe = Recipe(sources, None, shape, dtype_named(dtype), make)
-        self.tensors[name], self.recipes[name], self.home[name] = recipe.info, recipe, self.src.home[sources[0]]
+        self.result.tensors[name], self.result.recipes[name], self.result.home[name] = (
+            recipe.info,
+            recipe,
+            self.src.home[sources[0]],
+        )
 
     def _plain(self, name: str, key: str) -> None:
-        self.tensors[name], self.home[name] = self.src.tensors[key], self.src.home[key]
+        self.result.tensors[name], self.result.home[name] = self.src.tensors[key], self.src.home[key]
         if name != key:
-            self.keys[name] = key
+            self.result.keys[name] = key
 
     def _unread(self, name: str, why: str) -> UnsupportedFileError:
         return UnsupportedFileError(

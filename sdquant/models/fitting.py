@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import dtype_named
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import model_families
+from ..formats import model_families, over_files
 from .left_out import TOGETHER, refuse_lacking
 from .names import Group, Mapped, to_model
 
@@ -196,7 +196,7 @@ def _recipes(src: Checkpoint, group: Group) -> Mapping[str, Recipe]:
         recipes = trace_conversion(group.convert, shapes)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _together(src, group.sources[0], f"it cannot be converted to the model's tensor: {error}") from error
-    return {name: src.over_files(recipe) for name, recipe in recipes.items()}
+    return {name: over_files(recipe, src.recipes, src.keys) for name, recipe in recipes.items()}
 
 
 def _path_of(key: str, mapped: Mapped) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core import FLOATS, Cut, PrequantizedWeight, Unfit, dtype_named, read_weight
 from ...errors import BadFileError, UnsupportedFileError
-from ...formats import closing_files, main_dtype, model_families, text_encoders
+from ...formats import closing_files, main_dtype, model_families, over_files, text_encoders
 from . import converters, original_names
 from .converter_patches import completed
 
@@ -291,7 +291,7 @@ def _converted(
         if not packed:
             tensors[name] = recipe.info
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
-            plain_recipes[name] = src.over_files(recipe)
+            plain_recipes[name] = over_files(recipe, src.recipes, src.keys)
             continue
         whole = src.prequantized[packed[0]]
         if recipe.rows is None:
