@@ -168,10 +168,17 @@ def _side_by_side(one: Packed, other: Packed) -> Packed:
         one, other = _with_factors_in_scales(one), _with_factors_in_scales(other)
     both = {name: (one.parts[name], other.parts[name]) for name in one.parts}
     parts = {name: torch.cat(both[name], dim=1) for name in ("codes", "scale", "up")}
-    parts |= {"smooth": torch.cat(both["smooth"]), "down": torch.block_diag(*both["down"])}
+    parts |= {"smooth": torch.cat(both["smooth"]), "down": _diagonal(*both["down"])}
     parts |= {"rows": one.parts["rows"]} if "rows" in one.parts else {}
     shape = (one.spec.shape[0], one.spec.shape[1] + other.spec.shape[1])
     return Packed(spec=replace(one.spec, shape=shape), parts=parts)
+
+
+def _diagonal(one: Tensor, other: Tensor) -> Tensor:
+    """Return the matrix with these blocks and zeros beside them."""
+    whole = one.new_zeros(len(one) + len(other), one.shape[1] + other.shape[1])
+    whole[: len(one), : one.shape[1]], whole[len(one) :, one.shape[1] :] = one, other
+    return whole
 
 
 def _share_factors(one: Packed, other: Packed) -> bool:

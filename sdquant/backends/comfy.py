@@ -116,8 +116,9 @@ class Comfy(Backend):
         ]  # fmt: skip
 
     def missing(self, found: PrequantizedWeight) -> str | None:
-        is_theirs = _nunchaku_find.ORDER in found.details or found.scheme == _nunchaku_find.NVFP4
-        return (_nunchaku_find if is_theirs else _comfy_find).missing(found)
+        if _nunchaku_find.ORDER in found.details or found.scheme == _nunchaku_find.NVFP4:
+            return _nunchaku_find.missing(found)
+        return _comfy_find.missing(found)
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         if _nunchaku_find.ORDER in found.details:

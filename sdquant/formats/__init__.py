@@ -34,5 +34,6 @@ __all__ = [
     "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "config_numbers", "folders",
     "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "known_configs", "main_dtype",
     "model_families", "over_files", "refuse_endless", "refused_files", "safetensors", "safetensors_writer",
-    "sdquant_metadata", "single_file", "suffix_hint", "text_encoders", "type_histogram", "without_quantization", "write_gguf",
+    "sdquant_metadata", "single_file", "suffix_hint", "text_encoders", "type_histogram", "without_quantization",
+    "write_gguf",
 ]  # fmt: skip

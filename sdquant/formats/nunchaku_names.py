@@ -178,6 +178,10 @@ def _refuse_unknown(
     )
 
 
+def _rows_of(name: str, first: int, last: int) -> Callable[[Get], Tensor]:
+    return lambda get: get(name)[first:last]
+
+
 class _Renaming:
     """A component, and what it is under the model's names so far. names: of its plain tensors and quantized weights."""
 
@@ -275,8 +279,8 @@ class _Renaming:
             return
         size = info.shape[0] // len(outputs)
         for at, output in enumerate(outputs):
-            rows = slice(at * size, (at + 1) * size)
-            self._recipe(output, (name,), (size, *info.shape[1:]), info.dtype, lambda get, rows=rows: get(name)[rows])
+            share = _rows_of(name, at * size, (at + 1) * size)
+            self._recipe(output, (name,), (size, *info.shape[1:]), info.dtype, share)
 
     def _recipe(
         self, name: str, sources: tuple[str, ...], shape: tuple[int, ...], dtype: str, make: Callable[[Get], Tensor]
