@@ -78,9 +78,13 @@ _FORMS: tuple[_Form, ...] = (
 
 def find(tensors: Mapping[str, TensorInfo]) -> list[PrequantizedWeight]:
     """See `Backend.find`. Names are X.weight, for the file's own names of layers."""
-    keys = [key for key in tensors if key.rpartition(".")[2] == "qweight" and len(tensors[key].shape) == 2]
+    keys = [key for key in tensors if key.rpartition(".")[2] == "qweight" and _is_matrix(tensors[key])]
     found = ((key, _form(key, tensors)) for key in keys)
     return [_weight(key, form, tensors) for key, form in found if form is not None]
+
+
+def _is_matrix(info: TensorInfo) -> bool:
+    return len(info.shape) == 2 and 0 not in info.shape
 
 
 def _form(key: str, tensors: Mapping[str, TensorInfo]) -> _Form | None:

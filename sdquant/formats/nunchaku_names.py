@@ -204,6 +204,9 @@ class _Renaming:
     def of_row(self, name: str, block: str, row: BlockLayer) -> None:
         """Take what a row makes of a tensor or weight; of layers side by side, with the first."""
         last = name.rpartition(".")[2]
+        if last not in ("weight", "bias"):
+            self._plain(name, name)
+            return
         weights = [self._found(block + source) for source in row.sources]
         there = [f"{block}{source}.{last}" for source in row.sources]
         if not any(weights):
@@ -274,7 +277,7 @@ class _Renaming:
         if len(there) > 1:  # cut by columns: diffusers' own name would have one tensor
             raise self._unread(name, "its layer is cut in two and not quantized")
         info = self.src.tensors[name]
-        if len(outputs) == 1:
+        if len(outputs) == 1 or not info.shape:
             self._plain(outputs[0], name)
             return
         size = info.shape[0] // len(outputs)

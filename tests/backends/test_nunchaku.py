@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +22,13 @@ from sdquant.cli import main
 from sdquant.core import PrequantizedWeight, TensorInfo, dtype_name
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn import quantized, quantized_layer
+from sdquant.nn.layer_factory import set_compute
 
 from ..test_load_modes import images
 from . import nunchaku_layers as layers
 from .comfy_layers import GOLDEN
 
 COMFY = backends.get("comfy")
-LITE = {"quantization_config": json.dumps({"quant_method": "nunchaku_lite"})}
 
 
 def _golden(name: str) -> tuple[dict[str, Tensor], PrequantizedWeight]:
@@ -62,9 +62,17 @@ def test_golden(name: str) -> None:
         return
     floats = nn.Linear(128, 128, dtype=torch.float32)
     floats.bias.data = bias.float()
-    with torch.no_grad():
-        out, exact = quantized_layer(floats, packed)(file["golden.input"].float()), file["golden.output_w4a16_f32"]
+    layer, x = quantized_layer(floats, packed), file["golden.input"].float().requires_grad_()
+    other = copy.deepcopy(layer)
+    other.load_state_dict(layer.state_dict())
+    out, exact = other(x), file["golden.output_w4a16_f32"]
     assert (out - exact).norm() <= 1e-5 * exact.norm()
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert (gradient - weight.sum(0)).norm() <= 1e-5 * gradient.norm()
+    with torch.no_grad():
+        set_compute(layer, "int8")
+        eight = layer(x.repeat(20, 1))
+    assert (eight - exact.repeat(20, 1)).norm() <= 0.02 * eight.norm()
 
 
 @pytest.mark.parametrize("name", ["svdq_int4", "svdq_nvfp4_wcscales"])
@@ -193,3 +201,16 @@ def test_what_nothing_tells(int4: Path, tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedFileError, match="no bias that was made for that"):
         sdquant.detect(_rewritten(int4, tmp_path, without))
+
+
+def test_empty_and_strange_tensors(int4: Path, tmp_path: Path) -> None:
+    def empty(file: dict[str, Tensor]) -> None:
+        file["transformer_blocks.0.qkv_proj.qweight"] = torch.empty(0, 128, dtype=torch.int8)
+
+    with pytest.raises(UnsupportedFileError, match=r"Nunchaku.*qkv_proj"):
+        sdquant.detect(_rewritten(int4, tmp_path, empty))
+
+    def more(file: dict[str, Tensor]) -> None:
+        file["transformer_blocks.0.qkv_proj.alpha"] = torch.tensor(1.0)
+
+    assert sdquant.detect(_rewritten(int4, tmp_path, more)).quant == "svdquant_w4a4"
