@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from ._comfy_find import entry as comfy_entry
     from ._float8_find import FORMATS as FLOAT8_FORMATS
     from ._float8_find import MARKER as FLOAT8_MARKER
+    from ._nunchaku import bias as nunchaku_bias
+    from ._nunchaku_find import ORDER as NUNCHAKU_ORDER
+    from ._nunchaku_find import SPLITS as NUNCHAKU_SPLITS
+    from ._nunchaku_find import is_text as is_nunchaku_text
+    from ._nunchaku_find import piece as nunchaku_piece
     from ._quanto_extension import without_compiler
 else:
     __getattr__ = lazy_exports(__name__)
@@ -29,7 +34,8 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "Backend", "Found", "PrequantizedWeight",
-    "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_details", "comfy_entry", "get", "gguf", "names",
+    "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "NUNCHAKU_ORDER", "NUNCHAKU_SPLITS",
+    "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy",
+    "comfy_details", "comfy_entry", "get", "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_piece",
     "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

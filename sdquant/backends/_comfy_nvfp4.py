@@ -5,7 +5,7 @@ memory here they are the same, with the even column in the low half of a byte:
 
 * ComfyUI's, of comfy-kitchen's `TensorCoreNVFP4Layout`: the even column in the high half, scales in tiles
   (`_blocked_scales`), rows and columns padded to 16. `X.comfy_quant` names the format.
-* ModelOpt's and Black Forest Labs', which diffusers reads, compressed-tensors' and torchao's: scales in the order of the
+* ModelOpt's, Black Forest Labs', compressed-tensors' and torchao's, which diffusers reads: scales in the order of the
   weight; torchao's may also be in tiles. That of compressed-tensors has the factor's inverse.
 
 What is made has the codes and scales that comfy-kitchen makes of the weight in float32.
@@ -70,7 +70,8 @@ class Nvfp4(ComfyCodec):
         pairs, width = _pairs(codes.device), packed.spec.shape[1]
         for rows in row_chunks(codes, width):
             values = pairs.index_select(0, codes[rows].reshape(-1).int()).view(-1, scale.shape[1], _BLOCK)
-            values.mul_(floats_of(scale[rows]).mul_(packed.spec.details[FACTOR]).unsqueeze(-1))
+            steps = floats_of(scale[rows]) if scale.itemsize == 1 else scale[rows].float()
+            values.mul_(steps.mul(packed.spec.details[FACTOR]).unsqueeze(-1))
             values = values.view(-1, scale.shape[1] * _BLOCK)[:, :width]
             out[rows].copy_(values if columns is None else values * columns)
 

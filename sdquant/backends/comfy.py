@@ -21,7 +21,7 @@ from ..core import (
     TensorInfo,
     TensorSpec,
 )
-from . import _comfy_find, _nvfp4_find
+from . import _comfy_find, _nunchaku_find, _nvfp4_find
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,6 +54,12 @@ class Comfy(Backend):
         _read_only("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
         _read_only("svdquant_w4a4", 4, "4-bit integers and a low-rank branch (SVDQuant), a scale per 64 weights", 64),
+        _read_only(
+            "svdquant_nvfp4",
+            4,
+            "4-bit floats (E2M1) and a low-rank branch (SVDQuant), a scale per 16 weights",
+            16,
+        ),
         _read_only("awq_w4a16", 4, "4-bit integers, a scale and a zero point per 64 weights (AWQ)", 64),
         _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
         _scheme("comfy:nvfp4", 4, "4-bit floats (E2M1), an 8-bit float as scale of 16 weights, one for all", 16),
@@ -97,12 +103,20 @@ class Comfy(Backend):
         return _codec(packed.spec.scheme).export(name, packed)
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
-        return [*_comfy_find.find(tensors, config), *_nvfp4_find.find(tensors, config)]
+        return [
+            *_comfy_find.find(tensors, config), *_nvfp4_find.find(tensors, config), *_nunchaku_find.find(tensors)
+        ]  # fmt: skip
 
     def missing(self, found: PrequantizedWeight) -> str | None:
+        if _nunchaku_find.ORDER in found.details or found.scheme == _nunchaku_find.NVFP4:
+            return _nunchaku_find.missing(found)
         return _comfy_find.missing(found)
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        if _nunchaku_find.ORDER in found.details:
+            from . import _nunchaku
+
+            return _nunchaku.read(found, shape, get)
         return _codecs()[found.scheme].read(found, shape, get)
 
 
@@ -115,6 +129,7 @@ def _codecs() -> Mapping[str, ComfyCodec]:
     from ._comfy_mxfp8 import Mxfp8
     from ._comfy_nvfp4 import Nvfp4
     from ._comfy_svdquant import SvdQuant
+    from ._comfy_svdquant_nvfp4 import SvdQuantNvfp4
     from ._comfy_w4a8 import W4A8
 
     return {
@@ -122,6 +137,7 @@ def _codecs() -> Mapping[str, ComfyCodec]:
         **dict.fromkeys(("w4a8", "w6a8"), W4A8()),
         "w4a4": Int4(),
         "svdquant_w4a4": SvdQuant(),
+        "svdquant_nvfp4": SvdQuantNvfp4(),
         "awq_w4a16": Awq(),
         "mxfp8": Mxfp8(),
         "comfy:nvfp4": Nvfp4(),

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """A weight W = R / smooth + up down^T, so that x W^T = (x / smooth) R^T + (x down) up^T.
+    """A weight W = rows R / smooth + up down^T, so that x W^T = (x / smooth) R^T rows + (x down) up^T.
 
     Attributes:
         residual: the parts of R, a packed weight of the same description as W.
         smooth: divides the inputs, [in]. down: [in, rank]. up: [out, rank].
+        rows: multiplies the outputs of R, [out]; None for ones.
     """
 
     residual: Mapping[str, Tensor]
     smooth: Tensor
     down: Tensor
     up: Tensor
+    rows: Tensor | None = None

@@ -22,6 +22,7 @@ class PrequantizedWeight:
         evidence: description of how the header shows it, the same for all weights of one format.
         details: entries of `PackedSpec.details` that are known from the header.
         nbytes: size of the parts in memory, if it differs from the file.
+        shape: of the float weight, where the shape of its codes does not show it.
         cut: set if the weight is only some rows of the tensors in the file; the fields above are those of the whole.
     """
 
@@ -32,6 +33,7 @@ class PrequantizedWeight:
     extra: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     nbytes: int | None = None
+    shape: tuple[int, ...] | None = None
     cut: Cut | None = None
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .model_families import Family
     from .readahead import Readahead
     from .safetensors import SafetensorsFile
-    from .tensor_file import Get, Recipe, TensorFile, closing_files
+    from .tensor_file import Get, Recipe, TensorFile, closing_files, over_files
     from .type_histogram import TypeRow
 else:
     __getattr__ = lazy_exports(__name__)
@@ -34,7 +34,7 @@ __all__ = [
     "FORMAT_VERSION", "METADATA_KEY", "SIDE_FILES", "Checkpoint", "Family", "Get", "Given", "Readahead", "Recipe",
     "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "config_numbers", "folders",
     "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "gguf_vision_names", "known_configs",
-    "main_dtype", "model_families", "quantization_methods", "refuse_endless", "refused_files", "safetensors",
-    "safetensors_writer", "sdquant_metadata", "single_file", "suffix_hint", "text_encoders", "type_histogram",
-    "without_quantization", "write_gguf",
+    "main_dtype", "model_families", "over_files", "quantization_methods", "refuse_endless", "refused_files",
+    "safetensors", "safetensors_writer", "sdquant_metadata", "single_file", "suffix_hint", "text_encoders",
+    "type_histogram", "without_quantization", "write_gguf",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
-from . import comfy_metadata, quantization_methods, safetensors
+from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors
 from . import folders as folders
 from .component_configs import Given, configs_in, with_given
 from .gguf.file import GGUFFile, GGUFHeader
@@ -301,6 +301,7 @@ def _source(
     own = merged_own(metadata_of)
     specs = specs_in(files[0], own)
     comfy = comfy_metadata.Declarations()
+    methods: tuple[tuple[str, str], ...] = ()
     if specs:
         quantized = found_in(files[0], own, specs, tensors)
     else:
@@ -311,14 +312,18 @@ def _source(
         quantized = _foreign(path, tensors, told)
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), said, home)
     contradictions = quantization_methods.contradictions(path, quantized, side.get("files", {}), said)
-    config = config or own.get("config", {})
+    config = config or own.get("config", {}) or nunchaku_names.config_in(metadata)
     library, class_name = _class(config)
+    named = nunchaku_names.Tensors(path=path, tensors=tensors, home=home, prequantized=quantized)
+    named = nunchaku_names.under_diffusers_names(named, methods)
     return Checkpoint(
         path=path,
         files=files,
-        tensors=tensors,
-        home=home,
-        prequantized=quantized,
+        tensors=named.tensors,
+        home=named.home,
+        prequantized=named.prequantized,
+        recipes=named.recipes,
+        keys=named.keys,
         specs=specs,
         config=config,
         library=library,

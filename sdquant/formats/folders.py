@@ -18,6 +18,8 @@ BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers 
 PICKLE_BASES = ("diffusion_pytorch_model", "pytorch_model")  # and what they called them before safetensors
 VARIANTS = ("", "fp16", "bf16")  # those that are preferred to others, in this order
 WEIGHTS = (".safetensors", ".gguf")
+# The two files of one model that Nunchaku's folders have, of before it had single files.
+OLD_NUNCHAKU = frozenset({"transformer_blocks.safetensors", "unquantized_layers.safetensors"})
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 
 # What they call the files: diffusers has put the variant before and behind the number of a shard.
@@ -96,6 +98,8 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
         files, index = _files(folder, mine[names[0]])
         return WeightFiles(files, index, names[0], tuple(names[1:]))
     others = visible_weights(folder)
+    if {path.name for path in others} == OLD_NUNCHAKU:
+        return WeightFiles(tuple(inside(path, folder) for path in others), {})
     if len(others) > 1:  # the vision of a language model is found from that
         others = [path for path in others if not is_named_vision(path)] or others
     if len(others) == 1:

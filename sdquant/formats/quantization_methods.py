@@ -34,6 +34,8 @@ READ = frozenset({
 # Those of which only float8 weights with scales are, which they write as all do, NVFP4 of the last two, and ModelOpt's
 # integers.
 FLOAT8 = frozenset({"fbgemm_fp8", "modelopt", "bfl"})
+# Nunchaku's, whose layers are found by their tensors.
+NUNCHAKU = frozenset({"svdquant", "nunchaku", "nunchaku_lite"})
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
     "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
@@ -129,7 +131,7 @@ def refuse_unread(
             raise _unread(path, f"{where} says {rest}")
     methods = tuple(named(path, configs, metadata))
     for where, word in methods:
-        if word.lower() not in READ | (FLOAT8 if quantized else frozenset()):
+        if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
     nameless = next(_nameless(configs, metadata), None)
     if nameless is not None and not quantized and tensors:
@@ -171,7 +173,7 @@ def refuse_unread(
 def refuse_unread_index(folder: Path, index: Mapping[str, Any]) -> None:
     """Raise UnsupportedFileError if a pipeline's model_index.json names a method that is not read here."""
     for place, word in named(folder, {"model_index": index}, {}):
-        if word.lower() not in READ | FLOAT8:
+        if word.lower() not in READ | FLOAT8 | NUNCHAKU:
             raise _unread(folder, f"{place} says that it is quantized by {_title(word)}")
 
 

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -126,3 +126,21 @@ class Recipe:
         if self.rows is not None:
             return packed_rows.pieces(get(self.sources[0]), self.rows)
         return self.make(get)
+
+
+def over_files(recipe: Recipe, recipes: Mapping[str, Recipe], keys: Mapping[str, str]) -> Recipe:
+    """Turn a recipe over a component's tensors into one over those of its files.
+
+    Args:
+        recipes, keys: see `Checkpoint`.
+    """
+    if not any(key in recipes or key in keys for key in recipe.sources):
+        return recipe
+
+    def make(get: Get) -> Tensor:
+        return recipe(lambda key: recipes[key](get) if key in recipes else get(keys.get(key, key)))
+
+    sources = (
+        name for key in recipe.sources for name in (recipes[key].sources if key in recipes else (keys.get(key, key),))
+    )
+    return replace(recipe, sources=tuple(dict.fromkeys(sources)), rows=None, make=make)

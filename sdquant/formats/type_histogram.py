@@ -76,6 +76,8 @@ def weights_of(src: Checkpoint, name: str) -> int:
     weight = src.prequantized[name]
     if weight.cut is not None:
         return math.prod(weight.cut.shape[1:]) * weight.cut.count
+    if weight.shape is not None:
+        return math.prod(weight.shape)
     codes = src.tensors[next(iter(weight.keys.values()))]
     if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
         return math.prod(codes.shape)

@@ -258,7 +258,10 @@ def _linear_with_branch(
     residual = replace(packed, parts=branch.residual)
     down, up = branch.down.to(x.dtype), branch.up.to(x.dtype)
     smoothed = (x / branch.smooth.float()).to(x.dtype)  # of bfloat16, small factors would be zeros in float16
-    y = linear(backend, residual, backend.form(residual), smoothed, bias, compute)
+    y = linear(backend, residual, backend.form(residual), smoothed, bias if branch.rows is None else None, compute)
+    if branch.rows is not None:
+        y = y * branch.rows.to(x.dtype)
+        y = y if bias is None else y + bias
     return y + F.linear(x @ down, up)
 
 

@@ -69,7 +69,9 @@ class _Contents:
     def names(self) -> Mapping[str, str]:
         """Return the model's names of the file's tensors and quantized weights, by the names in the file."""
         here = self.model[0] if self.model is not None else None
-        return {} if here is None else {here.keys.get(name, name): name for name in here.names}
+        before = {key: name for name, key in self.src.keys.items()}  # its own names of what the file calls otherwise
+        there = {} if here is None else {here.keys.get(name, name): name for name in here.names}
+        return {before.get(key, key): name for key, name in there.items()}
 
     def check(self, bar: Any) -> list[str]:
         """Read everything, and return a sentence for each thing that could not be checked."""

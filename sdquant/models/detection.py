@@ -330,6 +330,7 @@ def _shapes(src: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the float weights' shapes that the headers show: not of weights whose codes are packed in bytes."""
     codes = {name: src.tensors[next(iter(match.keys.values()))] for name, match in src.prequantized.items()}
     shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype not in ("uint8", "int32")}
+    shapes |= {name: match.shape for name, match in src.prequantized.items() if match.shape is not None}
     return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
 
@@ -365,7 +366,10 @@ def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
 
 
 # What a name promises, and the scheme that such a file is read as.
-_SAME_IN_FILES = (("fp8", "qfloat8"), ("qint8", "int8_row"))
+_SAME_IN_FILES = (
+    ("fp8", "qfloat8"), ("qint8", "int8_row"), ("int4", "svdquant_w4a4"), ("int4", "awq_w4a16"),
+    ("comfy:nvfp4", "svdquant_nvfp4"),
+)  # fmt: skip
 
 
 def _keeps_promise(hint: str, quant: str | None) -> bool:

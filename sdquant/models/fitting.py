@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import dtype_named
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import model_families, text_encoders
+from ..formats import model_families, over_files, text_encoders
 from .left_out import TOGETHER, refuse_lacking
 from .names import Group, Mapped, to_model
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core import PackedSpec, PrequantizedWeight, TensorInfo
-    from ..formats import Checkpoint, Get, Recipe
+    from ..formats import Checkpoint, Recipe
 
 _MODELS = 8  # that are remembered: those of a large pipeline
 
@@ -212,22 +212,7 @@ def _recipes(src: Checkpoint, group: Group) -> Mapping[str, Recipe]:
         recipes = trace_conversion(group.convert, shapes)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _together(src, group.sources[0], f"it cannot be converted to the model's tensor: {error}") from error
-    return {name: _of_file(src, recipe) for name, recipe in recipes.items()}
-
-
-def _of_file(src: Checkpoint, recipe: Recipe) -> Recipe:
-    """Turn a recipe over a source's tensors into one over those of its files."""
-
-    def make(get: Get) -> Tensor:
-        def read(key: str) -> Tensor:
-            return src.recipes[key](get) if key in src.recipes else get(src.keys.get(key, key))
-
-        return recipe(read)
-
-    names = tuple(
-        name for key in recipe.sources for name in (src.recipes[key].sources if key in src.recipes else (key,))
-    )
-    return replace(recipe, sources=names, rows=None, make=make)
+    return {name: over_files(recipe, src.recipes, src.keys) for name, recipe in recipes.items()}
 
 
 def _path_of(key: str, mapped: Mapped) -> str:

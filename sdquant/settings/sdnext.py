@@ -132,7 +132,7 @@ LEFT = (
     (r"torchao_.*", "sdquant has no TorchAO; int8 and int4 are nearest to its weight-only types"),
     (r"layerwise_quantization.*", "it casts to float8 without scales; fp8 takes as little memory and is closer"),
     (r"trt_quantization.*", "sdquant has no TensorRT"),
-    (r"nunchaku_.*", "sdquant has no Nunchaku"),
+    (r"nunchaku_.*", "sdquant reads Nunchaku's files as they are, and makes none"),
     (r"nncf_quantize.*", "it quantizes activations inside OpenVINO, which sdquant does not use"),
     (r"optimum_quanto_activations_type", "sdquant quantizes weights, not activations"),
     (r"bnb_quantization_storage", "sdquant stores 4-bit codes in bytes"),

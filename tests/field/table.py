@@ -126,7 +126,7 @@ PIECES = (
           (f"{_FLOATS}test_models_that_diffusers_builds",)),
     Piece("T24", "a quantized state dict for a model of floats",
           (f"{_FLOATS}test_a_model_of_floats", f"{_FLOATS}test_bytes_that_nobody_can_read_are_refused")),
-    Piece("T25", "files of Nunchaku and other methods that are not read here",
+    Piece("T25", "files of GPTQ and other methods that are not read here",
           (f"{_METHODS}TestTensors::test_a_method_shows", f"{_METHODS}TestTensors::test_metadata_name_it",
            f"{_METHODS}TestConfigs::test_a_method_is_named")),
     Piece("T26", "GGUF files of something else, as parts",

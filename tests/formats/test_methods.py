@@ -124,13 +124,6 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
         "qweight": _codes(I32, 8, 256), "qzeros": _codes(I32, 1, 32), "scales": torch.ones(1, 256),
         "g_idx": _codes(I32, 64),
     }),
-    "nunchaku": ("Nunchaku", {
-        "qweight": _codes(I8, 256, 32), "wscales": torch.ones(1, 256), "smooth_factor": torch.ones(64),
-        "proj_down": torch.ones(64, 32), "proj_up": torch.ones(256, 32),
-    }),
-    "nunchaku nvfp4": ("Nunchaku", {
-        "qweight": _codes(I8, 256, 32), "lora_down": torch.ones(64, 32), "smooth": torch.ones(64),
-    }),
     "compressed-tensors": ("compressed-tensors", {
         "weight_packed": _codes(I32, 256, 8), "weight_scale": torch.ones(256, 1), "weight_shape": torch.tensor([256]),
     }),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core import FLOATS, Cut, PrequantizedWeight, Unfit, dtype_named, read_weight
 from ...errors import BadFileError, UnsupportedFileError
-from ...formats import closing_files, main_dtype, model_families, text_encoders
+from ...formats import closing_files, main_dtype, model_families, over_files, text_encoders
 from . import converters, original_names
 from .converter_patches import completed
 
@@ -167,7 +167,10 @@ def unused_keys(src: Checkpoint, parts: Iterable[Checkpoint]) -> list[str]:
     for part in parts:
         used |= {match.cut.of.name for match in part.prequantized.values() if match.cut is not None}
         used |= {name for recipe in part.recipes.values() for name in recipe.sources}
-    return sorted(src.names - used)
+    of_files = (
+        (key, src.recipes[key].sources if key in src.recipes else (src.keys.get(key, key),)) for key in src.names
+    )
+    return sorted(key for key, sources in of_files if key not in used and not used.issuperset(sources))
 
 
 def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
@@ -288,7 +291,7 @@ def _converted(
         if not packed:
             tensors[name] = recipe.info
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
-            plain_recipes[name] = recipe
+            plain_recipes[name] = over_files(recipe, src.recipes, src.keys)
             continue
         whole = src.prequantized[packed[0]]
         if recipe.rows is None:
@@ -310,6 +313,7 @@ def _converted(
         prequantized=matches,
         specs={},
         recipes=plain_recipes,
+        keys={},
         config=owner.config,
         library=owner.library,
         class_name=owner.class_name,

@@ -1,0 +1,90 @@
+"""SVDQuant with 4-bit floats, as Nunchaku has it: NVFP4 of what a low-rank branch leaves of the smoothed weight.
+
+A weight is value * scale * factor * rows / smooth + up down^T. A layer computes the branch as two narrow products
+beside that with the codes, and multiplies by the factors of rows behind it (`core.low_rank`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..core import FACTOR, LowRank, Packed, PackedLayout, PackedSpec, dtype_name, registry
+from ._bnb_codec import bad, require, scales
+from ._chunks import row_chunks
+from ._comfy_codec import dtype_of
+from ._comfy_nvfp4 import Nvfp4
+from ._comfy_svdquant import SvdQuant
+
+if TYPE_CHECKING:
+    from ..core import PrequantizedWeight
+
+_BLOCK = 16
+_BRANCH = ("smooth", "down", "up")
+_NAN = 0x7F  # of E4M3, without its sign
+
+
+class SvdQuantNvfp4(SvdQuant):
+    """Parts: codes, uint8 [out, in / 2], the even column in the low half; scale, float8_e4m3fn or float32
+    [out, in / 16]; perhaps rows, [out]; smooth [in]; down [in, rank]; up [out, rank], in a float dtype."""
+
+    _residual = Nvfp4()
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        parts, width = packed.parts, packed.spec.shape[1]
+        for rows in row_chunks(parts["codes"], width):
+            some = {name: parts[name][rows] for name in ("codes", "scale")}
+            spec = replace(packed.spec, shape=(len(some["codes"]), width))
+            values = torch.empty(spec.shape, dtype=torch.float32, device=out.device)
+            self._residual.decode_into(Packed(spec=spec, parts=some), values)
+            if "rows" in parts:
+                values.mul_(parts["rows"][rows].float().unsqueeze(1))
+            if "down" in parts:
+                values.div_(parts["smooth"].float()).addmm_(parts["up"][rows].float(), parts["down"].float().T)
+            out[rows].copy_(values)
+
+    def form(self, packed: Packed) -> PackedLayout | None:
+        return None if packed.parts.keys() & {"down", "rows"} else self._residual.form(packed)
+
+    def low_rank(self, packed: Packed) -> LowRank | None:
+        parts = packed.parts
+        if "down" not in parts:
+            return None
+        residual = {name: parts[name] for name in ("codes", "scale")}
+        return LowRank(residual=residual, rows=parts.get("rows"), **{name: parts[name] for name in _BRANCH})
+
+    def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        key, codes = require(found, "codes", get)
+        if codes.dtype != torch.uint8 or codes.ndim != 2 or not codes.numel():
+            raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of bytes")
+        stored = (len(codes), codes.shape[1] * 2)
+        shape = stored if shape is None else tuple(shape)
+        if shape != stored or shape[1] % _BLOCK:
+            raise bad(key, f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
+        factor = found.details.get(FACTOR)
+        if type(factor) is not float or not 0 <= factor < float("inf"):
+            raise bad(found.name, f"the factor of its scales is {factor!r}, not a positive number")
+        tensors = {part: require(found, part, get) for part in ("scale", *_BRANCH)}
+        tensors |= {"rows": require(found, "rows", get)} if "rows" in found.keys else {}
+        rank = tensors["down"][1].shape[-1] if tensors["down"][1].ndim else 0
+        sizes = {
+            "scale": (shape[0], shape[1] // _BLOCK), "smooth": (shape[1],), "down": (shape[1], rank),
+            "up": (shape[0], rank), "rows": (shape[0],),
+        }  # fmt: skip
+        for part, (name, tensor) in tensors.items():
+            if tensor.dtype != torch.float8_e4m3fn or part != "scale":
+                scales(name, tensor)  # float, and finite
+            elif bool((tensor.view(torch.uint8) & _NAN == _NAN).any()):
+                raise bad(name, "a scale is not a number")
+            if tuple(tensor.shape) != sizes[part]:
+                raise bad(name, f"its shape is {list(tensor.shape)}, but {list(sizes[part])} belongs to the weight")
+            if part == "smooth" and not bool((tensor > 0).all()):
+                raise bad(name, "a factor for smoothing is not positive")
+        spec = PackedSpec(
+            scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details={FACTOR: factor}
+        )
+        return Packed(spec=spec, parts={"codes": codes, **{part: tensor for part, (_, tensor) in tensors.items()}})
