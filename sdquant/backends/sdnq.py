@@ -29,6 +29,7 @@ from ..core import (
     DTYPE_BITS,
     ROTATION,
     Backend,
+    LowRank,
     Option,
     Packed,
     PackedLayout,
@@ -213,6 +214,13 @@ class SDNQ(Backend):
         per_unit = len(way.code.fields) or 1
         of_rows = parts["scale"].shape[0] == shape[0]  # not one for all of them
         return way.plain and of_rows and math.prod(shape[1:]) % per_unit == 0 and "svd_up" not in parts
+
+    def low_rank(self, packed: Packed) -> LowRank | None:
+        parts = packed.parts
+        if "svd_up" not in parts or len(packed.spec.shape) != 2:
+            return None
+        residual = {name: part for name, part in parts.items() if not name.startswith("svd_")}
+        return LowRank(residual=residual, smooth=None, down=parts["svd_down"].t(), up=parts["svd_up"])
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name.removesuffix("weight") + part

@@ -224,15 +224,15 @@ def linear(
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
-    branch = backend.low_rank(packed)
-    if branch is not None:
-        return _linear_with_branch(backend, packed, branch, x, bias, compute)
     if packed.spec.rotation:
         codes, rotation = packed.without_rotation, packed.spec.rotation
         form = backend.form(codes)
         if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
             return int8_linear.linear(backend, codes, form, x, bias, rotation)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
+    branch = backend.low_rank(packed)
+    if branch is not None:
+        return _linear_with_branch(backend, packed, branch, x, bias, compute)
     if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8_linear.linear(backend, packed, form, x, bias)
     if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
@@ -256,9 +256,9 @@ def _linear_with_branch(
 ) -> Tensor:
     """Return the product with the residual, and beside it that with the narrow factors."""
     residual = replace(packed, parts=branch.residual)
-    smooth, down, up = (part.to(x.dtype) for part in (branch.smooth, branch.down, branch.up))
-    y = linear(backend, residual, backend.form(residual), x / smooth, bias, compute)
-    return y + F.linear(x @ down, up)
+    inputs = x if branch.smooth is None else x / branch.smooth.to(x.dtype)
+    y = linear(backend, residual, backend.form(residual), inputs, bias, compute)
+    return y + F.linear(x @ branch.down.to(x.dtype), branch.up.to(x.dtype))
 
 
 def _beside(packed: Packed, x: Tensor) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,13 @@ from sdquant.backends import _sdnq_encode
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_storage import PARTS, storage_of
 from sdquant.cli import main
+from sdquant.core.backend import Packed
 from sdquant.errors import BadFileError, SettingsError
+from sdquant.nn import quantized_layer
+from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
 
 from .test_sdnq_storage import compare, convolution, dequantized, linear
-
-if TYPE_CHECKING:
-    from sdquant.core.backend import Packed
 
 BACKEND = backends.get("sdnq")
 MODELS = {"digits-flux": ("transformer", FluxTransformer2DModel), "digits-sd": ("unet", UNet2DConditionModel)}
@@ -109,6 +110,27 @@ def test_values_that_are_not_finite_are_refused(option: str, tmp_path: Path) -> 
     model.transformer_blocks[0].attn.to_q.weight.data[0, 0] = float("nan")
     with pytest.raises(BadFileError, match="to_q"):
         sdquant.quantize(model, f"sdnq-uint4,{option}")
+
+
+@pytest.mark.parametrize("option", ["svd,rank=16", "hadamard,svd,rank=16"])
+@pytest.mark.parametrize("scheme", ["sdnq-int8", "sdnq-uint4"])
+def test_the_factors_are_multiplied_beside_the_codes(scheme: str, option: str) -> None:
+    floats = linear()
+    packed = BACKEND.encode(floats.weight.data, backends.parse(f"{scheme},{option}"))
+    branch = BACKEND.low_rank(packed)
+    assert branch is not None
+    assert BACKEND.form(Packed(spec=packed.spec, parts=branch.residual).without_rotation) is not None
+    layer = quantized_layer(copy.deepcopy(floats), packed)
+    floats.weight.data = BACKEND.decode(packed, torch.float32)
+    for rows in (1, 5, 96):
+        x = torch.randn(rows, 128, requires_grad=True)
+        got, want = layer(x), floats(x)
+        assert float((got - want).detach().norm() / want.detach().norm()) < 1e-5
+        mine, exact = torch.autograd.grad(got.sum(), x)[0], torch.autograd.grad(want.sum(), x)[0]
+        assert float((mine - exact).norm() / exact.norm()) < 1e-5
+    set_compute(nn.Sequential(layer), "int8")
+    with torch.no_grad():
+        assert 0 < float((layer(x) - want).norm() / want.norm()) < 0.02
 
 
 def test_ranks_are_few() -> None:
