@@ -214,6 +214,8 @@ _COMFY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mxfp8": ("TensorCoreMXFP8Layout", {}),
     "comfy:nvfp4": ("TensorCoreNVFP4Layout", {}),
     "w4a8": ("AsymW4A8Int8Layout", {}),
+    "w6a8": ("AsymW4A8Int8Layout", {"bits": 6}),
+    "w4a4": ("TensorCoreConvRotW4A4Layout", {}),
 }
 
 

@@ -132,7 +132,7 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
 
 
 def _rotated(module: str, conf: dict[str, Any], codes: Tensor, floats: dict[str, Tensor]) -> Tensor:
-    """A rotated weight of 4 bits, whose tensors are taken out of `floats`; the library checks their shapes."""
+    """A rotated weight of 4 or 6 bits, whose tensors are taken out of `floats`; the library checks their shapes."""
     group, shape = conf["convrot_groupsize"], (len(codes), codes.shape[1] * 2)
     values: dict[str, Any] = {"orig_dtype": torch.float32, "orig_shape": shape, "convrot_groupsize": group}
     if conf["format"] == "convrot_w4a4":
@@ -141,7 +141,9 @@ def _rotated(module: str, conf: dict[str, Any], codes: Tensor, floats: dict[str,
             raise Refused(f"{module}: {codes.dtype} {shape}, {four.scale.shape}")
         return TensorCoreConvRotW4A4Layout.dequantize(codes, four)
     names = {"scale": "s_rel", "s_channel": "s_channel", "codebook": "codebook"}
-    parts = {part: floats.pop(f"{module}.weight_{name}") for part, name in names.items()}
+    parts = {part: floats.pop(f"{module}.weight_{name}", None) for part, name in names.items()}
+    if parts["scale"] is not None:  # which tells 6 bits from 4
+        values["orig_shape"] = (len(codes), parts["scale"].shape[1] * conf["group_size"])
     eight = AsymW4A8Int8Layout.Params(group_size=conf["group_size"], **parts, **values)
     return AsymW4A8Int8Layout.dequantize(codes, eight)
 

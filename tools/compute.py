@@ -31,6 +31,26 @@ def snr(root: Path) -> str:
     return markdown(header, lines)
 
 
+def outliers(root: Path) -> str:
+    """One linear layer whose weights and activations have outliers, exact, in integers, and in the libraries."""
+    file = root / FOLDER / "outliers.json"
+    if not file.exists():
+        return "Not measured yet: `python -m bench.outliers` does it."
+    found = {(row["format"], row["who"], row["case"]): row["snr"] for row in _kept(file)["rows"]}
+    formats, cases = dict.fromkeys(name for name, _, _ in found), ("gauss", "heavy", "low")
+
+    def cell(name: str, who: str) -> str:
+        values = [found.get((name, who, case)) for case in cases]
+        return " / ".join(f"{value:.1f}" for value in values if value is not None) or "-"
+
+    def peer(name: str) -> str:
+        others = dict.fromkeys(who for scheme, who, _ in found if scheme == name and who not in (OURS, INTEGER))
+        return "; ".join(f"{who}: {cell(name, who)}" for who in others) or "-"
+
+    lines = [[f"`{name}`", cell(name, OURS), cell(name, INTEGER), peer(name)] for name in formats]
+    return markdown(("scheme", "exact", "`int8`", "in other libraries"), lines)
+
+
 def errors(root: Path) -> str:
     """One step of the shipped models, and digits read right."""
     rows = {(row["name"], row["case"]): row for row in _kept(root / FOLDER / "int8.json")["rows"]}

@@ -459,7 +459,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
     "speed_rules": speed.rules,
     "speed_cards": speed.cards, "speed_convolutions": speed.convolutions,
-    "compute_snr": compute.snr, "compute_errors": compute.errors, "compute_step": compute.step,
+    "compute_snr": compute.snr, "compute_outliers": compute.outliers,
+    "compute_errors": compute.errors, "compute_step": compute.step,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip

@@ -132,13 +132,13 @@ _BY_NAME = {row.name: row for row in ROWS}
 _BY_SCHEME = {scheme: row for row in reversed(ROWS) for scheme in row.schemes}  # the first is written
 # The formats of this backend, and the dtype of their codes.
 FORMATS: Mapping[str, str] = {row.name: row.codes for row in ROWS}
-_ROTATED = ("int8_convrot", "w4a4", "w4a8")
+_ROTATED = ("int8_convrot", "w4a4", "w4a8", "w6a8")
 
 
 def details_of(scheme: str, columns: int) -> dict[str, Any]:
     """Return the details of a weight with so many inputs that is quantized to a scheme."""
     rotation = next((group for group in _GROUPS if columns % group == 0), 0) if scheme in _ROTATED else 0
-    of_groups = {GROUP_SIZE: GROUP} if scheme == "w4a8" else {}
+    of_groups = {GROUP_SIZE: GROUP} if scheme in ("w4a8", "w6a8") else {}
     return {**of_groups, **({ROTATION: rotation} if rotation else {})}
 
 

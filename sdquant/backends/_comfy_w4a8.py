@@ -7,7 +7,7 @@ A code is an index of a table (without a table, or with 6 bits, the code less ha
 with a scale `s_rel` for each group of columns, and the rotated weight is i * s_channel: the rounding is part of the
 value, and products with 8-bit activations are those of integers.
 
-Format: `AsymW4A8Int8Layout` of comfy-kitchen. What is made of 4 bits is what that makes in float32, with the table that
+Format: `AsymW4A8Int8Layout` of comfy-kitchen. What is made is what that makes in float32, of 4 bits with the table that
 it takes for all weights but those whose groups are heavy-tailed even after the rotation.
 """
 
@@ -40,8 +40,10 @@ _LEVELS = (
     -0.980602, -0.794529, -0.638165, -0.500986, -0.377321, -0.263187, -0.155210, -0.050720,
     0.052541, 0.156985, 0.265284, 0.379533, 0.502636, 0.638953, 0.794876, 0.980671,
 )  # fmt: skip
-_INPUTS = 16  # of which the kernels of the format want a multiple
+_SIXTH = tuple(range(-31, 32))  # the levels of 6 bits
+_INPUTS = {"w4a8": 16, "w6a8": 32}  # of which the kernels of the format want a multiple
 _LARGEST = 127
+_LARGEST_FLOAT8 = 0x7E  # as bits
 _LEAST = 1e-8  # the smallest scale
 _STEPS = 2  # alternations between scales and codes
 
@@ -58,17 +60,15 @@ class W4A8(ComfyCodec):
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         require_matrix(shape, dtype)
-        if spec.scheme.name != "w4a8":
-            raise Unfit("sdquant reads it from files, and does not make it")
-        if shape[1] % _INPUTS:
-            raise Unfit(f"it has {shape[1]} inputs, and {spec.scheme} needs a multiple of {_INPUTS}")
-        group = _comfy_find.GROUP
-        return {
-            "codes": TensorSpec(dtype="uint8", shape=(shape[0], shape[1] // 2)),
-            "s_rel": TensorSpec(dtype="float8_e4m3fn", shape=(shape[0], shape[1] // group)),
+        inputs, six = _INPUTS[spec.scheme.name], spec.scheme.name == "w6a8"
+        if shape[1] % inputs:
+            raise Unfit(f"it has {shape[1]} inputs, and {spec.scheme} needs a multiple of {inputs}")
+        parts = {
+            "codes": TensorSpec(dtype="uint8", shape=(shape[0], shape[1] * 3 // 4 if six else shape[1] // 2)),
+            "s_rel": TensorSpec(dtype="float8_e4m3fn", shape=(shape[0], shape[1] // _comfy_find.GROUP)),
             "s_channel": TensorSpec(dtype="float32", shape=(shape[0], 1)),
-            "codebook": TensorSpec(dtype="float32", shape=(16,)),
         }
+        return parts if six else {**parts, "codebook": TensorSpec(dtype="float32", shape=(16,))}
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
@@ -76,13 +76,14 @@ class W4A8(ComfyCodec):
         described = PackedSpec(
             scheme=spec.scheme, shape=shape, dtype=dtype, details=_comfy_find.details_of(spec.scheme.name, shape[1])
         )
-        table = _levels(weight.device)
+        six = spec.scheme.name == "w6a8"
+        table = _levels(_SIXTH if six else _LEVELS, weight.device)
 
         def encode(rows: Tensor) -> dict[str, Tensor]:
-            return _encode(hadamard.rotate_by_matrix(rows.float(), described.rotation), table)
+            return (_encode_six if six else _encode)(hadamard.rotate_by_matrix(rows.float(), described.rotation), table)
 
         parts = by_rows(weight.detach(), {name: part for name, part in layout.items() if name != "codebook"}, encode)
-        return Packed(spec=described, parts={**parts, "codebook": table.clone()})
+        return Packed(spec=described, parts=parts if six else {**parts, "codebook": table.clone()})
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
         return None  # the description does not say whether there is a codebook
@@ -105,11 +106,12 @@ class W4A8(ComfyCodec):
 
     def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
         parts = packed.parts
+        table = {leaf(name, "weight_codebook"): parts["codebook"]} if "codebook" in parts else {}
         return {
             name: parts["codes"].view(torch.int8),
             leaf(name, "weight_s_rel"): parts["s_rel"],
             leaf(name, "weight_s_channel"): parts["s_channel"].reshape(-1),
-            leaf(name, "weight_codebook"): parts["codebook"],
+            **table,
             **marker(name, packed.spec),
         }
 
@@ -179,28 +181,68 @@ def _integers(packed: Packed, rows: slice) -> Tensor:
 
 
 def _encode(rotated: Tensor, table: Tensor) -> dict[str, Tensor]:
-    """Quantize some rows of the rotated weight: scales and codes by turns, then the codes once more, for the integers
-    that the scales in 8 bits give."""
-    rows, columns = rotated.shape
-    groups = rotated.view(rows, -1, _comfy_find.GROUP)
+    """Quantize some rows of the rotated weight to 4 bits: scales and codes by turns, then the codes once more, for the
+    integers that the scales in 8 bits give."""
+    groups = rotated.view(len(rotated), -1, _comfy_find.GROUP)
     scale = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=_LEAST)
-    codes = _nearest(table, groups / scale)
+    scale, channel = _alternated(groups, scale, table, lambda values: _nearest(table, values))
+    relative = (scale.squeeze(-1) / channel).to(torch.float8_e4m3fn)
+    found, _ = _on_grid(groups / channel.unsqueeze(-1), relative.float(), table)
+    bits = found.view(rotated.shape).to(torch.uint8)
+    return {"codes": bits[:, ::2] | bits[:, 1::2] << 4, "s_rel": relative, "s_channel": channel}
+
+
+def _encode_six(rotated: Tensor, table: Tensor) -> dict[str, Tensor]:
+    """Quantize some rows of the rotated weight to 6 bits: as to 4, but each group takes, of its scale in 8 bits and the
+    next smaller and larger one, the one whose integers are nearest to it."""
+    groups = rotated.view(len(rotated), -1, _comfy_find.GROUP)
+    scale = divided(groups.abs().amax(dim=-1, keepdim=True), _SIXTH[-1]).clamp_(min=_LEAST)
+
+    def nearest(values: Tensor) -> Tensor:
+        # A value that is not a number has any code: its scale shows it.
+        return values.round_().nan_to_num_(0.0).clamp_(_SIXTH[0], _SIXTH[-1]).add_(_SIXTH[-1]).int()
+
+    scale, channel = _alternated(groups, scale, table, nearest)
+    targets = groups / channel.unsqueeze(-1)
+    middle = (scale.squeeze(-1) / channel).to(torch.float8_e4m3fn).view(torch.uint8)
+    best, codes, least = middle, torch.empty(0), torch.empty(0)
+    for number in (middle, (middle - 1).clamp_(min=1), (middle + 1).clamp_(max=_LARGEST_FLOAT8)):
+        found, levels = _on_grid(targets, number.view(torch.float8_e4m3fn).float(), table)
+        error = levels.gather(2, found).sub_(targets).pow_(2).sum(-1)
+        if number is middle:
+            codes, least = found, error
+            continue
+        better = error < least
+        least = torch.where(better, error, least)
+        best, codes = torch.where(better, number, best), torch.where(better.unsqueeze(-1), found, codes)
+    bits = codes.view(rotated.shape).to(torch.uint8) + 1  # a code is the level with 32 added
+    lower, upper = bits & 15, (bits >> 4).view(len(bits), -1, 4)
+    packed = upper[..., 0] | upper[..., 1] << 2 | upper[..., 2] << 4 | upper[..., 3] << 6
+    codes = torch.cat([lower[:, ::2] | lower[:, 1::2] << 4, packed], dim=1)
+    return {"codes": codes, "s_rel": best.view(torch.float8_e4m3fn), "s_channel": channel}
+
+
+def _alternated(
+    groups: Tensor, scale: Tensor, table: Tensor, nearest: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Improve the scales of groups [rows, groups, columns], [rows, groups, 1], by turns with codes. Return them and the
+    scales of rows, [rows, 1]."""
+    codes = nearest(groups / scale)
     for _ in range(_STEPS):
         values = table[codes]
         scale = (groups * values).sum(-1, keepdim=True) / (values * values).sum(-1, keepdim=True).clamp_(min=_LEAST)
         scale = scale.clamp_(min=_LEAST)
-        codes = _nearest(table, groups / scale)
+        codes = nearest(groups / scale)
     channel = divided((table[codes] * scale).abs().amax(dim=(1, 2)), _LARGEST).clamp_(min=_LEAST)
-    relative = (scale.squeeze(-1) / channel.unsqueeze(1)).to(torch.float8_e4m3fn)
-    levels = (table * relative.float().unsqueeze(-1)).round_().clamp_(-_LARGEST, _LARGEST)
-    targets = groups / channel.view(-1, 1, 1)
-    found = _nearest(levels.view(-1, len(table)), targets.view(-1, _comfy_find.GROUP))
-    bits = found.view(rows, columns).to(torch.uint8)
-    return {
-        "codes": bits[:, ::2] | bits[:, 1::2] << 4,
-        "s_rel": relative,
-        "s_channel": channel.unsqueeze(1),
-    }
+    return scale, channel.unsqueeze(1)
+
+
+def _on_grid(targets: Tensor, relative: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes whose integers are nearest to the targets [rows, groups, columns], and the integers of all codes
+    for scales [rows, groups]."""
+    levels = (table * relative.unsqueeze(-1)).round_().clamp_(-_LARGEST, _LARGEST)
+    found = _nearest(levels.view(-1, len(table)), targets.view(-1, targets.shape[-1]))
+    return found.view(targets.shape), levels
 
 
 def _nearest(levels: Tensor, values: Tensor) -> Tensor:
@@ -217,5 +259,5 @@ def _nearest(levels: Tensor, values: Tensor) -> Tensor:
 
 
 @constant
-def _levels(device: torch.device) -> Tensor:
-    return torch.tensor(_LEVELS, dtype=torch.float32, device="cpu").to(device)
+def _levels(table: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(table, dtype=torch.float32, device="cpu").to(device)

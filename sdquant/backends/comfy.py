@@ -51,7 +51,7 @@ class Comfy(Backend):
         _scheme("int8_row", 8, "8-bit integers, a scale per output row"),
         _scheme("int8_tensor", 8, "8-bit integers, one scale for the weight"),
         _scheme("w4a8", 4, "4-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
-        _read_only("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
+        _scheme("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
         _read_only("svdquant_w4a4", 4, "4-bit integers and a low-rank branch (SVDQuant), a scale per 64 weights", 64),
         _read_only(

@@ -4,9 +4,9 @@ SDNQ quantizes a layer (its public `sdnq_quantize_layer`); the tensors it makes 
 shapes and file keys, so that a folder written here loads with `sdnq.load_sdnq_model` or diffusers, and the other way
 round. Decoding is written out in plain torch, bit-equal to SDNQ's own, a few rows at a time; it needs no sdnq. How
 codes are stored is in `_sdnq_codes`, how a weight is in `_sdnq_storage`, what SDNQ's files say in `_sdnq_files`.
-What SDNQ wrote with its extras (SVD, Hadamard rotation, codebooks, quantized scales, dynamic selection, quantized
-matmul) is read; at encoding they stay off. A rotated weight is rotated back when it is dequantized. There is no
-"library" runtime: SDNQ's layers would add its matmul kernels, which are another subject.
+Of SDNQ's extras, Hadamard rotation, SVD and dynamic selection are options; codebooks, quantized scales and quantized
+matmul are only read. A rotated weight is rotated back when it is dequantized. There is no "library" runtime: SDNQ's
+layers would add its matmul kernels, which are another subject.
 
 Differences from SDNQ's defaults, both for size:
 
@@ -21,9 +21,7 @@ the unsigned schemes, which carry a zero point beside each scale, want 64.
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +29,7 @@ from ..core import (
     DTYPE_BITS,
     ROTATION,
     Backend,
+    LowRank,
     Option,
     Packed,
     PackedLayout,
@@ -47,20 +46,21 @@ from ..core import (
     registry,
 )
 from ..errors import BadFileError, UnsupportedFileError
-from ..utils.process_state import errors_only
-from ..utils.tensors import put_parameter
+from . import _sdnq_encode, _sdnq_layout
 from ._sdnq_codes import CODES
 from ._sdnq_files import float_dtype, shape_of, stored_as, upright, words
+from ._sdnq_layout import Choice
 from ._sdnq_storage import DETAILS, OTHER, PARTS, belong_together, is_transposed, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from ._sdnq_codes import Code
 
 CHUNK = 1 << 18  # weights decoded at a time
+HADAMARD, RANK = 256, 32  # SDNQ's defaults: values rotated together at most; rank of the SVD
 BITS, PRODUCTS = "bits", "products"  # in the details of what is found in a file; not in those of a packed weight
 # SDNQ's names of codes, as `core.packed_layout` names their packing.
 _PACKINGS = {
@@ -81,6 +81,12 @@ def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
             choices=(-1, 32, 64, 128, 256, 512, 1024),
         ),
         "fp32_scales": Option(default=False, help="keep scales in float32, as SDNQ does by default"),
+        "hadamard": Option(default=False, help="rotate inputs in groups of up to 256 first, which spreads outliers"),
+        "svd": Option(default=False, help="keep the largest singular values apart, as two narrow float matrices"),
+        "rank": Option(default=RANK, help="how many singular values svd keeps", choices=(8, 16, 32, 64, 128, 256)),
+        "dynamic": Option(
+            default=False, help="give a weight that loses too much the next dtype of more bits, which SDNQ looks for"
+        ),
         "wo": Option(
             default=False,
             help="quantize what transformers and diffusers keep in floats too: T5's wo, 1.5 GB of T5-XXL; SDNQ cannot "
@@ -137,39 +143,28 @@ class SDNQ(Backend):
         least = 64 if code.zero_point else 32
         if shape[1] < least:
             raise Unfit(f"it has {shape[1]} input channels, but {spec.scheme.name} needs at least {least} per scale")
-        numel, per_unit = math.prod(shape), len(code.fields)
-        if per_unit and numel % per_unit:
-            raise Unfit(f"its {numel} weights do not fill whole units of {per_unit} codes")
-        groups = _groups(shape[1], spec["group_size"])
-        split: tuple[int, ...] = shape
-        if groups > 1:
-            split = (shape[0], groups, shape[1] // groups, *shape[2:])
-        stored = split
-        if code.fields:
-            stored = (numel // per_unit, code.unit) if code.unit > 1 else (numel // per_unit,)
-        axis = 2 if groups > 1 else 1
-        scale = TensorSpec(
-            dtype="float32" if spec["fp32_scales"] else dtype,
-            shape=(*split[:axis], 1, *split[axis + 1 :]),
-        )
-        parts = {"weight": TensorSpec(dtype=code.dtype, shape=stored), "scale": scale}
-        return parts | {"zero_point": scale} if code.zero_point else parts
+        return _sdnq_layout.part_specs(code, _choice(spec), shape, dtype)
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        dtype = dtype_name(weight.dtype)
-        layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
-        from ._chunks import by_rows
+        shape, dtype = tuple(weight.shape), dtype_name(weight.dtype)
+        layout = self.layout(spec, shape, dtype)  # raises Unfit
+        settings, rows = _settings(spec), weight.detach()
+        if spec["dynamic"]:
+            scheme, details, parts = _sdnq_encode.encode_dynamic(rows, settings)
+        elif spec["hadamard"] or spec["svd"]:  # whose sums depend on how many rows there are
+            scheme, details, parts = spec.scheme.name, {}, _sdnq_encode.encode(rows, settings)[0]
+        else:
+            from ._chunks import by_rows
 
-        sdnq = _sdnq()
-        config = sdnq.SDNQConfig(**_settings(spec))
-
-        def encode(rows: Tensor) -> dict[str, Tensor]:
-            layer, _ = sdnq.sdnq_quantize_layer(_layer(rows), config, torch_dtype=rows.dtype, param_name="weight")
-            return {name: getattr(layer, name).data.contiguous() for name in layout}
-
+            scheme, details, parts = (
+                spec.scheme.name,
+                {},
+                by_rows(rows, layout, lambda some: _sdnq_encode.encode(some, settings)[0]),
+            )
+        rotation = _sdnq_layout.rotation_of(_choice(spec), shape)
+        details = {**details, ROTATION: rotation} if rotation else details
         return Packed(
-            spec=PackedSpec(scheme=spec.scheme, shape=tuple(weight.shape), dtype=dtype),
-            parts=by_rows(weight.detach(), layout, encode),
+            spec=PackedSpec(scheme=registry.scheme(scheme), shape=shape, dtype=dtype, details=details), parts=parts
         )
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
@@ -211,6 +206,13 @@ class SDNQ(Backend):
         per_unit = len(way.code.fields) or 1
         of_rows = parts["scale"].shape[0] == shape[0]  # not one for all of them
         return way.plain and of_rows and math.prod(shape[1:]) % per_unit == 0 and "svd_up" not in parts
+
+    def low_rank(self, packed: Packed) -> LowRank | None:
+        parts = packed.parts
+        if "svd_up" not in parts or len(packed.spec.shape) != 2:
+            return None
+        residual = {name: part for name, part in parts.items() if not name.startswith("svd_")}
+        return LowRank(residual=residual, smooth=None, down=parts["svd_down"].t(), up=parts["svd_up"])
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name.removesuffix("weight") + part
@@ -303,75 +305,55 @@ class SDNQ(Backend):
             return None
         return {"quant_method": "sdnq", **_settings(spec), "modules_to_not_convert": []}
 
+    def config_of(self, weights: Mapping[str, Packed]) -> tuple[dict[str, Any], frozenset[str]] | None:
+        choice, names = _sdnq_layout.choice_of(weights)
+        dtypes: dict[str, list[str]] = {}
+        for name in sorted(names):
+            spec = weights[name].spec
+            dtypes.setdefault(storage_of(spec.scheme.name, spec.details).code.sdnq, []).append(name)
+        if not dtypes:
+            return None
+        most = max(dtypes, key=lambda dtype: len(dtypes[dtype]))
+        config = {"quant_method": "sdnq", **_arguments(most, choice), "modules_to_not_convert": []}
+        return {**config, "modules_dtype_dict": {d: names for d, names in dtypes.items() if d != most}}, names
+
 
 def _in_words(code: Code, dtype: str) -> bool:
     """Return whether each byte of codes is a 64-bit integer: SDNQ stores its codes of 1 bit so."""
     return code.bits == 1 and dtype == "int64"
 
 
+def _choice(spec: QuantSpec) -> Choice:
+    return Choice(
+        group_size=spec["group_size"],
+        rank=spec["rank"] if spec["svd"] else 0,
+        hadamard=HADAMARD if spec["hadamard"] else 0,
+        fp32_scales=spec["fp32_scales"],
+    )
+
+
 def _settings(spec: QuantSpec) -> dict[str, Any]:
     """Return the arguments of `SDNQConfig` for a scheme."""
+    return _arguments(CODES[spec.scheme.name].sdnq, _choice(spec))
+
+
+def _arguments(dtype: str, choice: Choice) -> dict[str, Any]:
+    """Return the arguments of `SDNQConfig` for weights of SDNQ's `dtype`."""
     return {
-        "weights_dtype": CODES[spec.scheme.name].sdnq,
-        "group_size": spec["group_size"],
-        "dequantize_fp32": spec["fp32_scales"],
+        "weights_dtype": dtype,
+        "group_size": choice.group_size,
+        "dequantize_fp32": choice.fp32_scales,
         "quant_conv": True,
         "add_skip_keys": False,
-        "use_svd": False,
-        "use_hadamard": False,
+        "use_svd": choice.rank > 0,
+        "svd_rank": choice.rank or RANK,
+        "use_hadamard": choice.hadamard > 0,
+        "hadamard_group_size": choice.hadamard or HADAMARD,
         "use_codebook": False,
         "use_quantized_matmul": False,
         "use_quantized_matmul_conv": False,
         "use_dynamic_quantization": False,
     }
-
-
-def _groups(channels: int, group_size: int) -> int:
-    """Return the number of groups by SDNQ's rule: channels / group_size, or the next smaller number that divides."""
-    groups = channels // group_size if 0 < group_size < channels else 1
-    if groups > 1 and groups * group_size != channels:
-        groups -= 1  # one group less, even where as many larger ones would divide them: 640 channels by 256 are 1 group
-        while groups > 1 and channels % groups:
-            groups -= 1
-    return max(1, groups)
-
-
-def _layer(weight: Tensor) -> nn.Module:
-    """Return a layer with this weight, not copied, for SDNQ to quantize."""
-    from torch import nn
-
-    out, channels, *kernel = weight.shape
-    if kernel:
-        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
-        layer: Any = conv(channels, out, tuple(kernel), bias=False, device="meta")  # type: ignore[arg-type]
-    else:
-        layer = nn.Linear(channels, out, bias=False, device="meta")
-    # SDNQ assigns what it makes to the layer, and reads it from there.
-    layer.__dict__["register_parameter"] = functools.partial(put_parameter, layer)
-    put_parameter(layer, "weight", nn.Parameter(weight.detach(), requires_grad=False))
-    module: nn.Module = layer
-    return module
-
-
-def _sdnq() -> Any:
-    """Import sdnq and return the module. Its test compilation and messages at import are suppressed.
-
-    To use SDNQ's compiled kernels in the same process, import sdnq first or set SDNQ_USE_TORCH_COMPILE.
-    """
-    import sys
-
-    if "sdnq" in sys.modules:
-        return sys.modules["sdnq"]
-    switch = "SDNQ_USE_TORCH_COMPILE"
-    unset = switch not in os.environ
-    with errors_only(os.environ.get("SDNQ_LOGGER_NAME", "sdnq"), "bitsandbytes"):
-        os.environ.setdefault(switch, "0")
-        try:
-            import sdnq
-        finally:
-            if unset:
-                del os.environ[switch]
-    return sdnq
 
 
 BACKEND = SDNQ()

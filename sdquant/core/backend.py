@@ -395,3 +395,8 @@ class Backend(ABC):
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
         """Return the `quantization_config` for diffusers or transformers to read `write`'s output, if supported."""
         return None
+
+    def config_of(self, weights: Mapping[str, Packed]) -> tuple[dict[str, Any], frozenset[str]] | None:
+        """Return a `quantization_config` that describes as many of these weights as one can, by name, and the names of
+        those; None if `config` for the scheme of most of them says as much."""
+        return None

@@ -1,4 +1,4 @@
-"""The low-rank branch beside a packed weight, as SVDQuant has."""
+"""The low-rank branch beside a packed weight, as SVDQuant and SDNQ's SVD have."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class LowRank:
 
     Attributes:
         residual: the parts of R, a packed weight of the same description as W.
-        smooth: divides the inputs, [in]. down: [in, rank]. up: [out, rank].
+        smooth: divides the inputs, [in]; None for 1. down: [in, rank]. up: [out, rank].
         rows: multiplies the outputs of R, [out]; None for ones.
     """
 
     residual: Mapping[str, Tensor]
-    smooth: Tensor
+    smooth: Tensor | None
     down: Tensor
     up: Tensor
     rows: Tensor | None = None

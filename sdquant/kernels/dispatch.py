@@ -224,15 +224,15 @@ def linear(
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
-    branch = backend.low_rank(packed)
-    if branch is not None:
-        return _linear_with_branch(backend, packed, branch, x, bias, compute)
     if packed.spec.rotation:
         codes, rotation = packed.without_rotation, packed.spec.rotation
         form = backend.form(codes)
         if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
             return int8_linear.linear(backend, codes, form, x, bias, rotation)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
+    branch = backend.low_rank(packed)
+    if branch is not None:
+        return _linear_with_branch(backend, packed, branch, x, bias, compute)
     if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8_linear.linear(backend, packed, form, x, bias)
     if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
@@ -257,8 +257,9 @@ def _linear_with_branch(
     """Return the product with the residual, and beside it that with the narrow factors."""
     residual = replace(packed, parts=branch.residual)
     down, up = branch.down.to(x.dtype), branch.up.to(x.dtype)
-    smoothed = (x / branch.smooth.float()).to(x.dtype)  # of bfloat16, small factors would be zeros in float16
-    y = linear(backend, residual, backend.form(residual), smoothed, bias if branch.rows is None else None, compute)
+    # In float32: of bfloat16, small factors would be zeros in float16.
+    inputs = x if branch.smooth is None else (x / branch.smooth.float()).to(x.dtype)
+    y = linear(backend, residual, backend.form(residual), inputs, bias if branch.rows is None else None, compute)
     if branch.rows is not None:
         y = y * branch.rows.to(x.dtype)
         y = y if bias is None else y + bias

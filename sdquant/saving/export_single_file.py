@@ -9,7 +9,7 @@ Tensor names are the original authors', as in GGUF files. The tensors for a weig
   precision, since only weights are quantized.
 * int8_convrot, int8_row, int8_tensor: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale with one scale, or one per
   row, and the JSON X.comfy_quant, which the metadata repeats (`_quantization_metadata`).
-* w4a4, w4a8: ComfyUI's convrot_w4a4 and asym_w4a8_int8, of the rotated weight; and the same JSON.
+* w4a4, w4a8, w6a8: ComfyUI's convrot_w4a4 and asym_w4a8_int8, of the rotated weight; and the same JSON.
 * mxfp8, comfy:nvfp4: ComfyUI's, with scales in the order of tensor cores, padded; and the same JSON.
 * qint8: the same as int8_row, with scales in the model's dtype.
 
@@ -301,7 +301,7 @@ SCHEMES: Mapping[str, _Scheme] = {
     "fp8": _Scheme(_float8_layout, _float8_encode, _float8),
     "qint8": _Scheme(_layout, _encode, _int8),
     **dict.fromkeys(
-        ("int8_convrot", "int8_row", "int8_tensor", "w4a8", "w4a4", "mxfp8", "comfy:nvfp4"),
+        ("int8_convrot", "int8_row", "int8_tensor", "w4a8", "w6a8", "w4a4", "mxfp8", "comfy:nvfp4"),
         _Scheme(_layout, _encode, _for_comfy),
     ),
 }

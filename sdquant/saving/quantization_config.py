@@ -85,6 +85,11 @@ def reading(model: nn.Module) -> Reading:
     scheme = counts.most_common(1)[0][0]
     first = next(spec for spec in specs.values() if spec.scheme == scheme)
     weights = dict(quantized(model))
+    described = scheme.codec.config_of(
+        {name: packed for name, packed in weights.items() if packed.spec.scheme.codec is scheme.codec}
+    )
+    if described is not None:
+        return _described(model, specs, *described)
     asked = _asked(scheme, [packed for packed in weights.values() if packed.spec.scheme == scheme])
     config = scheme.codec.config(asked, first.dtype)
     if not config:
@@ -92,7 +97,9 @@ def reading(model: nn.Module) -> Reading:
     read = _READ.get(config["quant_method"])
     if read is not None:
         return read(model, specs, scheme, config)
-    floats = frozenset(name for name, packed in weights.items() if not _in_sdnq(model, name, packed, asked))
+    floats = frozenset(
+        name for name, packed in weights.items() if not (_is_stored_as(packed, asked) and _is_run(model, name))
+    )
     if "modules_to_not_convert" in config:
         config["modules_to_not_convert"] = [f"{path}.weight" for path in _floats(model, specs, ("linear", "conv"))]
     return Reading(config, floats, package=config["quant_method"])
@@ -168,15 +175,23 @@ def _specs(model: nn.Module) -> dict[str, PackedSpec]:
     return {name: packed.spec for name, packed in quantized(model)}
 
 
-def _in_sdnq(model: nn.Module, name: str, packed: Packed, asked: QuantSpec) -> bool:
-    """Return whether SDNQ runs a weight: it is stored as its config says, is no embedding, and the model's class does
-    not keep it in float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the
-    codes.)"""
+def _described(
+    model: nn.Module, specs: Mapping[str, PackedSpec], config: Mapping[str, Any], names: Collection[str]
+) -> Reading:
+    """Return the reading of weights that a backend's own config describes, by name."""
+    floats = frozenset(name for name in specs if name not in names or not _is_run(model, name))
+    unquantized = [f"{path}.weight" for path in _floats(model, specs, ("linear", "conv"))]
+    return Reading({**config, "modules_to_not_convert": unquantized}, floats, package=config["quant_method"])
+
+
+def _is_run(model: nn.Module, name: str) -> bool:
+    """Return whether SDNQ runs the layer of a weight: it is no embedding, and the model's class does not keep it in
+    float32. (A model casts activations to the weight dtype of such a layer, in SDNQ's layers that of the codes.)"""
     from torch import nn
 
     keep_in_fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
     table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
-    return _is_stored_as(packed, asked) and not table and not matched(_path(name), keep_in_fp32)
+    return not table and not matched(_path(name), keep_in_fp32)
 
 
 def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: Scheme) -> bool:

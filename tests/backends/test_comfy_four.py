@@ -69,7 +69,7 @@ def test_golden(name: str) -> None:
 
 
 @pytest.mark.parametrize(("columns", "group"), [(512, 256), (320, 64)])
-@pytest.mark.parametrize("scheme", ["w4a4", "w4a8"])
+@pytest.mark.parametrize("scheme", ["w4a4", "w4a8", "w6a8"])
 def test_what_is_made_is_that_of_comfy_kitchen(scheme: str, columns: int, group: int) -> None:
     weight = _weight((70, columns))
     file, floats = _theirs(scheme, weight, group)

@@ -17,6 +17,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
+from sdquant.backends import _sdnq_encode
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE, code_named
 from sdquant.core.backend import Packed, TensorInfo, Unfit
@@ -32,7 +33,7 @@ SCHEMES = [row.name for row in BACKEND.schemes if row.on_the_fly]
 
 @pytest.fixture(scope="module")
 def sdnq() -> Any:
-    return module._sdnq()
+    return _sdnq_encode.import_sdnq()
 
 
 def _own(sdnq: Any, layer: nn.Module, text: str, **extra: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
+from sdquant.backends import _sdnq_encode
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE, code_named
 from sdquant.core.backend import Packed, TensorInfo
@@ -32,7 +33,7 @@ FILES = sorted(path.name for path in GOLDEN.glob("sdnq_*.safetensors"))
 
 @pytest.fixture(scope="module")
 def sdnq() -> Any:
-    return module._sdnq()
+    return _sdnq_encode.import_sdnq()
 
 
 def infos(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
@@ -372,10 +373,12 @@ def test_a_folder_of_sdnqs_is_loaded_and_saved_again(
         ({"weights_dtype": "int8", "group_size": 32}, "sdnq"),
         ({"weights_dtype": "uint4", "group_size": -1}, "sdnq"),
         ({"weights_dtype": "uint4"}, "sdnq"),
-        ({"weights_dtype": "uint4", "use_svd": True}, "sdquant"),
+        ({"weights_dtype": "uint4", "use_svd": True}, "sdnq"),
         ({"weights_dtype": "int8", "group_size": -2}, "sdquant"),
-        ({"weights_dtype": "uint4", "use_hadamard": True}, "sdquant"),
-        ({"weights_dtype": "int5"}, "sdquant"),
+        ({"weights_dtype": "uint4", "use_hadamard": True}, "sdnq"),
+        ({"weights_dtype": "int5"}, "sdnq"),
+        ({"weights_dtype": "uint4", "use_codebook": True, "codebook_steps": 2}, "sdquant"),
+        ({"weights_dtype": "int4", "use_dynamic_quantization": True, "dynamic_loss_threshold": 3e-3}, "sdnq"),
     ],
     ids=_id,
 )
@@ -395,7 +398,7 @@ def test_what_is_saved_again_names_who_reads_it(sdnq: Any, extra: dict[str, Any]
         theirs = sdnq.load_sdnq_model(str(tmp_path / "saved"))
         for name, packed in quantized(ours):
             layer = theirs.get_submodule(name.removesuffix(".weight"))
-            assert torch.equal(dequantized(layer, torch.float32), BACKEND.decode(packed, torch.float32))
+            compare(BACKEND.decode(packed, torch.float32), layer)
 
 
 def test_what_sdnq_does_not_write_is_refused() -> None:
