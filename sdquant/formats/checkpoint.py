@@ -155,8 +155,8 @@ class Checkpoint:
         """
         make = self.recipes.get(key)
         if make is not None:
-            make = (make.exact or make) if exact else make
-            return make(lambda source: self._find(files, source))
+            compute = make.exact if exact and make.exact is not None else make
+            return compute(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:

@@ -234,15 +234,15 @@ def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec |
     scheme = scheme_of(src)
     if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
         # Some schemes are in files of other tools only; those of GGUF are made, but not while loading.
-        is_made = spec is None or spec.scheme.on_the_fly or spec.scheme.backend == "gguf"
+        in_files = spec is not None and not spec.scheme.on_the_fly and spec.scheme.backend != "gguf"
         raise ConflictError(
             f"Cannot quantize {src.path} to {spec.scheme.name}" if spec else f"Cannot load {src.path} unquantized",
             f"its weights ({name}) are already quantized to {scheme}",
             f"Remove quant to load it as {scheme}, or use "
             + (
-                f"the unquantized model, or convert this one with `sdquant {'quantize' if spec else 'dequantize'}`"
-                if is_made
-                else f"a file of the model in {spec.scheme.name}, which sdquant reads, and does not make"
+                f"a file of the model in {spec.scheme.name}, which sdquant reads, and does not make"
+                if spec is not None and in_files
+                else f"the unquantized model, or convert this one with `sdquant {'quantize' if spec else 'dequantize'}`"
             ),
         )
     if isinstance(spec, RulesSpec):
