@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import sdquant
 from sdquant import backends
 from sdquant.core import Packed
 from sdquant.errors import IncompatibleError, SettingsError
-from sdquant.nn import quantized_layer
+from sdquant.nn import quantized, quantized_layer
 
 from .kernels.test_packed_layout import SPECS
 
@@ -177,3 +178,22 @@ def test_the_rotation_is_among_the_tensors(one: str, other: str) -> None:
     source, target = made(other, 1), made(other, 0)
     target.load_state_dict(dict(source.state_dict()))
     assert same(products(target), products(source))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_floats_of_another_dtype_than_the_scales(dtype: torch.dtype) -> None:
+    """Scales of rules have the dtype of the weight."""
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(3))
+    net = nn.Sequential(nn.Linear(64, 32, bias=False, dtype=torch.bfloat16))
+    sdquant.quantize(net, "rules,weight_qtype=int8", progress=False)
+    net.load_state_dict({"0.weight": weight.to(dtype)})
+    (packed,) = (packed for _, packed in quantized(net))
+    assert (packed.spec.scheme.codec.decode(packed, torch.float32) - weight).norm() < 0.02 * weight.norm()
+
+
+def test_parameters_alone_do_not_say_whether_they_are_rotated() -> None:
+    net = nn.Sequential(nn.Linear(64, 64))
+    sdquant.quantize(net, "int8_convrot", progress=False)
+    with pytest.raises(RuntimeError, match=r"may not be rotated.*state_dict\(\)"):
+        net.load_state_dict(dict(net.named_parameters()))
+    net.load_state_dict(net.state_dict())

@@ -5,6 +5,7 @@ What its files have in another order is put in that of the weight when it is rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -115,14 +116,23 @@ def _svdquant(found: PrequantizedWeight, suffix: str, get: Get) -> Packed:
         "up": order.up(tensors["up"][first:last]),
     }
     parts["scale"] = order.small_scales(parts["scale"]) if is_float else order.scales(parts["scale"])
+    details = {FACTOR: _factor(found, suffix, get)} if is_float else {}
     if "rows" in tensors:
-        parts["rows"] = order.vector(tensors["rows"][first:last])
+        rows, unit = _near_one(order.vector(tensors["rows"][first:last]))
+        parts["rows"], details[FACTOR] = rows, details[FACTOR] * unit
     if not is_float:
         parts["codes"] ^= SIGNS
     if not bool((parts["smooth"] > 0).all()):
         raise bad(found.keys["smooth" + suffix], "a factor for smoothing is not positive")
-    details = {FACTOR: _factor(found, suffix, get)} if is_float else {}
     return Packed(spec=_spec(found, (last - first, width), details), parts=parts)
+
+
+def _near_one(rows: Tensor) -> tuple[Tensor, float]:
+    """Return factors of rows divided by a power of two, which it leaves exact, and that power. They multiply products
+    behind the sum, and are about 1e-4 in files: without them the sum is above the largest number of float16."""
+    largest = float(rows.abs().max())
+    unit = 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
+    return (rows.float() / unit).to(rows.dtype), unit
 
 
 def _part(found: PrequantizedWeight, part: str, suffix: str, size: tuple[int, ...], get: Get) -> Tensor:

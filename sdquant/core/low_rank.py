@@ -25,3 +25,14 @@ class LowRank:
     down: Tensor
     up: Tensor
     rows: Tensor | None = None
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return (x down) up^T, [..., out].
+
+        In float16 the narrow product is summed in float32: an SVD puts all of the size into one of the factors, so that
+        what is between them may be above the largest number of float16 where the result is not.
+        """
+        import torch
+
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+        return (x.to(dtype) @ self.down.to(dtype) @ self.up.to(dtype).T).to(x.dtype)

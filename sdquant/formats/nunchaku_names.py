@@ -82,6 +82,8 @@ _ROWS: tuple[BlockLayer, ...] = (
     BlockLayer(_SINGLE, ("out_proj", "mlp_fc2"), ("proj_out",), shifted="mlp_fc2"),
     *_named(_SINGLE, {"mlp_fc1": "proj_mlp", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k"}),
     _same(_SINGLE, "norm.linear", splits=3),
+    # FLUX.1 under the names of Nunchaku's second version, which are diffusers' but for the joined ones
+    *(_same(_DOUBLE, f"{stream}.net.2", shifted=True) for stream in ("ff", "ff_context")),
     # Qwen-Image
     BlockLayer(_DOUBLE, ("attn.to_qkv",), _QKV),
     BlockLayer(_DOUBLE, ("attn.add_qkv_proj",), _ADDED),
@@ -94,6 +96,8 @@ _ROWS: tuple[BlockLayer, ...] = (
     # Stable Diffusion XL, whose feed-forward layers have no such GELU
     BlockLayer(_UNET, ("attn1.to_qkv",), ("attn1.to_q", "attn1.to_k", "attn1.to_v")),
 )  # fmt: skip
+# Layers without a row whose inputs no GELU makes: of attention, before the GELU, and of the UNet's gated ones.
+_UNSHIFTED = re.compile(r"\.(attn\d?|attention)\.|\.net\.0\.proj\.|_blocks?\..*transformer_blocks\.\d+\.ff\.net\.2\.")
 _PATTERNS = tuple((re.compile(rf"({row.blocks})({'|'.join(map(re.escape, row.sources))})"), row) for row in _ROWS)
 
 
@@ -194,6 +198,8 @@ class _Renaming:
         weight = self._found(name.rpartition(".")[0])
         if known and weight is not None and weight.scheme == "awq_w4a16":
             raise self._unread(name, "whether its rows are interleaved is not known for this layer")
+        if known and weight is not None and weight.scheme == "svdquant_w4a4" and not _UNSHIFTED.search(name):
+            raise self._unread(name, "whether its activations are shifted is not known for this layer")
         if name in self.src.prequantized:
             self._weight(name, self.src.prequantized[name])
         elif weight is not None and name.endswith(".bias") and not is_nunchaku_text(weight):

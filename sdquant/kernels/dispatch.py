@@ -256,14 +256,13 @@ def _linear_with_branch(
 ) -> Tensor:
     """Return the product with the residual, and beside it that with the narrow factors."""
     residual = replace(packed, parts=branch.residual)
-    down, up = branch.down.to(x.dtype), branch.up.to(x.dtype)
     # In float32: of bfloat16, small factors would be zeros in float16.
     inputs = x if branch.smooth is None else (x / branch.smooth.float()).to(x.dtype)
     y = linear(backend, residual, backend.form(residual), inputs, bias if branch.rows is None else None, compute)
     if branch.rows is not None:
         y = y * branch.rows.to(x.dtype)
         y = y if bias is None else y + bias
-    return y + F.linear(x @ down, up)
+    return y + branch.product(x)
 
 
 def _beside(packed: Packed, x: Tensor) -> None:

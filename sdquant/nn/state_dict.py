@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core import NUMBERS, PLAIN_ONLY, ROTATION, Packed, PackedSpec
+from ..core import NUMBERS, PLAIN_ONLY, ROTATION, Packed, PackedSpec, dtype_named
 from ..errors import IncompatibleError, SettingsError
 from ..kernels import prepack
 from .packed_tensor import LayerWeight
@@ -68,9 +68,20 @@ def _like_own(layer: PackedLayer, weight: Tensor) -> tuple[PackedSpec, dict[str,
     """
     if weight.shape != torch.Size(layer.spec.shape):
         return f"its shape is {list(weight.shape)}, and the layer needs {list(layer.spec.shape)}"
-    packed = layer._backend.encode_as(weight.detach(), layer.spec)
-    if packed is None:
-        return "the scheme's weights come from files, or their description is not enough. Quantize the model of floats"
+    # Some schemes have scales in the dtype of the weight: then it is rounded to that of the layer's first.
+    for dtype in dict.fromkeys((weight.dtype, dtype_named(layer.spec.dtype))):
+        packed = layer._backend.encode_as(weight.detach().to(dtype), layer.spec)
+        parts = None if packed is None else _parts_like(layer, packed)
+        if packed is not None and parts is not None:
+            return packed.spec, parts
+    return (
+        "a layer that has its weight from such a file cannot take floats. Load them into the unquantized model, and "
+        "quantize that: sdquant.quantize(model, ...)"
+    )
+
+
+def _parts_like(layer: PackedLayer, packed: Packed) -> dict[str, Tensor] | None:
+    """Return the parts in the order that the layer's have; None if they are others, or of other shapes or dtypes."""
     parts: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
     own = layer.packed
     prepack.bring_into_order(parts, PREFIX, own)
@@ -80,9 +91,7 @@ def _like_own(layer: PackedLayer, weight: Tensor) -> tuple[PackedSpec, dict[str,
         for name, part in own.parts.items()
         if name in parts or not name.startswith(_OF_ACTIVATIONS)
     }
-    if there != {name: (part.dtype, part.shape) for name, part in parts.items()}:
-        return "its file has it in another form than sdquant makes. Quantize the model of floats instead"
-    return packed.spec, parts
+    return parts if there == {name: (part.dtype, part.shape) for name, part in parts.items()} else None
 
 
 def is_alike(one: PackedSpec, other: PackedSpec) -> bool:
@@ -166,7 +175,7 @@ def save_numbers(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None
         state[_key(prefix, ROTATION)] = torch.tensor(layer.spec.rotation, dtype=torch.float32)
     table = getattr(state, "_metadata", {}).get(prefix[:-1])
     if table is not None:
-        table[_SAVED_AS] = _kind_of(layer.spec)
+        table[_SAVED_AS] = _saved_as(layer)
 
 
 def refuse_others(
@@ -184,14 +193,25 @@ def refuse_others(
         return
     saved, own = metadata.get(_SAVED_AS), layer.spec.rotation
     size = rotation.item() if isinstance(rotation, Tensor) and rotation.numel() == 1 and not rotation.is_meta else 0
-    if size != own:
+    if rotation is None and own and saved is None:
+        errors.append(
+            f'{_key(prefix, ROTATION)}: the weight of "{prefix}{PREFIX}*" may not be rotated, as the layer\'s is: '
+            "nothing says so. Load what `model.state_dict()` returns, which does"
+        )
+    elif size != own:
         there, here = (f"is rotated in groups of {n:g}" if n else "is not rotated" for n in (size, own))
         errors.append(f'{_key(prefix, ROTATION)}: the weight of "{prefix}{PREFIX}*" {there}, but the layer\'s {here}')
-    elif saved is not None and saved != _kind_of(layer.spec):
+    elif saved is not None and saved != _saved_as(layer):
         errors.append(
-            f"{prefix}{PREFIX}*: the weight was saved as {saved}, but the layer has {_kind_of(layer.spec)}. "
+            f"{prefix}{PREFIX}*: the weight was saved as {saved}, but the layer has {_saved_as(layer)}. "
             "Load the state dict of a layer of the same scheme, or floats"
         )
+
+
+def _saved_as(layer: PackedLayer) -> str:
+    """Return what the layer's parts mean, and those that not every weight of its kind has, as a line."""
+    parts = sorted(name for name in layer.part_names if not name.startswith(_OF_ACTIVATIONS))
+    return f"{_kind_of(layer.spec)} in {', '.join(parts)}"
 
 
 def _numbers(spec: PackedSpec, prefix: str) -> dict[str, Tensor]:

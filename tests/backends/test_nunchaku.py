@@ -76,6 +76,32 @@ def test_golden(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["svdq_int4", "svdq_nvfp4_wcscales"])
+def test_float16_has_room_for_the_sums(name: str) -> None:
+    """Of codes, whose scales are about 1e-4: before they were multiplied the sums were infinite."""
+    file, found = _golden(name)
+    packed = COMFY.read(found, None, file.__getitem__)
+    layer = quantized_layer(nn.Linear(128, 128, bias=False, dtype=torch.float16), packed)
+    x = torch.randn(70, 128, generator=torch.Generator().manual_seed(1)) * 4
+    exact = x @ COMFY.decode(packed, torch.float32).T
+    assert (layer(x.half()).float() - exact).norm() <= 5e-3 * exact.norm()
+
+
+def test_flux_under_the_names_of_the_second_version(flux: Path, tmp_path: Path) -> None:
+    """Only the joined layers tell that it is Nunchaku's; what follows a GELU has a bias that was shifted."""
+    model = layers.Model(load_file(flux / "transformer" / "diffusion_pytorch_model.safetensors"), names=layers.V2)
+    block = "transformer_blocks.0."
+    model.svdquant(f"{block}attn.to_qkv", *(f"{block}attn.to_{name}" for name in "qkv"))
+    for stream in ("ff", "ff_context"):
+        model.svdquant(f"{block}{stream}.net.2", f"{block}{stream}.net.2", shifted=True)
+    biases = {key: tensor for key, tensor in model.floats.items() if key.endswith(".net.2.bias")}
+    file = model.save(tmp_path / "svdq.safetensors", None)
+    values = dict(sdquant.dequantize(file, dtype="float32"))
+    assert len(biases) == 2
+    for key, tensor in biases.items():
+        assert (values[key] - tensor).norm() <= 1e-5 * tensor.norm(), key
+
+
+@pytest.mark.parametrize("name", ["svdq_int4", "svdq_nvfp4_wcscales"])
 def test_the_tests_write_what_its_packer_writes(name: str) -> None:
     file, _ = _golden(name)
     assert torch.equal(layers.codes(file["natural.codes"]), file["layer.qweight"])

@@ -133,6 +133,18 @@ def test_the_factors_are_multiplied_beside_the_codes(scheme: str, option: str) -
         assert 0 < float((layer(x) - want).norm() / want.norm()) < 0.02
 
 
+def test_float16_has_room_between_the_factors() -> None:
+    """All of the size is in one of them: along the largest direction the narrow product was infinite."""
+    floats = linear()
+    packed = BACKEND.encode(floats.weight.data, backends.parse("sdnq-int8,svd,rank=16"))
+    branch = BACKEND.low_rank(packed)
+    assert branch is not None
+    layer = quantized_layer(copy.deepcopy(floats).half(), packed)
+    x = 1.2e4 * branch.down[:, :1].T.float().sign()
+    assert float((x @ branch.down.float()).abs().max()) > torch.finfo(torch.float16).max
+    assert bool(layer(x.half()).isfinite().all())
+
+
 def test_ranks_are_few() -> None:
     with pytest.raises(SettingsError, match="rank"):
         backends.parse("sdnq-uint4,svd,rank=0")
