@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from comfy_kitchen.tensor import AsymW4A8Int8Layout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
 
 from . import hub_formats
+from .backends import nunchaku_layers
 from .backends.comfy_layers import line
 from .backends.test_comfy_mixed import KINDS
 from .hub_formats import rewrite
@@ -29,6 +30,8 @@ def quantized_folder(model: str, scheme: str, target: Path) -> Path:
     part = target / MAIN[model]
     if scheme == "sdnq-other":
         _by_sdnq(part)
+    elif scheme == "svdquant_nvfp4":
+        _by_nunchaku(part)
     elif scheme.startswith("hub-"):
         rewrite(part, next(kind for kind in hub_formats.KINDS.values() if kind.quant == scheme))
     else:
@@ -46,17 +49,22 @@ def _layer(name: str, tensor: Tensor, write: Callable[[Tensor], Any]) -> dict[st
     return {stem + key: part for key, part in tensors.items()} | {f"{stem}comfy_quant": line(said)}
 
 
-def _w6a8(weight: Tensor) -> Any:
-    codes, six = AsymW4A8Int8Layout.quantize(weight, convrot_groupsize=64, bits=6)
-    file = {"weight": codes, "weight_s_rel": six.scale, "weight_s_channel": six.s_channel}
-    more = {"weight_codebook": six.codebook, "weight_correction": six.correction}
-    file |= {name: part for name, part in more.items() if part is not None}
-    return file, {"format": "asym_w4a8_int8", "convrot_groupsize": 64}, None
-
-
 _COMFY: dict[str, Callable[[Tensor], Any]] = {
-    "w6a8": _w6a8, "svdquant_w4a4": KINDS["svdquant_w4a4"], "awq_w4a16": KINDS["awq_w4a16"],
+    "svdquant_w4a4": KINDS["svdquant_w4a4"], "awq_w4a16": KINDS["awq_w4a16"],
 }  # fmt: skip
+
+
+def _by_nunchaku(part: Path) -> None:
+    """Write it as nunchaku_lite does, whose layers are the model's own."""
+    weights = load_file(part / WEIGHTS)
+    model = nunchaku_layers.Model(weights, nvfp4=True, names=nunchaku_layers.V2)
+    for name, weight in weights.items():
+        if weight.ndim == 2 and weight.shape[0] % 128 == 0 and weight.shape[1] % 64 == 0 and "embed" not in name:
+            model.svdquant(name.removesuffix(".weight"), name.removesuffix(".weight"))
+    assert model.file
+    model.save(part / WEIGHTS, None).with_name("floats.safetensors").unlink()
+    config = json.loads((part / "config.json").read_text()) | {"quantization_config": {"quant_method": "nunchaku_lite"}}
+    (part / "config.json").write_text(json.dumps(config))
 
 
 def _by_sdnq(part: Path) -> None:
