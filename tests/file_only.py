@@ -30,10 +30,10 @@ def quantized_folder(model: str, scheme: str, target: Path) -> Path:
     part = target / MAIN[model]
     if scheme == "sdnq-other":
         _by_sdnq(part)
-    elif scheme == "svdquant_nvfp4":
-        _by_nunchaku(part)
     elif scheme.startswith("hub-"):
         rewrite(part, next(kind for kind in hub_formats.KINDS.values() if kind.quant == scheme))
+    elif scheme == "svdquant_nvfp4":
+        _by_nunchaku_lite(part)
     else:
         tensors = load_file(part / WEIGHTS)
         rows = (_layer(name, tensor, _COMFY[scheme]) for name, tensor in tensors.items())
@@ -54,17 +54,21 @@ _COMFY: dict[str, Callable[[Tensor], Any]] = {
 }  # fmt: skip
 
 
-def _by_nunchaku(part: Path) -> None:
-    """Write it as nunchaku_lite does, whose layers are the model's own."""
-    weights = load_file(part / WEIGHTS)
-    model = nunchaku_layers.Model(weights, nvfp4=True, names=nunchaku_layers.V2)
-    for name, weight in weights.items():
-        if weight.ndim == 2 and weight.shape[0] % 128 == 0 and weight.shape[1] % 64 == 0 and "embed" not in name:
-            model.svdquant(name.removesuffix(".weight"), name.removesuffix(".weight"))
-    assert model.file
-    model.save(part / WEIGHTS, None).with_name("floats.safetensors").unlink()
-    config = json.loads((part / "config.json").read_text()) | {"quantization_config": {"quant_method": "nunchaku_lite"}}
-    (part / "config.json").write_text(json.dumps(config))
+def _by_nunchaku_lite(part: Path) -> None:
+    tensors = load_file(part / WEIGHTS)
+    layers = [key.removesuffix(".weight") for key, tensor in tensors.items() if _is_wide(tensor)]
+    for name in layers:
+        weight, bias = tensors.pop(f"{name}.weight"), tensors.pop(f"{name}.bias", None)
+        file, _, _ = nunchaku_layers.svdquant(weight, bias, nvfp4=True, names=nunchaku_layers.V2)
+        tensors |= {f"{name}.{key}": value for key, value in file.items()}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, part / WEIGHTS)
+    config = json.loads((part / "config.json").read_text())
+    method = {"quant_method": "nunchaku_lite", "compute_dtype": "bfloat16"}
+    (part / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
+
+
+def _is_wide(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and not any(size % 128 for size in tensor.shape)
 
 
 def _by_sdnq(part: Path) -> None:

@@ -90,6 +90,11 @@ def _is_unet(path: Path) -> bool:
     return path.name.startswith("unet") or (config.exists() and "UNet" in json.loads(config.read_text())["_class_name"])
 
 
+def _nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """bitsandbytes' codes: the first in the high half."""
+    return torch.stack((codes.flatten() >> 4, codes.flatten() & 15), 1).flatten().long()
+
+
 class TestLibraries:
     """Bit for bit what the library itself makes of its file."""
 
@@ -104,7 +109,13 @@ class TestLibraries:
         for name in states:
             rows = {key: tensor for key, tensor in stored.items() if key.startswith(f"{name}.")}
             state = QuantState.from_dict(rows, device=torch.device("cpu"))
-            assert torch.equal(mine[name], dequantize_4bit(stored[name], state).bfloat16())
+            # Its kernel for AVX-512 takes another block's scale where a block is longer than a row (0.50, seen on an
+            # AMD EPYC); what it does without that kernel is the same on every machine.
+            if state.shape[1] % state.blocksize:
+                values = state.code[_nibbles(stored[name])].view(-1, state.blocksize) * state.absmax.unsqueeze(1)
+                assert torch.equal(mine[name], values.view(state.shape).bfloat16())
+            else:
+                assert torch.equal(mine[name], dequantize_4bit(stored[name], state).bfloat16())
 
     def test_gguf(self, tmp_path: Path) -> None:
         """With the authors' names, as they are in the file."""
@@ -207,8 +218,10 @@ class TestConfig:
         for path in (tmp_path / "none.json", tmp_path / "list.json"):
             with pytest.raises(BadFileError):
                 sdquant.dequantize(foreign("sdnq"), config=path)
-        with pytest.raises(UnsupportedFileError, match="GPTQ"):
+        with pytest.raises(BadFileError, match="GPTQ"):
             sdquant.dequantize(sd / "unet", config={"quant_method": "gptq"})
+        with pytest.raises(UnsupportedFileError, match="AQLM"):
+            sdquant.dequantize(sd / "unet", config={"quant_method": "aqlm"})
 
 
 class TestReading:

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Change, type[SdquantError], str]] = {
     "in a part": (_config(text={"quantization_config": {"quant_method": "dream"}}), UnsupportedFileError, "'dream'"),
     "no method": (_config(quantization_config=BITS), UnsupportedFileError, "without its quant_method"),
     "only a name": (_config(compression_config="dream"), UnsupportedFileError, "'dream'"),
-    "compression": (_config(compression_config={"format": "x"}), UnsupportedFileError, "compressed-tensors"),
+    "compression": (_config(compression_config={"format": "x"}), BadFileError, "compressed-tensors"),
     "MLX's config": (_config(quantization=BITS), UnsupportedFileError, "MLX"),
     "MLX's tensors": (_mlx, UnsupportedFileError, "MLX"),
     "a file": (_file("quantization_config", {"quant_method": "dream"}), UnsupportedFileError, "'dream'"),

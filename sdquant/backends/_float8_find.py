@@ -147,13 +147,26 @@ def _weight(
         extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
         details={"packing": "float8", **details},
-        nbytes=_nbytes(info, tensors[scale_keys[0]]) if scale_keys else None,
+        nbytes=_nbytes(info, tensors[scale_keys[0]], details.get("block")) if scale_keys else None,
     )
 
 
-def _nbytes(codes: TensorInfo, scale: TensorInfo) -> int | None:
+def _nbytes(codes: TensorInfo, scale: TensorInfo, block: Any) -> int | None:
     """Return the bytes in memory of a weight with scales of blocks, each of which is there once for each row of its
-    block (see `models.weight_loader`); None if it is as large in the file."""
-    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] in (1, codes.shape[0]):
+    block (see `models.weight_loader`); None if it is as large in the file.
+
+    Args:
+        block: what the config says, [rows, columns]; None if it says nothing, and the blocks divide the weight.
+    """
+    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] == codes.shape[0]:
         return None
+    if block is None and scale.shape[0] == 1:
+        return None
+    if block is not None and not _divides(block, codes.shape[1]):
+        return None  # it stays in blocks, because kernels have no such rows
     return codes.nbytes + codes.shape[0] * scale.shape[1] * 4
+
+
+def _divides(block: Any, columns: int) -> bool:
+    """Return whether blocks [rows, columns], as a config may say anything, divide so many columns."""
+    return isinstance(block, list) and len(block) == 2 and type(block[1]) is int and block[1] > 0 == columns % block[1]
