@@ -29,14 +29,14 @@ LOSS = {8: 2, 6: 6, 5: 6, 4: 6, 3: 20}
 RATIO = {8: 0.54, 4: 0.30}
 ON_THE_FLY = {int(row.bits): row.name for row in reversed(backends.schemes()) if row.on_the_fly}  # the first of each
 # Every scheme with a promise. GGUF's mixes lie between the types they are made of; its types below four bits that are
-# not K-quants, and MXFP4, are for files that others made, as are the hub's, torchao's and ModelOpt's; SDNQ's others
-# promise nothing, and those of ComfyUI have not been recorded yet.
+# not K-quants, and MXFP4, are for files that others made, as are the hub's; SDNQ's others promise nothing, and those of
+# ComfyUI have not been recorded yet.
 MEASURED = [
     row.name
     for row in backends.schemes()
     if row.bits < 16
     and not row.name.endswith(("_k_s", "_k_m", "_k_l"))
-    and row.backend not in ("sdnq", "comfy", "hub", "uniform")
+    and row.backend not in ("sdnq", "comfy", "hub")
     and not row.name.startswith(("iq1", "iq2", "iq3", "tq", "mxfp4"))
 ] + ["sdnq-uint4", "sdnq-int8"]
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from sdquant import backends
+from sdquant.core import Packed, PackedSpec
 from sdquant.core.packed_rows import cut, join
 from sdquant.formats.safetensors_writer import write
 from sdquant.utils.buffers import dense
-
-if TYPE_CHECKING:
-    from sdquant.core.backend import Packed
 
 
 def packed(scheme: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Packed:
@@ -46,6 +43,20 @@ def test_what_is_not_alike_is_not_joined() -> None:
     assert join([packed("nf4"), packed("fp4")]) is None
     assert join([packed("qint4", seed) for seed in range(2)]) is None  # its bytes hold rows from far apart
     assert join([packed("nf4"), packed("nf4", dtype=torch.float32)]) is None
+
+
+def test_parts_of_columns_are_of_all_rows() -> None:
+    """The hub's weights in the order of groups, and some of several may have no zero points."""
+    spec = PackedSpec(scheme=backends.scheme("hub-int8"), shape=(4, 8), dtype="bfloat16")
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0)).int()
+    codes = torch.arange(32, dtype=torch.uint8).view(4, 8)
+    parts = {"codes": codes, "scale": torch.ones(4, 2), "order": order, "columns": torch.arange(8.0)}
+    one, other = (Packed(spec=spec, parts=parts | {"codes": some}) for some in (codes, codes.flip(0)))
+    whole = join([one, other])
+    assert whole is not None and torch.equal(floats(whole), torch.cat([floats(one), floats(other)]))
+    assert torch.equal(floats(cut(whole, [(3, 6)])), floats(whole)[3:6])
+    for part in ({"order": order.flip(0)}, {"zero": torch.ones(4, 2).byte()}):
+        assert join([one, Packed(spec=spec, parts=parts | part)]) is None
 
 
 def strided(part: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
 from ._float8_scales import factors, fitted, rows_of_scales
 from ._float8_values import floats_of
-from ._modelopt_find import OF_QUANTIZER
+from ._hub_modelopt import OF_QUANTIZER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
-from ._modelopt_find import SCALE as COMPRESSED
+from ._hub_modelopt import SCALE as COMPRESSED
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.

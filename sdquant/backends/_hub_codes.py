@@ -14,8 +14,14 @@ from ._comfy_int4 import nibbles
 if TYPE_CHECKING:
     from ..core import Packed
 
+# Keys in the details of packed weights; see `hub.Hub`.
+AXIS, ZERO = "axis", "zero"
 _PACKINGS = {2: "twos", 3: "threes", 4: "nibbles-low", 8: "uint8"}
-UNIT = 8  # codes that fill whole bytes whatever their bits
+
+
+def unit(bits: int) -> int:
+    """Return how many columns a weight must have a multiple of, so that `packed` fills whole bytes."""
+    return {4: 2, 8: 1}.get(bits, 8)
 
 
 def integers(codes: Tensor, bits: int) -> Tensor:
@@ -27,45 +33,55 @@ def integers(codes: Tensor, bits: int) -> Tensor:
         return nibbles(codes)
     units = codes.view(*codes.shape[:-1], -1, bits).long()
     places = torch.arange(bits, device=codes.device) * 8
-    values = (units << places).sum(-1, keepdim=True) >> torch.arange(UNIT, device=codes.device) * bits
+    values = (units << places).sum(-1, keepdim=True) >> torch.arange(unit(bits), device=codes.device) * bits
     return (values & (1 << bits) - 1).to(torch.uint8).flatten(-2)
 
 
 def packed(values: Tensor, bits: int) -> Tensor:
-    """Invert `integers`. The last dimension must be a multiple of UNIT."""
+    """Invert `integers`. The last dimension must be a multiple of `unit`."""
     if bits == 8:
         return values.contiguous()
-    units = values.view(*values.shape[:-1], -1, UNIT).long()
-    numbers = (units << torch.arange(UNIT, device=values.device) * bits).sum(-1, keepdim=True)
+    if bits == 4:
+        return values[..., ::2] | values[..., 1::2] << 4
+    units = values.view(*values.shape[:-1], -1, unit(bits)).long()
+    numbers = (units << torch.arange(unit(bits), device=values.device) * bits).sum(-1, keepdim=True)
     places = torch.arange(bits, device=values.device) * 8
     return (numbers >> places & 0xFF).to(torch.uint8).flatten(-2)
 
 
 def decode_into(packed: Packed, out: Tensor) -> None:
-    """Dequantize into `out`, [rows, columns]; (code - zero) * scale - shift, each rounded to float32."""
+    """Dequantize into `out`, [rows, columns]: as `hub.Hub` has it, each operation rounded to float32."""
     parts, bits, columns = packed.parts, int(packed.spec.scheme.bits), packed.spec.shape[1]
-    codes, scale, zero, shift = (parts.get(name) for name in ("codes", "scale", "zero", "shift"))
+    codes, scale, zero, shift, order, factors = (
+        parts.get(name) for name in ("codes", "scale", "zero", "shift", "order", "columns")
+    )
     assert codes is not None and scale is not None
-    middle = 0 if shift is not None else 1 << bits - 1
-    if "axis" in packed.spec.details:
+    middle = _middle(packed)
+    if AXIS in packed.spec.details:
         values = integers(codes, bits).float().view(-1, scale.shape[1]).sub_(middle).mul_(scale.float())
         out.copy_((values if shift is None else values.sub_(shift)).view(packed.spec.shape))
         return
-    order = parts.get("order")
     for rows in row_chunks(codes, columns):
         values = integers(codes[rows], bits).float().view(-1, scale.shape[1], columns // scale.shape[1])
-        values.sub_(middle if zero is None else zero[rows].unsqueeze(-1)).mul_(scale[rows].float().unsqueeze(-1))
+        if zero is None or zero.is_floating_point():
+            values.sub_(middle)
+        if zero is not None:
+            values.sub_(zero[rows].unsqueeze(-1))
+        values.mul_(scale[rows].float().unsqueeze(-1))
         values = (values if shift is None else values.sub_(shift[rows].unsqueeze(-1))).flatten(1)
-        if order is None:
-            out[rows].copy_(values)
-        else:
-            out[rows] = torch.empty_like(values).index_copy_(1, order.long(), values).to(out.dtype)
+        if order is not None:
+            values = torch.empty_like(values).index_copy_(1, order.long(), values)
+        out[rows].copy_(values if factors is None else values.mul_(factors))
 
 
 def form(packed: Packed) -> PackedLayout | None:
-    """Return the memory layout; None where groups are not of neighbours in a row."""
+    """Return the memory layout; None where groups are not of neighbours in a row, or for factors or zero points that
+    are no integers."""
     parts, bits, (rows, columns) = packed.parts, int(packed.spec.scheme.bits), packed.spec.shape
-    if "axis" in packed.spec.details or "order" in parts:
+    zero = parts.get("zero")
+    if AXIS in packed.spec.details or parts.keys() & {"order", "columns"}:
+        return None
+    if zero is not None and zero.is_floating_point():
         return None
     return PackedLayout(
         rows=rows,
@@ -74,6 +90,12 @@ def form(packed: Packed) -> PackedLayout | None:
         packing=_PACKINGS[bits],
         group=columns // parts["scale"].shape[1],
         scale="scale",
-        zero="zero" if "zero" in parts else 0 if "shift" in parts else 1 << bits - 1,
+        zero="zero" if zero is not None else _middle(packed),
         shift="shift" if "shift" in parts else "",
     )
+
+
+def _middle(packed: Packed) -> int:
+    """Return the zero point where there is no part of them, or that from which floats count."""
+    zero: int = packed.spec.details.get(ZERO, 1 << int(packed.spec.scheme.bits) - 1)
+    return zero

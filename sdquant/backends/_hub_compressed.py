@@ -25,6 +25,7 @@ from ._hub_find import (
     BYTES,
     COMPRESSED,
     DTYPE,
+    GROUP_SIZE,
     PACKING,
     float_dtype,
     lacking,
@@ -117,7 +118,8 @@ def _weight(
             scheme, of = ("int8_tensor", "one scale") if whole else ("int8_row", of)
             plain = {"codes": codes, "scale": scale}
             return _found(name, scheme, plain, hints, f"8-bit integers, {of}", {DTYPE: dtype}, None)
-        return _found(name, "hub-int8", keys, hints, f"8-bit integers, {of}", {DTYPE: dtype, PACKING: BYTES}, nbytes)
+        details = {DTYPE: dtype, PACKING: BYTES, GROUP_SIZE: tensors[codes].shape[1] // max(several, 1)}
+        return _found(name, "hub-int8", keys, hints, f"8-bit integers, {of}", details, nbytes)
     bits = _settings_of(stem, groups).get("num_bits")
     if bits is None:
         raise untold(

@@ -9,10 +9,16 @@ from typing import Any
 from ..core import COMPUTE_DTYPES, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 
-# Keys in the details of what is found; of them, the packed weights have "axis" alone.
+# Keys in the details of weights in files. Those of packed weights are `_hub_codes`'.
 PACKING, DTYPE, OFFSET, SYMMETRIC, BITS = "packing", "dtype", "zero_offset", "symmetric", "bits"
+GROUP_SIZE = "group_size"
 # The packings, which `_hub_read` unpacks.
-GPTQ, AWQ, COMPRESSED, BYTES, HQQ = "gptq", "awq", "compressed-tensors", "bytes", "hqq"
+GPTQ, AWQ, COMPRESSED, HQQ = "gptq", "awq", "compressed-tensors", "hqq"
+# Those of signed codes, which `_hub_signed` unpacks.
+BYTES = "bytes"  # a code in each byte, scales and zero points [rows, groups]
+NIBBLES = "nibbles"  # the even column in the low half, scales [groups, rows]; the zero point is added after scaling
+HIGH_FIRST = "high first"  # the even column in the high half, 8 added; the inverse of the scales, [rows * groups, 1]
+PAIRS = "pairs of rows"  # the even row in the low half, scales [rows, groups]
 READABLE = (2, 3, 4, 8)  # bits of codes that are read
 
 

@@ -1,8 +1,9 @@
-"""Integer weights of quantized folders on the hub: GPTQ, AWQ, AutoRound, HQQ and compressed-tensors. Read, not made.
+"""Integer weights of files that other tools quantized: torchao, ModelOpt, GPTQ, AWQ, AutoRound, HQQ and others.
 
-All of them have small unsigned codes, with a scale and a zero point for a group of a row's weights. They differ in how
-files pack that: each has a module that recognizes it in a header (`_hub_gptq`, `_hub_compressed`, `_hub_hqq`), and one
-that unpacks it while it is read. In memory they are the same. Their libraries are not needed.
+All of them have small integer codes, with a scale and a zero point for a group of a row's weights. They differ in how
+files pack that: each has a module that recognizes it in a header (`_hub_gptq`, `_hub_compressed`, `_hub_hqq`,
+`_hub_torchao`, `_hub_modelopt`), and `_hub_read` unpacks it. In memory they are the same. Their libraries are not
+needed. What other backends have (a scale for each row, float8, MXFP8, NVFP4) is found here and read there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import Backend, Packed, PackedLayout, PrequantizedWeight, QuantSpec, Requirement, Scheme, TensorSpec, Unfit
+from . import _hub_compressed, _hub_gptq, _hub_hqq, _hub_modelopt, _hub_torchao
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,19 +27,21 @@ def _scheme(bits: int) -> Scheme:
         name=f"hub-int{bits}",
         backend="hub",
         bits=bits,
-        summary=f"{bits}-bit integers in groups, of GPTQ, AWQ, AutoRound, HQQ or compressed-tensors",
+        summary=f"{bits}-bit integers of other tools, a scale and perhaps a zero point for each group",
         group=128,
         on_the_fly=False,
     )
 
 
 class Hub(Backend):
-    """See the module. A weight is (code - zero) * scale - shift, for a weight of [out, in] in `groups` groups of a row:
+    """See the module. A weight is ((code - zero) * scale - shift) * column, [out, in] in `groups` groups of a row:
 
     codes: uint8 [out, in * bits / 8], a row's codes one after another from the low bits on.
     scale: float [out, groups].
-    zero: uint8 [out, groups]; where there is none, half of the range: 8 for 4 bits.
-    shift: float32 [out, groups], of HQQ, whose zero points are no integers.
+    zero: uint8 [out, groups]. None if all are half of the range (8 for 4 bits), or 0 with "zero": 0 in the details.
+        Or float32, where they are no integers of the range, which count from there.
+    shift: float32 [out, groups], of HQQ, whose zero points are no integers, and of torchao's Int4Tensor.
+    columns: float32 [in], of weights whose columns were smoothed.
     order: int32 [in], where groups are not of neighbours: the column of the weight that each column of codes is.
 
     HQQ's axis 0, which the details name, has [1, columns] in place of [out, groups]: of the weight as a matrix of so
@@ -45,7 +49,7 @@ class Hub(Backend):
     """
 
     name: ClassVar[str] = "hub"
-    title: ClassVar[str] = "GPTQ, AWQ, HQQ and others"
+    title: ClassVar[str] = "torchao, GPTQ, AWQ and others"
     requires: ClassVar[Requirement | None] = None
     schemes: ClassVar[tuple[Scheme, ...]] = tuple(_scheme(bits) for bits in (2, 3, 4, 8))
 
@@ -73,15 +77,14 @@ class Hub(Backend):
         return form(packed)
 
     def by_row(self, packed: Packed) -> bool:
-        return "axis" not in packed.spec.details
+        return "axis" not in packed.spec.details  # `_hub_codes.AXIS`
 
     def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        return {name: part if name == "order" else chosen(part) for name, part in packed.parts.items()}
+        return {name: part if name in ("order", "columns") else chosen(part) for name, part in packed.parts.items()}
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
-        from . import _hub_compressed, _hub_gptq, _hub_hqq
-
-        return [found for one in (_hub_gptq, _hub_compressed, _hub_hqq) for found in one.find(tensors, config)]
+        formats = (_hub_gptq, _hub_compressed, _hub_hqq, _hub_torchao, _hub_modelopt)
+        return [weight for one in formats for weight in one.find(tensors, config)]
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         from ._hub_read import read

@@ -325,14 +325,14 @@ ROWS: tuple[Row, ...] = (
     ),
     # What works: plain tensors, which every mover can move.
     Row(
-        backend=any_of("comfy", "gguf", "hub", "nncf", "rules", "sdnq", "uniform"),
+        backend=any_of("comfy", "gguf", "hub", "nncf", "rules", "sdnq"),
         device="cpu",
         verdict="works",
         why="packed weights are plain parameters, which every offload mode can move",
         seen=CELLS,
     ),
     Row(
-        backend=any_of("comfy", "gguf", "hub", "nncf", "rules", "sdnq", "uniform"),
+        backend=any_of("comfy", "gguf", "hub", "nncf", "rules", "sdnq"),
         device="cuda",
         verdict="works",
         why="packed weights are plain parameters, which every offload mode can move",
@@ -372,7 +372,7 @@ ROWS: tuple[Row, ...] = (
         seen="nobody has run it",
     ),
     Row(
-        backend=any_of("comfy", "gguf", "hub", "nncf", "rules", "sdnq", "uniform"),
+        backend=any_of("comfy", "gguf", "hub", "nncf", "rules", "sdnq"),
         verdict="untested",
         why="the layers are plain torch and should run on any device, but nobody has run them on this one",
         seen="nobody has run it",

@@ -318,8 +318,7 @@ class Backend(ABC):
         return None
 
     def by_row(self, packed: Packed) -> bool:
-        """Return whether every part is row-major over the output dimension (or a scalar), so that `rows_by` can slice
-        rows.
+        """Return whether `rows_by` can slice rows: every part is row-major over the outputs, a scalar or for all rows.
 
         Then the parts of some rows are the packed form of those rows, and an embedding dequantizes only the rows that
         are looked up.
@@ -327,8 +326,7 @@ class Backend(ABC):
         return False
 
     def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the parts for some rows of a weight that is packed `by_row`. `chosen` selects the rows of one tensor,
-        which is row-major or a scalar."""
+        """Return the parts for some rows of a weight packed `by_row`. `chosen` selects the rows of one part."""
         return {name: chosen(part) for name, part in packed.parts.items()}
 
     def missing(self, found: PrequantizedWeight) -> str | None:
@@ -336,8 +334,7 @@ class Backend(ABC):
         return None
 
     def for_kernels(self, packed: Packed) -> Packed:
-        """Return the weight with its bytes reordered for GPU kernels, under another part name; unchanged if that is
-        already their order."""
+        """Return the weight with its bytes in the order of GPU kernels, under another part name if that is another."""
         return packed
 
     def for_files(self, packed: Packed) -> Packed:

@@ -37,10 +37,14 @@ def join(packs: Sequence[Packed]) -> Packed | None:
     widths = {packed.spec.shape[1:] for packed in loose}
     if not alike or len(widths) > 1 or not all(backend.by_row(packed) for packed in loose):
         return None
+    if any(packed.parts.keys() != first.parts.keys() for packed in loose):
+        return None
+    none = backend.rows_by(first, lambda part: part.new_empty(0))
+    whole = {name for name, part in none.items() if part is first.parts[name]}  # which all rows share
     parts: dict[str, Tensor] = {}
     for name in first.parts:
         tensors = [packed.parts[name] for packed in loose]
-        if any(_for_all(t, p.spec.shape[0]) for t, p in zip(tensors, loose, strict=True)):
+        if name in whole or any(_for_all(t, p.spec.shape[0]) for t, p in zip(tensors, loose, strict=True)):
             if not all(torch.equal(tensor, tensors[0]) for tensor in tensors):
                 return None
             parts[name] = tensors[0]

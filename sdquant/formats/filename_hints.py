@@ -30,12 +30,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"qfloat8", "qfloat8"),
     (r"(?<!mx)fp8|float8", "fp8"),
     (r"(?<!mx)(?<!nv)fp4", "fp4"),
-    (r"uniform[-_]int8", "uniform-int8"),
-    (r"uniform[-_]int4", "uniform-int4"),
     (r"(?<!u)int8[-_]?(?:w8a8[-_]?)?convrot", "int8_convrot"),
     (r"(?<!u)int8[-_]?row", "int8_row"),
     (r"(?<!u)int8[-_]?tensor(?!-?wise)", "int8_tensor"),  # tensorwise is the format's name, with scales of rows too
     (r"svdquant[-_]w4a4", "svdquant_w4a4"),
+    (r"svdquant[-_]nvfp4", "svdquant_nvfp4"),
     (r"awq[-_]w4a16", "awq_w4a16"),
     (r"w4a4", "w4a4"),
     (r"w4a8", "w4a8"),

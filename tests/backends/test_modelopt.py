@@ -78,15 +78,15 @@ def _fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 KINDS: dict[str, tuple[str, Any]] = {
     "fp8": ("fp8", _fp8), "int8": ("int8_row", _int8("weight_quantizer._scale")),
-    "int8 smoothed": ("uniform-int8", _int8("weight_quantizer._scale", "input_quantizer._pre_quant_scale")),
-    "int4 awq": ("uniform-int4", _compressed_int4), "nvfp4": ("comfy:nvfp4", _nvfp4),
+    "int8 smoothed": ("hub-int8", _int8("weight_quantizer._scale", "input_quantizer._pre_quant_scale")),
+    "int4 awq": ("hub-int4", _compressed_int4), "nvfp4": ("comfy:nvfp4", _nvfp4),
     "exported int8": ("int8_row", _int8("weight_scale")),
-    "exported int8 smoothed": ("uniform-int8", _int8("weight_scale", "pre_quant_scale")),
-    "exported int4": ("uniform-int4", _exported_int4),
+    "exported int8 smoothed": ("hub-int8", _int8("weight_scale", "pre_quant_scale")),
+    "exported int4": ("hub-int4", _exported_int4),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "scheme"), [("fp8", "fp8"), ("int8", "int8_row"), ("int4_awq", "uniform-int4")])
+@pytest.mark.parametrize(("name", "scheme"), [("fp8", "fp8"), ("int8", "int8_row"), ("int4_awq", "hub-int4")])
 def test_golden_of_compress(name: str, scheme: str) -> None:
     """A file of one layer: nothing but the names of its tensors tells whose it is."""
     path = GOLDEN / f"modelopt_compress_{name}.safetensors"

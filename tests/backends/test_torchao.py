@@ -26,7 +26,7 @@ from .torchao_layers import KINDS, WEIGHTS, digits, dtype, flattened
 
 SCHEMES = {
     "int8wo": "int8_row", "int8wo_tensor": "int8_tensor", "int8dq": "int8_row", "fp8dq_row": "fp8",
-    "fp8dq_tensor": "fp8", "intx_int4": "uniform-int4", "mxfp8": "mxfp8",
+    "fp8dq_tensor": "fp8", "intx_int4": "hub-int4", "mxfp8": "mxfp8",
 }  # fmt: skip
 
 
@@ -47,6 +47,29 @@ def test_golden(name: str) -> None:
         with torch.no_grad():
             out = quantized_layer(floats, packed)(file["golden.input"])
         assert (out - file["golden.output"]).norm() <= 6e-3 * out.norm()  # both rounded to bfloat16
+
+
+@pytest.mark.parametrize("zeros", ["whole", "outside", "broken", "none"])
+@pytest.mark.parametrize("kind", ["intx", "int4"])
+def test_unsigned_in_memory(kind: str, zeros: str, tmp_path: Path) -> None:
+    """By the formulas of torchao's tensors, in every bit: zero points that are no codes are floats, and have no kernel;
+    Int4Tensor adds its own after scaling."""
+    parts, said, _ = KINDS[kind][1](torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    change = {"outside": lambda z: z * 0 + 9, "broken": lambda z: z.float() + 0.3, "none": torch.zeros_like}
+    zero = parts["zero_point"] = change.get(zeros, lambda z: z)(parts["zero_point"])
+    tensors, metadata = flattened({"proj.weight": (parts, said, torch.empty(64, 64))})
+    save_file({key: part.contiguous() for key, part in tensors.items()}, tmp_path / "model.safetensors", metadata)
+    packed = read(tmp_path / "model.safetensors")
+    codes, scale = parts["qdata"], parts["scale"].float()
+    if kind == "int4":
+        codes = torch.stack([codes << 4 >> 4, codes >> 4], -1).flatten(1)
+        scale, zero = scale.T, zero.T
+    groups, scale, zero = codes.float().view(64, scale.shape[1], -1), scale.unsqueeze(-1), zero.unsqueeze(-1).float()
+    floats = groups * scale + zero if kind == "int4" else (groups - zero) * scale
+    assert torch.equal(packed.spec.scheme.codec.decode(packed, torch.float32), floats.flatten(1))
+    assert (packed.spec.scheme.codec.form(packed) is None) == (kind == "intx" and zeros in ("outside", "broken"))
+    if zeros == "none":
+        assert "zero" not in packed.parts
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +201,7 @@ REFUSED: dict[str, tuple[str, type[Exception], str, Change]] = {
         "intx", BadFileError, "4 bits", _set("proj._weight_qdata", torch.full((64, 64), 9, dtype=torch.int8)),
     ),
     "NaN": ("intx", BadFileError, "not a number", _set("proj._weight_scale", torch.full((64, 4), float("nan")))),
+    "negative": ("intx", BadFileError, "negative", _set("proj._weight_scale", torch.full((64, 4), -1.0))),
     "no JSON": ("int8 row", BadFileError, "not JSON", lambda t, said, metadata: metadata.update({"proj.weight": "{"})),
     "no list": ("int8 row", BadFileError, "tensor_names", lambda t, said, m: m.update({"tensor_names": "{}"})),
     "not in the list": ("int8 row", BadFileError, "does not list", lambda t, said, m: m.update({"tensor_names": "[]"})),

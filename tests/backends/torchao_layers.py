@@ -118,8 +118,8 @@ def _nvfp4(swizzled: bool) -> Callable[[Tensor], Layer]:
 # The scheme of each, and how it is made.
 KINDS: dict[str, tuple[str, Callable[[Tensor], Layer]]] = {
     "int8 row": ("int8_row", _int8(whole=False)), "int8 tensor": ("int8_tensor", _int8(whole=True)),
-    "fp8 row": ("fp8", _fp8(whole=False)), "fp8 tensor": ("fp8", _fp8(whole=True)), "intx": ("uniform-int4", _intx),
-    "int4": ("uniform-int4", _int4), "mxfp8": ("mxfp8", _mxfp8(swizzled=False)),
+    "fp8 row": ("fp8", _fp8(whole=False)), "fp8 tensor": ("fp8", _fp8(whole=True)), "intx": ("hub-int4", _intx),
+    "int4": ("hub-int4", _int4), "mxfp8": ("mxfp8", _mxfp8(swizzled=False)),
     "mxfp8 in tiles": ("mxfp8", _mxfp8(swizzled=True)), "nvfp4": ("comfy:nvfp4", _nvfp4(swizzled=False)),
     "nvfp4 in tiles": ("comfy:nvfp4", _nvfp4(swizzled=True)),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import UnsupportedFileError
-from ._uniform_layouts import BYTES, GROUP_SIZE, HIGH_FIRST, LAYOUT, PAIRS
+from ._hub_find import BYTES, GROUP_SIZE, HIGH_FIRST, PACKING, PAIRS
 
 SCALE = "weight_quantizer._scale"
 _DOUBLE, _COLUMNS = "weight_quantizer._double_scale", "input_quantizer._pre_quant_scale"
@@ -61,11 +61,11 @@ def _compressed(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWei
         each = math.prod(info.shape) * 2 // groups if groups else 0
         if not each or math.prod(info.shape) * 2 % groups or columns_of % each:
             raise _strange(name, f"{list(info.shape)} bytes with {groups} scales")
-        return _row(name, "uniform-int4", keys, "4-bit integers, compressed", {LAYOUT: HIGH_FIRST, GROUP_SIZE: each})
+        return _row(name, "hub-int4", keys, "4-bit integers, compressed", {PACKING: HIGH_FIRST, GROUP_SIZE: each})
     if info.dtype == "int8":
         return _int8(name, keys, tensors, "compressed")
     if info.dtype.startswith("float8") and "columns" not in keys:
-        return _row(name, "fp8", keys, "8-bit floats, compressed", {"packing": "float8"})
+        return _row(name, "fp8", keys, "8-bit floats, compressed", {PACKING: "float8"})
     raise _strange(name, f"{info.dtype} {list(info.shape)}" + (" with smoothed columns" if "columns" in keys else ""))
 
 
@@ -83,8 +83,8 @@ def _exported(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeigh
         return None
     if not scale.shape[1] or info.shape[1] % scale.shape[1]:
         raise _strange(name, f"{list(info.shape)} bytes with {list(scale.shape)} scales")
-    details = {LAYOUT: PAIRS, GROUP_SIZE: info.shape[1] // scale.shape[1]}
-    return replace(_row(name, "uniform-int4", keys, "4-bit integers, exported", details), extra=extra)
+    details = {PACKING: PAIRS, GROUP_SIZE: info.shape[1] // scale.shape[1]}
+    return replace(_row(name, "hub-int4", keys, "4-bit integers, exported", details), extra=extra)
 
 
 def _int8(
@@ -92,7 +92,7 @@ def _int8(
 ) -> PrequantizedWeight:  # fmt: skip
     words, shape = f"8-bit integers, {how}", tensors[name].shape
     if "columns" in keys:
-        return _row(name, "uniform-int8", keys, words, {LAYOUT: BYTES, GROUP_SIZE: (shape or (0,))[-1]})
+        return _row(name, "hub-int8", keys, words, {PACKING: BYTES, GROUP_SIZE: (shape or (0,))[-1]})
     single = math.prod(tensors[keys["scale"]].shape) == 1
     return _row(name, "int8_tensor" if single and (shape or (1,))[0] > 1 else "int8_row", keys, words)
 

@@ -16,7 +16,7 @@ from ..core import FACTOR, PrequantizedWeight, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from ._comfy_find import LOW_FIRST, TILED
-from ._uniform_layouts import BYTES, GROUP_SIZE, LAYOUT, NIBBLES
+from ._hub_find import BYTES, GROUP_SIZE, NIBBLES, PACKING
 
 _NAMES = "tensor_names"
 _QDATA = "_weight_qdata"
@@ -178,12 +178,12 @@ _ASIDE = frozenset({"act_quant_scale", "act_quant_zero_point", "act_per_tensor_s
 
 
 def _as_weight(weight: _Weight, scheme: str, details: dict[str, Any], evidence: str) -> PrequantizedWeight:
-    grouped = LAYOUT in details
+    grouped = scheme.startswith("hub-")
     aside = _ASIDE if grouped else _ASIDE | {"zero_point"}
     dtype = next((weight.data[key] for key in ("dtype", "orig_dtype") if key in weight.data), None)
     word = dtype.get("_data") if isinstance(dtype, Mapping) else None
-    packed = scheme == "uniform-int4" and details[LAYOUT] == BYTES
-    parts = _PARTS | ({"zero_point": "shift"} if details.get(LAYOUT) == NIBBLES else {})
+    packed = scheme == "hub-int4" and details[PACKING] == BYTES
+    parts = _PARTS | ({"zero_point": "shift"} if details.get(PACKING) == NIBBLES else {})
     return PrequantizedWeight(
         name=weight.name,
         scheme=scheme,
@@ -205,24 +205,24 @@ def _int8(weight: _Weight) -> tuple[str, dict[str, Any]]:
     block = weight.blocks
     if "act_pre_scale" not in weight.keys and block in ((1, columns), (rows, columns)):
         return ("int8_row" if block[0] == 1 else "int8_tensor"), {}
-    return "uniform-int8", {LAYOUT: BYTES, GROUP_SIZE: block[1]}
+    return "hub-int8", {PACKING: BYTES, GROUP_SIZE: block[1]}
 
 
 def _intx(weight: _Weight) -> tuple[str, dict[str, Any]]:
     target, columns = weight.data.get("target_dtype"), weight.infos["qdata"].shape[1]
     word = target.get("_data") if isinstance(target, Mapping) else "int8"
     few = word in ("int1", "int2", "int3", "int4") and columns % 2 == 0
-    return ("uniform-int4" if few else "uniform-int8"), {LAYOUT: BYTES, GROUP_SIZE: weight.blocks[1]}
+    return ("hub-int4" if few else "hub-int8"), {PACKING: BYTES, GROUP_SIZE: weight.blocks[1]}
 
 
 def _int4(weight: _Weight) -> tuple[str, dict[str, Any]]:
-    return "uniform-int4", {LAYOUT: NIBBLES, GROUP_SIZE: weight.blocks[1]}
+    return "hub-int4", {PACKING: NIBBLES, GROUP_SIZE: weight.blocks[1]}
 
 
 def _float8(weight: _Weight) -> tuple[str, dict[str, Any]]:
     (rows, columns), block = weight.infos["qdata"].shape, weight.blocks
     whole = block in ((1, columns), (rows, columns))
-    return "fp8", {"packing": "float8", **({} if whole else {"block": list(block)})}
+    return "fp8", {PACKING: "float8", **({} if whole else {"block": list(block)})}
 
 
 def _mx(weight: _Weight) -> tuple[str, dict[str, Any]]:
