@@ -130,7 +130,7 @@ def _undescribed(tensors: Mapping[str, TensorInfo], quantization: Row) -> Iterat
             "it is in parts as torchao writes them, but the file has no metadata that says of what class of torchao's "
             f"tensors they are{says}",
             "Use the file that diffusers or transformers saved, or, if its config.json names an int8, float8 or intx "
-            f"config of torchao, pass it with config=. Otherwise: {_USE}",
+            f"config of torchao, put that beside it. Otherwise: {_USE}",
         )
     for name in names:
         stem = f"{name.removesuffix('weight')}_weight_"
