@@ -152,7 +152,7 @@ def test_without_metadata(name: str, config: str, tmp_path: Path) -> None:
     lone = tmp_path / "model.safetensors"
     told = dict(sdquant.dequantize(lone, config=_config(config)))
     assert torch.equal(told["layer.weight"], dict(sdquant.dequantize(path))["layer.weight"])
-    with pytest.raises(UnsupportedFileError, match=r"no metadata.*config="):
+    with pytest.raises(UnsupportedFileError, match=r"no metadata.*config\.json"):
         sdquant.detect(lone)
     with pytest.raises(UnsupportedFileError, match="'Int4WeightOnlyConfig'"):
         dict(sdquant.dequantize(lone, config=_config("Int4WeightOnlyConfig")))
