@@ -120,7 +120,8 @@ def _weight(
             return _found(name, scheme, plain, hints, f"8-bit integers, {of}", {DTYPE: dtype}, None)
         details = {DTYPE: dtype, PACKING: BYTES, GROUP_SIZE: tensors[codes].shape[1] // max(several, 1)}
         return _found(name, "hub-int8", keys, hints, f"8-bit integers, {of}", details, nbytes)
-    bits = _settings_of(stem, groups).get("num_bits")
+    settings = _settings_of(stem, groups)
+    bits, size = settings.get("num_bits"), settings.get("group_size")
     if bits is None:
         raise untold(
             name,
@@ -129,6 +130,9 @@ def _weight(
             '{"num_bits": 4}}}}',
         )
     require_readable(name, "compressed-tensors", bits)
+    most = tensors[codes].shape[1] * 32 // bits  # columns; the last word may have room for more
+    if type(size) is int and size > 0 and several > 1 and not most - 32 // bits < several * size <= most:
+        raise unread(name, f"its {most} columns have {several} scales, but its config says groups of {size}")
     details = {DTYPE: dtype, PACKING: COMPRESSED, BITS: bits}
     return _found(name, f"hub-int{bits}", keys, hints, f"{bits}-bit integers, {of}", details, nbytes)
 

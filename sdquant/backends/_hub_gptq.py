@@ -82,6 +82,7 @@ def _weight(
         raise unread(
             name, f"its tensors ({shapes}) are neither in GPTQ's order nor in AWQ's (gemm), but in one for a kernel"
         )
+    _require_groups(name, settings, columns, groups)
     of = f"groups of {columns // groups}" if groups > 1 else "a scale for each row"
     return PrequantizedWeight(
         name=name,
@@ -91,6 +92,18 @@ def _weight(
         details=details,
         nbytes=tensors[keys["codes"]].nbytes + tensors[keys["scale"]].nbytes + groups * out,
     )
+
+
+def _require_groups(name: str, settings: tuple[str, str, Mapping[str, Any]] | None, columns: int, groups: int) -> None:
+    """Raise UnsupportedFileError if groups are not of the size that the settings say, as where the last is shorter."""
+    if settings is None or settings[2].get("dynamic") or settings[2].get("extra_config"):
+        return
+    size = settings[2].get("group_size")
+    if type(size) is int and size > 0 and groups > 1 and groups * size != columns:
+        raise unread(
+            name,
+            f"its {columns} columns have {groups} scales, but {settings[0]} says that it has groups of {size}",
+        )
 
 
 def _awq(name: str, settings: tuple[str, str, Mapping[str, Any]] | None) -> str:

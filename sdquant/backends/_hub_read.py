@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Packed, PackedSpec, Unfit, dtype_name, registry
@@ -93,13 +94,15 @@ def _sorted(groups: tuple[str, Tensor], codes: Tensor, bits: int, count: int) ->
     """Return codes with the columns of each group side by side, and the column that each is; None if they were so."""
     key, group = groups
     columns = codes.shape[1] * 8 // bits
+    if group.dtype not in (torch.int32, torch.int64):
+        raise bad(key, f"it is {dtype_name(group.dtype)}, not int32")
     group = group.long()
     if tuple(group.shape) != (columns,):
         raise bad(key, f"its shape is {list(group.shape)}, but the weight has {columns} columns")
     if bool((group == -1).all()):  # as compressed-tensors begins with
         return codes, None
-    members = group.bincount(minlength=count) if bool((group >= 0).all()) else group.new_zeros(0)
-    if len(members) != count or bool((members != columns // count).any()):
+    is_in_range = bool(((group >= 0) & (group < count)).all())
+    if not is_in_range or bool((group.bincount(minlength=count) != columns // count).any()):
         raise bad(key, f"it does not put {columns // count} columns into each of {count} groups")
     order = group.argsort(stable=True)
     if torch.equal(order, torch.arange(columns)):
@@ -203,7 +206,10 @@ def _compressed(weight: PrequantizedWeight, bits: int, size: Size | None, get: G
         key, zeros = _words(weight, "zero", get)
         if tuple(zeros.shape) != (-(-rows * bits // 32), scale.shape[1]):
             raise bad(key, f"its shape is {list(zeros.shape)}, but the scales have {list(scale.shape)}")
-        zero = _zeros(integers(_bytes(zeros.T), bits)[:, :rows].T.contiguous(), bits)
+        # The words of a column need not be whole units of codes, which those of 3 bits are unpacked by.
+        stored, needed = _bytes(zeros.T), -(-rows // 8) * bits
+        stored = F.pad(stored[:, :needed], (0, max(0, needed - stored.shape[1])))
+        zero = _zeros(integers(stored, bits)[:, :rows].T.contiguous(), bits)
     return Unpacked(codes=codes, scale=scale, zero=zero, groups=_groups(weight, get))
 
 

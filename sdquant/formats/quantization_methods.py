@@ -216,8 +216,8 @@ def refuse_pickles(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> No
             f"Cannot load {folder}",
             f"{pickles[0].name} has torchao's tensors as Python objects, which only the version of torchao that "
             "pickled them can open; sdquant reads those in .safetensors files, which torchao has since 0.16",
-            "Load it with the diffusers and torchao that saved it, and save it as .safetensors with torchao 0.16, or load "
-            "the unquantized model and quantize it here",
+            "Load it with the diffusers and torchao that saved it, and save it as .safetensors with torchao 0.16, or "
+            "load the unquantized model and quantize it here",
         )
 
 

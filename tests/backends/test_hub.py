@@ -182,6 +182,12 @@ def _changed(folder: Path, **said: Any) -> Path:
         ("awq", {"version": "gemv"}, "'gemv'"),
         ("ct w4a16", {"config_groups": {}}, "nothing tells the bits"),
         ("gptq", {"quant_method": "awq"}, "nothing tells whether its zero points"),
+        ("gptq", {"group_size": 64}, "says that it has groups of 64"),
+        (
+            "ct w4a16",
+            {"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 64}}}},
+            "its config says groups of 64",
+        ),
     ],
 )
 def test_what_nothing_tells_is_refused(name: str, said: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -190,6 +196,15 @@ def test_what_nothing_tells_is_refused(name: str, said: dict[str, Any], words: s
     with pytest.raises(UnsupportedFileError) as caught:
         call(_changed(folder, **said))
     assert words in caught.value.why and "sdquant matrix" in caught.value.fix
+
+
+def test_zero_points_of_three_bits_for_any_rows(tmp_path: Path) -> None:
+    """Their words are whole, their units of eight codes need not be."""
+    kind = KINDS["ct w3a16"]
+    layer, values = kind.make(torch.randn(41, 64, generator=torch.Generator().manual_seed(2)).half())
+    save_file({f"layer.{last}": part.contiguous() for last, part in layer.items()}, tmp_path / "m.safetensors")
+    (weight,) = dict(sdquant.dequantize(tmp_path / "m.safetensors", config=dict(kind.config))).values()
+    assert torch.equal(weight, values)
 
 
 def test_config_groups_with_targets(tmp_path: Path) -> None:
@@ -224,7 +239,9 @@ def test_config_groups_with_targets(tmp_path: Path) -> None:
         ("gptq", "qzeros", None, "qzeros"),
         ("gptq", "scales", lambda t: t.fill_(torch.nan), "not a number"),
         ("gptq", "g_idx", lambda t: t.fill_(0), "columns into each of"),
-        ("gptq", "qweight", lambda t: t[:-1], "codes of"),
+        ("gptq", "g_idx", lambda t: t.fill_(2**31 - 1), "columns into each of"),  # not 16 GiB of counts
+        ("gptq", "g_idx", lambda t: t + 0.5, "not int32"),
+        ("gptq", "qweight", lambda t: t[:-1], "have 4 scales"),
         ("awq", "scales", lambda t: t[:, :-8], "neither in GPTQ's order nor"),
         ("ct w4a16", "weight_scale", None, "weight_scale"),
         ("ct w4a16", "weight_shape", lambda t: t + 8, "words a row"),
