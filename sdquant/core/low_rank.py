@@ -26,13 +26,15 @@ class LowRank:
     up: Tensor
     rows: Tensor | None = None
 
-    def product(self, x: Tensor) -> Tensor:
-        """Return (x down) up^T, [..., out].
+    def add_product(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return y + (x down) up^T, for y [..., out] and x [..., in] of one dtype.
 
-        In float16 the narrow product is summed in float32: an SVD puts all of the size into one of the factors, so that
-        what is between them may be above the largest number of float16 where the result is not.
+        In float16 the product is summed in float32: an SVD puts all of the size into one of the factors, so that what
+        is between them may be above the largest number of float16 where the result is not.
         """
         import torch
 
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
-        return (x.to(dtype) @ self.down.to(dtype) @ self.up.to(dtype).T).to(x.dtype)
+        down, up = self.down.to(dtype), self.up.to(dtype)
+        narrow = x.reshape(-1, x.shape[-1]).to(dtype) @ down
+        return torch.addmm(y.reshape(-1, y.shape[-1]).to(dtype), narrow, up.T).to(y.dtype).view(y.shape)

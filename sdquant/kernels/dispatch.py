@@ -262,7 +262,7 @@ def _linear_with_branch(
     if branch.rows is not None:
         y = y * branch.rows.to(x.dtype)
         y = y if bias is None else y + bias
-    return y + branch.product(x)
+    return branch.add_product(y, x)
 
 
 def _beside(packed: Packed, x: Tensor) -> None:
