@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "component_folder", "is_gguf", "open_file", "single_file"]
 
+_SHOWN = 4  # sources of a tensor that an error names
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -152,12 +154,23 @@ class Checkpoint:
 
         Args:
             exact: in float32, if it is dequantized while it is read, and rounded to its dtype then.
+
+        Raises:
+            BadFileError: it cannot be computed from the file's tensors.
         """
         recipe = self.recipes.get(key)
-        if recipe is not None:
-            make = recipe.exact if exact and recipe.exact is not None else recipe
+        if recipe is None:
+            return files[self.home[key]].get(self.keys.get(key, key))
+        make = recipe.exact if exact and recipe.exact is not None else recipe
+        try:
             return make(lambda source: self._find(files, source))
-        return files[self.home[key]].get(self.keys.get(key, key))
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+            sources = ", ".join(map(repr, recipe.sources[:_SHOWN])) + (", ..." if len(recipe.sources) > _SHOWN else "")
+            raise BadFileError(
+                f"Cannot read tensor {key!r} of {self.home[key]}",
+                f"it cannot be made of the file's {sources}: {error}",
+                "Download the file again from its source",
+            ) from error
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor by the file's own name for it."""
@@ -377,8 +390,8 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
         except (AttributeError, TypeError, ValueError, LookupError, re.error) as error:
             raise BadFileError(
                 f"Cannot read {path}",
-                f"the quantization settings in its config are invalid ({backend.name}): {error!r}",
-                "Get the config.json that belongs to the weights",
+                f"the tensors or settings of its quantization are invalid ({backend.name}): {error!r}",
+                "Download the file again, with the config.json that belongs to the weights",
             ) from error
         for row in rows:
             if row.name in quantized:
