@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT_VERSION", "METADATA_KEY", "Checkpoint", "component_folder", "is_gguf", "open_file", "single_file"]
 
-_SHOWN = 4  # sources of a tensor that an error names
-
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -154,23 +152,11 @@ class Checkpoint:
 
         Args:
             exact: in float32, if it is dequantized while it is read, and rounded to its dtype then.
-
-        Raises:
-            BadFileError: it cannot be computed from the file's tensors.
         """
         recipe = self.recipes.get(key)
-        if recipe is None:
-            return files[self.home[key]].get(self.keys.get(key, key))
-        make = recipe.exact if exact and recipe.exact is not None else recipe
-        try:
-            return make(lambda source: self._find(files, source))
-        except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-            sources = ", ".join(map(repr, recipe.sources[:_SHOWN])) + (", ..." if len(recipe.sources) > _SHOWN else "")
-            raise BadFileError(
-                f"Cannot read tensor {key!r} of {self.home[key]}",
-                f"it cannot be made of the file's {sources}: {error}",
-                "Download the file again from its source",
-            ) from error
+        if recipe is not None:
+            return recipe.compute(key, self.home[key], lambda source: self._find(files, source), exact=exact)
+        return files[self.home[key]].get(self.keys.get(key, key))
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """Read a tensor by the file's own name for it."""

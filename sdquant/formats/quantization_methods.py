@@ -17,6 +17,7 @@ from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from . import folders
+from .activation_transforms import left_to_do
 from .orphan_scales import stray_of
 
 if TYPE_CHECKING:
@@ -394,34 +395,3 @@ def _is_weight(key: str) -> bool:
 def _of_products(configs: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether a config has quantization rules, which may apply only to products of activations."""
     return any(table.get("rules") for values in configs.values() for table in _tables(values))
-
-
-_IN_THE_WEIGHTS = ("weight_input", "weight_output")
-
-
-def left_to_do(table: Mapping[str, Any]) -> str | None:
-    """Return what a `quantization_config` requires beyond dequantizing its weights, as the end of a sentence; None if
-    nothing."""
-    transforms = table.get("transform_config")
-    for kind, location in _applied(transforms) if transforms else ():
-        if location not in _IN_THE_WEIGHTS:
-            return f"that its layers transform activations as they run ({kind} at {location}, by transform_config)"
-    sparse = table.get("sparsity_config")
-    form = sparse.get("format") if isinstance(sparse, Mapping) else None
-    if form not in (None, "dense"):
-        return f"that its weights are stored sparse ({form!r:.40}, by sparsity_config)"
-    return None
-
-
-def _applied(transforms: Any) -> Iterator[tuple[str, str]]:
-    """Yield the kind and location of each transform; "unknown" if it is not as compressed-tensors writes it."""
-    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
-    if not isinstance(groups, Mapping):
-        yield "one", "an unknown place"
-        return
-    for group in groups.values():
-        kind = f"{group.get('type', 'one')!s:.40}" if isinstance(group, Mapping) else "one"
-        rows = group.get("apply") if isinstance(group, Mapping) else None
-        for row in rows if isinstance(rows, list) else [None]:
-            location = row.get("location") if isinstance(row, Mapping) else None
-            yield kind, f"{location:.40}" if isinstance(location, str) else "an unknown place"
