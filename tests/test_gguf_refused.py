@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,10 @@ import pytest
 
 import sdquant
 from sdquant import cli
-from sdquant.errors import UnsupportedFileError
+from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.formats.checkpoint import single_file
+from sdquant.formats.gguf.writer import write_gguf
+from sdquant.models.gguf_encoders import vision_in
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -183,3 +187,27 @@ class TestOneOfSeveral:
         with pytest.raises(UnsupportedFileError) as caught:
             sdquant.load_model(path, base=sd, progress=False)
         assert "part 2 of 2" in caught.value.why and str(tmp_path) in caught.value.fix
+
+
+_FRAME, _OTHER_FRAME = "v.patch_embd.weight", "v.patch_embd.weight.1"
+_FRAMES = {_FRAME: (4, 3, 2, 2), _OTHER_FRAME: (4, 3, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({**_FRAMES, "v.blk.0.attn_q.weight": (4, 32)}, r"lacks 'model\.visual\.blocks\.0\.attn\.k\.weight'"),
+        ({**_FRAMES, "v.blk.0.attn_v.bias": (4,)}, "lacks 'model.visual.blocks.0.attn.q.bias'"),
+        ({_FRAME: (4,), _OTHER_FRAME: (4,)}, r"its shape is \[4\]"),
+        ({**_FRAMES, _OTHER_FRAME: (4, 3, 2, 4)}, r"its shape is \[4, 3, 2, 4\], beside \[4, 3, 2, 2\]"),
+    ],
+)
+def test_a_damaged_vision(shapes: dict[str, tuple[int, ...]], words: str, tmp_path: Path) -> None:
+    """It is found beside a sound language model: these came up as KeyError, IndexError and RuntimeError there."""
+    path = tmp_path / "mmproj.gguf"
+    rows = [(name, shape, "f32", bytes(4 * math.prod(shape))) for name, shape in shapes.items()]
+    values = {"general.architecture": "clip", "general.type": "mmproj", "clip.projector_type": "qwen2.5vl_merger"}
+    write_gguf(path, rows, values)
+    with pytest.raises(BadFileError, match=words) as caught:
+        vision_in(single_file(path))
+    assert str(path) in caught.value.what

@@ -34,12 +34,18 @@ COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))
 PARTS = 8
 LIMIT = 20  # seconds for one file; the slowest take some milliseconds
 SCHEMES = ("nf4,double_quant", "fp8,packing=float8", "bnb-int8", "qint4", "int4", "sdnq-uint3", "q4_k")
-# What other tools write: each format of ComfyUI, NVFP4 in both orders, fine-grained FP8, and SDNQ with its extras.
+# What other tools write: each format of ComfyUI, NVFP4 in both orders, fine-grained FP8, SDNQ with its extras, and
+# those of the hub, torchao, ModelOpt and Nunchaku.
 GOLDEN = (
     "comfy_asym_w4a8_g16", "comfy_convrot_w4a4_int4", "comfy_fp8_e4m3_tensor", "comfy_int8_convrot_g16",
     "comfy_int8_rowwise", "comfy_int8_tensorwise", "comfy_mxfp8", "comfy_nvfp4_padded",
     "comfy_svdquant_w4a4_tilepack", "comfy_w6a8_g16", "bfl_nvfp4", "sdnq_fp8_svd", "sdnq_int8_hadamard",
     "sdnq_uint4_codebook", "sdnq_uint4_scale_uint8", "sdnq_uint4_svd_hadamard", "transformers_fp8_block16x32",
+    "awq_gemm_w4_g32", "ct_fp8_tensor", "ct_nvfp4", "ct_w4a16_g32_sym", "ct_w8a16_channel", "gptq_w4_asym_autoround",
+    "gptq_w4_asym_v1", "hqq_4bit_g64_axis1", "modelopt_compress_fp8", "modelopt_compress_int4_awq",
+    "modelopt_compress_int8", "modelopt_export_fp8", "modelopt_export_int8", "modelopt_nvfp4",
+    "nunchaku_awq_w4a16_splits6", "nunchaku_svdq_int4", "nunchaku_svdq_nvfp4_wcscales", "torchao_fp8dq_row",
+    "torchao_int8dq", "torchao_int8wo_tensor", "torchao_intx_int4", "torchao_mxfp8",
 )  # fmt: skip
 FOLDER = Path(__file__).parent / "backends" / "golden"
 
@@ -73,7 +79,8 @@ def sound(folder: Path) -> dict[str, bytes]:
     )
     for name in GOLDEN:
         layer = {key: t for key, t in load_file(FOLDER / f"{name}.safetensors").items() if key.startswith("layer.")}
-        metadata = {key: text for key, text in _metadata(name).items() if key.startswith("_")}
+        words = () if config_of(name) is None else ("quantization_config", "resolved")  # those come from outside
+        metadata = {key: text for key, text in _metadata(name).items() if key not in (*words, "golden")}
         save_file(layer, folder / f"{name}.safetensors", metadata)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -86,8 +93,12 @@ def _metadata(name: str) -> dict[str, str]:
 def config_of(name: str) -> dict[str, Any] | None:
     """The config that is read beside a file; None for files that say themselves what they are."""
     name = name.removesuffix(".safetensors")
-    text = _metadata(name).get("quantization_config") if name in GOLDEN else None
-    return {"quantization_config": {"quant_method": "sdnq", **json.loads(text)}} if text is not None else None
+    for prefix, method in (("nunchaku_", "nunchaku_lite"), ("modelopt_export_", "modelopt")):
+        if name.startswith(prefix):
+            return {"quantization_config": {"quant_method": method}}
+    if not name.startswith(("sdnq_", "transformers_")) or name not in GOLDEN:
+        return None
+    return {"quantization_config": {"quant_method": "sdnq", **json.loads(_metadata(name)["quantization_config"])}}
 
 
 def look(path: Path, *, whole: bool) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo
+from ..errors import BadFileError
+from ..utils.quick_patterns import quick
 from ._comfy_find import INVERSE
 from ._hub_find import (
     BITS,
@@ -45,7 +47,8 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     """See `Backend.find`.
 
     Raises:
-        UnsupportedFileError: nothing tells the bits, or these are not read. BadFileError: a part lacks.
+        UnsupportedFileError: nothing tells the bits, or these are not read. BadFileError: a part lacks, or the
+            pattern of a target could take for ever to match.
     """
     settings = next(told(config, METHODS), None)
     declared = config.get("comfy") or {}
@@ -53,7 +56,7 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     stems = [key.rpartition(".")[0] for key in names if f"{key.rpartition('.')[0]}.weight" not in declared]
     used = {f"{stem}.{last}" for stem in stems for last in ("weight_scale", "weight_packed", *_MORE.values())}
     dtype = float_dtype(tensors, used) if stems else ""
-    groups = list(_groups(settings[2])) if settings is not None else []
+    groups = list(_groups(settings[0], settings[2])) if settings is not None else []
     return [_weight(stem, tensors, groups, dtype) for stem in stems]
 
 
@@ -70,10 +73,19 @@ def _is_codes(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], is_
     )
 
 
-def _groups(table: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
-    """Yield the targets of each config group, and what it says of weights."""
+def _groups(place: str, table: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
+    """Yield the targets of each config group, and what it says of weights. place: where the table stands."""
     for group in (table.get("config_groups") or {}).values():
-        yield [str(target) for target in group.get("targets") or ()], group.get("weights") or {}
+        targets = [str(target) for target in group.get("targets") or ()]
+        slow = next((one for one in targets if one.startswith("re:") and not quick(one.removeprefix("re:"))), None)
+        if slow is not None:
+            raise BadFileError(
+                "Cannot read the weights of compressed-tensors",
+                f"{place} has {slow!r:.80} among its targets, a pattern that could take for ever to match",
+                "Get the config.json that belongs to the weights, or write the target there with simpler patterns: no "
+                "repeated groups, and at most four repetitions",
+            )
+        yield targets, group.get("weights") or {}
 
 
 def _settings_of(stem: str, groups: list[tuple[list[str], Mapping[str, Any]]]) -> Mapping[str, Any]:

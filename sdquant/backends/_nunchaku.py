@@ -19,7 +19,7 @@ from ._bnb_codec import bad, require, scales
 from ._chunks import row_chunks
 from ._comfy_codec import dtype_of
 from ._comfy_int4 import SIGNS
-from ._nunchaku_find import GROUP_SIZE, NVFP4, ROWS, SPLITS
+from ._nunchaku_find import GROUP_SIZE, HEIGHT, NVFP4, ROWS, SPLITS
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight
@@ -56,9 +56,10 @@ def bias(
         if key is None:
             continue
         stored, splits = get(key), weight.details.get(SPLITS, 1)
-        height = weight.details.get(ROWS, (0, *(weight.shape or ())[:1]))[1]
-        fits = len(stored) >= height if ROWS in weight.details else len(stored) == height
-        if stored.ndim != 1 or not stored.is_floating_point() or not fits:
+        assert weight.shape is not None
+        height = weight.details.get(HEIGHT, weight.shape[0])
+        step = splits if weight.scheme == "awq_w4a16" else order.TILE
+        if tuple(stored.shape) != (height,) or height % step or not stored.is_floating_point():
             raise bad(key, f"it is {dtype_name(stored.dtype)} {list(stored.shape)}, not the bias of its weight")
         rows = slice(*weight.details.get(ROWS, (None,)))
         if weight.scheme == "awq_w4a16":

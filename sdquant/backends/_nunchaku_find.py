@@ -15,6 +15,7 @@ from ..core import PrequantizedWeight, TensorInfo, leaf
 # Keys in the details of weights found. The first is there in each of them.
 ORDER = "order"
 ROWS = "rows"  # [first, the one after the last]: it is only these rows of the tensors
+HEIGHT = "height"  # with ROWS, the number of all
 SPLITS = "splits"  # its rows are interleaved: of so many chunks the first row of each, then the second, ...
 GROUP_SIZE = "group_size"
 NUNCHAKU = "nunchaku"
@@ -144,7 +145,11 @@ def piece(
         tensors[key].nbytes * (1 if part in form.whole else height) // (1 if part in form.whole else first.shape[0])
         for part, key in first.keys.items()
     )
-    details = {**first.details, **({ROWS: list(rows)} if rows else {}), **({SPLITS: splits} if splits > 1 else {})}
+    details = {
+        **first.details,
+        **({ROWS: list(rows), HEIGHT: first.shape[0]} if rows else {}),
+        **({SPLITS: splits} if splits > 1 else {}),
+    }
     keys, extra, width = dict(first.keys), list(first.extra), first.shape[1]
     for other in others:  # of another rank and smoothing: the factors are blocks of larger ones
         assert other.shape is not None

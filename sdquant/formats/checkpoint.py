@@ -155,8 +155,7 @@ class Checkpoint:
         """
         recipe = self.recipes.get(key)
         if recipe is not None:
-            make = recipe.exact if exact and recipe.exact is not None else recipe
-            return make(lambda source: self._find(files, source))
+            return recipe.compute(key, self.home[key], lambda source: self._find(files, source), exact=exact)
         return files[self.home[key]].get(self.keys.get(key, key))
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
@@ -377,8 +376,8 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
         except (AttributeError, TypeError, ValueError, LookupError, re.error) as error:
             raise BadFileError(
                 f"Cannot read {path}",
-                f"the quantization settings in its config are invalid ({backend.name}): {error!r}",
-                "Get the config.json that belongs to the weights",
+                f"the tensors or settings of its quantization are invalid ({backend.name}): {error!r}",
+                "Download the file again, with the config.json that belongs to the weights",
             ) from error
         for row in rows:
             if row.name in quantized:

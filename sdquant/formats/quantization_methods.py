@@ -17,6 +17,7 @@ from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from . import folders
+from .activation_transforms import left_to_do
 from .orphan_scales import stray_of
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ _SIGNS: tuple[_Sign, ...] = (
     _Sign(title=TITLES["mlx"], every=("weight", "scales"), dtypes=("uint32",)),
     _Sign(title=TITLES["eetq"], every=("weight", "weight_scales"), dtypes=("int8",)),
 )
+# Titles of signs of which sdquant reads some variants: a sign that is left over is of another.
+_READ_IN_PART = frozenset(
+    {TITLES[word] for word in ("svdquant", "compressed-tensors", "torchao", "hqq", "modelopt")}
+    | {"GPTQ", "GPTQ, AWQ or AutoRound"}
+)
 _TWO_WORDS = ("weight_quantizer._scale", "weight_quantizer._amax")
 _HOOKS = "__nncf_hooks."  # what NNCF's own state dicts begin with
 
@@ -132,7 +138,8 @@ def refuse_unread(
     methods = tuple(named(path, configs, metadata))
     for where, word in methods:
         if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
-            raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
+            variant = word.lower() in FLOAT8 | NUNCHAKU
+            raise (_variant(path, tensors, where, word) if variant else _unread(path, _says(where, word)))
     nameless = next(_nameless(configs, metadata), None)
     if nameless is not None and not quantized and tensors:
         raise _unread(path, f"{nameless} has settings of a quantization without its quant_method")
@@ -141,6 +148,8 @@ def refuse_unread(
     sign = _signed(plain)
     if sign is not None:
         title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign[0]
+        if sign[0] in _READ_IN_PART:
+            raise UnsupportedFileError(f"Cannot load {path}", _in_a_variant(title, sign[1]), _USE)
         raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
     _refuse_missing_parts(quantized, home)  # sdquant's own files are held against their metadata
     _refuse_scaled_floats(path, plain)
@@ -174,7 +183,7 @@ def refuse_unread_index(folder: Path, index: Mapping[str, Any]) -> None:
     """Raise UnsupportedFileError if a pipeline's model_index.json names a method that is not read here."""
     for place, word in named(folder, {"model_index": index}, {}):
         if word.lower() not in READ | FLOAT8 | NUNCHAKU:
-            raise _unread(folder, f"{place} says that it is quantized by {_title(word)}")
+            raise _unread(folder, _says(place, word))
 
 
 def contradictions(
@@ -223,6 +232,26 @@ def refuse_pickles(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> No
 
 def _unread(path: Path, why: str) -> UnsupportedFileError:
     return UnsupportedFileError(f"Cannot load {path}", f"{why}, which sdquant does not read", _USE)
+
+
+def _says(place: str, word: str) -> str:
+    return f"{place} says that it is quantized by {_title(word)}"
+
+
+def _variant(path: Path, tensors: Mapping[str, TensorInfo], place: str, word: str) -> UnsupportedFileError:
+    """Return the error for a component of a method of which sdquant reads something, and nothing in this one."""
+    sign = _signed(tensors)
+    none = "none of its weights is in a variant of it that sdquant reads"
+    why = none if sign is None else _in_a_variant("it", sign[1])
+    return UnsupportedFileError(f"Cannot load {path}", f"{_says(place, word)}, and {why}", _USE)
+
+
+def _in_a_variant(title: str, key: str) -> str:
+    """Return the reason why a layer is not read. key: of one of its tensors."""
+    return (
+        f"its layer {_split(key)[0].rstrip('.')!r} is in a variant of {title} that sdquant does not read, as {key!r} "
+        "shows"
+    )
 
 
 def _title(word: str) -> str:
@@ -366,34 +395,3 @@ def _is_weight(key: str) -> bool:
 def _of_products(configs: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether a config has quantization rules, which may apply only to products of activations."""
     return any(table.get("rules") for values in configs.values() for table in _tables(values))
-
-
-_IN_THE_WEIGHTS = ("weight_input", "weight_output")
-
-
-def left_to_do(table: Mapping[str, Any]) -> str | None:
-    """Return what a `quantization_config` requires beyond dequantizing its weights, as the end of a sentence; None if
-    nothing."""
-    transforms = table.get("transform_config")
-    for kind, location in _applied(transforms) if transforms else ():
-        if location not in _IN_THE_WEIGHTS:
-            return f"that its layers transform activations as they run ({kind} at {location}, by transform_config)"
-    sparse = table.get("sparsity_config")
-    form = sparse.get("format") if isinstance(sparse, Mapping) else None
-    if form not in (None, "dense"):
-        return f"that its weights are stored sparse ({form!r:.40}, by sparsity_config)"
-    return None
-
-
-def _applied(transforms: Any) -> Iterator[tuple[str, str]]:
-    """Yield the kind and location of each transform; "unknown" if it is not as compressed-tensors writes it."""
-    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
-    if not isinstance(groups, Mapping):
-        yield "one", "an unknown place"
-        return
-    for group in groups.values():
-        kind = f"{group.get('type', 'one')!s:.40}" if isinstance(group, Mapping) else "one"
-        rows = group.get("apply") if isinstance(group, Mapping) else None
-        for row in rows if isinstance(rows, list) else [None]:
-            location = row.get("location") if isinstance(row, Mapping) else None
-            yield kind, f"{location:.40}" if isinstance(location, str) else "an unknown place"

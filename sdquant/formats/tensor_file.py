@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..errors import BadFileError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ..core import TensorInfo, packed_rows
 
 Get = Callable[[str], "Tensor"]
+_SHOWN = 4  # sources of a tensor that an error names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,26 @@ class Recipe:
         if self.rows is not None:
             return packed_rows.pieces(get(self.sources[0]), self.rows)
         return self.make(get)
+
+    def compute(self, key: str, file: Path, get: Get, *, exact: bool) -> Tensor:
+        """Return the tensor as `Checkpoint.read` does.
+
+        Args:
+            key, file: what it is called, and where it is read from.
+
+        Raises:
+            BadFileError: the sources do not fit together.
+        """
+        make = self.exact if exact and self.exact is not None else self
+        try:
+            return make(get)
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+            sources = ", ".join(map(repr, self.sources[:_SHOWN])) + (", ..." if len(self.sources) > _SHOWN else "")
+            raise BadFileError(
+                f"Cannot read tensor {key!r} of {file}",
+                f"it cannot be made of the file's {sources}: {error}",
+                "Download the file again from its source",
+            ) from error
 
 
 def over_files(recipe: Recipe, recipes: Mapping[str, Recipe], keys: Mapping[str, str]) -> Recipe:

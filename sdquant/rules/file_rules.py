@@ -1,11 +1,7 @@
-"""The rules in a file that sdquant wrote, read back with every field checked.
-
-Nobody has reviewed patterns from files, and some would take for ever to match: `quick` finds those that do not.
-"""
+"""The rules in a file that sdquant wrote, read back with every field checked."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,26 +9,9 @@ from typing import Any
 from ..core import registry
 from ..errors import BadFileError, SettingsError
 from ..formats import sdquant_metadata
+from ..utils.quick_patterns import quick
 from .qconfig import rule_of
 from .quant_spec import RulesSpec, with_rules
-
-LONGEST = 4000  # characters
-MOST = 4  # repetitions in one alternative: a path of n characters takes n**4 steps at worst
-
-# Escaped characters and character classes neither repeat nor group.
-_PLAIN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-_REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{)")
-_REPEATS = re.compile(r"[*+]|\{|(?<!\()\?")
-
-
-def quick(pattern: str) -> bool:
-    """Return whether matching is fast on every path: no repeated groups, and few repetitions in each alternative."""
-    if len(pattern) > LONGEST:
-        return False
-    bare = _PLAIN.sub("x", pattern)
-    if _REPEATED_GROUP.search(bare):
-        return False
-    return all(len(_REPEATS.findall(part)) <= MOST for part in bare.split("|"))
 
 
 def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | None:

@@ -233,6 +233,15 @@ def test_config_groups_with_targets(tmp_path: Path) -> None:
     assert not any(".wo." in name for name in rows)
 
 
+def test_a_target_that_takes_for_ever(tmp_path: Path) -> None:
+    """Its pattern is matched to the names of layers, which can be chosen so that it never ends."""
+    group = {"targets": [r"re:(\w+\.?)+!"], "weights": {"num_bits": 4}}
+    folder = _changed(_of("ct w4a16", _encoder(tmp_path / "model"))[0], config_groups={"group_0": group})
+    with pytest.raises(BadFileError, match=r"its config\.json has 're:\(.* for ever") as caught:
+        sdquant.detect(folder)
+    assert str(folder) in caught.value.what
+
+
 @pytest.mark.parametrize(
     ("name", "last", "change", "words"),
     [

@@ -240,3 +240,25 @@ def test_empty_and_strange_tensors(int4: Path, tmp_path: Path) -> None:
         file["transformer_blocks.0.qkv_proj.alpha"] = torch.tensor(1.0)
 
     assert sdquant.detect(_rewritten(int4, tmp_path, more)).quant == "svdquant_w4a4"
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        ("qkv_proj", lambda t: torch.tensor(1.0, dtype=t.dtype)),
+        ("qkv_proj", lambda t: t.repeat(2)),
+        ("qkv_proj", lambda t: t[:-128]),
+        ("norm1.linear", lambda t: t.view(2, -1)),
+        ("qkv_proj", lambda t: t.to(torch.int16)),
+    ],
+)
+def test_a_damaged_bias(layer: str, change: Callable[[Tensor], Tensor], int4: Path, tmp_path: Path) -> None:
+    """Of layers in one: each takes its rows of the file's, and none may take those of another's length."""
+    path, key = tmp_path / "model.safetensors", f"transformer_blocks.0.{layer}.bias"
+    tensors = load_file(int4)
+    with safe_open(int4, "pt") as file:
+        save_file(tensors | {key: change(tensors[key]).contiguous()}, path, file.metadata())
+    with pytest.raises(BadFileError, match=rf"{layer}\.bias.* not the bias of its weight"):
+        sdquant.verify(path)
+    with pytest.raises(BadFileError, match="not the bias of its weight"):
+        dict(sdquant.dequantize(path))

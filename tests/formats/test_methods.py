@@ -139,6 +139,10 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
     "torchao": ("torchao", {"_weight_qdata": _codes(I8, 256, 64), "_weight_scale": torch.ones(256, 1)}),
     "hqq": ("HQQ", {"W_q": _codes(U8, 32, 256), "scale": torch.ones(1, 256), "zero": torch.ones(1, 256)}),
     "modelopt": ("ModelOpt", {"weight": torch.ones(256, 64), "weight_quantizer._amax": torch.ones(())}),
+    "modelopt w4a8": ("is in a variant of NVIDIA ModelOpt that sdquant does not read, as", {
+        "weight": _codes(U8, 128, 64), "weight_scale": torch.ones(256, 1), "weight_scale_2": torch.tensor(1.0),
+        "input_scale": torch.tensor(1.0),
+    }),
     "nvfp4": ("the order of the NVFP4", {
         "weight": _codes(U8, 256, 32), "weight_scale": torch.ones(256, 4).to(E4M3), "weight_scale_2": torch.tensor(1.0),
     }),
@@ -164,6 +168,15 @@ class TestTensors:
             (folder / "config.json").unlink()
         error = one_answer(folder / FILE if lone else folder, UnsupportedFileError, says)
         assert "ownload" not in error.fix and "sdquant matrix" in error.fix
+
+    def test_a_variant_of_what_is_read(self, floats: Path, tmp_path: Path) -> None:
+        folder = copied(floats, tmp_path / "model")
+        tensors = load_file(folder / FILE)
+        del tensors[NAME]
+        save_file(tensors | {STEM + key: one for key, one in LAYERS["modelopt w4a8"][1].items()}, folder / FILE)
+        _configured(folder, {"quantization_config": {"quant_method": "modelopt", "quant_type": "W4A8"}})
+        words = f"NVIDIA ModelOpt, and its layer {STEM[:-1]!r} is in a variant of it that sdquant does not read"
+        one_answer(folder, UnsupportedFileError, words)
 
     def test_metadata_name_it(self, floats: Path, tmp_path: Path) -> None:
         file = tmp_path / "svdq.safetensors"

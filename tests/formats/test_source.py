@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import sdquant
 from sdquant.errors import BadFileError, MissingComponentError, SdquantError, UnsupportedFileError
 from sdquant.formats import checkpoint
 from sdquant.formats import folders as folders
+from sdquant.formats.tensor_file import Recipe
 
 A = {"x.weight": torch.ones(4, 8), "x.bias": torch.zeros(4)}
 B = {"y.weight": torch.ones(8, 8, dtype=torch.bfloat16)}
@@ -404,3 +406,21 @@ class TestOwnMetadata:
     def test_another_scheme_than_the_parts_are_of(self, path: Path) -> None:
         self._rewrite(path, self._row(scheme="qint8"))
         _refused(path)
+
+
+def test_a_tensor_that_cannot_be_made_of_others(tmp_path: Path) -> None:
+    """Read under another name and in another shape, it may be damaged in ways that only the computation shows."""
+    src = checkpoint.single_file(_file(tmp_path))
+    recipe = Recipe(("x.weight",), None, (4, 4), "float32", lambda get: get("x.weight").view(4, 4))
+    src = replace(
+        src, tensors=src.tensors | {"z": recipe.info}, home=src.home | {"z": src.files[0]}, recipes={"z": recipe}
+    )
+    files = src.open()
+    with pytest.raises(BadFileError, match=r"Cannot read tensor 'z' of .*\.safetensors.*'x\.weight': shape") as caught:
+        src.read(files, "z")
+    assert caught.value.fix
+
+
+def _file(folder: Path) -> Path:
+    save_file(A, folder / "model.safetensors")
+    return folder / "model.safetensors"

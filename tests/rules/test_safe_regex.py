@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sdquant.errors import BadFileError
-from sdquant.rules.file_rules import quick, rules_in
+from sdquant.rules.file_rules import rules_in
+from sdquant.utils.quick_patterns import quick
 
 
 @pytest.mark.parametrize(

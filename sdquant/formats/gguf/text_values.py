@@ -82,13 +82,21 @@ def _minus_one(key: str) -> Callable[[Get], Tensor]:
 
 
 def stacked(src: Checkpoint, name: str, parts: Sequence[str], dim: int) -> Checkpoint:
-    """Return the source with tensors in one of a new dimension: the frames of a patch's kernel."""
+    """Return the source with tensors in one of a new dimension: the frames of a patch's kernel.
+
+    Raises:
+        UnsupportedFileError: one is quantized. BadFileError: they differ in shape, or have no such dimension.
+    """
     from ...core import TensorInfo
 
     for part in parts:
         if part in src.prequantized:
             raise _quantized(src, part, "a kernel for pixels")
     one = src.tensors[parts[0]]
+    for part in parts:
+        info = src.tensors[part]
+        if len(info.shape) < dim or info.shape != one.shape:
+            raise _shaped(src, part, f"its shape is {list(info.shape)}, beside {list(one.shape)}: no parts of a kernel")
     shape = (*one.shape[:dim], len(parts), *one.shape[dim:])
     keys = tuple(src.keys.get(part, part) for part in parts)
 
@@ -105,7 +113,7 @@ def one_after_another(src: Checkpoint, name: str, parts: Sequence[str]) -> Check
     """Return the source with tensors joined along their rows: q, k and v. Quantized ones stay as they are.
 
     Raises:
-        UnsupportedFileError: they are not of one type.
+        UnsupportedFileError: they are not of one type. BadFileError: they have no rows.
     """
     from ...core import TensorInfo
 
@@ -119,6 +127,8 @@ def one_after_another(src: Checkpoint, name: str, parts: Sequence[str]) -> Check
             f"the model has in one tensor what the file has in several types: {types}",
             _OTHER,
         )
+    if not infos[0].shape:
+        raise _shaped(src, held[0], "it is one number, and the model has a matrix or vector of it")
     shape = (sum(info.shape[0] for info in infos), *infos[0].shape[1:])
     keys = tuple(src.keys.get(key, key) for key in held)
 
@@ -153,6 +163,12 @@ def _instead(src: Checkpoint, parts: Sequence[str], name: str, info: TensorInfo,
 
 def _made(info: TensorInfo, sources: tuple[str, ...], make: Callable[[Get], Tensor]) -> Recipe:
     return Recipe(sources, None, info.shape, info.dtype, make)
+
+
+def _shaped(src: Checkpoint, key: str, why: str) -> BadFileError:
+    return BadFileError(
+        f"Cannot load tensor {src.keys.get(key, key)!r} of {src.path}", why, "Download the file again from its source"
+    )
 
 
 def _quantized(src: Checkpoint, name: str, what: str) -> UnsupportedFileError:

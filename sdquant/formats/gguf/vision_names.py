@@ -27,6 +27,7 @@ _BLOCK: Mapping[str, str] = {
     "ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_q": "attn.q", "attn_k": "attn.k", "attn_v": "attn.v",
     "attn_out": "attn.proj",
 }  # fmt: skip
+_PART_OF_QKV = re.compile(r"\.attn\.[qkv]\.")
 _QWEN2_ENDS = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
 
 
@@ -74,26 +75,33 @@ def vision_of(src: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint | None
 
     Raises:
         UnsupportedFileError: what has to be put together is quantized to several types.
+        BadFileError: some of that lacks, or has other shapes, or it is not known what a tensor is.
     """
     row = _row(metadata)
     if row is None:
         return None
-    deep = sorted({int(match[1]) for key in src.names if (match := re.match(r"v\.deepstack\.(\d+)\.", key))})
+    deep = sorted({int(match[1]) for key in src.names if (match := re.match(r"v\.deepstack\.(\d{1,9})\.", key))})
     names = {key: _name(key, row, deep) for key in src.names}
     strange = next((key for key, name in names.items() if name is None), None)
     if strange is not None or not {*_FRAMES} <= src.names:
         why = f"of {strange!r} it is not known what it is" if strange else f"it lacks one of {' and '.join(_FRAMES)}"
-        raise BadFileError(
-            f"Cannot load {src.path} as the vision of a language model", why, "Download the file again from its source"
-        )
+        raise _bad(src, why)
     vision = with_names(src, {key: str(name) for key, name in names.items()})
     # llama.cpp takes the kernel apart into its two frames, and Qwen2's q, k and v.
     vision = text_values.stacked(vision, PREFIX + _PATCH, [f"{PREFIX}{key}" for key in _FRAMES], 2)
-    for name in sorted(vision.names):
-        if ".attn.q." in name:
-            parts = [name.replace(".attn.q.", f".attn.{part}.") for part in "qkv"]
-            vision = text_values.one_after_another(vision, name.replace(".attn.q.", ".attn.qkv."), parts)
+    for whole in sorted({_PART_OF_QKV.sub(".attn.qkv.", name) for name in vision.names if _PART_OF_QKV.search(name)}):
+        parts = [whole.replace(".attn.qkv.", f".attn.{part}.") for part in "qkv"]
+        lack = [part for part in parts if part not in vision.names]
+        if lack or whole in vision.names:
+            raise _bad(src, f"{whole!r} is in parts, and it lacks {lack[0]!r}" if lack else f"it has {whole!r} twice")
+        vision = text_values.one_after_another(vision, whole, parts)
     return vision
+
+
+def _bad(src: Checkpoint, why: str) -> BadFileError:
+    return BadFileError(
+        f"Cannot load {src.path} as the vision of a language model", why, "Download the file again from its source"
+    )
 
 
 def with_vision(text: Checkpoint, vision: Checkpoint) -> Checkpoint:
@@ -172,7 +180,7 @@ def _name(key: str, row: _Row, deep: list[int]) -> str | None:
     block = re.fullmatch(r"v\.blk\.(\d+)\.(\w+)", base)
     if block is not None and block[2] in row.block:
         return f"{PREFIX}blocks.{block[1]}.{row.block[block[2]]}.{leaf}"
-    more = re.fullmatch(r"v\.deepstack\.(\d+)\.(\w+)", base)
+    more = re.fullmatch(r"v\.deepstack\.(\d{1,9})\.(\w+)", base)
     if more is not None and more[2] in _DEEP:
         return f"{PREFIX}deepstack_merger_list.{deep.index(int(more[1]))}.{_DEEP[more[2]]}.{leaf}"
     return None
