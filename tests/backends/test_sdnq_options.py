@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,24 @@ def test_the_random_start_of_the_svd_decides_little(sdnq: Any) -> None:
     assert ours == pytest.approx(errors[_sdnq_encode.SEED], rel=1e-6)
     plain = BACKEND.decode(BACKEND.encode(source, backends.parse("sdnq-uint4")), torch.float32)
     assert ours < 0.6 * float((plain - source).norm())
+
+
+def test_other_threads_random_numbers_do_not_repeat(sdnq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own generator is neither set nor drawn from while SDNQ's SVD runs."""
+    lowrank, seen = torch.svd_lowrank, []
+
+    def svd_lowrank(*args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(torch.randn, 4).result())
+        return lowrank(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "svd_lowrank", svd_lowrank)
+    weight = linear().weight.data
+    torch.manual_seed(5)
+    BACKEND.encode(weight, backends.parse("sdnq-int8,svd"))
+    seen.append(torch.randn(4))
+    torch.manual_seed(5)
+    assert torch.equal(torch.stack(seen), torch.stack([torch.randn(4), torch.randn(4)]))
 
 
 def test_a_matrix_has_no_rank_above_its_shorter_side(sdnq: Any) -> None:
