@@ -157,6 +157,13 @@ def test_ranks_are_few() -> None:
         backends.parse("sdnq-uint4,svd,rank=0")
 
 
+@pytest.mark.parametrize("words", ["rank=128", "rank=128,svd=false"])
+def test_a_rank_is_of_the_svd(words: str) -> None:
+    with pytest.raises(SettingsError, match="without svd") as caught:
+        backends.parse(f"sdnq-int8,{words}")
+    assert "Write sdnq-int8,svd,rank=128" in caught.value.fix
+
+
 def check_folder(sdnq: Any, folder: Path, ours: Any, cls: Any) -> None:
     """SDNQ's and diffusers' loaders have the weights that `ours` has."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
