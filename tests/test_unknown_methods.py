@@ -95,6 +95,32 @@ def test_settings_that_say_nothing_are_no_quantization(floats: Model, tmp_path: 
         sdquant.load_model(tmp_path / "model", progress=False)
 
 
+@pytest.mark.parametrize("word", ["", "none", "Unknown", "fp16"])
+def test_a_name_in_metadata_that_means_floats(word: str, floats: Model, tmp_path: Path) -> None:
+    model = floats.copy()
+    _metadata(quant_method=word, quantization_method=word)(model)
+    assert not sdquant.verify(model.write(tmp_path / "lone", lone=True)).warnings
+
+
+@pytest.mark.parametrize(
+    ("form", "key", "word"),
+    [
+        ("fp8 weight_scale", "quantization_method", "fp8_scaled"),
+        ("fp8 scale_weight", "quant_method", "convert_to_quant"),
+        ("comfy mxfp8", "quant_method", "convrot"),
+    ],
+)
+def test_a_free_name_in_metadata_is_told(form: str, key: str, word: str, tmp_path: Path) -> None:
+    """The weights are all recognised, whatever the tool that wrote them calls that."""
+    model = FORMATS[form].make(tiny(tmp_path / "float"), tmp_path / "made")
+    _metadata(**{key: word})(model)
+    file = model.write(tmp_path / "lone", lone=True)
+    assert [text for text in sdquant.verify(file).warnings if repr(word) in text and key in text]
+    model.tensors["__nncf_hooks.x"] = torch.zeros(4)  # of which one cannot say that
+    with pytest.raises(UnsupportedFileError, match="NNCF"):
+        sdquant.detect(model.write(tmp_path / "other", lone=True))
+
+
 def _index(folder: Path, **rows: Any) -> None:
     path = folder / "model_index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | rows))

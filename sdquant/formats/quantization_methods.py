@@ -54,7 +54,10 @@ TABLES = ("quantization_config", "compression_config")  # in a config.json; the 
 _MLX = "quantization"  # MLX's table in a config.json, {"bits": 4, "group_size": 64}
 # JSON files that list the weights that optimum-quanto has quantized.
 _MAPS = ("quantization_map", "quanto_qmap")
-_IN_METADATA = ("quant_method", "quantization_method")  # keys of a file's metadata that are the name of a method
+# Keys of a file's metadata that are the name of a method, which tools write as they like ("fp8_scaled", "convrot").
+_IN_METADATA = ("quant_method", "quantization_method")
+# What they write for none.
+_FLOATS = frozenset({"none", "unknown", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32"})
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
@@ -129,7 +132,7 @@ def refuse_unread(
         rest = left_to_do(table)
         if rest is not None:
             raise _unread(path, f"{where} says {rest}")
-    methods = tuple(named(path, configs, metadata))
+    methods = tuple(row for row in named(path, configs, metadata) if not (quantized and _is_unknown_text(*row)))
     for where, word in methods:
         if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
@@ -187,7 +190,12 @@ def contradictions(
     found = {row.scheme for row in quantized.values()}
     backends = {registry.scheme(name).backend for name in found}
     for place, word in named(path, configs, metadata):
-        if found and _BACKENDS.get(word.lower(), next(iter(backends), "")) not in backends:
+        if found and _is_unknown_text(place, word):
+            yield (
+                f"{place} is {word[:80]!r}, which sdquant does not know; its weights are in "
+                f"{', '.join(sorted(found))}, and are read as such"
+            )
+        elif found and _BACKENDS.get(word.lower(), next(iter(backends), "")) not in backends:
             yield (
                 f"{place} says that it is quantized by {_title(word)}, but its weights are in "
                 f"{', '.join(sorted(found))}, and are read as such"
@@ -266,8 +274,21 @@ def named(
     if isinstance(word, str):
         yield "its metadata", word
     for key in _IN_METADATA:
-        if isinstance(metadata.get(key), str) and metadata[key]:
-            yield "its metadata", metadata[key]
+        word = metadata.get(key)
+        if isinstance(word, str) and word.strip() and word.strip().lower() not in _FLOATS:
+            yield _place(key), word.strip()
+
+
+def _place(key: str) -> str:
+    return f"{key} in its metadata"
+
+
+def _is_unknown_text(place: str, word: str) -> bool:
+    """Return whether a word that `named` yields is of tools that write what they like there, and no method's name.
+
+    Beside weights that are recognised it is only told, see `contradictions`; what is left over is refused as ever.
+    """
+    return place in map(_place, _IN_METADATA) and word.lower() not in READ | FLOAT8 | NUNCHAKU
 
 
 def _nameless(configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> Iterator[str]:
