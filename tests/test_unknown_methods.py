@@ -87,7 +87,10 @@ def test_refused_by_name(name: str, floats: Model, tmp_path: Path) -> None:
 
 def test_settings_that_say_nothing_are_no_quantization(floats: Model, tmp_path: Path) -> None:
     """The control: an empty table, and bitsandbytes' old one of a model that it did not quantize."""
-    for table in ({}, {"load_in_4bit": False, "load_in_8bit": False}):
+    for table in (
+        {}, {"load_in_4bit": False, "load_in_8bit": False}, {"modules_to_not_convert": ["proj_out"], "ignore": None},
+        {"quant_method": "", "bits": None},
+    ):  # fmt: skip
         model = floats.copy()
         _config(quantization_config=table)(model)
         _metadata(quantization_config=table, format="pt")(model)
@@ -141,6 +144,21 @@ def test_a_pipelines_index(rows: dict[str, Any], tmp_path: Path) -> None:
     _index(folder, **rows)
     word = next(iter(rows))
     one_answer(folder, UnsupportedFileError, "dream" if word.startswith("quant") else "class of")
+
+
+def test_a_pipelines_index_that_is_no_config(tmp_path: Path) -> None:
+    folder = copied(demo.path("digits-sd"), tmp_path / "pipe")
+    _index(folder, quantization_config={"quant_method": 7})
+    with pytest.raises(BadFileError, match=r"model_index\.json has 7") as caught:
+        sdquant.detect(folder)
+    assert "Get the model_index.json" in caught.value.fix
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"])
+def test_an_algorithm_without_a_method_is_modelopts(algorithm: str, tmp_path: Path) -> None:
+    model = FORMATS["fp8 weight_scale"].make(tiny(tmp_path / "float"), tmp_path / "made")
+    model.files["config.json"]["quantization_config"] = {"quant_algo": algorithm}
+    assert sdquant.detect(model.write(tmp_path / "model").parent).quant == "fp8"
 
 
 def _drop(part: str) -> Change:

@@ -50,6 +50,12 @@ TITLES: Mapping[str, str] = {
 }  # fmt: skip
 # JSON files beside the weights by which tools say their method, and it.
 SIDE_FILES: Mapping[str, str] = {"quantize_config": "gptq", "quant_config": "awq", "hf_quant_config": "modelopt"}
+# Lists of a table with what is not quantized, which alone are no quantization.
+_SKIPS = frozenset({
+    "modules_to_not_convert", "llm_int8_skip_modules", "modules_not_to_quantize", "exclude_modules", "ignored_layers",
+    "ignore",
+})  # fmt: skip
+_EMPTY = (None, False, "", [], {})
 TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
 _MLX = "quantization"  # MLX's table in a config.json, {"bits": 4, "group_size": 64}
 # JSON files that list the weights that optimum-quanto has quantized.
@@ -62,6 +68,7 @@ _FLOATS = frozenset({"none", "unknown", "fp16", "bf16", "fp32", "float16", "bflo
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
 }  # fmt: skip
+_ALGORITHMS = ("FP8", "NVFP4")  # how ModelOpt's names of algorithms begin whose weights are read
 _DEEPEST = 8  # tables in tables of a config.json
 
 
@@ -138,7 +145,11 @@ def refuse_unread(
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
     nameless = next(_nameless(configs, metadata), None)
     if nameless is not None and not quantized and tensors:
-        raise _unread(path, f"{nameless} has settings of a quantization without its quant_method")
+        raise UnsupportedFileError(
+            f"Cannot load {path}",
+            f"{nameless} has settings of a quantization without its quant_method, and the weights are floats",
+            f"If they should be, remove the settings from {nameless.removeprefix('its ')}. Otherwise: {_USE}",
+        )
     used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}
     sign = _signed(plain)
@@ -271,7 +282,7 @@ def named(
         yield "its metadata", "torchao"
     settings = _of_metadata(metadata)
     word = None if settings is None else settings.get("quant_method", settings.get("method"))
-    if isinstance(word, str):
+    if isinstance(word, str) and word:
         yield "its metadata", word
     for key in _IN_METADATA:
         word = metadata.get(key)
@@ -295,7 +306,8 @@ def _nameless(configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, A
     """Yield each place with settings of a quantization that do not say by which method."""
     for where, table in tables(configs, metadata):
         names = {"quant_method", "method", "quant_algo", "quant_library", "rules"}
-        if table and not table.keys() & (names | {"load_in_4bit", "load_in_8bit"}):
+        said = {key for key, value in table.items() if value not in _EMPTY} - _SKIPS
+        if said and not said & names and not table.keys() & {"load_in_4bit", "load_in_8bit"}:
             yield where
 
 
@@ -341,16 +353,19 @@ def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
         BadFileError: the name is not a string.
     """
     word = table.get("quant_method")
-    if word is None:
+    if word in (None, ""):
         if table.get("load_in_4bit") or table.get("load_in_8bit"):  # bitsandbytes', before methods had names
             return "bitsandbytes"
-        algorithm = table.get("quant_algo") or table.get("quant_library")
-        return algorithm if isinstance(algorithm, str) else None
+        algorithm = table.get("quant_algo")
+        if isinstance(algorithm, str) and algorithm.upper().startswith(_ALGORITHMS):
+            return "modelopt"
+        algorithm = algorithm or table.get("quant_library")
+        return algorithm if isinstance(algorithm, str) and algorithm else None
     if not isinstance(word, str):
         raise BadFileError(
             f"Cannot load {path}",
             f"{place} has {word!r:.80} as its quant_method, which is not a name",
-            "Get the config.json that belongs to the weights",
+            f"Get the {place.removeprefix('its ')} that belongs to the weights",
         )
     return word
 
