@@ -20,7 +20,7 @@ from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_storage import PARTS, storage_of
 from sdquant.cli import main
 from sdquant.core.backend import Packed
-from sdquant.errors import BadFileError, SettingsError
+from sdquant.errors import BadFileError, ConflictError, SettingsError
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
@@ -162,6 +162,17 @@ def test_a_rank_is_of_the_svd(words: str) -> None:
     with pytest.raises(SettingsError, match="without svd") as caught:
         backends.parse(f"sdnq-int8,{words}")
     assert "Write sdnq-int8,svd,rank=128" in caught.value.fix
+
+
+def test_a_folder_of_dynamic_dtypes_loads_with_its_quant(tmp_path: Path) -> None:
+    source, quant = sdquant.demo.path("digits-flux") / "transformer", "sdnq-uint3,dynamic"
+    made = sdquant.load_model(source, quant, progress=False)
+    sdquant.save(made, tmp_path / "saved")
+    assert sdquant.detect(tmp_path / "saved").quant != "sdnq-uint3"
+    again = sdquant.load_model(tmp_path / "saved", quant, progress=False)
+    assert {name: row.spec for name, row in quantized(again)} == {name: row.spec for name, row in quantized(made)}
+    with pytest.raises(ConflictError):
+        sdquant.plan(tmp_path / "saved", "sdnq-uint3")
 
 
 def check_folder(sdnq: Any, folder: Path, ours: Any, cls: Any) -> None:
