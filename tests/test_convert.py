@@ -234,6 +234,12 @@ class TestRoundingLoss:
         loss.compare(torch.zeros(2, 2), torch.ones(2, 2))
         assert loss.identical == 0 and "1 of 1 weights" in str(loss)
 
+    @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+    def test_what_is_not_finite_is_told(self, value: float) -> None:
+        loss = RoundingLoss()
+        loss.compare(torch.ones(2, 2), torch.full((2, 2), value))
+        assert "changed 1 of 1 weights. 1 weights have values that are not finite" in str(loss)
+
     def test_the_dtype_between_counts(self, saved: Callable[..., Path]) -> None:
         """The weights of the first format are those of float32, not those rounded to bfloat16 in between."""
         src = sdquant.detect(saved("nf4") / "unet").sources["model"]

@@ -28,6 +28,7 @@ from sdquant.errors import (
     UnsupportedFileError,
 )
 from sdquant.formats import write_gguf
+from sdquant.models import float_weights
 from sdquant.nn import quantized
 from sdquant.saving import dequantize_to
 from sdquant.utils import buffers
@@ -165,6 +166,13 @@ class TestLibraries:
         weights = {name: p for name, p in model.named_parameters() if isinstance(p, quanto.QTensor)}
         assert weights
         assert all(torch.equal(mine[name], weight.dequantize()) for name, weight in weights.items())
+
+
+def test_integers_of_another_shape_than_the_models() -> None:
+    """Like the position ids of a text encoder: reshaped, and held against no float type's end."""
+    src = sdquant.detect(sdquant.demo.path("digits-flux") / "transformer").sources["model"]
+    ids = torch.arange(3)
+    assert float_weights._cast(src, "position_ids", ids, "int64") is ids
 
 
 @pytest.mark.parametrize(

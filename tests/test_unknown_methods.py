@@ -87,12 +87,41 @@ def test_refused_by_name(name: str, floats: Model, tmp_path: Path) -> None:
 
 def test_settings_that_say_nothing_are_no_quantization(floats: Model, tmp_path: Path) -> None:
     """The control: an empty table, and bitsandbytes' old one of a model that it did not quantize."""
-    for table in ({}, {"load_in_4bit": False, "load_in_8bit": False}):
+    for table in (
+        {}, {"load_in_4bit": False, "load_in_8bit": False}, {"modules_to_not_convert": ["proj_out"], "ignore": None},
+        {"quant_method": "", "bits": None},
+    ):  # fmt: skip
         model = floats.copy()
         _config(quantization_config=table)(model)
         _metadata(quantization_config=table, format="pt")(model)
         sdquant.verify(model.write(tmp_path / "model").parent)
         sdquant.load_model(tmp_path / "model", progress=False)
+
+
+@pytest.mark.parametrize("word", ["", "none", "Unknown", "fp16"])
+def test_a_name_in_metadata_that_means_floats(word: str, floats: Model, tmp_path: Path) -> None:
+    model = floats.copy()
+    _metadata(quant_method=word, quantization_method=word)(model)
+    assert not sdquant.verify(model.write(tmp_path / "lone", lone=True)).warnings
+
+
+@pytest.mark.parametrize(
+    ("form", "key", "word"),
+    [
+        ("fp8 weight_scale", "quantization_method", "fp8_scaled"),
+        ("fp8 scale_weight", "quant_method", "convert_to_quant"),
+        ("comfy mxfp8", "quant_method", "convrot"),
+    ],
+)
+def test_a_free_name_in_metadata_is_told(form: str, key: str, word: str, tmp_path: Path) -> None:
+    """The weights are all recognised, whatever the tool that wrote them calls that."""
+    model = FORMATS[form].make(tiny(tmp_path / "float"), tmp_path / "made")
+    _metadata(**{key: word})(model)
+    file = model.write(tmp_path / "lone", lone=True)
+    assert [text for text in sdquant.verify(file).warnings if repr(word) in text and key in text]
+    model.tensors["__nncf_hooks.x"] = torch.zeros(4)  # of which one cannot say that
+    with pytest.raises(UnsupportedFileError, match="NNCF"):
+        sdquant.detect(model.write(tmp_path / "other", lone=True))
 
 
 def _index(folder: Path, **rows: Any) -> None:
@@ -115,6 +144,21 @@ def test_a_pipelines_index(rows: dict[str, Any], tmp_path: Path) -> None:
     _index(folder, **rows)
     word = next(iter(rows))
     one_answer(folder, UnsupportedFileError, "dream" if word.startswith("quant") else "class of")
+
+
+def test_a_pipelines_index_that_is_no_config(tmp_path: Path) -> None:
+    folder = copied(demo.path("digits-sd"), tmp_path / "pipe")
+    _index(folder, quantization_config={"quant_method": 7})
+    with pytest.raises(BadFileError, match=r"model_index\.json has 7") as caught:
+        sdquant.detect(folder)
+    assert "Get the model_index.json" in caught.value.fix
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"])
+def test_an_algorithm_without_a_method_is_modelopts(algorithm: str, tmp_path: Path) -> None:
+    model = FORMATS["fp8 weight_scale"].make(tiny(tmp_path / "float"), tmp_path / "made")
+    model.files["config.json"]["quantization_config"] = {"quant_algo": algorithm}
+    assert sdquant.detect(model.write(tmp_path / "model").parent).quant == "fp8"
 
 
 def _drop(part: str) -> Change:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..utils.process_state import errors_only
@@ -14,12 +13,12 @@ from ._sdnq_codes import OF_DTYPE, code_named
 from ._sdnq_storage import CODE, OTHER, PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
 SEED = 0  # of the random start of SDNQ's SVD, for weights that are the same every time
-_SEEDED = threading.Lock()  # while torch's random numbers are set, for loads in several threads
 
 
 def encode_dynamic(weight: Tensor, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
@@ -48,23 +47,11 @@ def encode(weight: Tensor, settings: Mapping[str, Any]) -> tuple[dict[str, Tenso
     return made, layer.sdnq_dequantizer.weights_dtype
 
 
-@contextmanager
-def _seeded(weight: Tensor) -> Iterator[None]:
-    """Start torch's random numbers at `SEED` on the weight's device, and afterwards where they were."""
-    import torch
+def _seeded(weight: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which SDNQ's SVD draws random numbers that start at `SEED`, on the weight's device."""
+    from ._private_random import PrivateRandom
 
-    generators = [torch.default_generator]
-    if weight.is_cuda:
-        generators.append(torch.cuda.default_generators[weight.device.index or 0])
-    with _SEEDED:
-        before = [generator.get_state() for generator in generators]
-        try:
-            for generator in generators:
-                generator.manual_seed(SEED)
-            yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+    return PrivateRandom(SEED, weight.device)
 
 
 def _layer(weight: Tensor) -> nn.Module:

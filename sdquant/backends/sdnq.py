@@ -83,7 +83,9 @@ def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
         "fp32_scales": Option(default=False, help="keep scales in float32, as SDNQ does by default"),
         "hadamard": Option(default=False, help="rotate inputs in groups of up to 256 first, which spreads outliers"),
         "svd": Option(default=False, help="keep the largest singular values apart, as two narrow float matrices"),
-        "rank": Option(default=RANK, help="how many singular values svd keeps", choices=(8, 16, 32, 64, 128, 256)),
+        "rank": Option(
+            default=RANK, help="how many singular values svd keeps", choices=(8, 16, 32, 64, 128, 256), of="svd"
+        ),
         "dynamic": Option(
             default=False, help="give a weight that loses too much the next dtype of more bits, which SDNQ looks for"
         ),

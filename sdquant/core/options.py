@@ -14,12 +14,14 @@ class Option:
 
     Attributes:
         library: it applies only to the library's modules, and selects them if the call names no runtime.
+        of: the option without which it has no effect; "" if it needs none.
     """
 
     default: bool | int | str | None
     help: str
     choices: tuple[bool | int | str | None, ...] = ()
     library: bool = False
+    of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,7 @@ def parse(text: str) -> QuantSpec:
 
     Raises:
         UnknownQuantError: no such scheme.
-        SettingsError: an unknown option or an invalid value.
+        SettingsError: an unknown option, an invalid value, or an option without the one that it belongs to.
     """
     head, *words = [word.strip() for word in text.split(",")]
     row = scheme(head)
@@ -207,6 +207,14 @@ def parse(text: str) -> QuantSpec:
                 _did_you_mean(name, (*row.options, EMBEDDINGS)),
             )
         options[name] = _value(row, name, row.options[name], value)
+    for name in options:
+        other = row.options[name].of
+        if other and not options.get(other):
+            raise SettingsError(
+                f"Option {name} of {row.name} has no effect without {other}",
+                f'it means "{row.options[name].help}"',
+                f"Write {row.name},{other},{name}={options[name]}, or leave {name} out",
+            )
     return QuantSpec(row, tuple(sorted(options.items())), embeddings)
 
 

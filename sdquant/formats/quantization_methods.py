@@ -51,15 +51,25 @@ TITLES: Mapping[str, str] = {
 }  # fmt: skip
 # JSON files beside the weights by which tools say their method, and it.
 SIDE_FILES: Mapping[str, str] = {"quantize_config": "gptq", "quant_config": "awq", "hf_quant_config": "modelopt"}
+# Lists of a table with what is not quantized, which alone are no quantization.
+_SKIPS = frozenset({
+    "modules_to_not_convert", "llm_int8_skip_modules", "modules_not_to_quantize", "exclude_modules", "ignored_layers",
+    "ignore",
+})  # fmt: skip
+_EMPTY = (None, False, "", [], {})
 TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
 _MLX = "quantization"  # MLX's table in a config.json, {"bits": 4, "group_size": 64}
 # JSON files that list the weights that optimum-quanto has quantized.
 _MAPS = ("quantization_map", "quanto_qmap")
-_IN_METADATA = ("quant_method", "quantization_method")  # keys of a file's metadata that are the name of a method
+# Keys of a file's metadata that are the name of a method, which tools write as they like ("fp8_scaled", "convrot").
+_IN_METADATA = ("quant_method", "quantization_method")
+# What they write for none.
+_FLOATS = frozenset({"none", "unknown", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32"})
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
 }  # fmt: skip
+_ALGORITHMS = ("FP8", "NVFP4")  # how ModelOpt's names of algorithms begin whose weights are read
 _DEEPEST = 8  # tables in tables of a config.json
 
 
@@ -135,14 +145,18 @@ def refuse_unread(
         rest = left_to_do(table)
         if rest is not None:
             raise _unread(path, f"{where} says {rest}")
-    methods = tuple(named(path, configs, metadata))
+    methods = tuple(row for row in named(path, configs, metadata) if not (quantized and _is_unknown_text(*row)))
     for where, word in methods:
         if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
             variant = word.lower() in FLOAT8 | NUNCHAKU
             raise (_variant(path, tensors, where, word) if variant else _unread(path, _says(where, word)))
     nameless = next(_nameless(configs, metadata), None)
     if nameless is not None and not quantized and tensors:
-        raise _unread(path, f"{nameless} has settings of a quantization without its quant_method")
+        raise UnsupportedFileError(
+            f"Cannot load {path}",
+            f"{nameless} has settings of a quantization without its quant_method, and the weights are floats",
+            f"If they should be, remove the settings from {nameless.removeprefix('its ')}. Otherwise: {_USE}",
+        )
     used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}
     sign = _signed(plain)
@@ -196,7 +210,12 @@ def contradictions(
     found = {row.scheme for row in quantized.values()}
     backends = {registry.scheme(name).backend for name in found}
     for place, word in named(path, configs, metadata):
-        if found and _BACKENDS.get(word.lower(), next(iter(backends), "")) not in backends:
+        if found and _is_unknown_text(place, word):
+            yield (
+                f"{place} is {word[:80]!r}, which sdquant does not know; its weights are in "
+                f"{', '.join(sorted(found))}, and are read as such"
+            )
+        elif found and _BACKENDS.get(word.lower(), next(iter(backends), "")) not in backends:
             yield (
                 f"{place} says that it is quantized by {_title(word)}, but its weights are in "
                 f"{', '.join(sorted(found))}, and are read as such"
@@ -292,18 +311,32 @@ def named(
         yield "its metadata", "torchao"
     settings = _of_metadata(metadata)
     word = None if settings is None else settings.get("quant_method", settings.get("method"))
-    if isinstance(word, str):
+    if isinstance(word, str) and word:
         yield "its metadata", word
     for key in _IN_METADATA:
-        if isinstance(metadata.get(key), str) and metadata[key]:
-            yield "its metadata", metadata[key]
+        word = metadata.get(key)
+        if isinstance(word, str) and word.strip() and word.strip().lower() not in _FLOATS:
+            yield _place(key), word.strip()
+
+
+def _place(key: str) -> str:
+    return f"{key} in its metadata"
+
+
+def _is_unknown_text(place: str, word: str) -> bool:
+    """Return whether a word that `named` yields is of tools that write what they like there, and no method's name.
+
+    Beside weights that are recognised it is only told, see `contradictions`; what is left over is refused as ever.
+    """
+    return place in map(_place, _IN_METADATA) and word.lower() not in READ | FLOAT8 | NUNCHAKU
 
 
 def _nameless(configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> Iterator[str]:
     """Yield each place with settings of a quantization that do not say by which method."""
     for where, table in tables(configs, metadata):
         names = {"quant_method", "method", "quant_algo", "quant_library", "rules"}
-        if table and not table.keys() & (names | {"load_in_4bit", "load_in_8bit"}):
+        said = {key for key, value in table.items() if value not in _EMPTY} - _SKIPS
+        if said and not said & names and not table.keys() & {"load_in_4bit", "load_in_8bit"}:
             yield where
 
 
@@ -349,16 +382,19 @@ def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
         BadFileError: the name is not a string.
     """
     word = table.get("quant_method")
-    if word is None:
+    if word in (None, ""):
         if table.get("load_in_4bit") or table.get("load_in_8bit"):  # bitsandbytes', before methods had names
             return "bitsandbytes"
-        algorithm = table.get("quant_algo") or table.get("quant_library")
-        return algorithm if isinstance(algorithm, str) else None
+        algorithm = table.get("quant_algo")
+        if isinstance(algorithm, str) and algorithm.upper().startswith(_ALGORITHMS):
+            return "modelopt"
+        algorithm = algorithm or table.get("quant_library")
+        return algorithm if isinstance(algorithm, str) and algorithm else None
     if not isinstance(word, str):
         raise BadFileError(
             f"Cannot load {path}",
             f"{place} has {word!r:.80} as its quant_method, which is not a name",
-            "Get the config.json that belongs to the weights",
+            f"Get the {place.removeprefix('its ')} that belongs to the weights",
         )
     return word
 

@@ -170,6 +170,8 @@ def _cast(src: Checkpoint, key: str, tensor: Tensor, dtype: str) -> Tensor:
     import torch
 
     result = tensor.to(dtype_named(dtype))
+    if not result.is_floating_point() or not tensor.is_floating_point():
+        return result
     largest = torch.finfo(result.dtype).max
     if largest < torch.finfo(tensor.dtype).max and not is_finite(result) and is_finite(tensor):
         raise _bad(src, key, f"it has values that {dtype} does not reach (it ends at {largest:g})")

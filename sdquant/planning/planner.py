@@ -232,7 +232,7 @@ def _require_something(
 
 def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec | None) -> None:
     scheme = scheme_of(src)
-    if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
+    if is_set and (spec is None or not (same_scheme(spec.scheme.name, scheme) or _chose_dtypes(src, spec))):
         # Some schemes are in files of other tools only; those of GGUF are made, but not while loading.
         is_made = spec is not None and (spec.scheme.on_the_fly or spec.scheme.backend == "gguf")
         raise ConflictError(
@@ -247,6 +247,14 @@ def _refuse_conflict(name: str, src: Checkpoint, is_set: bool, spec: QuantSpec |
         )
     if isinstance(spec, RulesSpec):
         refuse_other_rules(name, src, spec)
+
+
+def _chose_dtypes(src: Checkpoint, spec: QuantSpec) -> bool:
+    """Return whether the weights may be those that a spec with SDNQ's dynamic selection made, which is of no fewer bits
+    than its scheme."""
+    if "dynamic" not in spec.scheme.options or not spec["dynamic"]:
+        return False
+    return all(registry.scheme(row.scheme).backend == spec.scheme.backend for row in src.prequantized.values())
 
 
 def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> ComponentPlan:

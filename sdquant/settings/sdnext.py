@@ -46,7 +46,7 @@ class SDNextQuantizer:
         type_te: the option with the type for text encoders, if there is one; otherwise `type` applies to them too.
         schemes: type in lower case to sdquant's scheme.
         mode: "auto", "post", or the option with the mode.
-        options: numeric options to the options of the scheme.
+        options: switches and numeric options to the options of the scheme.
         skip: the option with the modules not to quantize.
     """
 
@@ -80,7 +80,10 @@ QUANTIZERS = (
             "uint4": "sdnq-uint4", "uint3": "sdnq-uint3",
         },
         mode="sdnq_quantize_mode",
-        options={"sdnq_group_size": "group_size"},
+        options={
+            "sdnq_group_size": "group_size", "sdnq_use_hadamard": "hadamard", "sdnq_use_svd": "svd",
+            "sdnq_svd_rank": "rank", "sdnq_use_dynamic_quantization": "dynamic",
+        },
         skip="sdnq_modules_to_not_convert",
     ),
     SDNextQuantizer(
@@ -290,8 +293,10 @@ def _take_scheme(book: _Book, row: SDNextQuantizer, role: str) -> bool:
             book.taken[name] = None
             book.handled.add(name)
     for name, word in row.options.items():
-        if book.get(name) is not None:
-            book.take(name, {f"quant.{role}": f"{scheme},{word}={short(book.get(name))}"})
+        value = book.get(name)
+        if value is not None:
+            more = f"{scheme},{word}" if value is True else f"{scheme},{word}={short(value)}"
+            scheme = more if book.take(name, {f"quant.{role}": more}) else scheme
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_storage import PARTS, storage_of
 from sdquant.cli import main
 from sdquant.core.backend import Packed
-from sdquant.errors import BadFileError, SettingsError
+from sdquant.errors import BadFileError, ConflictError, SettingsError
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
@@ -96,6 +97,24 @@ def test_the_random_start_of_the_svd_decides_little(sdnq: Any) -> None:
     assert ours < 0.6 * float((plain - source).norm())
 
 
+def test_other_threads_random_numbers_do_not_repeat(sdnq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own generator is neither set nor drawn from while SDNQ's SVD runs."""
+    lowrank, seen = torch.svd_lowrank, []
+
+    def svd_lowrank(*args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(torch.randn, 4).result())
+        return lowrank(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "svd_lowrank", svd_lowrank)
+    weight = linear().weight.data
+    torch.manual_seed(5)
+    BACKEND.encode(weight, backends.parse("sdnq-int8,svd"))
+    seen.append(torch.randn(4))
+    torch.manual_seed(5)
+    assert torch.equal(torch.stack(seen), torch.stack([torch.randn(4), torch.randn(4)]))
+
+
 def test_a_matrix_has_no_rank_above_its_shorter_side(sdnq: Any) -> None:
     layer, spec = linear(rows=16), backends.parse("sdnq-int8,svd")
     packed = BACKEND.encode(layer.weight.data, spec)
@@ -148,6 +167,24 @@ def test_float16_has_room_between_the_factors() -> None:
 def test_ranks_are_few() -> None:
     with pytest.raises(SettingsError, match="rank"):
         backends.parse("sdnq-uint4,svd,rank=0")
+
+
+@pytest.mark.parametrize("words", ["rank=128", "rank=128,svd=false"])
+def test_a_rank_is_of_the_svd(words: str) -> None:
+    with pytest.raises(SettingsError, match="without svd") as caught:
+        backends.parse(f"sdnq-int8,{words}")
+    assert "Write sdnq-int8,svd,rank=128" in caught.value.fix
+
+
+def test_a_folder_of_dynamic_dtypes_loads_with_its_quant(tmp_path: Path) -> None:
+    source, quant = sdquant.demo.path("digits-flux") / "transformer", "sdnq-uint3,dynamic"
+    made = sdquant.load_model(source, quant, progress=False)
+    sdquant.save(made, tmp_path / "saved")
+    assert sdquant.detect(tmp_path / "saved").quant != "sdnq-uint3"
+    again = sdquant.load_model(tmp_path / "saved", quant, progress=False)
+    assert {name: row.spec for name, row in quantized(again)} == {name: row.spec for name, row in quantized(made)}
+    with pytest.raises(ConflictError):
+        sdquant.plan(tmp_path / "saved", "sdnq-uint3")
 
 
 def check_folder(sdnq: Any, folder: Path, ours: Any, cls: Any) -> None:

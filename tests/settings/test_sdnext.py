@@ -60,6 +60,9 @@ class TestTaken:
             ({"sdnq_quantize_weights": ["TE"], "sdnq_quantize_weights_mode_te": "Same as model",
               "sdnq_group_size": 128, "sdnq_modules_to_not_convert": "proj_out; norm|time_embed, x"},
              {"quant.text_encoder": "sdnq-int8,group_size=128", "skip": ["proj_out", "norm", "time_embed", "x"]}),
+            ({"sdnq_quantize_weights": ["Model"], "sdnq_group_size": 64, "sdnq_use_svd": True, "sdnq_svd_rank": 64,
+              "sdnq_use_hadamard": True, "sdnq_use_dynamic_quantization": True},
+             {"quant.model": "sdnq-int8,group_size=64,hadamard,svd,rank=64,dynamic"}),
             ({"diffusers_offload_mode": "group"}, {"offload": "group"}),
             ({"diffusers_offload_mode": "none"}, {}),
             ({"diffusers_seq_cpu_offload": True}, {"offload": "sequential"}),
@@ -122,7 +125,8 @@ class TestLeft:
             ({"trt_quantization": ["Model"]}, "trt_quantization", "TensorRT"),
             ({"nncf_compress_weights_ratio": 0.5}, "nncf_compress_weights_ratio", "nothing like it"),
             ({"optimum_quanto_activations_type": "qint8"}, "optimum_quanto_activations_type", "not activations"),
-            ({"sdnq_use_svd": True}, "sdnq_use_svd", "nothing like it"),
+            ({"sdnq_use_svd": True}, "sdnq_use_svd", "no effect"),
+            ({"sdnq_quantize_weights": ["Model"], "sdnq_svd_rank": 64}, "sdnq_svd_rank", "without svd"),
             ({"diffusers_offload_never": "T5"}, "diffusers_offload_never", "by need"),
             ({"bnb_quantization": ["LLM"]}, "bnb_quantization", "LLM is not loaded by sdquant"),
             ({"bnb_quantization": ["Soul"]}, "bnb_quantization", "Soul is not a component that sdquant knows"),
@@ -211,7 +215,7 @@ class TestTables:
         names = [
             "torchao_quantization", "layerwise_quantization", "trt_quantization", "nunchaku_offload", "nncf_quantize",
             "optimum_quanto_activations_type", "bnb_quantization_storage", "models_not_to_quant",
-            "sdnq_modules_dtype_dict", "diffusers_offload_min_gpu_memory", "diffusers_offload_always", "sdnq_svd_rank",
+            "sdnq_modules_dtype_dict", "diffusers_offload_min_gpu_memory", "diffusers_offload_always", "sdnq_svd_steps",
         ]  # fmt: skip
         said = [left(**{name: 1})[name] for name in names]
         assert said == [why for _, why in LEFT]
