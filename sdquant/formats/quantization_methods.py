@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
-from ..utils import strict_json
-from . import folders
+from . import folders, method_names
 from .activation_transforms import left_to_do
+from .method_names import MAPS, SIDE_FILES, TABLES, named, tables, tables_of
 from .orphan_scales import stray_of
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, TensorInfo
+
+__all__ = [
+    "FLOAT8", "NUNCHAKU", "READ", "SIDE_FILES", "TABLES", "TITLES", "contradictions", "named", "refuse_pickles",
+    "refuse_unread", "refuse_unread_index", "tables",
+]  # fmt: skip
 
 _USE = (
     "Load the unquantized model and quantize it here (quant='int8' or 'nf4'), or use a file of it in a format that "
@@ -49,28 +54,10 @@ TITLES: Mapping[str, str] = {
     "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "sinq": "SINQ", "fouroversix": "Four Over Six",
     "mlx": "MLX",
 }  # fmt: skip
-# JSON files beside the weights by which tools say their method, and it.
-SIDE_FILES: Mapping[str, str] = {"quantize_config": "gptq", "quant_config": "awq", "hf_quant_config": "modelopt"}
-# Lists of a table with what is not quantized, which alone are no quantization.
-_SKIPS = frozenset({
-    "modules_to_not_convert", "llm_int8_skip_modules", "modules_not_to_quantize", "exclude_modules", "ignored_layers",
-    "ignore",
-})  # fmt: skip
-_EMPTY = (None, False, "", [], {})
-TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
-_MLX = "quantization"  # MLX's table in a config.json, {"bits": 4, "group_size": 64}
-# JSON files that list the weights that optimum-quanto has quantized.
-_MAPS = ("quantization_map", "quanto_qmap")
-# Keys of a file's metadata that are the name of a method, which tools write as they like ("fp8_scaled", "convrot").
-_IN_METADATA = ("quant_method", "quantization_method")
-# What they write for none.
-_FLOATS = frozenset({"none", "unknown", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32"})
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
 }  # fmt: skip
-_ALGORITHMS = ("FP8", "NVFP4")  # how ModelOpt's names of algorithms begin whose weights are read
-_DEEPEST = 8  # tables in tables of a config.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +137,7 @@ def refuse_unread(
         if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
             variant = word.lower() in FLOAT8 | NUNCHAKU
             raise (_variant(path, tensors, where, word) if variant else _unread(path, _says(where, word)))
-    nameless = next(_nameless(configs, metadata), None)
+    nameless = next(method_names.nameless(configs, metadata), None)
     if nameless is not None and not quantized and tensors:
         raise UnsupportedFileError(
             f"Cannot load {path}",
@@ -189,7 +176,7 @@ def refuse_unread(
             f"{methods[0][0]} says that it is quantized by {_title(methods[0][1])}, but none of its {len(tensors)} "
             "tensors is",
             "Get the weights that belong to the config, or, if they should be floats, remove "
-            + ("it" if any(name in methods[0][0] for name in (*SIDE_FILES, *_MAPS)) else "quantization_config from it"),
+            + ("it" if any(name in methods[0][0] for name in (*SIDE_FILES, *MAPS)) else "quantization_config from it"),
         )
 
 
@@ -289,114 +276,12 @@ def _refuse_missing_parts(quantized: Mapping[str, PrequantizedWeight], home: Map
             )
 
 
-def named(
-    path: Path, configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield each place that names a method ("its config.json"), and the name.
-
-    Raises:
-        BadFileError: the name is not a string.
-    """
-    for name, values in configs.items():
-        place = f"its {name}.json"
-        if name in SIDE_FILES:
-            yield place, SIDE_FILES[name]
-        if name in _MAPS and values:
-            yield place, "quanto"
-        for table in (values,) if name in TABLES else _tables(values):
-            word = _word(path, place, table)
-            if word is not None:
-                yield place, word
-    if "tensor_names" in metadata and any("_weight" in str(key) for key in metadata):
-        yield "its metadata", "torchao"
-    settings = _of_metadata(metadata)
-    word = None if settings is None else settings.get("quant_method", settings.get("method"))
-    if isinstance(word, str) and word:
-        yield "its metadata", word
-    for key in _IN_METADATA:
-        word = metadata.get(key)
-        if isinstance(word, str) and word.strip() and word.strip().lower() not in _FLOATS:
-            yield _place(key), word.strip()
-
-
-def _place(key: str) -> str:
-    return f"{key} in its metadata"
-
-
 def _is_unknown_text(place: str, word: str) -> bool:
     """Return whether a word that `named` yields is of tools that write what they like there, and no method's name.
 
     Beside weights that are recognised it is only told, see `contradictions`; what is left over is refused as ever.
     """
-    return place in map(_place, _IN_METADATA) and word.lower() not in READ | FLOAT8 | NUNCHAKU
-
-
-def _nameless(configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each place with settings of a quantization that do not say by which method."""
-    for where, table in tables(configs, metadata):
-        names = {"quant_method", "method", "quant_algo", "quant_library", "rules"}
-        said = {key for key, value in table.items() if value not in _EMPTY} - _SKIPS
-        if said and not said & names and not table.keys() & {"load_in_4bit", "load_in_8bit"}:
-            yield where
-
-
-def tables(
-    configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where each table about quantization stands ("its config.json"), and the table."""
-    for name, values in configs.items():
-        own = name in TABLES or name in SIDE_FILES
-        yield from ((f"its {name}.json", table) for table in ((values,) if own else _tables(values)))
-    table = _of_metadata(metadata)
-    if table is not None:
-        yield "its metadata", table
-
-
-def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    text = metadata.get("quantization_config")
-    if not isinstance(text, str) or not text.strip():
-        return None
-    try:
-        table = strict_json.parse(text)
-    except ValueError:
-        table = text  # which some tools write instead of a table: its name
-    return table if isinstance(table, dict) else {"quant_method": str(table)} if table else None
-
-
-def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yield the tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
-    for key, value in config.items():
-        if key in TABLES and value:
-            table = value if isinstance(value, Mapping) else {"quant_method": value}
-            yield {"quant_method": "compressed-tensors", **table} if key == "compression_config" else table
-        elif key == _MLX and isinstance(value, Mapping) and value.keys() >= {"bits", "group_size"}:
-            yield {"quant_method": "mlx", **value}
-        elif isinstance(value, Mapping) and depth < _DEEPEST:
-            yield from _tables(value, depth + 1)
-
-
-def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
-    """Return the method that a table names; None if it names none.
-
-    Raises:
-        BadFileError: the name is not a string.
-    """
-    word = table.get("quant_method")
-    if word in (None, ""):
-        if table.get("load_in_4bit") or table.get("load_in_8bit"):  # bitsandbytes', before methods had names
-            return "bitsandbytes"
-        algorithm = table.get("quant_algo")
-        if isinstance(algorithm, str) and algorithm.upper().startswith(_ALGORITHMS):
-            return "modelopt"
-        algorithm = algorithm or table.get("quant_library")
-        return algorithm if isinstance(algorithm, str) and algorithm else None
-    if not isinstance(word, str):
-        raise BadFileError(
-            f"Cannot load {path}",
-            f"{place} has {word!r:.80} as its quant_method, which is not a name",
-            f"Get the {place.removeprefix('its ')} that belongs to the weights",
-        )
-    return word
+    return method_names.is_free(place) and word.lower() not in READ | FLOAT8 | NUNCHAKU
 
 
 def _signed(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
@@ -430,4 +315,4 @@ def _is_weight(key: str) -> bool:
 
 def _of_products(configs: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether a config has quantization rules, which may apply only to products of activations."""
-    return any(table.get("rules") for values in configs.values() for table in _tables(values))
+    return any(table.get("rules") for values in configs.values() for table in tables_of(values))
