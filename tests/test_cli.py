@@ -195,6 +195,17 @@ def test_a_value_that_cannot_be_is_code_2(capsys: Capture, words: tuple[str, ...
 
 
 @pytest.mark.parametrize(
+    ("word", "command"),
+    [("verify", "inspect --verify"), ("Convert", "quantize"), ("inspekt", "inspect"), ("dequant", "dequantize")],
+)
+def test_other_names_of_commands_are_told(capsys: Capture, word: str, command: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([word, "model.safetensors"])
+    assert stopped.value.code == 2
+    assert f"(did you mean sdquant {command}?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("generate", "digits-sd", "x", "-o", "picture.txt"),

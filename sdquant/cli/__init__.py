@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -22,6 +23,7 @@ from typing import NoReturn
 from ..errors import SdquantError, SettingsError
 from ..utils.distributed import label, launched
 from ..utils.signals import Stop
+from ..utils.suggestions import nearest
 from ..utils.version import __version__
 from . import _common
 from ._config_form import ConfigParser
@@ -45,11 +47,33 @@ _OF_ONE = (
 )  # they write, or listen, and know of no other process
 
 
+# What other tools call what a command here does.
+_OTHER_NAMES = {
+    "verify": "inspect --verify",
+    "check": "inspect --verify",
+    "detect": "inspect",
+    "info": "inspect",
+    "convert": "quantize",
+    "save": "quantize",
+    "load": "generate",
+    "run": "generate",
+    "draw": "generate",
+    "settings": "ui",
+    "webui": "ui",
+    "install": "install-extension",
+    "benchmark": "bench",
+}
+
+
 class _TopParser(argparse.ArgumentParser):
-    """The top-level parser, which suggests the flags that unknown ones may stand for."""
+    """The top-level parser, which suggests the commands and flags that unknown ones may stand for."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit as argparse does, and suggest the flags that may be meant."""
+        """Exit as argparse does, and suggest the command or the flags that may be meant."""
+        word = re.match(r"argument COMMAND: invalid choice: '(.*)' \(choose", message)
+        near = word and (_OTHER_NAMES.get(word[1].lower()) or nearest(word[1], COMMANDS))
+        if near:
+            super().error(f"{message} (did you mean sdquant {near}?)")
         suggestions = _common.flags_meant(message.split()) if "unrecognized arguments" in message else {}
         super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in suggestions.items()))
 
