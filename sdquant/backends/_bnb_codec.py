@@ -43,6 +43,9 @@ class Codec(ABC):
     def low_rank(self, packed: Packed) -> LowRank | None:
         return None
 
+    def integers(self, packed: Packed) -> Callable[[], Packed] | None:
+        return None
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         raise NotImplementedError(f"bitsandbytes has no module for {packed.spec.scheme}")
 

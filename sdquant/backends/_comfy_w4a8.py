@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, dtype_name, hadamard, leaf, registry
+from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, code_tables, dtype_name, hadamard, leaf, registry
 from ..errors import BadFileError
 from ..kernels import hadamard as fast_hadamard
+from ..kernels.cpu.expansion import expand_rows
+from ..kernels.dispatch_guard import plain
+from ..kernels.workspace import scratch
 from ..utils.device_constants import constant
 from ..utils.tensors import divided
 from . import _comfy_find
@@ -91,8 +94,24 @@ class W4A8(ComfyCodec):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         rotation, channel = packed.spec.rotation, packed.parts["s_channel"]
         for rows in row_chunks(packed.parts["codes"], packed.spec.shape[1]):
-            values = _integers(packed, rows).mul_(channel[rows])
+            values = _integers(packed, rows) * channel[rows]
             out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
+
+    def integers(self, packed: Packed) -> Callable[[], Packed]:
+        def expand() -> Packed:
+            rows, rotation = packed.spec.shape[0], packed.spec.rotation
+            # No kernel has anything in the workspace of this dtype; that of int8 is for products.
+            codes = scratch(packed.spec.shape, torch.uint8, packed.device).view(torch.int8)
+            spec = PackedSpec(
+                scheme=registry.scheme("int8_convrot" if rotation else "int8_row"),
+                shape=packed.spec.shape,
+                dtype=packed.spec.dtype,
+                details={ROTATION: rotation} if rotation else {},
+            )
+            parts = {"codes": _integers(packed, slice(0, rows), codes), "scale": packed.parts["s_channel"]}
+            return Packed(spec=spec, parts=parts)
+
+        return expand
 
     def by_row(self, packed: Packed) -> bool:
         codebook = packed.parts.get("codebook")
@@ -160,8 +179,28 @@ def _group_size(found: PrequantizedWeight) -> int:
     return group
 
 
-def _integers(packed: Packed, rows: slice) -> Tensor:
-    """Return the 8-bit integers that the codes of some rows stand for: float32 [rows, in]."""
+def _integers(packed: Packed, rows: slice, out: Tensor | None = None) -> Tensor:
+    """Return the 8-bit integers that the codes of some rows stand for: int8 [rows, in], in `out` if it is given."""
+    parts, bits = packed.parts, 6 if packed.spec.scheme.name == "w6a8" else 4
+    stored, scale, codebook = parts["codes"][rows], parts["s_rel"][rows], parts.get("codebook")
+    if out is None:
+        out = stored.new_empty(len(stored), packed.spec.shape[1], dtype=torch.int8)
+    if stored.is_cpu and all(map(plain, parts.values())):
+        values = None
+        if scale.dtype != torch.float32:
+            values = code_tables.float8_values(scale.dtype, torch.float32, scale.device)
+            scale = scale.view(torch.uint8)
+        if bits == 4 and codebook is None:
+            codebook = _plain_levels(stored.device)
+        elif codebook is not None and codebook.ndim == 2:
+            codebook = codebook[rows]
+        if expand_rows(stored, bits, scale, values, codebook, out):
+            return out
+    return out.copy_(_integers_by_torch(packed, rows))
+
+
+def _integers_by_torch(packed: Packed, rows: slice) -> Tensor:
+    """Return the same in float32, by torch's operations."""
     parts, columns = packed.parts, packed.spec.shape[1]
     stored, codebook = parts["codes"][rows], parts.get("codebook")
     codes = nibbles(stored[:, : columns // 2])
@@ -256,6 +295,12 @@ def _nearest(levels: Tensor, values: Tensor) -> Tensor:
     else:
         low, high = levels.gather(-1, below), levels.gather(-1, above)
     return torch.where((values - high).abs() < (values - low).abs(), above, below)
+
+
+@constant
+def _plain_levels(device: torch.device) -> Tensor:
+    """Return what codes of 4 bits without a table stand for."""
+    return torch.arange(-8, 8, dtype=torch.float32, device="cpu").to(device)
 
 
 @constant

@@ -86,6 +86,9 @@ class Comfy(Backend):
     def low_rank(self, packed: Packed) -> LowRank | None:
         return _codec(packed.spec.scheme).low_rank(packed)
 
+    def integers(self, packed: Packed) -> Callable[[], Packed] | None:
+        return _codec(packed.spec.scheme).integers(packed)
+
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
         return QuantSpec(packed.scheme)
 

@@ -317,12 +317,13 @@ class Backend(ABC):
         """Return the residual and the low-rank branch that a weight is the sum of; None if it has no branch."""
         return None
 
+    def integers(self, packed: Packed) -> Callable[[], Packed] | None:
+        """Return what expands a weight, for one product, to 8-bit integers and a scale per row; None if it has none."""
+        return None
+
     def by_row(self, packed: Packed) -> bool:
         """Return whether `rows_by` can slice rows: every part is row-major over the outputs, a scalar or for all rows.
-
-        Then the parts of some rows are the packed form of those rows, and an embedding dequantizes only the rows that
-        are looked up.
-        """
+        Then an embedding dequantizes only the rows that are looked up."""
         return False
 
     def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

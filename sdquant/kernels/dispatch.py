@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..core import packed_rows
 from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
-from .dispatch_guard import plain
+from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, outputs
 from .linear_with_rotation import LinearWithRotation
@@ -221,9 +221,14 @@ def linear(
     Args:
         compute: "int8" for integer products, "fp8" for products of 8-bit floats, where that is faster.
     """
-    _beside(packed, x)
+    require_beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
+    expand = backend.integers(packed)
+    if expand is not None:
+        packed = expand()
+        backend = packed.spec.scheme.codec
+        form = backend.form(packed)
     if packed.spec.rotation:
         codes, rotation = packed.without_rotation, packed.spec.rotation
         form = backend.form(codes)
@@ -265,20 +270,12 @@ def _linear_with_branch(
     return branch.add_product(y, x)
 
 
-def _beside(packed: Packed, x: Tensor) -> None:
-    """Check that x is on the weight's device: kernels read memory by its address."""
-    if x.device != packed.device:
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but the input is on {x.device} and the quantized weight "
-            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which moves "
-            "the weights"
-        )
-
-
 def prepared(
     backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
+    if backend.integers(packed) is not None:
+        return None
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
     kernels = way(backend, packed, form, dtype)
@@ -327,7 +324,7 @@ def convolve(
     compute: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolve x [b, in, ...] with the weight and add the bias: [b, out, ...] in x's dtype. See `linear`."""
-    _beside(packed, x)
+    require_beside(packed, x)
     shape = packed.spec.shape
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
     if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+
+if TYPE_CHECKING:
+    from ..core import Packed
 
 _modes = torch._C._len_torch_dispatch_stack
 _traced = torch._C._get_tracing_state
@@ -41,6 +44,16 @@ def transformed() -> bool:
 def plain(x: Tensor) -> bool:
     """Return whether a tensor has memory that a kernel can read; a fake tensor claims to be on the CPU and has none."""
     return type(x) in _PLAIN
+
+
+def require_beside(packed: Packed, x: Tensor) -> None:
+    """Check that x is on the weight's device: kernels read memory by its address."""
+    if x.device != packed.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but the input is on {x.device} and the quantized weight "
+            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which moves "
+            "the weights"
+        )
 
 
 P = ParamSpec("P")

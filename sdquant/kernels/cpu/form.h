@@ -100,6 +100,8 @@ typedef struct {
     int products;     /* the types that it is for: bits 1 << type */
     int (*unrounded)(const Form *form, Type type); /* whether `product` has weights that are not rounded; NULL: never */
     void (*rotate)(float *x, int64_t count, int64_t group); /* see rotate.h */
+    void (*expand)(const uint8_t *low, const uint8_t *high, const float *table, const float *scales, int64_t groups,
+                   int64_t group, int8_t *out); /* see expand.h */
 } Kernels;
 
 enum {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #endif
 
+#include "expand.h"
 #include "int8.h"
 #include "module_int8.h"
 #include "patches.h"
@@ -180,6 +181,17 @@ PyObject *py_rotate(PyObject *module, PyObject *bytes) {
     if (!n) return NULL;
     Py_BEGIN_ALLOW_THREADS
     rotate_rows((Type)n[0], address(n[1]), n[2], n[3], n[4], address(n[5]), address(n[6]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_expand(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 13);
+    (void)module;
+    if (!n) return NULL;
+    const Grouped from = {address(n[0]), n[1], n[2], address(n[3]), address(n[4]), address(n[5]), n[6], n[7], n[8]};
+    Py_BEGIN_ALLOW_THREADS
+    expand_rows(&from, n[9], n[10], address(n[11]), address(n[12]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

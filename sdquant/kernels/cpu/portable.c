@@ -2,9 +2,10 @@
 #include "blocks.h"
 #include "runs.h"
 #include "portable.h"
+#include "expand.h"
 #include "rotate.h"
 #include "integers.h"
 
 static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : portable_blocks(form); }
 
-const Kernels portable_kernels = {"portable", decoder, 0, 0, dots, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, rotate_portable};
+const Kernels portable_kernels = {"portable", decoder, 0, 0, dots, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, rotate_portable, expand_portable};
