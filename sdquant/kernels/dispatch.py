@@ -27,7 +27,7 @@ from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
-    from .base import Prepared, Reader
+    from .base import EightBit, Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
 
@@ -229,6 +229,9 @@ def linear(
         form = backend.form(codes)
         if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
             return int8_linear.linear(backend, codes, form, x, bias, rotation)
+        if compute == fp8_linear.NAME and fp8_linear.rotates(codes, form, x, rotation):
+            weight = None if fp8_linear.direct(form) else _decoded(backend, codes, form, x)
+            return fp8_linear.linear(codes, form, weight, x, bias, rotation)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
@@ -284,15 +287,22 @@ def prepared(
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
-    eight = None
-    if compute == int8_linear.NAME:
-        eight = int8_linear.prepared(backend, packed, form, dtype)
-    elif compute == fp8_linear.NAME:
-        if packed.device.type != "cuda":  # it has no effect there, which `linear` says
-            return None
-        eight = fp8_linear.prepared(packed, form, dtype)
+    if compute == fp8_linear.NAME and packed.device.type != "cuda":  # it has no effect there, which `linear` says
+        return None
+    eight = _eight(backend, packed, form, dtype, compute)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
+
+
+def _eight(
+    backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, compute: str | None
+) -> EightBit | None:
+    """Return the product in 8 bits that a reader may prepare."""
+    if compute == int8_linear.NAME:
+        return int8_linear.prepared(backend, packed, form, dtype)
+    if compute == fp8_linear.NAME and packed.device.type == "cuda":
+        return fp8_linear.prepared(packed, form, dtype)
+    return None
 
 
 def _prepared_with_rotation(
@@ -305,11 +315,14 @@ def _prepared_with_rotation(
         return linear(backend, codes, form, x, bias, compute)
 
     at_once, least = None, 0
-    reader = None if form is None else way(backend, codes, form, dtype).reader
-    if form is not None and reader is not None and compute == int8_linear.NAME:
-        eight = int8_linear.prepared(backend, codes, form, dtype)
-        at_once = reader.prepared_with_rotation(form, codes.parts, dtype, prefix, eight, packed.spec.rotation)
-        least = eight.least
+    kernels = way(backend, codes, form, dtype)
+    if form is not None and kernels.reader is not None:
+        eight = _eight(backend, codes, form, dtype, compute)
+        few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
+        least = 0 if eight is None else eight.least
+        at_once = kernels.reader.prepared_with_rotation(
+            form, codes.parts, dtype, few, prefix, eight, packed.spec.rotation
+        )
     inner = prepared(backend, codes, form, dtype, compute, prefix)
     names = {name: prefix + name for name in packed.parts}
     return LinearWithRotation(packed.spec, names, dtype, at_once, least, inner, multiply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -58,15 +59,22 @@ def products(device: torch.device) -> ModuleType | None:
     return _checked(device, "products of 8-bit codes", "sound_products")
 
 
-def _checked(device: torch.device, what: str, check: str) -> ModuleType | None:
+@cache
+def rotation(device: torch.device, group: int) -> ModuleType | None:
+    """Return the module `rotation`; None if its kernels do not run on `device` or rotate `group` columns wrongly."""
+    if eight(device) is None:
+        return None
+    return _checked(device, f"rotations of {group} columns", "sound", "rotation", group)
+
+
+def _checked(device: torch.device, what: str, check: str, name: str = "int8_gemm", *of: object) -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):
         return None
     why = "their results are wrong"
     try:
-        from . import int8_gemm as module
-
-        if getattr(module, check)(device):
+        module = import_module(f"{__package__}.{name}")
+        if getattr(module, check)(device, *of):
             return module
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does
         why = f"{type(error).__name__}: {error}"

@@ -31,6 +31,7 @@ from .activations import again_kernel, quantize_kernel
 from .launch import multiplies
 from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
 from .products import finish_kernel, product_kernel, runs_kernel
+from .rotation import steps_of
 from .tiles import RUN, SPREAD, Tile, Tiles, best, tiles
 
 if TYPE_CHECKING:
@@ -45,9 +46,12 @@ BLOCK = 4096  # columns of longer rows, which are read twice
 
 
 def quantize_rows(
-    x: Tensor, dtype: torch.dtype = torch.int8, sums: bool = True
+    x: Tensor, dtype: torch.dtype = torch.int8, sums: bool = True, rotation: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Quantize the rows of x [m, k] of any float dtype.
+
+    Args:
+        rotation: how many columns are rotated together before that, in float32; 0 for none.
 
     Returns:
         codes [m, k] of `dtype` (int8 or float8_e4m3fn); scales, float32 [m, 1]; if asked, the sum of each row's codes,
@@ -58,11 +62,11 @@ def quantize_rows(
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     found = torch.empty((x.shape[0], 1), dtype=torch.int32, device=x.device) if sums and dtype == torch.int8 else None
     if x.numel():
-        quantization(x, codes, scale, found)(x.device)
+        quantization(x, codes, scale, found, rotation)(x.device)
     return codes, scale, found
 
 
-def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None) -> Launch:
+def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None, rotation: int = 0) -> Launch:
     """Return the launch of `quantize_rows`, for rows whose columns are side by side."""
     columns = x.shape[1]
     whole = columns <= AT_ONCE
@@ -77,6 +81,7 @@ def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None) -
         "LARGEST": LARGEST[codes.dtype],
         "FLOAT8": codes.dtype != torch.int8,
         "SUMS": sums is not None,
+        **steps_of(rotation),
         "WHOLE": whole,
         "BLOCK": block,
     }
