@@ -33,7 +33,7 @@ def rotate(x: Tensor, group: int) -> Tensor:
     if kind in ("cuda", "xpu") and x.dtype in torch_dtypes.COMPUTE_DTYPES and plain(x) and not seen(x):
         kernels = None if is_recorded else imports.rotation(x.device, group)
         if kernels is not None:
-            by_triton: Tensor = kernels.rotate(x, group)
+            by_triton: Tensor = kernels.rotate_columns(x, group)
             return by_triton
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and hadamard.is_regular(group):
         return hadamard.rotate_by_matrix(x, group)  # the entries are exact, and sums are in float32

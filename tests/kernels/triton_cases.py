@@ -255,7 +255,7 @@ def wrong_rotation(group: int, dtype: torch.dtype, device: str) -> str:
     x = torch.randn(3, group * (3 if group < 1024 else 1), generator=torch.Generator().manual_seed(group)).to(dtype)
     x[1] *= 1e-3
     x[2, : group // 2] = torch.nan
-    got, exact = rotation.rotate(x.to(device), group).cpu(), rotate_by_matrix(x.double(), group)
+    got, exact = rotation.rotate_columns(x.to(device), group).cpu(), rotate_by_matrix(x.double(), group)
     if not torch.equal(got.isnan(), exact.isnan()) or got.dtype != dtype:
         return "NaN spreads to other groups"
     most = (torch.finfo(dtype).eps + 2e-6) * exact.nan_to_num().abs().amax(1, keepdim=True)
@@ -265,7 +265,7 @@ def wrong_rotation(group: int, dtype: torch.dtype, device: str) -> str:
     if by_c is not None and not torch.equal(got.nan_to_num(), by_c.nan_to_num()):
         return "it is not the rotation in C"
     at_once = int8_gemm.quantize_rows(x[:2].to(device), rotation=group)
-    before = int8_gemm.quantize_rows(rotation.rotate(x[:2].float().to(device), group))
+    before = int8_gemm.quantize_rows(rotation.rotate_columns(x[:2].float().to(device), group))
     same = all(torch.equal(one, other) for one, other in zip(at_once, before, strict=True) if one is not None)  # type: ignore[arg-type]
     return "" if same else "its codes differ from those of rotated rows"
 

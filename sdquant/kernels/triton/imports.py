@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -62,18 +61,21 @@ def products(device: torch.device) -> ModuleType | None:
 @cache
 def rotation(device: torch.device, group: int) -> ModuleType | None:
     """Return the module `rotation`; None if its kernels do not run on `device` or rotate `group` columns wrongly."""
-    if eight(device) is None:
+    if eight(device) is None or _checked(device, f"rotations of {group} columns", "sound_rotation", group) is None:
         return None
-    return _checked(device, f"rotations of {group} columns", "sound", "rotation", group)
+    from . import rotation as module
+
+    return module
 
 
-def _checked(device: torch.device, what: str, check: str, name: str = "int8_gemm", *of: object) -> ModuleType | None:
+def _checked(device: torch.device, what: str, check: str, *of: object) -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):
         return None
     why = "their results are wrong"
     try:
-        module = import_module(f"{__package__}.{name}")
+        from . import int8_gemm as module
+
         if getattr(module, check)(device, *of):
             return module
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does

@@ -31,7 +31,7 @@ from .activations import again_kernel, quantize_kernel
 from .launch import multiplies
 from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
 from .products import finish_kernel, product_kernel, runs_kernel
-from .rotation import steps_of
+from .rotation import butterflies, rotate_columns, steps_of
 from .tiles import RUN, SPREAD, Tile, Tiles, best, tiles
 
 if TYPE_CHECKING:
@@ -295,6 +295,20 @@ def sound_products(device: torch.device) -> bool:
         all(_multiplies_by_row(case, sizes.by_row[0]) for case in _cases(device, _LARGE))
         and all(_multiplies_by_row(case, sizes.by_row[-1]) for case in _cases(device, _SMALL))
         and _multiplies_by_run(device)
+    )
+
+
+def sound_rotation(device: torch.device, group: int) -> bool:
+    """Return whether rotations are torch's numbers on this device, alone and before rows are quantized; checked once,
+    before they are used."""
+    x = torch.linspace(-9, 9, 9 * group, dtype=torch.float32, device=device).view(3, 3 * group).sin()
+    x[1] *= 1e-3
+    expected, half = butterflies(x, group), x.to(torch.bfloat16)
+    found, before = quantize_rows(x, rotation=group), quantize_rows(expected)
+    return (
+        torch.equal(rotate_columns(x, group), expected)
+        and torch.equal(rotate_columns(half, group), butterflies(half, group).to(half.dtype))
+        and all(torch.equal(one, other) for one, other in zip(found, before, strict=True))  # type: ignore[arg-type]
     )
 
 

@@ -93,7 +93,7 @@ def rotation(x: Tensor, group: int, out: Tensor) -> Launch:
     return Launch(rotate_kernel, (math.ceil(x.numel() / arguments["BLOCK"]),), arguments, {"num_warps": 8, **EXACT})  # type: ignore[operator]
 
 
-def rotate(x: Tensor, group: int) -> Tensor:
+def rotate_columns(x: Tensor, group: int) -> Tensor:
     """Do as `hadamard.rotate` for x of any float dtype but float64."""
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -115,24 +115,3 @@ def butterflies(x: Tensor, group: int) -> Tensor:
         a, b = values.reshape(-1, 2, 2**step).unbind(1)
         values = torch.stack([a + b, a - b], 1)
     return values.view(x.shape) * (1 / math.sqrt(group))
-
-
-def sound(device: torch.device, group: int) -> bool:
-    """Return whether rotations are torch's numbers on this device, alone and before rows are quantized; checked once,
-    before they are used."""
-    from . import int8_gemm
-
-    x = torch.linspace(-9, 9, 9 * group, dtype=torch.float32, device=device).view(3, 3 * group).sin()
-    x[1] *= 1e-3
-    expected = butterflies(x, group)
-    codes, scale, sums = int8_gemm.quantize_rows(x, rotation=group)
-    of_codes, of_scale, of_sums = int8_gemm.quantize_rows(expected)
-    assert sums is not None and of_sums is not None
-    half = x.to(torch.bfloat16)
-    return bool(
-        torch.equal(rotate(x, group), expected)
-        and torch.equal(rotate(half, group), butterflies(half, group).to(half.dtype))
-        and torch.equal(codes, of_codes)
-        and torch.equal(scale, of_scale)
-        and torch.equal(sums, of_sums)
-    )
