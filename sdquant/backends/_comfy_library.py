@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import FACTOR
-from ._blocked_scales import tiled
+from ..kernels import block_floats
 from ._comfy_int4 import SIGNS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _nvfp4(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
         lambda bias: kitchen().scaled_mm_nvfp4(
             of_x, _filled(codes << 4 | codes >> 4, _MULTIPLE["comfy:nvfp4"]), factor,
             torch.full((), packed.spec.details[FACTOR], dtype=torch.float32, device=x.device), of_blocks,
-            tiled(scale).view(scale.dtype), bias=bias, out_dtype=x.dtype,
+            block_floats.tiled(scale).view(scale.dtype), bias=bias, out_dtype=x.dtype,
         ),
     )  # fmt: skip
 
@@ -132,8 +132,8 @@ def _mxfp8(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
     return _padded(
         packed, x, bias,
         lambda bias: kitchen().scaled_mm_mxfp8(
-            of_x, _filled(wide, many).view(codes.dtype), of_blocks, tiled(scale).view(scale.dtype), bias=bias,
-            out_dtype=x.dtype,
+            of_x, _filled(wide, many).view(codes.dtype), of_blocks, block_floats.tiled(scale).view(scale.dtype),
+            bias=bias, out_dtype=x.dtype,
         ),
     )  # fmt: skip
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import packed_rows
-from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
+from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear
+from .base import EightBit
 from .dispatch_guard import plain
 from .hadamard import rotate
 from .im2col import few_patches, outputs
@@ -28,7 +29,7 @@ from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
-    from .base import EightBit, Prepared, Reader
+    from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
 
@@ -147,7 +148,8 @@ def linear(
     gradients.
 
     Args:
-        compute: "int8" for integer products, "fp8" for products of 8-bit floats, where that is faster; LIBRARY.
+        compute: "int8" for integer products, "fp8" for products of 8-bit floats, where that is faster, "fp4" for those
+            with weights in blocks of 4-bit floats; LIBRARY.
     """
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
@@ -167,6 +169,9 @@ def linear(
     branch = backend.low_rank(packed)
     if branch is not None:
         return _linear_with_branch(backend, packed, branch, x, bias, compute)
+    block = block_scaled.block_of(packed, form, compute, x.dtype)
+    if block and form is not None and block_scaled.has_enough_rows(x):
+        return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))
     if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8_linear.linear(backend, packed, form, x, bias)
     if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
@@ -230,7 +235,9 @@ def prepared(
 def _eight(
     backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, compute: str | None
 ) -> EightBit | None:
-    """Return the product in 8 bits that a reader may prepare."""
+    """Return the product in 8 bits that a reader may prepare, or leave to others."""
+    if block_scaled.block_of(packed, form, compute, dtype):
+        return EightBit(block_scaled.ROWS, None)
     if compute == int8_linear.NAME:
         return int8_linear.prepared(backend, packed, form, dtype)
     if compute == fp8_linear.NAME and packed.device.type == "cuda":
