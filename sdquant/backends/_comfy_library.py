@@ -153,7 +153,7 @@ def _filled(codes: Tensor, many: int) -> Tensor:
 @cache
 def fast_on(device: torch.device) -> bool:
     """Return whether a device multiplies blocks of small floats with their scales."""
-    on_nvidia = device.type == "cuda" and torch.version.hip is None
+    on_nvidia = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
     return on_nvidia and torch.cuda.get_device_capability(device) >= _BLACKWELL
 
 

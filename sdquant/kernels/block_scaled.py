@@ -146,7 +146,7 @@ def sound_way(device: torch.device, block: int, dtype: torch.dtype) -> Way | Non
     """Return the fastest way to results of `dtype` that is right on a device; None if there is none."""
     if device.type != "cuda" or torch.version.hip is not None or not hasattr(F, "scaled_mm"):
         return None
-    if torch.cuda.get_device_capability(device) < _BLACKWELL:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < _BLACKWELL:
         return None
     why = ""
     for results in dict.fromkeys((dtype, torch.bfloat16)):

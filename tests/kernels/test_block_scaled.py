@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 import sdquant
 from sdquant import backends
 from sdquant.backends._blocked_scales import untiled
+from sdquant.core import Packed
 from sdquant.kernels import block_floats, block_scaled, dispatch
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
@@ -87,6 +89,26 @@ def test_other_weights_do_not_change() -> None:
             assert torch.equal(layer(x), exact(x))
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_beside_a_low_rank_branch(rows: bool) -> None:
+    """SVDQuant: the smoothed activations are rounded, those of the branch are not."""
+    made = backends.of_scheme("comfy:nvfp4").encode(_numbers(48, 256), backends.parse("comfy:nvfp4"))
+    parts = {
+        **made.parts, "smooth": _numbers(256, seed=4).abs() + 0.5, "down": _numbers(256, 8, seed=5),
+        "up": _numbers(48, 8, seed=6), **({"rows": _numbers(48, seed=7)} if rows else {}),
+    }  # fmt: skip
+    spec = replace(made.spec, scheme=backends.scheme("svdquant_nvfp4"))
+    floats = nn.Linear(256, 48)
+    layer = quantized_layer(floats, Packed(spec=spec, parts=parts), torch.float32, "fp4").requires_grad_(False)
+    x = _numbers(80, 256, seed=3)
+    values, factor = block_scaled.rounded(block_floats.NVFP4, x / parts["smooth"])
+    assert factor is not None
+    wanted = (values * factor) @ backends.get("comfy").decode(made, torch.float32).T
+    wanted = wanted * (parts["rows"] if rows else 1) + x @ parts["down"] @ parts["up"].T + floats.bias
+    with torch.no_grad():
+        assert (layer(x) - wanted).norm() <= 1e-5 * wanted.norm()
+
+
 def _by_floats(a: Tensor, b: Tensor, **how: Any) -> Tensor:
     """`scaled_mm` of what its arguments stand for."""
     inspect.signature(REAL).bind(a, b, **how)
@@ -153,6 +175,8 @@ def test_torch_takes_the_arguments(scheme: str, compute: str, monkeypatch: pytes
 
 def test_no_card_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert block_scaled.sound_way(torch.device("cpu"), 16, torch.bfloat16) is None
+    assert block_scaled.sound_way(torch.device("cuda:6"), 16, torch.bfloat16) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert block_scaled.sound_way(torch.device("cuda:7"), 16, torch.bfloat16) is None
 
