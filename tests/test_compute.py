@@ -90,10 +90,10 @@ def test_the_librarys_modules_are_refused(sd: Path) -> None:
 def test_no_such_compute(sd: Path) -> None:
     with pytest.raises(SettingsError, match="'int8'"):
         sdquant.plan(sd, "int8", compute="int9")
-    with pytest.raises(SettingsError, match="float, int8, fp8"):
-        sdquant.check("int8", compute="fp4")
-    with pytest.raises(SettingsError, match="float, int8, fp8"):
-        Config("int8", compute="fp4")
+    with pytest.raises(SettingsError, match="float, int8, fp8, fp4"):
+        sdquant.check("int8", compute="fp2")
+    with pytest.raises(SettingsError, match="float, int8, fp8, fp4"):
+        Config("int8", compute="fp2")
 
 
 def test_8_bit_floats_are_for_cards(sd: Path, capsys: pytest.CaptureFixture[str]) -> None:

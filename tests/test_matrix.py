@@ -233,7 +233,7 @@ def _refused(cell: Cell, model: str, work: Path) -> None:
             runtime=None if cell.runtime == "default" else cell.runtime,
             device=cell.device,
         )
-    if cell.device == "cpu" and "library" in backends.scheme(cell.scheme).runtimes:
+    if cell.device == "cpu" and backends.scheme(cell.scheme).runtimes[0] == "library":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", compat.IncompatibleWarning)
             with pytest.raises(Exception) as broken:  # each library breaks in words of its own

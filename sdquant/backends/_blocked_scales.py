@@ -1,10 +1,6 @@
-"""Scales of blocks in the order of Blackwell's tensor cores: tiles of 128 rows and 4 columns.
+"""Scales of blocks in the order of Blackwell's tensor cores, which `kernels.block_floats.tiled` makes: back from it.
 
-Entry (r, c) of a grid with C columns, both padded to whole tiles, lies at
-
-    (r // 128 * (C // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-
-("1D block scaling factors layout" of the cuBLAS documentation). ComfyUI's NVFP4 and MXFP8 have their scales so.
+ComfyUI's NVFP4 and MXFP8 have their scales so.
 """
 
 from __future__ import annotations
@@ -18,18 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS, _COLUMNS = 128, 4  # of a tile
-
-
-def tiled(grid: Tensor) -> Tensor:
-    """Return scales of one byte [rows, columns] in the order of tiles: uint8 [rows, columns], both in whole tiles."""
-    import torch
-
-    rows, columns = grid.shape
-    down, across = math.ceil(rows / _ROWS), math.ceil(columns / _COLUMNS)
-    padded = torch.zeros((down * _ROWS, across * _COLUMNS), dtype=torch.uint8, device=grid.device)
-    padded[:rows, :columns] = grid.view(torch.uint8)
-    tiles = padded.view(down, 4, 32, across, _COLUMNS).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(down * _ROWS, across * _COLUMNS)
 
 
 def untiled(key: str, tiles: Tensor, grid: tuple[int, int]) -> Tensor:

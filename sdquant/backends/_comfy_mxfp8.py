@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, dtype_named, leaf, registry
-from ..utils.tensors import divided
-from ._blocked_scales import tiled, untiled
+from ..kernels import block_floats
+from ._blocked_scales import untiled
 from ._bnb_codec import bad, require
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
 
 _BLOCK = 32
-_LARGEST = 448.0  # of E4M3
-_BIAS, _MOST, _NAN = 127, 254, 255  # of E8M0
+_NAN = 255  # of E8M0
 _SCALE = "float8_e8m0fnu"
 
 
@@ -67,7 +66,7 @@ class Mxfp8(ComfyCodec):
         padded = F.pad(codes, (0, -columns % _BLOCK, 0, -rows % _BLOCK))
         return {
             name: padded.view(torch.float8_e4m3fn),
-            leaf(name, "weight_scale"): tiled(packed.parts["scale"]),  # bytes, as ComfyUI wants them
+            leaf(name, "weight_scale"): block_floats.tiled(packed.parts["scale"]),  # bytes, as ComfyUI wants them
             **marker(name, packed.spec),
         }
 
@@ -100,17 +99,8 @@ class Mxfp8(ComfyCodec):
 
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:
-    wide = rows.float()
-    values = F.pad(wide, (0, -wide.shape[1] % _BLOCK)).view(len(wide), -1, _BLOCK)
-    largest = values.abs().amax(dim=-1)
-    exponents = torch.log2(divided(largest, _LARGEST).clamp_(min=2.0**-_BIAS)).ceil_().add_(_BIAS).clamp_(0, _MOST)
-    exponents = torch.where(largest == 0, 0.0, exponents)
-    exponents = torch.where(largest.isfinite(), exponents, float(_NAN))  # which shows
-    scale = exponents.to(torch.uint8)
-    step = (scale.int() << 23).view(torch.float32).unsqueeze(-1)  # 0 for exponent 0
-    codes = torch.where(step == 0, 0.0, values / step).clamp_(-_LARGEST, _LARGEST)
-    codes = codes.view(len(wide), -1)[:, : wide.shape[1]].to(torch.float8_e4m3fn)
-    return {"codes": codes.contiguous(), "scale": scale.view(dtype_named(_SCALE))}
+    codes, scale = block_floats.mxfp8(rows)
+    return {"codes": codes, "scale": scale}
 
 
 def _without_zeros(codes: Tensor, exponents: Tensor) -> Tensor:

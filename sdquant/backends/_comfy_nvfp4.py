@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import FACTOR, Packed, PackedLayout, PackedSpec, TensorSpec, code_tables, dtype_name, leaf, registry
+from ..kernels import block_floats
 from ..utils.device_constants import constant
-from ..utils.tensors import divided
-from ._blocked_scales import tiled, untiled
+from ._blocked_scales import untiled
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of, marker, require_matrix
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
 
 _BLOCK = 16
-_LARGEST, _LARGEST_SCALE = 6.0, 448.0  # of E2M1 and E4M3
 _NAN = 0x7F  # of E4M3, without its sign
 
 
@@ -59,8 +58,7 @@ class Nvfp4(ComfyCodec):
         shape, dtype, weight = tuple(weight.shape), dtype_name(weight.dtype), weight.detach()
         layout = self.layout(spec, shape, dtype)
         low, high = torch.aminmax(weight)
-        factor = divided(torch.maximum(-low, high).float(), _LARGEST * _LARGEST_SCALE)
-        factor = torch.where(factor == 0, 1.0, factor)  # a weight of zeros; NaN stays, and shows
+        factor = block_floats.factor_of(torch.maximum(-low, high))
         parts = by_rows(weight, layout, lambda rows: _encode(rows, factor))
         details = {FACTOR: factor.item()}  # float32, which a Python float holds exactly
         return Packed(spec=PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details), parts=parts)
@@ -98,7 +96,7 @@ class Nvfp4(ComfyCodec):
         factor = packed.spec.details.get(FACTOR, 1.0)
         return {
             name: F.pad(_swapped(codes), (0, 0, 0, -len(codes) % _BLOCK)),
-            leaf(name, "weight_scale"): tiled(scale).view(torch.float8_e4m3fn),
+            leaf(name, "weight_scale"): block_floats.tiled(scale).view(torch.float8_e4m3fn),
             leaf(name, "weight_scale_2"): torch.tensor(factor, dtype=torch.float32),
             **marker(name, packed.spec),
         }
@@ -144,25 +142,8 @@ class Nvfp4(ComfyCodec):
 
 def _encode(rows: Tensor, factor: Tensor) -> dict[str, Tensor]:
     """Quantize some rows, with the factor of the whole weight: float32 []."""
-    values = rows.float()
-    values = F.pad(values, (0, -values.shape[1] % _BLOCK)).view(len(values), -1, _BLOCK)
-    largest = divided(values.abs().amax(dim=-1), _LARGEST)
-    scale = (largest / factor).clamp_(max=_LARGEST_SCALE).to(torch.float8_e4m3fn)
-    step = (scale.float() * factor).unsqueeze(-1)
-    values = torch.where(step == 0, 0.0, values / step)
-    codes = _codes(values).view(len(values), -1)
-    return {"codes": codes[:, ::2] | codes[:, 1::2] << 4, "scale": scale}
-
-
-def _codes(values: Tensor) -> Tensor:
-    """Return the nearest E2M1 codes, ties to even, saturated: uint8 of the same shape. Bit 3 is the sign.
-
-    Levels are 0.5 apart below 2, 1 apart below 4, and 2 apart from there to 6.
-    """
-    sizes = values.abs().clamp_(max=_LARGEST)
-    upper = torch.where(sizes < 4, sizes.round().add_(2), sizes.mul(0.5).round_().add_(4))
-    codes = torch.where(sizes < 2, sizes.mul_(2).round_(), upper).to(torch.uint8)
-    return codes.bitwise_or_(torch.signbit(values).to(torch.uint8).mul_(8))
+    codes, scale = block_floats.nvfp4(rows, factor)
+    return {"codes": codes, "scale": scale}
 
 
 @constant

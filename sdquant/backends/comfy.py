@@ -1,10 +1,12 @@
-"""ComfyUI's own formats, those of its library comfy-kitchen (Apache-2.0), which is not needed here.
+"""ComfyUI's own formats, those of its library comfy-kitchen (Apache-2.0), which is needed for its own products
+alone (`runtime="library"`).
 
 What is made is equal to what comfy-kitchen makes of a float32 weight. Each format has a codec in a file of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,19 +26,22 @@ from ..core import (
 from . import _comfy_find, _nunchaku_find, _nvfp4_find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from ._comfy_codec import ComfyCodec
 
 
-def _scheme(name: str, bits: float, summary: str, group: int | None = None) -> Scheme:
-    return Scheme(name=name, backend="comfy", bits=bits, summary=summary, group=group)
+def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, on_the_fly: bool = True) -> Scheme:
+    return Scheme(
+        name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=on_the_fly,
+        runtimes=("plain", "library"), library_kinds=frozenset({"linear"}),
+    )  # fmt: skip
 
 
 def _read_only(name: str, bits: float, summary: str, group: int) -> Scheme:
-    return Scheme(name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=False)
+    return _scheme(name, bits, summary, group, on_the_fly=False)
 
 
 class Comfy(Backend):
@@ -45,6 +50,10 @@ class Comfy(Backend):
     name: ClassVar[str] = "comfy"
     title: ClassVar[str] = "ComfyUI"
     requires: ClassVar[Requirement | None] = None
+    runtime_requires: ClassVar[Mapping[str, Requirement]] = {
+        "library": Requirement(package="comfy-kitchen", minimum="0.2.40", extra="comfy")
+    }
+    library_in_layers: ClassVar[bool] = True
     magnitudes: ClassVar[frozenset[str]] = frozenset({"scale", "s_rel", "s_channel"})
     schemes: ClassVar[tuple[Scheme, ...]] = (
         _scheme("int8_convrot", 8, "8-bit integers of the rotated weight (ConvRot), a scale per output row"),
@@ -54,11 +63,13 @@ class Comfy(Backend):
         _scheme("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
         _read_only("svdquant_w4a4", 4, "4-bit integers and a low-rank branch (SVDQuant), a scale per 64 weights", 64),
-        _read_only(
-            "svdquant_nvfp4",
-            4,
-            "4-bit floats (E2M1) and a low-rank branch (SVDQuant), a scale per 16 weights",
-            16,
+        Scheme(
+            name="svdquant_nvfp4",
+            backend="comfy",
+            bits=4,
+            group=16,
+            on_the_fly=False,
+            summary="4-bit floats (E2M1) and a low-rank branch (SVDQuant), a scale per 16 weights",
         ),
         _read_only("awq_w4a16", 4, "4-bit integers, a scale and a zero point per 64 weights (AWQ)", 64),
         _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
@@ -88,6 +99,11 @@ class Comfy(Backend):
 
     def integers(self, packed: Packed) -> Callable[[], Packed] | None:
         return _codec(packed.spec.scheme).integers(packed)
+
+    def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        from . import _comfy_library
+
+        return _comfy_library.linear(packed, x, bias)
 
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
         return QuantSpec(packed.scheme)

@@ -149,7 +149,7 @@ def check(
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
         machine: devices and installed packages; None for this machine.
         source: "weights", or "all-in-one" for a file that also contains the VAE and the text encoders.
-        compute: float | int8 | fp8; None is "float".
+        compute: float | int8 | fp8 | fp4; None is "float".
         allow_incompatible: warn instead of refusing. Missing or outdated packages are still refused.
 
     Raises:

@@ -20,7 +20,7 @@ DEVICES = KINDS
 MODES = ("pre", "post", "found")
 OFFLOADS = OFFLOAD_MODES
 RUNTIMES = ("default", "library", "plain", "openvino")
-COMPUTES = ("float", "int8", "fp8")
+COMPUTES = ("float", "int8", "fp8", "fp4")
 ORIGINS = ("made", "files")
 SOURCES = ("weights", "all-in-one")
 VERDICTS = ("works", "slow", "untested", "breaks")
@@ -53,7 +53,7 @@ class Query:
         runtime: "library", "plain" or "openvino" if the user named it, else "default".
         device: kind of the compute device.
         source: "weights", or "all-in-one" for a checkpoint that also contains the VAE and text encoders.
-        compute: numeric type of the products: "float", "int8" or "fp8".
+        compute: numeric type of the products: "float", "int8", "fp8" or "fp4".
         origin: "made" if sdquant quantizes models to the scheme, "files" if it only reads it from files.
         versions: installed distributions and their versions.
     """

@@ -55,7 +55,7 @@ ROWS: tuple[Row, ...] = (
     ),
     # Products of 8-bit numbers.
     Row(
-        compute=any_of("int8", "fp8"),
+        compute=any_of("int8", "fp8", "fp4"),
         runtime=any_of("library", "openvino"),
         verdict="breaks",
         why="compute= does not change how the libraries compute; only sdquant's plain layers support it",
@@ -63,10 +63,10 @@ ROWS: tuple[Row, ...] = (
         seen="tests/test_compute.py::test_the_librarys_modules_are_refused",
     ),
     Row(
-        compute="int8",
+        compute=any_of("int8", "fp4"),
         device="cuda",
         verdict="untested",
-        why="it uses torch's own integer product, and nobody has run it on a card",
+        why="it uses torch's own product of such numbers, and nobody has run it on a card",
         seen="nobody has run it",
     ),
     Row(
@@ -93,6 +93,12 @@ ROWS: tuple[Row, ...] = (
         why="it uses torch's own fp8 product, and nobody has run it on such a card",
         fix="A card without fp8 products computes with the float weights, and the log says so",
         seen="nobody has run it",
+    ),
+    Row(
+        compute="fp4",
+        verdict="slow",
+        why="this device does not multiply 4-bit floats: activations are rounded to 4 bits and multiplied as floats",
+        seen="tests/kernels/test_block_scaled.py",
     ),
     # Combinations that the libraries' modules cannot do, on any device and in any version.
     Row(

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
         QuantSpec,
         Scheme,
         Unfit,
-        layer_name,
     )
     from .choices import LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
     from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
     from .low_rank import LowRank
-    from .options import Option, Requirement
+    from .options import Option, Requirement, layer_name
     from .packed_layout import BYTES as BYTE_PACKINGS
     from .packed_layout import Activations, FloatGemm, Geometry, PackedLayout
     from .packed_reader import read_weight, require_sound

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .dtypes import DTYPE_BITS, TensorInfo, TensorSpec
-from .options import EMBEDDINGS, Option, Requirement
+from .options import EMBEDDINGS, Option, Requirement, layer_name
 from .packed_layout import FloatGemm, Geometry
 from .prequantized_weight import PLAIN_ONLY, Cut, PrequantizedWeight
 
@@ -103,11 +103,6 @@ class Scheme:
 
 def _row(backend: type[Backend], name: str) -> Scheme:
     return next(row for row in backend.schemes if row.name == name)
-
-
-def layer_name(kind: str, shape: tuple[int, ...]) -> str:
-    """Return the layer name of a layer type and weight shape: "conv" with a 5-dimensional weight is "Conv3d"."""
-    return f"Conv{len(shape) - 2}d" if kind == "conv" else kind.capitalize()
 
 
 @dataclass(frozen=True)
@@ -247,6 +242,8 @@ class Backend(ABC):
     runtime_requires: ClassVar[Mapping[str, Requirement]] = {}
     # Parts whose values are magnitudes: negative values mean that the file is damaged.
     magnitudes: ClassVar[frozenset[str]] = frozenset()
+    # The library runtime is sdquant's layers with the library's products (`library_linear`), not its modules.
+    library_in_layers: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
         """Make the backend the codec of its schemes, unless another object of its class is that already."""
@@ -284,8 +281,7 @@ class Backend(ABC):
         return None
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
-        """Quantize a float weight like one of this description, without the parts that do not depend on the weight;
-        return None if the description is not enough."""
+        """Quantize a float weight like one of this description; return None if the description is not enough."""
         return None
 
     def computes(self, packed: PackedSpec) -> bool:
@@ -362,6 +358,10 @@ class Backend(ABC):
 
     def from_library(self, module: nn.Module) -> Packed | None:
         """Return the packed weight inside one of the library's modules; None for other modules."""
+        return None
+
+    def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """With `library_in_layers`: multiply as `linear` and add the bias by the library's kernels, or return None."""
         return None
 
     # Files.

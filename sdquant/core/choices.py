@@ -13,6 +13,9 @@ LONE = "model"
 # The main component of a pipeline, whose quantization names the pipeline's.
 MAIN = ("transformer", "unet", "transformer_2", "prior", "decoder")
 
+# The schemes whose weights compute="fp4" multiplies in 4 bits; it does not change the others.
+NVFP4_SCHEMES = frozenset({"comfy:nvfp4", "svdquant_nvfp4"})
+
 # Offload modes: for each there is a file of this name in `offload/`.
 NO_OFFLOAD = "none"
 OFFLOAD_MODES = (NO_OFFLOAD, "model", "sequential", "balanced", "group")

@@ -1,4 +1,4 @@
-"""The user options of schemes, and the packages behind backends."""
+"""The user options of schemes, the packages behind backends, and the names of layers that a scheme is for."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ class Requirement:
     package: str
     minimum: str
     extra: str
+
+
+def layer_name(kind: str, shape: tuple[int, ...]) -> str:
+    """Return the layer name of a layer type and weight shape: "conv" with a 5-dimensional weight is "Conv3d"."""
+    return f"Conv{len(shape) - 2}d" if kind == "conv" else kind.capitalize()

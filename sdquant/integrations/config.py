@@ -40,7 +40,7 @@ class Config:
             names no file.
         component: name of the model in the calibrated pipeline, to select its ranges ("text_encoder"). "" is the UNet
             or transformer.
-        compute: "int8" or "fp8" for 8-bit matrix products, as for `load_model`. Not stored in a saved model.
+        compute: "int8", "fp8" or "fp4" for products in so few bits, as for `load_model`. Not stored in a saved model.
 
     Raises:
         UnknownQuantError, SettingsError: no such scheme or option, or invalid rules.

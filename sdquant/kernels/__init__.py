@@ -20,6 +20,6 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "Prepared", "cpu", "cpu_int8", "cpu_state", "dispatch", "dispatch_guard", "hadamard", "int8_linear", "int_matmul",
-    "onednn", "ops", "prepack", "scheme_activations", "scratch", "sdpa",
+    "Prepared", "block_floats", "block_scaled", "cpu", "cpu_int8", "cpu_state", "dispatch", "dispatch_guard",
+    "hadamard", "int8_linear", "int_matmul", "onednn", "ops", "prepack", "scheme_activations", "scratch", "sdpa",
 ]  # fmt: skip

@@ -93,10 +93,17 @@ class Reader(ABC):
         return None
 
     def prepared_with_rotation(
-        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, eight: EightBit, rotation: int
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        dtype: torch.dtype,
+        few: int,
+        prefix: str,
+        eight: EightBit | None,
+        rotation: int,
     ) -> Prepared | None:
-        """Return the product in 8 bits that rotates activations, by groups of `rotation` columns, while it quantizes
-        them; None if it has no such thing."""
+        """Return the product that rotates activations itself, by groups of `rotation` columns, in 8 bits while it
+        quantizes them; None if it has no such thing. It may leave fewer rows than `eight.least` to others."""
         return None
 
 

@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import packed_rows
-from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
+from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear
+from .base import EightBit
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, outputs
 from .linear_with_rotation import LinearWithRotation
+from .reader_checks import is_right
 from .workspace import scratch
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "w
 
 log = logging.getLogger(__name__)
 
+LIBRARY = "library"  # as what products are in: the kernels of the scheme's library
 # Module and name of the readers for each device type, in order of preference.
 _TRITON = ("sdquant.kernels.triton.triton_kernels", "TritonReader")
 _READERS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -40,7 +43,6 @@ _READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "cuda": (_TRITON,),
     "xpu": (_TRITON,),
 }
-_CHECKED_ROWS = 16
 CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
@@ -106,81 +108,8 @@ def _passes(reader: Reader, backend: Backend, packed: Packed, form: PackedLayout
     )
     key = (reader.name, kind, dtype, packed.device, *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:
-        _verdicts[key] = _right(reader, backend, packed, dtype)
+        _verdicts[key] = is_right(reader, backend, packed, dtype)
     return _verdicts[key]
-
-
-def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
-    if backend.by_row(packed):
-        packed = packed_rows.take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=packed.device))
-    form = backend.form(packed)
-    assert form is not None
-    why = ""
-    try:
-        expected = backend.decode(packed, dtype).view(form.rows, form.columns)
-        got = torch.full_like(expected, torch.nan)
-        reader.decode_into(form, packed.parts, got)
-        if not torch.equal(got, expected) and not torch.equal(got.nan_to_num(), expected.nan_to_num()):
-            why = "the decoded weights are wrong"
-        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, expected):
-            why = "the products are wrong"
-        elif not _decodes_rows(reader, form, packed, expected):
-            why = "some rows decoded alone are wrong"
-        elif not _rounds(reader, form, packed, expected):
-            why = "the rounded weights are wrong"
-    except Exception as error:  # whatever it is: the kernel does not work here, and torch does
-        why = f"{type(error).__name__}: {error}"
-    if why:
-        log.warning(
-            "The %s kernels are not used for %s on %s: %s. Using torch instead, which is slower.",
-            reader.name, packed.spec.scheme, packed.device.type, why,
-        )  # fmt: skip
-    return not why
-
-
-def _decodes_rows(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) -> bool:
-    """Return whether rows of the weight decoded alone, if the reader can do so, are the same."""
-    first = len(weight) // 3
-    got = torch.full_like(weight[first:], torch.nan)
-    if not reader.rows_into(form, packed.parts, first, len(weight), got):
-        return True
-    return torch.equal(got.nan_to_num(), weight[first:].nan_to_num())
-
-
-def _rounds(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) -> bool:
-    """Return whether rounded rows in float32, if the reader has them, are those of the weight."""
-    first = len(weight) // 3
-    got = torch.full((len(weight) - first, form.columns), torch.nan, dtype=torch.float32, device=weight.device)
-    if not fp32_gemm.is_profitable(weight.dtype) or not reader.rounded(
-        form, packed.parts, weight.dtype, first, len(weight), got
-    ):
-        return True
-    return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
-
-
-def _multiplies(reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor) -> bool:
-    """Return whether products of one, a few and many rows are as close to the exact ones as float32 sums, rounded once,
-    are: readers have different kernels for them."""
-    dtype = weight.dtype
-    if reader.unrounded(form, packed.parts, dtype):
-        weight = torch.empty_like(weight, dtype=torch.float32)
-        reader.decode_into(replace(form, arithmetic="float32"), packed.parts, weight)
-    most = reader.few_patches(form, packed.parts, dtype)
-    numbers = sorted({1, min(3, most), min(64, most)})
-    return all(_multiplies_rows(m, reader, form, packed, weight, dtype) for m in numbers)
-
-
-def _multiplies_rows(
-    m: int, reader: Reader, form: PackedLayout, packed: Packed, weight: Tensor, dtype: torch.dtype
-) -> bool:
-    x = torch.linspace(-1, 1, m * form.columns, dtype=torch.float32, device=weight.device).view(m, -1).to(dtype)
-    out = torch.empty(m, form.rows, dtype=dtype, device=weight.device)
-    bias = torch.linspace(1, -1, form.rows, dtype=torch.float32, device=weight.device).to(dtype)
-    reader.product(form, packed.parts, x, bias, out)
-    wide, matrix, added = x.cpu().double(), weight.cpu().double().T, bias.cpu().double()  # some cards have no float64
-    exact, sizes = wide @ matrix + added, wide.abs() @ matrix.abs() + added.abs()
-    allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * sizes + torch.finfo(out.dtype).tiny
-    return bool(((out.cpu().double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
 
 
 def decode_into(backend: Backend, packed: Packed, form: PackedLayout | None, out: Tensor) -> None:
@@ -219,11 +148,15 @@ def linear(
     gradients.
 
     Args:
-        compute: "int8" for integer products, "fp8" for products of 8-bit floats, where that is faster.
+        compute: "int8" for integer products, "fp8" for products of 8-bit floats, where that is faster, "fp4" for those
+            with weights in blocks of 4-bit floats; LIBRARY.
     """
     require_beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
+    if compute == LIBRARY:
+        y = backend.library_linear(packed, x, bias)
+        return linear(backend, packed, form, x, bias) if y is None else y
     expand = backend.integers(packed)
     if expand is not None:
         packed = expand()
@@ -234,10 +167,16 @@ def linear(
         form = backend.form(codes)
         if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
             return int8_linear.linear(backend, codes, form, x, bias, rotation)
+        if compute == fp8_linear.NAME and fp8_linear.rotates(codes, form, x, rotation):
+            weight = None if fp8_linear.direct(form) else _decoded(backend, codes, form, x)
+            return fp8_linear.linear(codes, form, weight, x, bias, rotation)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
         return _linear_with_branch(backend, packed, branch, x, bias, compute)
+    block = block_scaled.block_of(packed, form, compute, x.dtype)
+    if block and form is not None and block_scaled.has_enough_rows(x):
+        return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))
     if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8_linear.linear(backend, packed, form, x, bias)
     if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
@@ -274,22 +213,31 @@ def prepared(
     backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
-    if backend.integers(packed) is not None:
+    if compute == LIBRARY or backend.integers(packed) is not None:
         return None
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
-    eight = None
-    if compute == int8_linear.NAME:
-        eight = int8_linear.prepared(backend, packed, form, dtype)
-    elif compute == fp8_linear.NAME:
-        if packed.device.type != "cuda":  # it has no effect there, which `linear` says
-            return None
-        eight = fp8_linear.prepared(packed, form, dtype)
+    if compute == fp8_linear.NAME and packed.device.type != "cuda":  # it has no effect there, which `linear` says
+        return None
+    eight = _eight(backend, packed, form, dtype, compute)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
+
+
+def _eight(
+    backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, compute: str | None
+) -> EightBit | None:
+    """Return the product in 8 bits that a reader may prepare, or leave to others."""
+    if block_scaled.block_of(packed, form, compute, dtype):
+        return EightBit(block_scaled.ROWS, None)
+    if compute == int8_linear.NAME:
+        return int8_linear.prepared(backend, packed, form, dtype)
+    if compute == fp8_linear.NAME and packed.device.type == "cuda":
+        return fp8_linear.prepared(packed, form, dtype)
+    return None
 
 
 def _prepared_with_rotation(
@@ -302,11 +250,14 @@ def _prepared_with_rotation(
         return linear(backend, codes, form, x, bias, compute)
 
     at_once, least = None, 0
-    reader = None if form is None else way(backend, codes, form, dtype).reader
-    if form is not None and reader is not None and compute == int8_linear.NAME:
-        eight = int8_linear.prepared(backend, codes, form, dtype)
-        at_once = reader.prepared_with_rotation(form, codes.parts, dtype, prefix, eight, packed.spec.rotation)
-        least = eight.least
+    kernels = way(backend, codes, form, dtype)
+    if form is not None and kernels.reader is not None:
+        eight = _eight(backend, codes, form, dtype, compute)
+        few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
+        least = 0 if eight is None else eight.least
+        at_once = kernels.reader.prepared_with_rotation(
+            form, codes.parts, dtype, few, prefix, eight, packed.spec.rotation
+        )
     inner = prepared(backend, codes, form, dtype, compute, prefix)
     names = {name: prefix + name for name in packed.parts}
     return LinearWithRotation(packed.spec, names, dtype, at_once, least, inner, multiply)

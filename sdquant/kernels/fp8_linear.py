@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..core import torch_dtypes
 from .base import Coding, EightBit
+from .hadamard import rotate
 from .int8_reference import scaled_rows
 from .row_codes import RowCodes
 from .triton import imports
@@ -132,15 +133,23 @@ def _fault(of: Way, device: torch.device) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def linear(packed: Packed, form: PackedLayout | None, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
+def rotates(packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:
+    """Return whether `linear` rotates activations itself, in float32 and without rounding before they are quantized."""
+    return pays(packed, form, x) and imports.rotation(x.device, rotation) is not None
+
+
+def linear(
+    packed: Packed, form: PackedLayout | None, weight: Tensor | None, x: Tensor, bias: Tensor | None, rotation: int = 0
+) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
 
     Args:
         weight: the float weight [out, in]; None if the codes are multiplied without requantizing.
+        rotation: how many columns of x are to be rotated together; only where it `rotates`.
     """
     rows, columns = packed.spec.shape
     flat = x.reshape(-1, columns)
-    x_codes, x_scale = quantized_rows(flat)
+    x_codes, x_scale = quantized_rows(flat, rotation=rotation)
     if weight is None:
         assert form is not None
         codes = packed.parts[form.codes].view(_CODES).view(rows, columns)
@@ -153,8 +162,9 @@ def linear(packed: Packed, form: PackedLayout | None, weight: Tensor | None, x: 
     return product(x_codes, x_scale, codes, scale, bias, of).to(x.dtype).view(*x.shape[:-1], rows)
 
 
-def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def quantized_rows(x: Tensor, out: Tensor | None = None, rotation: int = 0) -> tuple[Tensor, Tensor]:
     """Quantize rows x [m, k] of any float dtype to codes, e4m3 [m, k], and scales, float32 [m, 1]; see the module.
+    With `rotation` so many columns are rotated together before.
 
     A row that is not finite gets a scale that is not.
     """
@@ -162,9 +172,9 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
     kernels = imports.eight(x.device) if x.is_cuda else None
     if kernels is not None:
         scale = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
-        kernels.quantization(x if x.stride(1) == 1 else x.contiguous(), codes, scale, None)(x.device)
+        kernels.quantization(x if x.stride(1) == 1 else x.contiguous(), codes, scale, None, rotation)(x.device)
         return codes, scale
-    values, scale = scaled_rows(x, LARGEST)
+    values, scale = scaled_rows(rotate(x.float(), rotation) if rotation else x, LARGEST)
     return codes.copy_(values), scale
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import hadamard
+from ..core import hadamard, torch_dtypes
 from .cpu import rotation as cpu_rotation
 from .dispatch_guard import plain, seen
+from .triton import imports
 
 _ALONE = 16  # a matrix of up to this size is multiplied whole
 
@@ -29,6 +30,11 @@ def rotate(x: Tensor, group: int) -> Tensor:
         rotated_x = cpu_rotation.rotate_rows(x, group)
         if rotated_x is not None:
             return rotated_x
+    if kind in ("cuda", "xpu") and x.dtype in torch_dtypes.COMPUTE_DTYPES and plain(x) and not seen(x):
+        kernels = None if is_recorded else imports.rotation(x.device, group)
+        if kernels is not None:
+            by_triton: Tensor = kernels.rotate_columns(x, group)
+            return by_triton
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and hadamard.is_regular(group):
         return hadamard.rotate_by_matrix(x, group)  # the entries are exact, and sums are in float32
     # A Kronecker product of two matrices A and B times a vector is A X B, with the vector as the matrix X: for 256

@@ -35,6 +35,7 @@ from . import int8_reference, int_matmul
 from .base import Coding, EightBit
 from .cpu import int8 as native
 from .dispatch_guard import undisturbed
+from .hadamard import rotate
 from .im2col import outputs, patches
 from .triton import imports
 
@@ -124,9 +125,11 @@ def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.
 
 def rotates(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:
     """Return whether `linear` rotates activations itself, in float32 and without rounding before they are quantized."""
-    if form is None or not hadamard.is_regular(rotation) or not pays(packed, form, x, x.numel() // x.shape[-1]):
+    if form is None or not pays(packed, form, x, x.numel() // x.shape[-1]):
         return False
-    return x.is_cpu and _by_c(backend, packed, form, x.dtype)
+    if x.is_cuda:
+        return imports.rotation(x.device, rotation) is not None
+    return x.is_cpu and hadamard.is_regular(rotation) and _by_c(backend, packed, form, x.dtype)
 
 
 def linear(
@@ -141,7 +144,7 @@ def linear(
     if form is not None and _by_c(backend, packed, form, x.dtype):
         out = native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias, rotation)
     else:
-        out = by_steps(backend, packed, flat, bias)
+        out = by_steps(backend, packed, flat, bias, rotation=rotation)
     return out.view(*x.shape[:-1], packed.spec.shape[0])
 
 
@@ -163,11 +166,20 @@ def _convolve_by_c(packed: Packed, form: PackedLayout, x: Tensor, bias: Tensor |
 
 
 def by_steps(
-    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, by: type[int8_reference.Steps] | None = None
+    backend: Backend,
+    packed: Packed,
+    x: Tensor,
+    bias: Tensor | None,
+    by: type[int8_reference.Steps] | None = None,
+    rotation: int = 0,
 ) -> Tensor:
-    """Multiply x [m, in] in integers, step by step. `by`: the implementation; None for the fastest."""
+    """Multiply x [m, in] in integers, step by step.
+
+    Args:
+        by: the implementation; None for the fastest. rotation: of x, as in `linear`.
+    """
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
-    _multiply(backend, packed, x, bias, out, by)
+    _multiply(backend, packed, x, bias, out, by, rotation)
     return out
 
 
@@ -242,11 +254,21 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
 
 
 def _multiply(
-    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[int8_reference.Steps] | None
+    backend: Backend,
+    packed: Packed,
+    x: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    by: type[int8_reference.Steps] | None,
+    rotation: int = 0,
 ) -> None:
     """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
     impl = int8_reference.fastest(x) if by is None else by(x.device)
-    codes, x_scale, sums = impl.rows(x, int8_reference.needs_sums(backend.form(packed)))
+    needs_sums = int8_reference.needs_sums(backend.form(packed))
+    if rotation and isinstance(impl, int8_reference.InTriton):
+        codes, x_scale, sums = impl.rows(x, needs_sums, rotation)
+    else:
+        codes, x_scale, sums = impl.rows(rotate(x.float(), rotation) if rotation else x, needs_sums)
     for start, stop, part in _tiles(backend, packed, len(x) if impl.sums_in_memory else 1):
         whole = part is packed
         of_bias = bias if bias is None or whole else bias[start:stop]

@@ -244,8 +244,9 @@ class InTriton(Steps):
         assert module is not None
         return module
 
-    def rows(self, x: Tensor, sums: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
-        quantized: tuple[Tensor, Tensor, Tensor | None] = self.kernels.quantize_rows(x, sums=sums)
+    def rows(self, x: Tensor, sums: bool = True, rotation: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Do the same, and before that rotate runs of `rotation` columns, in float32, if it is not 0."""
+        quantized: tuple[Tensor, Tensor, Tensor | None] = self.kernels.quantize_rows(x, sums=sums, rotation=rotation)
         return quantized
 
     def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:

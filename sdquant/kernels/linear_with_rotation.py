@@ -39,8 +39,8 @@ class LinearWithRotation:
 
         Args:
             spec: of the weight. parts: the name of each part among the layer's parameters.
-            at_once: the prepared product that rotates x itself, if there is one. It is for `least` rows and more; what
-                it cannot do of these is left to `dispatch.linear`, whose numbers are the same.
+            at_once: the prepared product that rotates x itself, if there is one. What it cannot do of `least` rows and
+                more is left to `dispatch.linear`, whose numbers are the same.
             inner: the prepared product of rotated activations, if there is one.
             multiply: the product with the rotated weight for what `inner` leaves to others.
         """
@@ -52,8 +52,10 @@ class LinearWithRotation:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
             return None
-        if self.at_once is not None and x.numel() >= self.least:
-            return self.at_once(x, own)
+        if self.at_once is not None:
+            y = self.at_once(x, own)
+            if y is not None or x.numel() >= self.least:
+                return y
         bias = own.get("bias")
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             return None

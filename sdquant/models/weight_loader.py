@@ -298,10 +298,12 @@ def install_packed(
         )
     replacement: nn.Module
     library = runtime == "library" and "library" in scheme.runtimes and scheme.runs("library", kind, packed.spec.shape)
-    if library and not any(components.weight_dtype_matters(model, path) for path in paths):
+    in_layers = scheme.codec.library_in_layers
+    if library and not in_layers and not any(components.weight_dtype_matters(model, path) for path in paths):
         replacement = scheme.codec.to_library(modules[0], packed, spec)
     else:
-        replacement = layer = quantized_layer(modules[0], packed, dtype, path=paths[0])
+        compute = "library" if library and in_layers else None
+        replacement = layer = quantized_layer(modules[0], packed, dtype, compute, path=paths[0])
         layer.lay_out(device or str(packed.device))
     for path in paths:
         components.set_module(model, path, replacement)

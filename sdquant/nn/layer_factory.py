@@ -79,7 +79,8 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
 
 
 def set_compute(model: nn.Module, compute: str | None) -> None:
-    """Set how the quantized layers of a model compute: "int8", "fp8", or None or "float" for the dequantized weight.
+    """Set how the quantized layers of a model compute: "int8", "fp8", "fp4", or None or "float" for the dequantized
+    weight.
 
     Layers of a scheme with its own arithmetic, and embeddings, do not change. With "int8" attention, too, is computed
     by the fastest kernel that there is: see `sdpa_hook`.

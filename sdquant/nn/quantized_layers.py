@@ -61,8 +61,8 @@ class QuantizedLayer(nn.Module):
     _activations: Activations | None = None  # how they become integers, where the scheme says so itself
     _text: str  # all about it but its tensors, for compiled graphs
     _path: str = ""  # in its model, for errors
-    # "int8", "fp8": what products are in where that pays (`kernels.int8_linear`, `kernels.fp8_linear`); None: with the
-    # float weight. See `set_compute`.
+    # "int8", "fp8", "fp4": what products are in where that pays (`kernels.int8_linear` and so on); "library": by
+    # the kernels of the scheme's library; None: with the float weight. See `set_compute`.
     compute: str | None = None
     # Products of activations of that dtype and device with all looked up that can be.
     _prepared: Prepared | None = None

@@ -26,7 +26,7 @@ class ComponentPlan:
         name: in the pipeline ("unet"); "model" for a single component.
         action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
         mode: "pre" or "post" for "encode", else "found".
-        compute: "int8" or "fp8" if products with the quantized weights are computed in it; else None.
+        compute: "int8", "fp8" or "fp4" if products with the quantized weights are computed in it; else None.
         weights: the quantized weights.
         products: number of modules whose activation products are quantized; None if the model was not inspected.
         kept: float weights of layers that could be quantized but are not, with the reason.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..compat import default_runtime
-from ..core import FLOATS, LONE, Unfit, name_patterns, registry
+from ..core import FLOATS, LONE, Unfit, choices, name_patterns, registry
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..formats import type_histogram
 from ..models import float32_of_class, same_scheme
@@ -208,7 +208,7 @@ def _unquantized(
     return ComponentPlan(
         name=name, class_name=src.class_name, action="encode", scheme=spec.scheme.name, spec=spec, runtime=runtime,
         mode="post" if request.mode == "post" else "pre", weights=weights, kept=skipped_weights,
-        bytes=total - saved, bytes_bf16=as_bf16, compute=_computed_in(request, runtime),
+        bytes=total - saved, bytes_bf16=as_bf16, compute=_computed_in(request, runtime, weights),
         products=_products(spec, marked), path=str(src.path),
     )  # fmt: skip
 
@@ -280,13 +280,16 @@ def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> 
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
     return ComponentPlan(
         name=name, class_name=src.class_name, action="found", scheme=scheme.name, mode="found", runtime=runtime,
-        weights=weights, kept={}, compute=_computed_in(request, runtime), path=str(src.path),
+        weights=weights, kept={}, compute=_computed_in(request, runtime, weights), path=str(src.path),
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
     )  # fmt: skip
 
 
-def _computed_in(request: Request, runtime: str) -> str | None:
+def _computed_in(request: Request, runtime: str, weights: Iterable[WeightPlan]) -> str | None:
+    """Return the type of a component's products, if it is not floats."""
+    if request.eight_bit == "fp4" and choices.NVFP4_SCHEMES.isdisjoint(weight.scheme for weight in weights):
+        return None
     return request.eight_bit if runtime == "plain" else None
 
 
@@ -329,7 +332,8 @@ def _without_effect(
                 "that they are other ones"
             )
     if request.eight_bit is not None and not any(component.weights and component.compute for component in components):
-        lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
+        what = "weights are in NVFP4" if request.compute == "fp4" else "quantized weights run in plain layers"
+        lines.append(f"compute={request.compute!r} has no effect: no {what}")
     if request.runtime == openvino.NAME and not any(component.runtime == request.runtime for component in components):
         lines.append("runtime='openvino' has no effect: it applies to UNets and transformers, and none is quantized")
     skipped_weights = [

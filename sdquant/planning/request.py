@@ -97,7 +97,8 @@ class Request:
     compute: str | None = _option(
         None,
         "what products with quantized weights are computed in: float (the default), or, with activations quantized "
-        "as well, int8, which is faster on CPUs from tens of rows, or fp8, for cards that multiply 8-bit floats",
+        "as well, int8, which is faster on CPUs from tens of rows, fp8, for cards that multiply 8-bit floats, or fp4, "
+        "for NVFP4 weights on cards that multiply 4-bit ones",
         COMPUTES,
     )
     device: str | None = _option(None, "compute device (default: the best there is)", metavar="DEVICE")
@@ -242,7 +243,7 @@ class Request:
 
     @property
     def eight_bit(self) -> str | None:
-        """The type "int8" or "fp8" if products are computed in it; None for floating point."""
+        """The type "int8", "fp8" or "fp4" if products are computed in it; None for floating point."""
         return None if self.compute == "float" else self.compute
 
 

@@ -182,7 +182,7 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
         assert bool(((got - exact).abs() <= 2**-8 * (product.abs() + exact.abs()) + of_weights * sizes).all())
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "library" in row.runtimes])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.runtimes[0] == "library"])
 def test_library_module_holds_the_same_bits(name: str) -> None:
     layer, x = _layer("linear")
     backend = backends.of_scheme(name)

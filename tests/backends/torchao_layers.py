@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
-from sdquant.backends._blocked_scales import tiled
+from sdquant.kernels.block_floats import tiled
 
 Layer = tuple[dict[str, Tensor], dict[str, Any], Tensor]
 WEIGHTS = "diffusion_pytorch_model.safetensors"

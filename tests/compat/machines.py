@@ -12,7 +12,7 @@ CPU = Device(kind="cpu", index=0, name="a processor", memory_total=32 * GIB, mem
 VERSIONS = {
     "torch": "2.13.0+cpu", "diffusers": "0.42.1", "transformers": "5.23.0", "accelerate": "1.15.0",
     "safetensors": "0.8.0", "bitsandbytes": "0.50.2", "optimum-quanto": "0.2.7", "gguf": "0.19.0",
-    "libgguf": "0.2.2", "nncf": "3.4.0", "sdnq": "0.2.8", "openvino": "2026.4.1",
+    "libgguf": "0.2.2", "nncf": "3.4.0", "sdnq": "0.2.8", "openvino": "2026.4.1", "comfy-kitchen": "0.2.40",
 }  # fmt: skip
 
 # The schemes that the design promises, by backend. GGUF's are those that issue 2 names; sdnq's are the backend's own.

@@ -17,7 +17,7 @@ from .machines import VERSIONS
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 LIBRARIES = {"bnb": "bitsandbytes", "quanto": "quanto"}
-BOTH = [row.name for row in backends.schemes() if "library" in row.runtimes]
+BOTH = [row.name for row in backends.schemes() if row.runtimes[0] == "library"]
 
 
 @pytest.fixture(params=sorted(MEASURED))

@@ -26,7 +26,7 @@ TODAY: dict[tuple[str, str], tuple[type[Exception], str]] = {
     ("quanto", "sequential"): (TypeError, "missing . required positional arguments"),
 }
 
-LIBRARY = [row.name for row in backends.schemes() if "library" in row.runtimes]
+LIBRARY = [row.name for row in backends.schemes() if row.runtimes[0] == "library"]
 PLAIN = ["nf4", "bnb-int8", "qint3", "q4_0", "int4_sym", "sdnq-uint4"]  # every layout of parts, each backend
 
 

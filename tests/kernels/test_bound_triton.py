@@ -17,14 +17,14 @@ from triton.runtime import driver  # noqa: E402
 from sdquant import backends  # noqa: E402
 from sdquant.kernels.base import Coding, EightBit  # noqa: E402
 from sdquant.kernels.int8_reference import AGAIN_RUN, coding, needs_sums  # noqa: E402
-from sdquant.kernels.triton import activations, bound_eight, bound_linear, launch, products  # noqa: E402
+from sdquant.kernels.triton import activations, bound_eight, bound_linear, launch, products, rotation  # noqa: E402
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
 
 SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0", "q4_k", "sdnq-uint4", "fp8")
 KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
-    activations.again_kernel, products.product_kernel, products.runs_kernel,
+    activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 
@@ -75,11 +75,14 @@ def _no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         kernel.device_caches.clear()
 
 
-def _bound(scheme: str, bias: bool, eight: EightBit | None = None) -> tuple[nn.Module, bound_linear.BoundLinear]:
+def _bound(
+    scheme: str, bias: bool, eight: EightBit | None = None, rotation: int = 0
+) -> tuple[nn.Module, bound_linear.BoundLinear]:
     spec = backends.parse(scheme)
     floats = nn.Linear(512, 64, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
     layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
-    return layer, bound_eight.bind(layer._form, layer.packed.parts, torch.bfloat16, 16, PREFIX, eight)
+    form = layer._backend.form(layer.packed.without_rotation)
+    return layer, bound_eight.bind(form, layer.packed.parts, torch.bfloat16, 16, PREFIX, eight, rotation)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -168,6 +171,33 @@ def test_a_product_in_8_bit_floats_is_two_or_four_launches(scheme: str, coding: 
     else:
         of_weight = dict(zip(activations.quantize_kernel.arg_names, LAUNCHED[-1][2], strict=True))
         assert (of_weight["codes"], of_weight["scale"]) == (given[-1][1], given[-1][3])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "number"), [(1, 2), (17, 2), (40, 2)])
+def test_a_rotated_weight_is_two_launches_and_torchs_product(rows: int, number: int, bias: bool) -> None:
+    """In integers the activations are rotated while they are quantized, else before."""
+    layer, bound = _bound("int8_convrot", bias, EightBit(32, Coding.BY_ROW), 256)
+    assert layer.packed.spec.rotation == 256
+    x = torch.ones(1, rows, 512, dtype=torch.bfloat16)
+    kept = [bound(x, layer._parameters) for _ in range(3)]
+    assert all(y is not None and y.shape == (1, rows, 64) for y in kept) and len(LAUNCHED) == 3 * number
+    kernels = {kernel.fn.__name__: kernel for kernel in KERNELS}
+    for at in range(number):
+        kernel = kernels[LAUNCHED[at][0]]
+        fresh = tuple(name for name in FRESH if name in kernel.arg_names and (at or name != "x"))
+        for turn in (1, 2):
+            _same(LAUNCHED[at], LAUNCHED[turn * number + at], kernel, fresh)
+    first = dict(zip(kernels[LAUNCHED[-2][0]].arg_names, LAUNCHED[-2][2], strict=True))
+    last = dict(zip(kernels[LAUNCHED[-1][0]].arg_names, LAUNCHED[-1][2], strict=True))
+    if rows == 40:
+        assert first["STEPS"] == 4 and (last["x"], last["row_scale"]) == (first["codes"], first["scale"])
+        assert last["weight"] == layer.packed.parts["codes"].data_ptr()
+    else:
+        names = [name for name, _, _ in LAUNCHED[:2]]
+        assert names == ["rotate_kernel", "one_row_kernel" if rows == 1 else "decode_kernel"]
+        assert rows > 1 or last["x"] == first["out"]
+    assert not bias or rows != 40 or last["bias"] == layer.bias.data_ptr()
 
 
 def test_a_weight_that_has_moved_is_read_where_it_is() -> None:

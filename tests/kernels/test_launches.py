@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdquant import backends
 from sdquant.core import code_tables
 from sdquant.core.backend import Packed
-from sdquant.kernels import dispatch, fp8_linear, int8_reference, int_matmul
+from sdquant.kernels import dispatch, fp8_linear, hadamard, int8_reference, int_matmul
 from sdquant.kernels.triton import imports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 # What makes another view of memory, or memory that nothing is written to.
 FREE = (
     "view", "slice", "select", "detach", "t", "transpose", "expand", "alias", "_unsafe_view", "permute", "unsqueeze",
-    "as_strided", "numpy_T", "split", "device", "reshape", "flatten", "empty", "new_empty",
+    "as_strided", "numpy_T", "split", "device", "reshape", "flatten", "empty", "empty_like", "new_empty",
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def _item(self: Tensor, key: Any) -> Tensor:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of kernels that are launched, on a card where everything works."""
-    from sdquant.kernels.triton import int8_gemm, launch, launch_config
+    from sdquant.kernels.triton import int8_gemm, launch, launch_config, rotation
 
     names: list[str] = []
     monkeypatch.setenv("SDQUANT_TUNE", "0")
@@ -63,6 +63,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(dispatch, "_ways", {})
     monkeypatch.setattr(imports, "eight", lambda device: int8_gemm)
     monkeypatch.setattr(imports, "products", lambda device: int8_gemm)
+    monkeypatch.setattr(imports, "rotation", lambda device, group: rotation)
+    monkeypatch.setattr(hadamard, "plain", lambda x: True)
+    monkeypatch.setattr(hadamard, "seen", lambda x: False)
     monkeypatch.setattr(int8_reference.InTriton, "_agrees", lambda self, *of: True)
     monkeypatch.setattr(int8_reference, "_quantize", {})
     monkeypatch.setattr(int_matmul, "fast", lambda device: True)
@@ -107,6 +110,19 @@ def launches(text: str, compute: str, m: int, dtype: torch.dtype, names: list[st
 )
 def test_a_product_in_integers(text: str, by: list[str], dtype: torch.dtype, launched: list[str]) -> None:
     assert launches(text, "int8", 4608, dtype, launched) == ["quantize_kernel", *by]
+
+
+@pytest.mark.parametrize("compute", ["int8", "fp8", ""])
+@pytest.mark.parametrize(("text", "stored"), [("int8_convrot", True), ("sdnq-uint4,hadamard=true", False)])
+def test_a_rotated_weight(text: str, stored: bool, compute: str, launched: list[str]) -> None:
+    names = launches(text, compute, 4608, torch.bfloat16, launched)
+    if compute == "int8":
+        assert names == ["quantize_kernel", *([] if stored else ["again_kernel"]), "product_kernel"]
+    elif compute == "fp8":  # x, and the weight decoded and quantized again
+        assert sorted(names) == ["_scaled_mm", "decode_kernel", "quantize_kernel", "quantize_kernel"]
+    else:
+        assert names == ["rotate_kernel", "decode_kernel", "addmm"]
+        assert launches(text, compute, 1, torch.bfloat16, launched) == ["rotate_kernel", "one_row_kernel"]
 
 
 def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,32 @@ def test_products_of_codes_compile_for_cards_that_are_not_here(
         assert kernel.metadata.shared <= SHARED[capability] and stack(kernel) == 0, (m, groups, each, taps)
 
 
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90, 120])
+def test_rotations_compile_for_cards_that_are_not_here(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing in a stack; what moves between threads of a warp does so by shuffles, not through shared memory."""
+    from sdquant.kernels.triton import int8_gemm, rotation
+
+    from .offline import compiled, stack
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    scale = torch.empty(2, 1)
+    sizes = ((3072, 256), (3072, 64), (12288, 256), (12288, 1024), (16384, 16), (3072, 128), (20480, 256))
+    for columns, group in sizes:
+        x = torch.empty(2, columns, dtype=torch.bfloat16)
+        for codes in (x.to(torch.int8), x.to(torch.float8_e4m3fn)):
+            launch = int8_gemm.quantization(x, codes, scale, None, group)
+            launch.arguments["codes"] = launch.arguments["codes"].view(torch.uint8 if group == 16 else torch.int8)
+            kernel = compiled(launch, capability)
+            assert stack(kernel) == 0 and not re.search(r"\bfma\.rn\.f32", kernel.asm["ptx"]), (columns, group)
+            assert kernel.metadata.shared <= 4096 or group > 256, (columns, group)
+        kernel = compiled(rotation.rotation(x, group, x), capability)
+        assert stack(kernel) == 0 and kernel.asm["ptx"].count("bar.sync") <= (0 if group <= 256 else 99), group
+
+
 def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)  # an import of it raises ImportError
     for name in list(sys.modules):

@@ -31,6 +31,9 @@ from .reference import decoded
 DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # and half a step of each at 1
 
 
+GROUPS = (64, 4, 8, 16, 32, 128, 256, 1024)  # columns that are rotated together
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -243,6 +246,30 @@ def wrong_activations(dtype: torch.dtype, codes: torch.dtype, device: str) -> st
     return "" if bool(scale[4].isnan()) and not bool(scale[:4].isnan().any()) else "NaN does not show in the scale"
 
 
+def wrong_rotation(group: int, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with rotations: of the C kernels, bit for bit, or as close as float32 is to the exact ones."""
+    from sdquant.core.hadamard import is_regular, rotate_by_matrix
+    from sdquant.kernels.cpu.rotation import rotate_rows
+    from sdquant.kernels.triton import int8_gemm, rotation
+
+    x = torch.randn(3, group * (3 if group < 1024 else 1), generator=torch.Generator().manual_seed(group)).to(dtype)
+    x[1] *= 1e-3
+    x[2, : group // 2] = torch.nan
+    got, exact = rotation.rotate_columns(x.to(device), group).cpu(), rotate_by_matrix(x.double(), group)
+    if not torch.equal(got.isnan(), exact.isnan()) or got.dtype != dtype:
+        return "NaN spreads to other groups"
+    most = (torch.finfo(dtype).eps + 2e-6) * exact.nan_to_num().abs().amax(1, keepdim=True)
+    if bool(((got.double() - exact).nan_to_num().abs() > most).any()):
+        return "it is far from the matrix"
+    by_c = rotate_rows(x, group) if is_regular(group) else None
+    if by_c is not None and not torch.equal(got.nan_to_num(), by_c.nan_to_num()):
+        return "it is not the rotation in C"
+    at_once = int8_gemm.quantize_rows(x[:2].to(device), rotation=group)
+    before = int8_gemm.quantize_rows(rotation.rotate_columns(x[:2].float().to(device), group))
+    same = all(torch.equal(one, other) for one, other in zip(at_once, before, strict=True) if one is not None)  # type: ignore[arg-type]
+    return "" if same else "its codes differ from those of rotated rows"
+
+
 def wrong_again(case: Case, device: str) -> str:
     """What is wrong with the int8 codes of a weight."""
     eight = imports.eight(torch.device(device))
@@ -450,6 +477,8 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
         for dtype in dtypes:
             for m in (1, 2, 17, 70) if thorough else (1, 17):
                 yield f"{case.name} times {m} rows of {dtype}", partial(wrong_product, case, m, dtype, device)
+    for number, group in enumerate(GROUPS if thorough else GROUPS[:3]):
+        yield f"rotated by {group}", partial(wrong_rotation, group, list(DTYPES)[number % 3], device)
     for dtype in DTYPES:
         for codes in (torch.int8, torch.float8_e4m3fn):
             yield f"{dtype} as {codes}", partial(wrong_activations, dtype, codes, device)

@@ -129,9 +129,16 @@ class Native(Reader):
         return Integers(form, parts, dtype, eight.coding, eight.least, few_kernel, prefix)
 
     def prepared_with_rotation(
-        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, eight: EightBit, rotation: int
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        dtype: torch.dtype,
+        few: int,
+        prefix: str,
+        eight: EightBit | None,
+        rotation: int,
     ) -> Prepared | None:
-        if eight.coding is None or not hadamard.is_regular(rotation):
+        if eight is None or eight.coding is None or not hadamard.is_regular(rotation):
             return None
         return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .decoding import position, values
+from .rotation import rotated
 
 
 @triton.jit
@@ -66,17 +67,19 @@ def code_of(v, FLOAT8: tl.constexpr):
 @triton.jit
 def quantize_kernel(
     x, codes, scale, sums, columns, x_columns, LARGEST: tl.constexpr, FLOAT8: tl.constexpr, SUMS: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    STEPS: tl.constexpr, PAIRS: tl.constexpr, BY: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize one row of x to 8-bit codes [rows, columns], their scale, and the sum of integer codes if asked.
 
-    Rows of x are `x_columns` apart. WHOLE: rows of up to BLOCK columns stay in registers; longer ones are read twice.
+    Rows of x are `x_columns` apart, and `rotated` before, if there are STEPS. WHOLE: rows of up to BLOCK columns stay
+    in registers; longer ones are read twice.
     """
     row = tl.program_id(0).to(tl.int64)
     x_row, code_row = x + row * x_columns, codes + row * columns
     lane = tl.arange(0, BLOCK)
     if WHOLE:
         v = tl.load(x_row + lane, mask=lane < columns, other=0.0).to(tl.float32)
+        v = rotated(v, BLOCK, STEPS, PAIRS, BY)
         by, s = of_largest(tl.max(magnitude(v), 0), LARGEST)
         total = code_of(v * by, FLOAT8)
         tl.store(code_row + lane, total.to(codes.dtype.element_ty), mask=lane < columns)
@@ -85,12 +88,14 @@ def quantize_kernel(
         for first in range(0, columns, BLOCK):
             at = first + lane
             v = tl.load(x_row + at, mask=at < columns, other=0.0).to(tl.float32)
+            v = rotated(v, BLOCK, STEPS, PAIRS, BY)
             most = tl.maximum(most, magnitude(v))
         by, s = of_largest(tl.max(most, 0), LARGEST)
         total = tl.zeros([BLOCK], dtype=tl.int32)
         for first in range(0, columns, BLOCK):
             at = first + lane
             v = tl.load(x_row + at, mask=at < columns, other=0.0).to(tl.float32)
+            v = rotated(v, BLOCK, STEPS, PAIRS, BY)
             code = code_of(v * by, FLOAT8)
             total += code
             tl.store(code_row + at, code.to(codes.dtype.element_ty), mask=at < columns)

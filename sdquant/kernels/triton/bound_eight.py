@@ -32,7 +32,8 @@ _AGAIN = ("codes", "scale", "nested", "zero", "shift")  # pointers of a weight, 
 def _quantized(
     bound: BoundWeight, x: Tensor, dtype: torch.dtype, sums: bool
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return the rows of x as codes of `dtype` [m, columns], their scales [m, 1], and their sums [m, 1]."""
+    """Return the rows of x, rotated as the weight is, as codes of `dtype` [m, columns], their scales [m, 1], and their
+    sums [m, 1]."""
     m = x.numel() // bound.columns
     codes = empty(m, bound.columns, dtype=dtype, device=x.device)
     scale = empty(m, 1, dtype=float32, device=x.device)
@@ -43,16 +44,17 @@ def _quantized(
     }  # fmt: skip
 
     def make() -> Launch:
-        return int8_gemm.quantization(x.view(m, -1), codes, scale, total)
+        return int8_gemm.quantization(x.view(m, -1), codes, scale, total, bound.rotation)
 
     return (codes, scale, total) if bound.launched(("rows", dtype, m), make, at) else None
 
 
 def bind(
-    form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, eight: EightBit | None
-) -> BoundLinear:
-    """Return the product for the layers that hold a weight; see `Reader.prepared`."""
-    bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least)
+    form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, eight: EightBit | None,
+    rotation: int = 0,
+) -> BoundLinear:  # fmt: skip
+    """Return the product for the layers that hold a weight; see `Reader.prepared`, `prepared_with_rotation`."""
+    bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least, rotation)
     if eight is not None and eight.coding is not None:
         bound.eight = Int8(form, eight) if eight.floats is None else Float8(form, eight)
     return bound

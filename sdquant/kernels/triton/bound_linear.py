@@ -17,6 +17,7 @@ from torch import Tensor, empty, is_autocast_enabled, is_grad_enabled
 from torch.nn import functional as F
 from triton.runtime import driver
 
+from . import rotation
 from .blocks import block_of
 from .launch import decode, product
 from .launch_config import Launch, pointers
@@ -67,15 +68,19 @@ class BoundWeight:
     """A layer's packed weight, of which a call needs no more than where it lies, and what was compiled for it."""
 
     __slots__ = (
-        "columns", "constants", "device", "dtype", "form", "kind", "launches", "names", "order", "parts", "rows",
-        "where",
+        "columns", "constants", "device", "dtype", "form", "kind", "launches", "names", "order", "parts", "rotation",
+        "rows", "where",
     )  # fmt: skip
 
-    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str) -> None:
-        """Bind the weight of layers whose parameters are its parts, named with `prefix`, for x of `dtype`."""
+    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, rotation: int = 0) -> None:
+        """Bind the weight of layers whose parameters are its parts, named with `prefix`, for x of `dtype`.
+
+        Args:
+            rotation: how many columns of x are rotated together; 0 for none.
+        """
         block = block_of(form)
         assert block is not None  # the reader's `reads` said so
-        self.form, self.dtype = form, dtype
+        self.form, self.dtype, self.rotation = form, dtype, rotation
         self.rows, self.columns = form.rows, form.columns
         self.where = parts[form.codes].device
         self.device, self.kind = parts[form.codes].get_device(), self.where.type
@@ -160,20 +165,31 @@ class BoundWeight:
 
         return floats if self.launched(("decode",), make, addresses) else None
 
+    def rotated(self, x: Tensor) -> Tensor | None:
+        """Return x, contiguous, with its columns rotated as the weight's are."""
+        out = torch.empty_like(x)
+
+        def make() -> Launch:
+            return rotation.rotation(x, self.rotation, out)
+
+        addresses = {"x": x.data_ptr(), "out": out.data_ptr()}
+        return out if self.launched(("rotation", x.numel()), make, addresses) else None
+
 
 class BoundLinear(BoundWeight):
     """`dispatch.linear` bound to a layer: x [..., columns] times the transposed weight, plus the bias.
 
     Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first. From `least` rows on
-    `eight` multiplies in 8 bits.
+    `eight` multiplies in 8 bits. Before that, x is rotated if the weight is: `eight` does both at once.
     """
 
     __slots__ = ("eight", "few", "least")
 
     def __init__(
-        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, least: int | None
-    ) -> None:
-        super().__init__(form, parts, dtype, prefix)
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, least: int | None,
+        rotation: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(form, parts, dtype, prefix, rotation)
         self.few, self.least = few * form.columns, None if least is None else least * form.columns
         self.eight: Eight | None = None
 
@@ -188,16 +204,19 @@ class BoundLinear(BoundWeight):
         bias = own.get("bias")
         if self.eight is not None and self.least is not None and size >= self.least:
             return self.eight(self, x, own, weight, bias)
+        inputs = self.rotated(x) if self.rotation else x
+        if inputs is None:
+            return None
         if size > self.few:
             floats = self.decoded(own, weight, x)
-            return None if floats is None else F.linear(x, floats, bias)
+            return None if floats is None else F.linear(inputs, floats, bias)
         rows = size // self.columns
         out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
 
         def make() -> Launch:
-            return product(self.form, self.tensors(own), x.view(rows, -1), bias, out.view(rows, -1))
+            return product(self.form, self.tensors(own), inputs.view(rows, -1), bias, out.view(rows, -1))
 
-        addresses = {"x": x.data_ptr(), "out": out.data_ptr(), **weight}
+        addresses = {"x": inputs.data_ptr(), "out": out.data_ptr(), **weight}
         return out if self.launched(("product", rows, bias is None), make, addresses) else None
 
 

@@ -58,7 +58,17 @@ def products(device: torch.device) -> ModuleType | None:
     return _checked(device, "products of 8-bit codes", "sound_products")
 
 
-def _checked(device: torch.device, what: str, check: str) -> ModuleType | None:
+@cache
+def rotation(device: torch.device, group: int) -> ModuleType | None:
+    """Return the module `rotation`; None if its kernels do not run on `device` or rotate `group` columns wrongly."""
+    if eight(device) is None or _checked(device, f"rotations of {group} columns", "sound_rotation", group) is None:
+        return None
+    from . import rotation as module
+
+    return module
+
+
+def _checked(device: torch.device, what: str, check: str, *of: object) -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):
         return None
@@ -66,7 +76,7 @@ def _checked(device: torch.device, what: str, check: str) -> ModuleType | None:
     try:
         from . import int8_gemm as module
 
-        if getattr(module, check)(device):
+        if getattr(module, check)(device, *of):
             return module
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does
         why = f"{type(error).__name__}: {error}"

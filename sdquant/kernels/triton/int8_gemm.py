@@ -31,6 +31,7 @@ from .activations import again_kernel, quantize_kernel
 from .launch import multiplies
 from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
 from .products import finish_kernel, product_kernel, runs_kernel
+from .rotation import butterflies, rotate_columns, steps_of
 from .tiles import RUN, SPREAD, Tile, Tiles, best, tiles
 
 if TYPE_CHECKING:
@@ -45,9 +46,12 @@ BLOCK = 4096  # columns of longer rows, which are read twice
 
 
 def quantize_rows(
-    x: Tensor, dtype: torch.dtype = torch.int8, sums: bool = True
+    x: Tensor, dtype: torch.dtype = torch.int8, sums: bool = True, rotation: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Quantize the rows of x [m, k] of any float dtype.
+
+    Args:
+        rotation: how many columns are rotated together before that, in float32; 0 for none.
 
     Returns:
         codes [m, k] of `dtype` (int8 or float8_e4m3fn); scales, float32 [m, 1]; if asked, the sum of each row's codes,
@@ -58,11 +62,11 @@ def quantize_rows(
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     found = torch.empty((x.shape[0], 1), dtype=torch.int32, device=x.device) if sums and dtype == torch.int8 else None
     if x.numel():
-        quantization(x, codes, scale, found)(x.device)
+        quantization(x, codes, scale, found, rotation)(x.device)
     return codes, scale, found
 
 
-def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None) -> Launch:
+def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None, rotation: int = 0) -> Launch:
     """Return the launch of `quantize_rows`, for rows whose columns are side by side."""
     columns = x.shape[1]
     whole = columns <= AT_ONCE
@@ -77,6 +81,7 @@ def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None) -
         "LARGEST": LARGEST[codes.dtype],
         "FLOAT8": codes.dtype != torch.int8,
         "SUMS": sums is not None,
+        **steps_of(rotation),
         "WHOLE": whole,
         "BLOCK": block,
     }
@@ -290,6 +295,20 @@ def sound_products(device: torch.device) -> bool:
         all(_multiplies_by_row(case, sizes.by_row[0]) for case in _cases(device, _LARGE))
         and all(_multiplies_by_row(case, sizes.by_row[-1]) for case in _cases(device, _SMALL))
         and _multiplies_by_run(device)
+    )
+
+
+def sound_rotation(device: torch.device, group: int) -> bool:
+    """Return whether rotations are torch's numbers on this device, alone and before rows are quantized; checked once,
+    before they are used."""
+    x = torch.linspace(-9, 9, 9 * group, dtype=torch.float32, device=device).view(3, 3 * group).sin()
+    x[1] *= 1e-3
+    expected, half = butterflies(x, group), x.to(torch.bfloat16)
+    found, before = quantize_rows(x, rotation=group), quantize_rows(expected)
+    return (
+        torch.equal(rotate_columns(x, group), expected)
+        and torch.equal(rotate_columns(half, group), butterflies(half, group).to(half.dtype))
+        and all(torch.equal(one, other) for one, other in zip(found, before, strict=True))  # type: ignore[arg-type]
     )
 
 

@@ -90,6 +90,21 @@ class TritonReader(Reader):
         bind = imports.binder()
         return None if bind is None else bind(form, parts, dtype, few, prefix, eight)
 
+    def prepared_with_rotation(
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        dtype: torch.dtype,
+        few: int,
+        prefix: str,
+        eight: EightBit | None,
+        rotation: int,
+    ) -> Prepared | None:
+        bind = imports.binder()
+        if bind is None or imports.rotation(parts[form.codes].device, rotation) is None:
+            return None
+        return bind(form, parts, dtype, few, prefix, eight, rotation)
+
 
 def _has_wide_memory(device: torch.device) -> bool:
     on_nvidia = device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None
