@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import packed_rows
+from ..core import input_columns, packed_rows
 from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
 from .dispatch_guard import plain
 from .hadamard import rotate
@@ -208,13 +208,9 @@ def embedding(
 
 
 def linear(
-    backend: Backend,
-    packed: Packed,
-    form: PackedLayout | None,
-    x: Tensor,
-    bias: Tensor | None,
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None,
     compute: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype. Saves nothing for
     gradients.
 
@@ -230,6 +226,9 @@ def linear(
         if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
             return int8_linear.linear(backend, codes, form, x, bias, rotation)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
+    if input_columns.has_any(packed):
+        codes = input_columns.without(packed)
+        return linear(backend, codes, backend.form(codes), input_columns.gather(packed, x), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
         return _linear_with_branch(backend, packed, branch, x, bias, compute)
