@@ -21,7 +21,7 @@ from ..core import input_columns, packed_rows
 from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
 from .dispatch_guard import plain
 from .hadamard import rotate
-from .im2col import few_patches, outputs
+from .im2col import few_patches, is_of_one_pixel, outputs
 from .linear_with_rotation import LinearWithRotation
 from .workspace import scratch
 
@@ -329,6 +329,9 @@ def convolve(
     _beside(packed, x)
     shape = packed.spec.shape
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
+    if fits and is_of_one_pixel(shape[2:], how) and backend.low_rank(packed) is not None:
+        matrix = replace(packed, spec=replace(packed.spec, shape=shape[:2]))
+        return linear(backend, matrix, None, x.movedim(1, -1), bias, compute).movedim(-1, 1)
     if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):
         return int8_linear.convolve(backend, packed, form, x, bias, how)
     kernels = way(backend, packed, form, x.dtype)
