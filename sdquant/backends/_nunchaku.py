@@ -235,7 +235,7 @@ def _stacked(one: Packed, other: Packed) -> Packed:
     if one.spec.details != other.spec.details or one.parts.keys() != other.parts.keys():
         one, other = _with_factors_in_scales(one), _with_factors_in_scales(other)
     both = {name: (one.parts[name], other.parts[name]) for name in one.parts}
-    parts = {name: torch.cat(both[name]) for name in ("codes", "scale", "rows") if name in both}
+    parts: dict[str, Tensor] = {name: torch.cat(both[name]) for name in both if name in ("codes", "scale", "rows")}
     parts |= {"smooth": one.parts["smooth"], "down": torch.cat(both["down"], dim=1), "up": _diagonal(*both["up"])}
     shape = (one.spec.shape[0] + other.spec.shape[0], one.spec.shape[1])
     return Packed(spec=replace(one.spec, shape=shape), parts=parts)
