@@ -94,13 +94,11 @@ def test_effect_of_every_scheme(
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_trained_on(name: str, tmp_path: Path) -> None:
-    """By a LoRA, which leaves the packed weights; layers compile into one graph, and two threads draw the same."""
+    """By a LoRA, which leaves the packed weights; layers compile into one graph, and threads do not disturb them."""
     pipe = sdquant.load_model(
         quantized_folder("digits-flux", name, tmp_path / "model"), dtype="float32", progress=False
     )
     model, before = pipe.transformer, out(pipe)
-    with ThreadPoolExecutor(2) as threads:
-        assert all(torch.equal(found, before) for found in threads.map(lambda _: out(pipe), range(2)))
     packs = dict(sdquant.nn.weights.quantized(copy.deepcopy(model)))
     model.requires_grad_(False)
     for layer in {
@@ -108,7 +106,10 @@ def test_every_format_is_trained_on(name: str, tmp_path: Path) -> None:
     }.values():
         torch.compiler.reset()
         x = torch.randn(9, layer.in_features, generator=torch.Generator().manual_seed(1))
-        assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x)), layer
+        y = layer(x)
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), y), layer
+        with ThreadPoolExecutor(2) as threads:  # of layers: tokenizers of transformers are not safe with threads
+            assert all(torch.equal(found, y) for found in threads.map(layer, [x] * 20)), layer
     with quiet():
         model.add_adapter(peft.LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_v", "proj_mlp", "proj_out"]))
     optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
