@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ._nunchaku_find import ORDER as NUNCHAKU_ORDER
     from ._nunchaku_find import SPLITS as NUNCHAKU_SPLITS
     from ._nunchaku_find import is_text as is_nunchaku_text
+    from ._nunchaku_find import picked as nunchaku_picked
     from ._nunchaku_find import piece as nunchaku_piece
+    from ._nunchaku_order import picked as nunchaku_rows
     from ._quanto_extension import without_compiler
 else:
     __getattr__ = lazy_exports(__name__)
@@ -36,6 +38,6 @@ Found = PrequantizedWeight  # its name in the first backends outside of this pac
 __all__ = [
     "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "NUNCHAKU_ORDER", "NUNCHAKU_SPLITS",
     "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy",
-    "comfy_details", "comfy_entry", "get", "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_piece",
-    "of_scheme", "parse", "scheme", "schemes", "without_compiler",
+    "comfy_details", "comfy_entry", "get", "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_picked",
+    "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

@@ -29,8 +29,9 @@ _BYTES = _GROUP // 2
 
 
 class SvdQuant(ComfyCodec):
-    """Parts: codes, uint8 [out, in / 2], with 8 added, the even column in the low half; scale [out, in / 64]; smooth
-    [in]; down [in, rank]; up [out, rank]; all of these in the file's float dtype."""
+    """Parts: codes, uint8 [out, in / 2], with 8 added, the even column in the low half; scale [out, in / 64], or finer
+    where 64 does not divide; smooth [in]; down [in, rank]; up [out, rank]; all of these in the file's float dtype. Of
+    linear layers, and convolutions of one pixel."""
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         raise Unfit("sdquant reads it from files, and does not make it")
@@ -42,22 +43,23 @@ class SvdQuant(ComfyCodec):
         return None
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        parts = packed.parts
-        for rows in row_chunks(parts["codes"], packed.spec.shape[1]):
-            values = nibbles(parts["codes"][rows]).float().sub_(ZERO).view(-1, parts["scale"].shape[1], _GROUP)
+        parts, (width, groups) = packed.parts, (packed.spec.shape[1], packed.parts["scale"].shape[1])
+        for rows in row_chunks(parts["codes"], width):
+            values = nibbles(parts["codes"][rows]).float().sub_(ZERO).view(-1, groups, width // groups)
             values = values.mul_(parts["scale"][rows].float().unsqueeze(-1)).flatten(1)
             if "down" in parts:
                 values = values.div_(parts["smooth"].float())
                 values = values.addmm_(parts["up"][rows].float(), parts["down"].float().T)
-            out[rows].copy_(values)
+            out[rows].copy_(values.view(out[rows].shape))
 
     def form(self, packed: Packed) -> PackedLayout | None:
         if "down" in packed.parts:
             return None
-        rows, columns = packed.spec.shape
+        rows, columns = packed.spec.shape[:2]
         return PackedLayout(
-            rows=rows, columns=columns, codes="codes", packing="nibbles-low", group=_GROUP, scale="scale", zero=ZERO
-        )
+            rows=rows, columns=columns, codes="codes", packing="nibbles-low",
+            group=columns // packed.parts["scale"].shape[1], scale="scale", zero=ZERO,
+        )  # fmt: skip
 
     def by_row(self, packed: Packed) -> bool:
         return "down" not in packed.parts
@@ -86,12 +88,14 @@ class SvdQuant(ComfyCodec):
             raise bad(key, f"its shape is {list(codes.shape)}, which is neither a matrix nor tiles of {_ROWS} rows")
         stored = (len(codes), codes.shape[1] * 2)
         shape = stored if shape is None else tuple(shape)
-        if shape != stored or shape[1] % _GROUP:
-            raise bad(key, f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
         scale = scale if is_own else scale.T.contiguous()
+        finer = is_own and scale.ndim == 2 and scale.shape[1] > 0 and stored[1] % scale.shape[1] == 0
+        group = stored[1] // scale.shape[1] if finer else _GROUP
+        if shape[:2] != stored or any(size != 1 for size in shape[2:]) or _GROUP % group or shape[1] % group:
+            raise bad(key, f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
         rank = tensors["down"][1].shape[-1] if tensors["down"][1].ndim else 0
         expected = {
-            "scale": (scale, (shape[0], shape[1] // _GROUP)),
+            "scale": (scale, (shape[0], shape[1] // group)),
             "smooth": (tensors["smooth"][1], (shape[1],)),
             "down": (tensors["down"][1], (shape[1], rank)),
             "up": (up, (shape[0], rank)),

@@ -45,7 +45,7 @@ class SvdQuantNvfp4(SvdQuant):
                 values.mul_(parts["rows"][rows].float().unsqueeze(1))
             if "down" in parts:
                 values.div_(parts["smooth"].float()).addmm_(parts["up"][rows].float(), parts["down"].float().T)
-            out[rows].copy_(values)
+            out[rows].copy_(values.view(out[rows].shape))
 
     def form(self, packed: Packed) -> PackedLayout | None:
         return None if packed.parts.keys() & {"down", "rows"} else self._residual.form(packed)
@@ -63,7 +63,7 @@ class SvdQuantNvfp4(SvdQuant):
             raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of bytes")
         stored = (len(codes), codes.shape[1] * 2)
         shape = stored if shape is None else tuple(shape)
-        if shape != stored or shape[1] % _BLOCK:
+        if shape[:2] != stored or any(size != 1 for size in shape[2:]) or shape[1] % _BLOCK:
             raise bad(key, f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
         factor = found.details.get(FACTOR)
         if type(factor) is not float or not 0 <= factor < float("inf"):

@@ -58,8 +58,7 @@ def decode_into(packed: Packed, out: Tensor) -> None:
     assert codes is not None and scale is not None
     middle = _middle(packed)
     if AXIS in packed.spec.details:
-        values = integers(codes, bits).float().view(-1, scale.shape[1]).sub_(middle).mul_(scale.float())
-        out.copy_((values if shift is None else values.sub_(shift)).view(packed.spec.shape))
+        _decode_by_turns(codes, bits, middle, scale.float(), shift, out)
         return
     for rows in row_chunks(codes, columns):
         values = integers(codes[rows], bits).float().view(-1, scale.shape[1], columns // scale.shape[1])
@@ -74,9 +73,22 @@ def decode_into(packed: Packed, out: Tensor) -> None:
         out[rows].copy_(values if factors is None else values.mul_(factors))
 
 
+def _decode_by_turns(codes: Tensor, bits: int, middle: int, scale: Tensor, shift: Tensor | None, out: Tensor) -> None:
+    """Dequantize HQQ's axis 0: scales [1, width] of each run of `width` weights, whatever the rows are."""
+    width = scale.shape[1]
+    runs = codes.reshape(-1, width * bits // 8) if width % unit(bits) == 0 else codes.reshape(1, -1)
+    whole = out if out.is_contiguous() else out.new_empty(out.shape)
+    each = whole.view(len(runs), -1)
+    for some in row_chunks(runs, each.shape[1]):
+        values = integers(runs[some], bits).float().view(-1, width).sub_(middle).mul_(scale)
+        each[some].copy_((values if shift is None else values.sub_(shift)).view(-1, each.shape[1]))
+    if whole is not out:
+        out.copy_(whole)
+
+
 def form(packed: Packed) -> PackedLayout | None:
-    """Return the memory layout; None where groups are not of neighbours in a row, or for factors or zero points that
-    are no integers."""
+    """Return the memory layout; None for HQQ's axis 0, for zero points that are no integers, and where inputs are
+    gathered or multiplied (`core.input_columns`)."""
     parts, bits, (rows, columns) = packed.parts, int(packed.spec.scheme.bits), packed.spec.shape
     zero = parts.get("zero")
     if AXIS in packed.spec.details or parts.keys() & {"order", "columns"}:

@@ -19,7 +19,7 @@ from ._bnb_codec import bad, require, scales
 from ._chunks import row_chunks
 from ._comfy_codec import dtype_of
 from ._comfy_int4 import SIGNS
-from ._nunchaku_find import GROUP_SIZE, HEIGHT, NVFP4, ROWS, SPLITS
+from ._nunchaku_find import GROUP_SIZE, HEIGHT, NVFP4, PICKS, ROWS, SPLITS, STACKED
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight
@@ -31,13 +31,15 @@ _NAN = 0x7F  # of E4M3, without its sign
 
 
 def read(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> Packed:
-    """See `Backend.read`. Rows and columns that the weight was padded with are left out if `shape` is given."""
+    """See `Backend.read`. Rows and columns that the weight was padded with are left out."""
     if found.scheme == "awq_w4a16":
         return _awq(found, shape, get)
     packed = _svdquant(found, "", get)
     if "codes_2" in found.keys:
-        packed = _side_by_side(packed, _svdquant(found, "_2", get))
-    return packed if shape is None else _within(found, packed, tuple(shape))
+        join = _stacked if found.details.get(STACKED) else _side_by_side
+        packed = join(packed, _svdquant(found, "_2", get))
+    shape = found.shape if shape is None else tuple(shape)
+    return packed if shape is None else _within(found, packed, shape)
 
 
 def bias(
@@ -65,9 +67,15 @@ def bias(
         if weight.scheme == "awq_w4a16":
             parts.append(_without_ones(order.without_interleaving(stored, splits), splits))
             continue
-        value = order.vector(stored[rows])
+        value = _picked(weight, order.vector(stored[rows]))
         parts.append(value.float() + SHIFT * _row_sums(_svdquant(weight, "", get)) if is_shifted else value)
     return parts[0] if len(parts) == 1 else torch.stack([part.float() for part in parts]).sum(0)
+
+
+def _picked(found: PrequantizedWeight, values: Tensor) -> Tensor:
+    """Return the rows of a weight that are picked of those of the file's."""
+    picks = found.details.get(PICKS)
+    return values if picks is None else values[order.picked(picks, values.device)]
 
 
 def _without_ones(values: Tensor, splits: int) -> Tensor:
@@ -119,13 +127,26 @@ def _svdquant(found: PrequantizedWeight, suffix: str, get: Get) -> Packed:
     parts["scale"] = order.small_scales(parts["scale"]) if is_float else order.scales(parts["scale"])
     details = {FACTOR: _factor(found, suffix, get)} if is_float else {}
     if "rows" in tensors:
-        rows, unit = _near_one(order.vector(tensors["rows"][first:last]))
-        parts["rows"], details[FACTOR] = rows, details[FACTOR] * unit
+        parts["rows"] = order.vector(tensors["rows"][first:last])
+    parts |= {part: _picked(found, parts[part]) for part in ("codes", "scale", "up", "rows") if part in parts}
+    if is_float and "rows" in parts:
+        parts["rows"], unit = _near_one(parts["rows"])
+        details[FACTOR] *= unit
     if not is_float:
+        _refuse_factor(found, suffix, get)
         parts["codes"] ^= SIGNS
+        if "rows" in parts:
+            parts["scale"] = parts["scale"].float() * parts.pop("rows").float().unsqueeze(1)
     if not bool((parts["smooth"] > 0).all()):
         raise bad(found.keys["smooth" + suffix], "a factor for smoothing is not positive")
-    return Packed(spec=_spec(found, (last - first, width), details), parts=parts)
+    return Packed(spec=_spec(found, (len(parts["codes"]), width), details), parts=parts)
+
+
+def _refuse_factor(found: PrequantizedWeight, suffix: str, get: Get) -> None:
+    """Raise BadFileError if a weight of integers has a factor for the whole: Nunchaku's kernels take 1 alone."""
+    factor = _factor(found, suffix, get)
+    if factor != 1:
+        raise bad(found.keys["factor" + suffix], f"it is {factor}, but with 4-bit integers Nunchaku knows only 1")
 
 
 def _near_one(rows: Tensor) -> tuple[Tensor, float]:
@@ -201,27 +222,42 @@ def _share_factors(one: Packed, other: Packed) -> bool:
 
 def _with_factors_in_scales(packed: Packed) -> Packed:
     """Return the weight with scales in float32, which have all factors in them without loss."""
-    parts = dict(packed.parts)
-    scale, rows = parts["scale"].float() * packed.spec.details[FACTOR], parts.pop("rows", None)
+    parts, details = dict(packed.parts), dict(packed.spec.details)
+    scale, rows = parts["scale"].float() * details.get(FACTOR, 1.0), parts.pop("rows", None)
     parts["scale"] = scale if rows is None else scale * rows.float().unsqueeze(1)
-    return Packed(spec=replace(packed.spec, details={FACTOR: 1.0}), parts=parts)
+    return Packed(spec=replace(packed.spec, details={name: 1.0 for name in details}), parts=parts)
+
+
+def _stacked(one: Packed, other: Packed) -> Packed:
+    """Return the weight with the rows of one, then of the other. Its inputs are smoothed as theirs are."""
+    if not torch.equal(one.parts["smooth"], other.parts["smooth"]):
+        raise ValueError("the two that are one layer in diffusers divide their inputs by different factors (smooth)")
+    if one.spec.details != other.spec.details or one.parts.keys() != other.parts.keys():
+        one, other = _with_factors_in_scales(one), _with_factors_in_scales(other)
+    both = {name: (one.parts[name], other.parts[name]) for name in one.parts}
+    parts: dict[str, Tensor] = {name: torch.cat(both[name]) for name in both if name in ("codes", "scale", "rows")}
+    parts |= {"smooth": one.parts["smooth"], "down": torch.cat(both["down"], dim=1), "up": _diagonal(*both["up"])}
+    shape = (one.spec.shape[0] + other.spec.shape[0], one.spec.shape[1])
+    return Packed(spec=replace(one.spec, shape=shape), parts=parts)
 
 
 def _within(found: PrequantizedWeight, packed: Packed, shape: tuple[int, ...]) -> Packed:
     """Return the weight without what it was padded with: of a file, the next multiple of a tile."""
-    stored = packed.spec.shape
+    stored, (rows, columns, *kernel) = packed.spec.shape, (*shape, 0, 0)[: max(2, len(shape))]
     if shape == stored:
         return packed
-    group = stored[1] // packed.parts["scale"].shape[1]
-    padded = tuple(-(-size // order.TILE) * order.TILE for size in shape)
-    if padded != stored or shape[1] % group or ROWS in found.details or "codes_2" in found.keys:
+    step = math.gcd(stored[1] // packed.parts["scale"].shape[1], columns)  # of a last group that is cut, what divides
+    padded = tuple(-(-size // order.TILE) * order.TILE for size in (rows, columns))
+    is_padded = padded == stored or (PICKS in found.details and (rows, padded[1]) == stored)
+    if not is_padded or any(size != 1 for size in kernel) or ROWS in found.details or "codes_2" in found.keys:
         raise bad(found.keys["codes"], f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
-    rows, columns = shape
+    whole = {**packed.parts}
+    whole["scale"] = whole["scale"].repeat_interleave(stored[1] // step // whole["scale"].shape[1], 1)
     sizes = {
-        "codes": (rows, columns // 2), "scale": (rows, columns // group), "smooth": (columns,),
-        "down": (columns, packed.parts["down"].shape[1]), "up": (rows, packed.parts["up"].shape[1]), "rows": (rows,),
+        "codes": (rows, columns // 2), "scale": (rows, columns // step), "smooth": (columns,),
+        "down": (columns, whole["down"].shape[1]), "up": (rows, whole["up"].shape[1]), "rows": (rows,),
     }  # fmt: skip
-    parts = {name: part[tuple(slice(size) for size in sizes[name])].contiguous() for name, part in packed.parts.items()}
+    parts = {name: part[tuple(slice(size) for size in sizes[name])].contiguous() for name, part in whole.items()}
     return Packed(spec=replace(packed.spec, shape=shape), parts=parts)
 
 

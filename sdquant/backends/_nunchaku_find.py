@@ -16,6 +16,10 @@ from ..core import PrequantizedWeight, TensorInfo, leaf
 ORDER = "order"
 ROWS = "rows"  # [first, the one after the last]: it is only these rows of the tensors
 HEIGHT = "height"  # with ROWS, the number of all
+# It is picked rows: for each [first, size, step, count] `size` rows from `first` on, then `size` from `step` after that
+# on, `count` times in all.
+PICKS = "picks"
+STACKED = "stacked"  # a second weight lies under it, not beside it
 SPLITS = "splits"  # its rows are interleaved: of so many chunks the first row of each, then the second, ...
 GROUP_SIZE = "group_size"
 NUNCHAKU = "nunchaku"
@@ -54,16 +58,17 @@ _SVD = {
     "scale": ("wscales",), "smooth": ("smooth", "smooth_factor"), "down": ("lora_down", "proj_down"),
     "up": ("lora_up", "proj_up"),
 }  # fmt: skip
+_FACTORS = {"factor": ("wtscale",), "rows": ("wcscales",)}
 _SIGN = tuple(word for words in _SVD.values() for word in words)
 _ORIGINAL = ("smooth_orig", "smooth_factor_orig")  # what smoothing was before it went into the layer before
 _FORMS: tuple[_Form, ...] = (
     _Form(
         scheme=NVFP4, words="4-bit floats and a low-rank branch", codes="int8", rows=1, columns=2, sign=_SIGN,
-        parts={**_SVD, "factor": ("wtscale",), "rows": ("wcscales",)}, beside=("float8_e4m3fn",), hints=_ORIGINAL,
+        parts={**_SVD, **_FACTORS}, beside=("float8_e4m3fn",), hints=_ORIGINAL,
     ),
     _Form(
         scheme="svdquant_w4a4", words="4-bit integers and a low-rank branch", codes="int8", rows=1, columns=2,
-        sign=_SIGN, parts=_SVD, hints=_ORIGINAL,
+        sign=_SIGN, parts={**_SVD, **_FACTORS}, hints=_ORIGINAL,
     ),
     _Form(
         scheme="awq_w4a16", words="4-bit integers, scales and zero points of groups (AWQ)", codes="int32", rows=4,
@@ -129,9 +134,14 @@ def is_text(found: PrequantizedWeight) -> bool:
 
 
 def piece(
-    weights: Sequence[PrequantizedWeight], rows: tuple[int, int] | None, splits: int, tensors: Mapping[str, TensorInfo]
+    weights: Sequence[PrequantizedWeight],
+    rows: tuple[int, int] | None,
+    splits: int,
+    tensors: Mapping[str, TensorInfo],
+    *,
+    is_stacked: bool = False,
 ) -> PrequantizedWeight:
-    """Return a weight that is some rows of one of the file's, or that two of them are side by side.
+    """Return a weight that is some rows of one of the file's, or that two of them are side by side, or stacked.
 
     Args:
         weights: of the file, from `find`. rows: of the first, if there is one only; None for all.
@@ -140,22 +150,41 @@ def piece(
     first, *others = weights
     assert first.shape is not None
     height = first.shape[0] if rows is None else rows[1] - rows[0]
-    form = next(form for form in _FORMS if form.scheme == first.scheme)
-    nbytes = sum(
-        tensors[key].nbytes * (1 if part in form.whole else height) // (1 if part in form.whole else first.shape[0])
-        for part, key in first.keys.items()
-    )
     details = {
         **first.details,
         **({ROWS: list(rows), HEIGHT: first.shape[0]} if rows else {}),
         **({SPLITS: splits} if splits > 1 else {}),
+        **({STACKED: True} if is_stacked else {}),
     }
-    keys, extra, width = dict(first.keys), list(first.extra), first.shape[1]
+    keys, extra, width, nbytes = dict(first.keys), list(first.extra), first.shape[1], _nbytes(first, height, tensors)
     for other in others:  # of another rank and smoothing: the factors are blocks of larger ones
         assert other.shape is not None
         keys |= {f"{part}_2": key for part, key in other.keys.items()}
         extra += other.extra
         nbytes += sum(tensors[key].nbytes for key in other.keys.values())
-        nbytes += sum(tensors[one.keys["down"]].nbytes for one in (first, other))  # at most: the zeros beside them
-        width += other.shape[1]
+        across = "up" if is_stacked else "down"
+        nbytes += sum(tensors[one.keys[across]].nbytes for one in (first, other))  # at most: the zeros beside them
+        height, width = (height + other.shape[0], width) if is_stacked else (height, width + other.shape[1])
     return replace(first, keys=keys, extra=tuple(extra), details=details, shape=(height, width), nbytes=nbytes)
+
+
+def picked(
+    weight: PrequantizedWeight,
+    picks: Sequence[Sequence[int]],
+    shape: tuple[int, ...],
+    tensors: Mapping[str, TensorInfo],
+) -> PrequantizedWeight:
+    """Return a weight of `shape` that is picked rows of one of the file's, from `find`; see PICKS."""
+    assert weight.shape is not None
+    details = {**weight.details, PICKS: [list(pick) for pick in picks], HEIGHT: weight.shape[0]}
+    return replace(weight, details=details, shape=shape, nbytes=_nbytes(weight, shape[0], tensors))
+
+
+def _nbytes(weight: PrequantizedWeight, rows: int, tensors: Mapping[str, TensorInfo]) -> int:
+    """Return what so many rows of a weight take."""
+    assert weight.shape is not None
+    form = next(form for form in _FORMS if form.scheme == weight.scheme)
+    return sum(
+        tensors[key].nbytes * (1 if part in form.whole else rows) // (1 if part in form.whole else weight.shape[0])
+        for part, key in weight.keys.items()
+    )

@@ -7,6 +7,8 @@ returns it row by row. A tile is 128 outputs; in it numbers go by lanes of a war
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -63,3 +65,12 @@ def awq_codes(packed: Tensor) -> Tensor:
 def without_interleaving(rows: Tensor, chunks: int) -> Tensor:
     """Return rows [n, ...], of which row j * chunks + s is the j-th of chunk s, chunk by chunk."""
     return rows.reshape(-1, chunks, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape) if chunks > 1 else rows
+
+
+def picked(picks: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return the numbers of picked rows, [n]; see `_nunchaku_find.PICKS`."""
+    rows = []
+    for first, size, step, count in picks:
+        starts = first + torch.arange(count, device=device) * step
+        rows.append((starts[:, None] + torch.arange(size, device=device)).flatten())
+    return torch.cat(rows)

@@ -41,8 +41,7 @@ class Hub(Backend):
     zero: uint8 [out, groups]. None if all are half of the range (8 for 4 bits), or 0 with "zero": 0 in the details.
         Or float32, where they are no integers of the range, which count from there.
     shift: float32 [out, groups], of HQQ, whose zero points are no integers, and of torchao's Int4Tensor.
-    columns: float32 [in], of weights whose columns were smoothed.
-    order: int32 [in], where groups are not of neighbours: the column of the weight that each column of codes is.
+    columns, order: see `core.input_columns`: of weights whose columns were smoothed, or have groups not of neighbours.
 
     HQQ's axis 0, which the details name, has [1, columns] in place of [out, groups]: of the weight as a matrix of so
     many columns, which need not be its own.

@@ -41,7 +41,7 @@ __all__ = [
     "Backend", "Cut", "FloatGemm", "Geometry", "LowRank", "Option", "Packed", "PackedLayout", "PackedSpec",
     "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit",
     "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq", "gguf_fields",
-    "gguf_mixes", "gguf_types", "hadamard",
+    "gguf_mixes", "gguf_types", "hadamard", "input_columns",
     "is_range", "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
     "require_sound", "torch_dtypes",
 ]  # fmt: skip

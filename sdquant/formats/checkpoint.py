@@ -314,7 +314,7 @@ def _source(
     config = config or own.get("config", {}) or nunchaku_names.config_in(metadata)
     library, class_name = _class(config)
     named = nunchaku_names.Tensors(path=path, tensors=tensors, home=home, prequantized=quantized)
-    named = nunchaku_names.under_diffusers_names(named, methods)
+    named = nunchaku_names.under_diffusers_names(named, methods, config)
     return Checkpoint(
         path=path,
         files=files,

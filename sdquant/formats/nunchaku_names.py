@@ -8,15 +8,16 @@ Imports no torch for other files.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..backends import NUNCHAKU_ORDER, NUNCHAKU_SPLITS, is_nunchaku_text, nunchaku_piece
+from ..backends import NUNCHAKU_ORDER, NUNCHAKU_SPLITS, is_nunchaku_text, nunchaku_picked, nunchaku_piece
 from ..core import dtype_named
 from ..errors import UnsupportedFileError
 from ..utils import strict_json
+from . import nunchaku_sana
+from .nunchaku_rows import BlockLayer, is_unshifted, rows_of, shift_is_unknown
 from .tensor_file import Recipe
 
 if TYPE_CHECKING:
@@ -28,77 +29,6 @@ if TYPE_CHECKING:
     from .tensor_file import Get
 
 _TILE = 128
-
-
-@dataclass(frozen=True)
-class BlockLayer:
-    """A layer of a block.
-
-    Attributes:
-        blocks: what stands before its name, as a pattern. sources: in the file; several lie side by side.
-        outputs: in diffusers; several share its rows equally. shifted: the source whose activations are.
-        splits: chunks whose rows are interleaved.
-    """
-
-    blocks: str
-    sources: tuple[str, ...]
-    outputs: tuple[str, ...]
-    shifted: str = ""
-    splits: int = 1
-
-    @property
-    def is_sign(self) -> bool:
-        """Whether no file of diffusers' own names has such a layer."""
-        return len(self.outputs) > 1 or len(self.sources) > 1
-
-
-def _same(blocks: str, name: str, *, shifted: bool = False, splits: int = 1) -> BlockLayer:
-    return BlockLayer(blocks, (name,), (name,), shifted=name if shifted else "", splits=splits)
-
-
-def _named(blocks: str, names: Mapping[str, str]) -> Iterator[BlockLayer]:
-    for theirs, ours in names.items():
-        yield BlockLayer(blocks, (theirs,), (ours,))
-
-
-_DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
-_Z_IMAGE, _UNET = r"(?:layers|noise_refiner|context_refiner)\.\d+\.", r"\w+_blocks?\..*transformer_blocks\.\d+\."
-_QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
-_ADDED = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
-_ROWS: tuple[BlockLayer, ...] = (
-    # FLUX.1
-    BlockLayer(_DOUBLE, ("qkv_proj",), _QKV),
-    BlockLayer(_DOUBLE, ("qkv_proj_context",), _ADDED),
-    BlockLayer(_DOUBLE, ("mlp_fc2",), ("ff.net.2",), shifted="mlp_fc2"),
-    BlockLayer(_DOUBLE, ("mlp_context_fc2",), ("ff_context.net.2",), shifted="mlp_context_fc2"),
-    *_named(_DOUBLE, {
-        "out_proj": "attn.to_out.0", "out_proj_context": "attn.to_add_out", "mlp_fc1": "ff.net.0.proj",
-        "mlp_context_fc1": "ff_context.net.0.proj", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k",
-        "norm_added_q": "attn.norm_added_q", "norm_added_k": "attn.norm_added_k",
-    }),
-    _same(_DOUBLE, "norm1.linear", splits=6),
-    _same(_DOUBLE, "norm1_context.linear", splits=6),
-    BlockLayer(_SINGLE, ("qkv_proj",), _QKV),
-    BlockLayer(_SINGLE, ("out_proj", "mlp_fc2"), ("proj_out",), shifted="mlp_fc2"),
-    *_named(_SINGLE, {"mlp_fc1": "proj_mlp", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k"}),
-    _same(_SINGLE, "norm.linear", splits=3),
-    # FLUX.1 under the names of Nunchaku's second version, which are diffusers' but for the joined ones
-    *(_same(_DOUBLE, f"{stream}.net.2", shifted=True) for stream in ("ff", "ff_context")),
-    # Qwen-Image
-    BlockLayer(_DOUBLE, ("attn.to_qkv",), _QKV),
-    BlockLayer(_DOUBLE, ("attn.add_qkv_proj",), _ADDED),
-    *(_same(_DOUBLE, f"{stream}_mlp.net.2", shifted=True) for stream in ("img", "txt")),
-    *(_same(_DOUBLE, f"{stream}_mod.1", splits=6) for stream in ("img", "txt")),
-    # Z-Image
-    BlockLayer(_Z_IMAGE, ("attention.to_qkv",), ("attention.to_q", "attention.to_k", "attention.to_v")),
-    BlockLayer(_Z_IMAGE, ("feed_forward.net.0.proj",), ("feed_forward.w3", "feed_forward.w1")),
-    BlockLayer(_Z_IMAGE, ("feed_forward.net.2",), ("feed_forward.w2",)),
-    # Stable Diffusion XL, whose feed-forward layers have no such GELU
-    BlockLayer(_UNET, ("attn1.to_qkv",), ("attn1.to_q", "attn1.to_k", "attn1.to_v")),
-)  # fmt: skip
-# Layers without a row whose inputs no GELU makes: of attention, before the GELU, and of the UNet's gated ones.
-_UNSHIFTED = re.compile(r"\.(attn\d?|attention)\.|\.net\.0\.proj\.|_blocks?\..*transformer_blocks\.\d+\.ff\.net\.2\.")
-_PATTERNS = tuple((re.compile(rf"({row.blocks})({'|'.join(map(re.escape, row.sources))})"), row) for row in _ROWS)
 
 
 def config_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,11 +59,11 @@ class Tensors:
     keys: dict[str, str] = field(default_factory=dict)
 
 
-def under_diffusers_names(src: Tensors, methods: Collection[tuple[str, str]]) -> Tensors:
+def under_diffusers_names(src: Tensors, methods: Collection[tuple[str, str]], config: Mapping[str, Any]) -> Tensors:
     """Return a component with Nunchaku's layers under diffusers' names; others as they are.
 
     Args:
-        methods: the places that name a method, and the methods.
+        methods: the places that name a method, and the methods. config: of the model, {} for none.
 
     Raises:
         UnsupportedFileError: nothing tells how its layers are to be read.
@@ -143,28 +73,25 @@ def under_diffusers_names(src: Tensors, methods: Collection[tuple[str, str]]) ->
         return src
     parts = {key for one in src.prequantized.values() for key in (*one.keys.values(), *one.extra)}
     names = [*(key for key in src.tensors if key not in parts), *src.prequantized]
-    rows = {name: _row(name) for name in names}
-    known = any(row is not None and row[1].is_sign for name, row in rows.items() if name in found)
+    every = frozenset(names)
+    rows, sana = rows_of(every), nunchaku_sana.layers(src.tensors, every, config)
+    known = bool(sana) or any(row is not None and row[1].is_sign for name, row in rows.items() if name in found)
     if not known:
         _refuse_unknown(src, found, methods)
         rows = dict.fromkeys(names)
-    target = _Renaming(src, frozenset(names))
+    target = _Renaming(src, every)
     for name, row in rows.items():
-        if row is None:
+        match = nunchaku_sana.LAYER.fullmatch(name) if sana and row is None else None
+        layer = f"{match[2]}.{match[3]}" if match else ""
+        if match and layer in sana:
+            target.of_sana(name, match[1], sana[layer])
+        elif match and layer == nunchaku_sana.DEPTH:
+            target.depth(name, match[1], sana["ff.inverted_conv"].parts[0])
+        elif row is None:
             target.same(name, known=known)
         else:
             target.of_row(name, *row)
     return target.result
-
-
-def _row(name: str) -> tuple[str, BlockLayer] | None:
-    """Return what stands before the layer of a tensor, and its row."""
-    layer = name.rpartition(".")[0]
-    for pattern, row in _PATTERNS:
-        match = pattern.fullmatch(layer)
-        if match is not None:
-            return match[1], row
-    return None
 
 
 def _refuse_unknown(
@@ -175,8 +102,8 @@ def _refuse_unknown(
     raise UnsupportedFileError(
         f"Cannot load {src.path}",
         f"it has weights of Nunchaku ({min(found)!r}), and nothing tells whether its rows are interleaved and its "
-        "activations shifted, as in Nunchaku's own files (of which sdquant knows FLUX.1, Qwen-Image, Z-Image and "
-        "Stable Diffusion XL), or not, as in diffusers' nunchaku_lite",
+        "activations shifted, as in Nunchaku's own files (of which sdquant knows FLUX.1 and 2, Qwen-Image, Z-Image, "
+        "SANA and Stable Diffusion XL), or not, as in diffusers' nunchaku_lite",
         'If it is of nunchaku_lite, put its config.json with "quant_method": "nunchaku_lite" beside it; otherwise use '
         "a file of the same model in a format that `sdquant matrix` lists",
     )
@@ -184,6 +111,26 @@ def _refuse_unknown(
 
 def _rows_of(name: str, first: int, last: int) -> Callable[[Get], Tensor]:
     return lambda get: get(name)[first:last]
+
+
+def _zeros(size: int) -> Callable[[Get], Tensor]:
+    def make(get: Get) -> Tensor:
+        import torch
+
+        return torch.zeros(size, dtype=torch.bfloat16)
+
+    return make
+
+
+def _channels(name: str, picks: nunchaku_sana.Picks, *, is_weight: bool) -> Callable[[Get], Tensor]:
+    def make(get: Get) -> Tensor:
+        from ..backends import nunchaku_rows
+
+        stored = get(name)
+        values = stored[nunchaku_rows(picks, stored.device)]
+        return values.permute(0, 3, 1, 2).contiguous() if is_weight else values
+
+    return make
 
 
 class _Renaming:
@@ -198,7 +145,7 @@ class _Renaming:
         weight = self._found(name.rpartition(".")[0])
         if known and weight is not None and weight.scheme == "awq_w4a16":
             raise self._unread(name, "whether its rows are interleaved is not known for this layer")
-        if known and weight is not None and weight.scheme == "svdquant_w4a4" and not _UNSHIFTED.search(name):
+        if known and weight is not None and weight.scheme == "svdquant_w4a4" and not is_unshifted(name):
             raise self._unread(name, "whether its activations are shifted is not known for this layer")
         if name in self.src.prequantized:
             self._weight(name, self.src.prequantized[name])
@@ -210,7 +157,7 @@ class _Renaming:
     def of_row(self, name: str, block: str, row: BlockLayer) -> None:
         """Take what a row makes of a tensor or weight; of layers side by side, with the first."""
         last = name.rpartition(".")[2]
-        if last not in ("weight", "bias"):
+        if last not in ("weight", "bias") or (last == "bias" and row.is_stacked):  # of which diffusers' has none
             self._plain(name, name)
             return
         weights = [self._found(block + source) for source in row.sources]
@@ -224,16 +171,45 @@ class _Renaming:
         if name != next(key for key in there if key in self.names):
             return  # it came with the other
         shifted = tuple(source == row.shifted and whole[0].scheme == "svdquant_w4a4" for source in row.sources)
+        if any(shifted) and shift_is_unknown(self.names):
+            raise self._unread(
+                name, "programs that make such files do not agree on whether its activations are shifted"
+            )
         if any(shifted) and any(key not in self.names for key in self._biases(block, row)):
             raise self._unread(name, "its activations are shifted, and it has no bias that was made for that")
         for output, rows in zip(row.outputs, self._shares(name, whole[0], len(row.outputs)), strict=True):
             if last == "weight":
-                made = nunchaku_piece(whole, rows, row.splits, self.src.tensors)
+                made = nunchaku_piece(whole, rows, row.splits, self.src.tensors, is_stacked=row.is_stacked)
                 self._weight(f"{block}{output}.weight", made)
             else:
                 pieces = tuple(nunchaku_piece([one], rows, row.splits, self.src.tensors) for one in whole)
                 keys = tuple(key if key in self.names else None for key in there)
                 self._bias(f"{block}{output}.{last}", pieces, keys, shifted)
+
+    def of_sana(self, name: str, block: str, stored: nunchaku_sana.Stored) -> None:
+        """Take a layer of SANA's; the biases that it has in diffusers are zeros if the file has none."""
+        layer, _, last = name.rpartition(".")
+        weight = self._found(layer)
+        if weight is None or weight.shape is None or weight.scheme == "awq_w4a16":
+            raise self._unread(name, "it is not quantized as those of SANA are")
+        if weight.shape[0] != stored.rows:
+            raise self._unread(name, f"it has {weight.shape[0]} rows, but by the sizes of the model {stored.rows}")
+        for part in stored.parts:
+            made, bias = nunchaku_picked(weight, part.picks, part.shape, self.src.tensors), f"{block}{part.layer}.bias"
+            if last == "weight":
+                self._weight(f"{block}{part.layer}.weight", made)
+            elif part.has_bias:
+                self._bias(bias, (made,), (name,), (False,))
+            if last == "weight" and part.has_bias and f"{layer}.bias" not in self.names:
+                self._recipe(bias, (made.keys["scale"],), part.shape[:1], "bfloat16", _zeros(part.shape[0]))
+
+    def depth(self, name: str, block: str, part: nunchaku_sana.Part) -> None:
+        """Take SANA's convolution over each channel, whose channels are those of the layer before it, `part`."""
+        last, info = name.rpartition(".")[2], self.src.tensors[name]
+        channels = part.shape[0]
+        shape = (channels, 1, *info.shape[1:3]) if last == "weight" else (channels,)
+        made = _channels(name, part.picks, is_weight=last == "weight")
+        self._recipe(f"{block}ff.conv_depth.{last}", (name,), shape, info.dtype, made)
 
     def _biases(self, block: str, row: BlockLayer) -> list[str]:
         return [f"{block}{source}.bias" for source in row.sources if source == row.shifted]

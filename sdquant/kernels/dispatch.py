@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import packed_rows
+from ..core import input_columns, packed_rows
 from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear
 from .base import EightBit
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
-from .im2col import few_patches, outputs
+from .im2col import few_patches, is_of_one_pixel, outputs
 from .linear_with_rotation import LinearWithRotation
 from .reader_checks import is_right
 from .workspace import scratch
@@ -137,13 +137,9 @@ def embedding(
 
 
 def linear(
-    backend: Backend,
-    packed: Packed,
-    form: PackedLayout | None,
-    x: Tensor,
-    bias: Tensor | None,
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None,
     compute: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype. Saves nothing for
     gradients.
 
@@ -171,6 +167,9 @@ def linear(
             weight = None if fp8_linear.direct(form) else _decoded(backend, codes, form, x)
             return fp8_linear.linear(codes, form, weight, x, bias, rotation)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
+    if input_columns.has_any(packed):
+        codes = input_columns.without(packed)
+        return linear(backend, codes, backend.form(codes), input_columns.gather(packed, x), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
         return _linear_with_branch(backend, packed, branch, x, bias, compute)
@@ -278,6 +277,9 @@ def convolve(
     require_beside(packed, x)
     shape = packed.spec.shape
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
+    if fits and is_of_one_pixel(shape[2:], how) and backend.low_rank(packed) is not None:
+        matrix = replace(packed, spec=replace(packed.spec, shape=shape[:2]))
+        return linear(backend, matrix, None, x.movedim(1, -1), bias, compute).movedim(-1, 1)
     if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):
         return int8_linear.convolve(backend, packed, form, x, bias, how)
     kernels = way(backend, packed, form, x.dtype)

@@ -49,6 +49,12 @@ def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> t
     return tuple((n - span) // stride + 1 for n, span, stride in zip(padded, spans, how.stride, strict=True))
 
 
+def is_of_one_pixel(kernel: tuple[int, ...], how: Geometry) -> bool:
+    """Return whether a convolution multiplies the channels of each pixel by the same matrix, and does nothing else."""
+    ones = (*kernel, *how.stride, how.groups)
+    return all(size == 1 for size in ones) and not isinstance(how.padding, str) and not any(how.padding)
+
+
 def patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
     """Return the patches of x [b, in, ...], [b, *places, in, *kernel], as a view of the padded x."""
     assert not isinstance(how.padding, str)

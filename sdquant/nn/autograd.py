@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..core import input_columns
 from ..kernels import dispatch, hadamard, scratch
 
 if TYPE_CHECKING:
@@ -62,8 +63,12 @@ class Decoded(torch.autograd.Function):
 
 def _of_x(layer: Any, grad: Tensor, shape: torch.Size, geometry: Geometry | None) -> Tensor:
     """Return the gradient of x [*shape]. Of a linear layer with a rotated weight, that of the rotated x is rotated: the
-    weight itself would take as many rotations as it has outputs."""
+    weight itself would take as many rotations as it has outputs. So it is where inputs are gathered."""
     packed: Packed = layer._packed_for(grad)
+    if input_columns.has_any(packed):
+        codes = input_columns.without(packed)
+        weight = _float_weight(layer, codes, layer._backend.form(codes), grad)
+        return input_columns.spread(packed.to(grad.device), _gradient(grad, weight, shape, None))
     if geometry is not None or not packed.spec.rotation:
         return _gradient(grad, _float_weight(layer, packed, layer._form, grad), shape, geometry)
     codes = packed.without_rotation

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -106,15 +107,21 @@ class Names:
     up: str = "lora_up"
 
 
+FF = ("ff", "ff_context")
 V1, V2 = Names(), Names("smooth_factor", "proj_down", "proj_up")
 
 
+def smoothing(weight: Tensor) -> Tensor:
+    return weight.float().abs().amax(0).clamp(min=1e-3).sqrt().bfloat16()
+
+
 def svdquant(
-    weight: Tensor, bias: Tensor | None, *, nvfp4: bool = False, shifted: bool = False, names: Names = V1
-) -> Layer:
+    weight: Tensor, bias: Tensor | None, *, nvfp4: bool = False, shifted: bool = False, names: Names = V1,
+    smooth: Tensor | None = None,
+) -> Layer:  # fmt: skip
     """A layer with a branch of rank 16, quantized simply."""
     weight, height = weight.float(), len(weight)
-    smooth = weight.abs().amax(0).clamp(min=1e-3).sqrt().bfloat16()
+    smooth = smoothing(weight) if smooth is None else smooth
     u, s, v = torch.linalg.svd(weight, full_matrices=False)
     first, second = (u[:, :16] * s[:16]).bfloat16(), v[:16].T.contiguous().bfloat16()
     rest = (weight - first.float() @ second.float().T) * smooth.float()
@@ -169,6 +176,7 @@ class Model:
 
     def __init__(self, weights: Mapping[str, Tensor], *, nvfp4: bool = False, names: Names = V1) -> None:
         self.rest, self.nvfp4, self.names = dict(weights), nvfp4, names
+        self.quantized: set[str] = set()  # weights
         self.file: dict[str, Tensor] = {}
         self.floats: dict[str, Tensor] = {}
 
@@ -180,6 +188,7 @@ class Model:
         self.file |= {f"{stored}.{key}": tensor.contiguous() for key, tensor in tensors.items()}
         for name, rows in zip(names, weight.chunk(len(names)), strict=True):
             self.floats[f"{name}.weight"] = rows
+            self.quantized.add(f"{name}.weight")
         if bias is not None:
             for name, values in zip(names, bias.chunk(len(names)), strict=True):
                 self.floats[f"{name}.bias"] = values
@@ -192,15 +201,39 @@ class Model:
             stored, svdquant(torch.cat(weights), bias, nvfp4=self.nvfp4, shifted=shifted, names=self.names), names
         )
 
-    def cut(self, one: str, other: str, name: str, width: int) -> None:
-        """Two layers of the columns of one; the second is shifted."""
+    def cut(self, one: str, other: str, name: str, width: int, *, shifted: bool = True) -> None:
+        """Two layers of the columns of one, and whether the second is shifted."""
         weight, bias = self._taken(name)
-        assert bias is not None
         left = svdquant(weight[:, :width], None, nvfp4=self.nvfp4, names=self.names)
-        right = svdquant(weight[:, width:], bias, nvfp4=self.nvfp4, shifted=True, names=self.names)
+        right = svdquant(weight[:, width:], bias, nvfp4=self.nvfp4, shifted=shifted, names=self.names)
         self._put(one, left, (name,))
         self._put(other, right, (name,))
         self.floats[f"{name}.weight"] = torch.cat([left[1], right[1]], dim=1)
+
+    def stacked(self, one: str, other: str, name: str, height: int) -> None:
+        """Two layers of the rows of one, with its smoothing."""
+        weight, bias = self._taken(name)
+        assert bias is None
+        for at, rows in ((one, weight[:height]), (other, weight[height:])):
+            self._put(at, svdquant(rows, None, nvfp4=self.nvfp4, names=self.names, smooth=smoothing(weight)), (name,))
+            self.floats.setdefault(f"rows of {name}", self.floats[f"{name}.weight"])
+        whole = self.floats.pop(f"rows of {name}"), self.floats[f"{name}.weight"]
+        self.floats[f"{name}.weight"] = torch.cat(whole)
+
+    def padded(
+        self, stored: str, weight: Tensor, bias: Tensor | None, parts: Mapping[str, tuple[Tensor, tuple[int, ...]]]
+    ) -> None:
+        """A layer whose rows and columns are filled up to whole tiles. parts: rows and shapes of layers in it."""
+        rows, columns = (-size % 128 for size in weight.shape)
+        whole = F.pad(weight, (0, columns, 0, rows))
+        biases = None if bias is None else F.pad(bias, (0, rows))
+        tensors, floats, added = svdquant(whole, biases, nvfp4=self.nvfp4, names=self.names)
+        self.file |= {f"{stored}.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+        for name, (at, shape) in parts.items():
+            self.floats[f"{name}.weight"] = floats[at, : shape[1]].reshape(shape)
+            self.quantized.add(f"{name}.weight")
+            if added is not None:
+                self.floats[f"{name}.bias"] = added[at]
 
     def awq(self, name: str, splits: int = 1) -> None:
         weight, bias = self._taken(name)
@@ -284,6 +317,84 @@ def z_image(weights: Mapping[str, Tensor]) -> Model:
     model.svdquant(f"{block}feed_forward.net.0.proj", f"{block}feed_forward.w3", f"{block}feed_forward.w1")
     model.svdquant(f"{block}feed_forward.net.2", f"{block}feed_forward.w2")
     return model
+
+
+def flux2(weights: Mapping[str, Tensor]) -> Model:
+    """FLUX.2 with one block of each kind, under the names of tonera's files."""
+    model, block, single = Model(weights, names=V2), "transformer_blocks.0.", "single_transformer_blocks.0.attn."
+    model.svdquant(f"{block}attn.to_qkv", *(f"{block}attn.to_{name}" for name in "qkv"))
+    model.svdquant(f"{block}attn.to_added_qkv", *(f"{block}attn.add_{name}_proj" for name in "qkv"))
+    for name in ("attn.to_out.0", "attn.to_add_out", *(f"{ff}.linear_{to}" for ff in FF for to in ("in", "out"))):
+        model.svdquant(block + name, block + name)
+    width = len(weights[f"{single}to_out.weight"])
+    model.stacked(f"{single}qkv_proj", f"{single}mlp_fc1", f"{single}to_qkv_mlp_proj", 3 * width)
+    model.cut(f"{single}out_proj", f"{single}mlp_fc2", f"{single}to_out", width, shifted=False)
+    return model
+
+
+def flux2_of_before(weights: Mapping[str, Tensor]) -> Model:
+    """The same under the names that FLUX.1 has, which other converters write."""
+    model = flux2(weights)
+    names = {
+        "single_transformer_blocks.0.attn.": "single_transformer_blocks.0.", "attn.to_qkv": "qkv_proj",
+        "attn.to_added_qkv": "qkv_proj_context", "attn.to_out.0": "out_proj", "attn.to_add_out": "out_proj_context",
+        "ff.linear_in": "mlp_fc1", "ff.linear_out": "mlp_fc2", "ff_context.linear_in": "mlp_context_fc1",
+        "ff_context.linear_out": "mlp_context_fc2", "0.attn.norm_": "0.norm_",
+    }  # fmt: skip
+    model.floats |= model.rest
+    model.file |= model.rest
+    model.rest = {}
+    for theirs, ours in names.items():
+        model.file = {key.replace(theirs, ours): tensor for key, tensor in model.file.items()}
+    return model
+
+
+def sana(weights: Mapping[str, Tensor], *, nvfp4: bool = False) -> Model:
+    """SANA with one block: padded, keys and values by head in turns, the gated layer's halves channel by channel."""
+    model, block = Model(weights, nvfp4=nvfp4), "transformer_blocks.0."
+    width = weights[f"{block}scale_shift_table"].shape[1]
+    padded, places = -(-width // 128) * 128, torch.arange(width)
+    (q, _), (k, _), (v, _) = (model._taken(f"{block}attn1.to_{name}") for name in "qkv")
+    heads = torch.stack([k.view(-1, 32, width), v.view(-1, 32, width)], dim=1).flatten(0, 2)
+    qkv = torch.cat([F.pad(one, (0, 0, 0, size - len(one))) for one, size in ((q, padded), (heads, 2 * padded))])
+    in_turn = padded + places // 32 * 64 + places % 32
+    rows = {"to_q": places, "to_k": in_turn, "to_v": in_turn + 32}
+    parts = {f"{block}attn1.{name}": (at, (width, width)) for name, at in rows.items()}
+    model.padded(f"{block}attn.qkv_proj", qkv, None, parts)
+    model.padded(f"{block}attn.pag_to_v", v, None, {})
+    layers = {"attn.out_proj": "attn1.to_out.0", "cross_attn.q_linear": "attn2.to_q"}
+    for theirs, ours in {**layers, "cross_attn.out_proj": "attn2.to_out.0"}.items():
+        weight, bias = model._taken(block + ours)
+        model.padded(block + theirs, weight, bias, {block + ours: (places, (width, width))})
+    for last in ("weight", "bias"):
+        both = [model.rest.pop(f"{block}attn2.to_{name}.{last}") for name in "kv"]
+        model.file[f"{block}cross_attn.kv_linear.{last}"] = torch.cat(both)
+        model.floats |= {f"{block}attn2.to_{name}.{last}": one for name, one in zip("kv", both, strict=True)}
+    _gated(model, block, width)
+    model.file[f"{block}attn.qkv_proj.bias"] = torch.zeros(3 * padded).bfloat16()  # as deepcompressor writes it
+    return model
+
+
+def _gated(model: Model, block: str, width: int) -> None:
+    weight, bias = model._taken(f"{block}ff.conv_inverted")
+    assert bias is not None
+    hidden = len(bias) // 2
+    more, turns = -hidden % 64, torch.arange(2 * hidden).view(2, -1).T.flatten()
+    at = torch.empty_like(turns).index_copy_(0, turns, torch.arange(2 * hidden))
+    inner = F.pad(weight.flatten(1)[turns], (0, 0, 0, 2 * more))
+    parts = {f"{block}ff.conv_inverted": (at, (2 * hidden, width, 1, 1))}
+    model.padded(f"{block}ff.inverted_conv", inner, F.pad(bias[turns], (0, 2 * more)), parts)
+    weight, bias = model._taken(f"{block}ff.conv_depth")
+    assert bias is not None
+    model.floats |= {f"{block}ff.conv_depth.weight": weight, f"{block}ff.conv_depth.bias": bias}
+    depth = F.pad(weight[turns].permute(0, 2, 3, 1), (0, 0, 0, 0, 0, 0, 0, 2 * more))
+    model.file |= {
+        f"{block}ff.depth_conv.weight": depth,
+        f"{block}ff.depth_conv.bias": F.pad(bias[turns], (0, 2 * more)),
+    }
+    weight, _ = model._taken(f"{block}ff.conv_point")
+    parts = {f"{block}ff.conv_point": (torch.arange(width), (width, hidden, 1, 1))}
+    model.padded(f"{block}ff.point_conv", F.pad(weight.flatten(1), (0, more)), None, parts)
 
 
 def sdxl(weights: Mapping[str, Tensor]) -> Model:

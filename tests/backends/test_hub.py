@@ -11,11 +11,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import sdquant
+from sdquant.core import input_columns
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.models.components import quiet
+from sdquant.nn import quantized_layer
+from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import plain, quantized
 
 from .. import encoders
@@ -65,8 +68,8 @@ def test_a_text_encoder(name: str, tmp_path: Path) -> None:
     for key, packed in packs.items():
         weight = packed.spec.scheme.codec.decode(packed, torch.float32)
         assert torch.equal(weight, values[key]) if kind.exact else torch.allclose(weight, values[key], rtol=1e-6)
-        if "axis" not in packed.spec.details and "order" not in packed.parts:
-            assert packed.spec.scheme.codec.form(packed) is not None  # for kernels
+        if "axis" not in packed.spec.details:
+            assert packed.spec.scheme.codec.form(input_columns.without(packed)) is not None  # for kernels
     _dequantized(folder, values, kind)
     _saved(model, tmp_path / "saved")
 
@@ -104,6 +107,29 @@ def test_computes_with_the_weights_that_it_has(name: str, tmp_path: Path) -> Non
     words = torch.arange(12)[None] % model.config.vocab_size
     with torch.no_grad():
         torch.testing.assert_close(model(words).last_hidden_state, other(words).last_hidden_state, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gptq shuffled", pytest.param("gptq 3", marks=pytest.mark.slow)])
+def test_groups_that_are_not_of_neighbours(name: str, tmp_path: Path) -> None:
+    """The codes are sorted by group for the kernels, and what the layer multiplies is gathered like them."""
+    model = sdquant.load_model(_of(name, _encoder(tmp_path / "model"))[0], dtype="float32", progress=False)
+    layer = next(one for one in model.modules() if input_columns.ORDER in getattr(one, "part_names", ()))
+    layer.requires_grad_(False)
+    floats = nn.Linear(layer.in_features, layer.out_features, bias=False)
+    codes, order = quantized_layer(floats, input_columns.without(layer.packed)), layer.packed.parts["order"].long()
+    x = torch.randn(70, layer.in_features, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for dtype, compute in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")):
+            set_compute(codes, compute), set_compute(layer, compute)
+            for rows in (1, 70):
+                y = layer(x[:rows].to(dtype))
+                assert torch.equal(y, codes(x[:rows, order].to(dtype)))
+                assert torch.equal(y, torch.compile(layer, fullgraph=True, backend="eager")(x[:rows].to(dtype)))
+                torch.testing.assert_close(y.float(), x[:rows] @ layer.dequantize().T, atol=0.05, rtol=0.05)
+    set_compute(layer, None)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(gradient, layer.dequantize().sum(0).expand_as(x), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["auto-round", pytest.param("gptq shuffled", marks=pytest.mark.slow)])

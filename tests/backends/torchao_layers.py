@@ -140,9 +140,9 @@ def flattened(layers: Mapping[str, Layer | Tensor]) -> tuple[dict[str, Tensor], 
     return tensors, metadata
 
 
-def digits(folder: Path, kinds: list[str] | None = None) -> dict[str, Tensor]:
-    """Write the transformer of digits-flux with torchao's layers, by turns; return its weights as floats."""
-    source = sdquant.demo.path("digits-flux") / "transformer"
+def digits(folder: Path, kinds: list[str] | None = None, source: Path | None = None) -> dict[str, Tensor]:
+    """Write a component with torchao's layers, by turns; return its weights as floats. source: digits-flux' one."""
+    source = source or sdquant.demo.path("digits-flux") / "transformer"
     layers: dict[str, Layer | Tensor] = {}
     turns = itertools.cycle(KINDS[kind][1] for kind in kinds or KINDS)
     for name, tensor in load_file(source / WEIGHTS).items():

@@ -36,10 +36,10 @@ KOHYA = {
 }
 
 
-def out(pipe: Any) -> torch.Tensor:
+def out(pipe: Any, *, gradient: bool = False) -> torch.Tensor:
     """What the UNet or transformer puts out for fixed inputs, float32; the prompt goes through the text encoders."""
     model, make = main_part(pipe), torch.Generator().manual_seed(0)
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradient):
         if hasattr(pipe, "unet"):
             text, _ = pipe.encode_prompt("a handwritten seven", "cpu", 1, False)
             found = model(torch.randn(1, 4, 8, 8, generator=make), 500, text.float()).sample

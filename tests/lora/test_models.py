@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from sdquant import backends
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.models.components import quiet
 from sdquant.models.pipelines import main_part
+from sdquant.nn.quantized_layers import QuantizedLinear
 from sdquant.rules import QuantizationRule
 from sdquant.saving.export_gguf import quantize_file
 
-from ..file_only import quantized_folder
+from ..file_only import FORMATS, quantized_folder
 from .conftest import load, out, peft, put_on
 
 Files = Callable[..., Path]
@@ -34,7 +36,7 @@ Effect = Callable[..., torch.Tensor]
 COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5}
 LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4}
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "lora.json"
-SCHEMES = [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.name != "rules"]
+SCHEMES = [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.name != "rules"] + [*FORMATS]
 
 
 def held(found: torch.Tensor, wanted: torch.Tensor, bits: float) -> None:
@@ -73,17 +75,61 @@ def test_effect(
 def test_effect_of_every_scheme(
     model: str, scheme: str, tmp_path: Path, lora_file: Files, float_effect: Effect
 ) -> None:
-    if backends.scheme(scheme).on_the_fly:
+    row = backends.scheme(FORMATS.get(scheme, scheme))
+    if row.on_the_fly and scheme not in FORMATS:
         pipe = load(model, scheme)
     else:
-        if backends.scheme(scheme).backend == "gguf":
+        if scheme not in FORMATS and backends.scheme(scheme).backend == "gguf":
             folder = quantize_file(sdquant.demo.path(model), scheme, tmp_path / "quantized", progress=False)
         else:
             folder = quantized_folder(model, scheme, tmp_path / "quantized")
         pipe = sdquant.load_model(folder, dtype="float32", progress=False)
     before = out(pipe)
     put_on(pipe, lora_file(model))
-    held(out(pipe) - before, float_effect(model), backends.scheme(scheme).bits)
+    held(out(pipe) - before, float_effect(model), min(row.bits, 4) if scheme in FORMATS else row.bits)
+    with quiet():
+        pipe.unload_lora_weights()
+    assert torch.equal(out(pipe), before)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_trained_on(name: str, tmp_path: Path) -> None:
+    """By a LoRA, which leaves the packed weights; layers compile into one graph, and threads do not disturb them."""
+    pipe = sdquant.load_model(
+        quantized_folder("digits-flux", name, tmp_path / "model"), dtype="float32", progress=False
+    )
+    model, before = pipe.transformer, out(pipe)
+    packs = dict(sdquant.nn.weights.quantized(copy.deepcopy(model)))
+    model.requires_grad_(False)
+    for layer in {
+        type(one).__name__ + str(one.part_names) + str(one.spec.scheme): one for one in layers_of(model)
+    }.values():
+        torch.compiler.reset()
+        x = torch.randn(9, layer.in_features, generator=torch.Generator().manual_seed(1))
+        y = layer(x)
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), y), layer
+        with ThreadPoolExecutor(2) as threads:  # of layers: tokenizers of transformers are not safe with threads
+            assert all(torch.equal(found, y) for found in threads.map(layer, [x] * 20)), layer
+    with quiet():
+        model.add_adapter(peft.LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_v", "proj_mlp", "proj_out"]))
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = (out(pipe, gradient=True) - before * 1.1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0], losses
+    with quiet():
+        model.unload_lora()
+    assert torch.equal(out(pipe), before)
+    for key, packed in sdquant.nn.weights.quantized(model):
+        assert all(torch.equal(packed.parts[part], tensor) for part, tensor in packs[key].parts.items())
+
+
+def layers_of(model: Any) -> list[Any]:
+    return [one for one in model.modules() if isinstance(one, QuantizedLinear)]
 
 
 def test_rules(lora_file: Files, float_effect: Effect) -> None:

@@ -10,8 +10,10 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tempfile
 import types
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,13 +28,14 @@ from sdquant.offload import actions
 from sdquant.offload.state_guards import is_move
 from tests.offload.pipeline_changes import ACTIONS, PROMPT
 
+from ..file_only import FORMATS, quantized_folder
 from .conftest import DEVICE, hooked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODES = [row.name for row in offload.MODES if row.name != "none"]
-MODELS = [("int8", "plain"), ("nf4", "library")]
+MODELS = [("int8", "plain"), ("nf4", "library"), ("comfy", "plain"), ("gptq shuffled", "plain"), ("torchao", "plain")]
 FAST = {"of_components", "textual_inversion", "another_layer"}
 # What no mode may do, whatever the model: the word that the sentence has.
 REFUSED = {
@@ -52,9 +55,14 @@ REFUSED_BY = {("adapter_by_peft", "sequential"): "meta"}
 
 @functools.cache
 def loaded(scheme: str, runtime: str) -> Any:
-    """digits-sd in float32, its UNet and text encoder in the scheme, and with a method of somebody's own."""
-    path = sdquant.demo.path("digits-sd")
-    pipe = sdquant.load_model(path, scheme, runtime=runtime, device=DEVICE, dtype="float32", progress=False)
+    """digits-sd in float32, with a method of somebody's own: its UNet and text encoder in a scheme, or its UNet in a
+    format of files."""
+    given: dict[str, Any] = {"runtime": runtime, "device": DEVICE, "dtype": "float32", "progress": False}
+    if scheme in FORMATS:
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = sdquant.load_model(quantized_folder("digits-sd", scheme, Path(folder) / "model"), **given)
+    else:
+        pipe = sdquant.load_model(sdquant.demo.path("digits-sd"), scheme, **given)
     pipe.sdquant.offload.remove()
     pipe.sdquant = None
     pipe.__class__ = _with_a_method(type(pipe))
@@ -139,7 +147,7 @@ def expected(scheme: str, runtime: str, name: str) -> Any:
 
 def refused_by_the_matrix(scheme: str, runtime: str, mode: str) -> bool:
     try:
-        check(scheme, mode, runtime=runtime, device=DEVICE)
+        check(FORMATS.get(scheme, scheme), mode, runtime=runtime, device=DEVICE)
     except SdquantError:
         return True
     return False
