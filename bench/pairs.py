@@ -40,7 +40,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """`one` takes at most `limit` times as long as `other`, from `least` rows on; of float32 activations, `wide` times."""
+    """`one` takes at most `limit` times as long as `other`, from `least` rows on; with float32 at most `wide` times."""
 
     one: str
     other: str
