@@ -457,7 +457,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "plan_memory": memory.table, "one_step": output.one_step,
     "offload": offload.table, "offload_card": offload.card_table,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
-    "speed_rules": speed.rules,
+    "speed_rules": speed.rules, "speed_pairs": speed.pairs,
     "speed_cards": speed.cards, "speed_convolutions": speed.convolutions,
     "compute_snr": compute.snr, "compute_outliers": compute.outliers,
     "compute_errors": compute.errors, "compute_step": compute.step,

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.linear_gates import INTEGER, OURS, PLAIN, judge
+from bench.pairs import PAIRS
 from tools.tables import machine_of, markdown
 
 FOLDER = Path("bench/results")
 LINEAR = "linear-*.json"  # one for each set of instructions
 RULES = "rules-*.json"
 CONVOLUTION = "convolution-*.json"
+PAIR = "pairs-*.json"
 ROWS = (1, 8, 77, 256, 1024, 4608)
 MISSING = "Not measured yet: `python -m bench.linear` does it."
 WORDS = {
@@ -162,6 +164,25 @@ def _convolutions(rows: list[dict[str, Any]]) -> str:
         [f"`{name}`", *(cell(name, case) for case in cases)] for name in dict.fromkeys(row["format"] for row in rows)
     ]
     return markdown(("format", *(f"{channels} ch., {count}" for channels, count in cases)), lines)
+
+
+def pairs(root: Path) -> str:
+    """What a rotation and a branch cost, for each dtype that was measured."""
+    parts = [f"{title}:\n\n{_pairs(rows)}" for title, rows in _measured(root, PAIR)]
+    return "\n\n".join(parts) or "Not measured yet: `python -m bench.pairs` does it."
+
+
+def _pairs(rows: list[dict[str, Any]]) -> str:
+    counts = sorted({row["rows"] for row in rows})
+    found = {(row["name"], row["dtype"], row["rows"]): row["ratio"] for row in rows}
+    lines = []
+    for pair in PAIRS:
+        for dtype in dict.fromkeys(row["dtype"] for row in rows if row["name"] == pair.name):
+            cells = (found.get((pair.name, dtype, count)) for count in counts)
+            shown = (f"{cell:.2f}" if cell else "-" for cell in cells)
+            lines.append([f"`{pair.one}`", f"`{pair.other}`", dtype, f"{pair.limit_of(dtype):g}", *shown])
+    header = ("layer", "against", "dtype", "at most", *(f"{count} row{'s' if count > 1 else ''}" for count in counts))
+    return markdown(header, lines, left=3)
 
 
 SUMMARY = ("nf4", "fp8", "int8", "qint8", "bnb-int8", "qint4", "int4", "q8_0", "q4_k", "sdnq-int8", "sdnq-uint4")

@@ -65,11 +65,9 @@ class SvdQuant(ComfyCodec):
         return "down" not in packed.parts
 
     def low_rank(self, packed: Packed) -> LowRank | None:
-        parts = packed.parts
-        if "down" not in parts:
+        if "down" not in packed.parts:
             return None
-        residual = {name: parts[name] for name in ("codes", "scale")}
-        return LowRank(residual=residual, smooth=parts["smooth"], down=parts["down"], up=parts["up"])
+        return LowRank(residual=("codes", "scale"), smooth="smooth", down="down", up="up")
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         key, codes = require(found, "codes", get)

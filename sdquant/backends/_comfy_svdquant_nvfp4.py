@@ -51,11 +51,10 @@ class SvdQuantNvfp4(SvdQuant):
         return None if packed.parts.keys() & {"down", "rows"} else self._residual.form(packed)
 
     def low_rank(self, packed: Packed) -> LowRank | None:
-        parts = packed.parts
-        if "down" not in parts:
+        if "down" not in packed.parts:
             return None
-        residual = {name: parts[name] for name in ("codes", "scale")}
-        return LowRank(residual=residual, rows=parts.get("rows"), **{name: parts[name] for name in _BRANCH})
+        rows = "rows" if "rows" in packed.parts else ""
+        return LowRank(residual=("codes", "scale"), rows=rows, **{name: name for name in _BRANCH})
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         key, codes = require(found, "codes", get)

@@ -213,8 +213,8 @@ class SDNQ(Backend):
         parts = packed.parts
         if "svd_up" not in parts or len(packed.spec.shape) != 2:
             return None
-        residual = {name: part for name, part in parts.items() if not name.startswith("svd_")}
-        return LowRank(residual=residual, smooth=None, down=parts["svd_down"].t(), up=parts["svd_up"])
+        residual = tuple(name for name in parts if not name.startswith("svd_"))
+        return LowRank(residual=residual, down="svd_down", up="svd_up", is_turned=True)
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name.removesuffix("weight") + part

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from .backend import Packed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,26 +14,31 @@ class LowRank:
     """A weight W = rows R / smooth + up down^T, so that x W^T = (x / smooth) R^T rows + (x down) up^T.
 
     Attributes:
-        residual: the parts of R, a packed weight of the same description as W.
-        smooth: divides the inputs, [in]; None for 1. down: [in, rank]. up: [out, rank].
-        rows: multiplies the outputs of R, [out]; None for ones.
+        residual: names of the parts of R, a packed weight of the same description as W.
+        down: name of the part down, [in, rank]. up: of the part up, [out, rank].
+        smooth: of the part that divides the inputs, [in]; "" for none.
+        rows: of the part that multiplies the outputs of R, [out]; "" for none.
+        is_turned: whether the part `down` is the transposed one, [rank, in].
     """
 
-    residual: Mapping[str, Tensor]
-    smooth: Tensor | None
-    down: Tensor
-    up: Tensor
-    rows: Tensor | None = None
+    residual: tuple[str, ...]
+    down: str
+    up: str
+    smooth: str = ""
+    rows: str = ""
+    is_turned: bool = False
 
-    def add_product(self, y: Tensor, x: Tensor) -> Tensor:
-        """Return y + (x down) up^T, for y [..., out] and x [..., in] of one dtype.
+    def residual_of(self, packed: Packed) -> Packed:
+        """Return R of a packed W."""
+        return replace(packed, parts={name: packed.parts[name] for name in self.residual})
 
-        In float16 the product is summed in float32: an SVD puts all of the size into one of the factors, so that what
-        is between them may be above the largest number of float16 where the result is not.
-        """
-        import torch
+    def under(self, prefix: str) -> LowRank:
+        """Return the same for parts whose names begin with `prefix`."""
 
-        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
-        down, up = self.down.to(dtype), self.up.to(dtype)
-        narrow = x.reshape(-1, x.shape[-1]).to(dtype) @ down
-        return torch.addmm(y.reshape(-1, y.shape[-1]).to(dtype), narrow, up.T).to(y.dtype).view(y.shape)
+        def named(name: str) -> str:
+            return prefix + name if name else ""
+
+        return LowRank(
+            residual=tuple(map(named, self.residual)), down=named(self.down), up=named(self.up),
+            smooth=named(self.smooth), rows=named(self.rows), is_turned=self.is_turned,
+        )  # fmt: skip

@@ -10,7 +10,7 @@ import importlib
 import logging
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,17 +18,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import input_columns, packed_rows
-from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear
+from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
 from .base import EightBit
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
+from .linear_with_branch import LinearWithBranch
 from .linear_with_rotation import LinearWithRotation
 from .reader_checks import is_right
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
+    from ..core import Backend, Geometry, Packed, PackedLayout
     from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
@@ -172,7 +173,9 @@ def linear(
         return linear(backend, codes, backend.form(codes), input_columns.gather(packed, x), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
-        return _linear_with_branch(backend, packed, branch, x, bias, compute)
+        residual = branch.residual_of(packed)
+        multiply = partial(_multiply, backend, backend.form(residual), compute, residual)
+        return linear_with_branch.linear(branch, packed.parts, x, bias, multiply)
     block = block_scaled.block_of(packed, form, compute, x.dtype)
     if block and form is not None and block_scaled.has_enough_rows(x):
         return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))
@@ -194,18 +197,10 @@ def linear(
     return F.linear(x, _decoded(backend, packed, form, x), bias)
 
 
-def _linear_with_branch(
-    backend: Backend, packed: Packed, branch: LowRank, x: Tensor, bias: Tensor | None, compute: str | None
+def _multiply(
+    backend: Backend, form: PackedLayout | None, compute: str | None, packed: Packed, x: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Return the product with the residual, and beside it that with the narrow factors."""
-    residual = replace(packed, parts=branch.residual)
-    # In float32: of bfloat16, small factors would be zeros in float16.
-    inputs = x if branch.smooth is None else (x / branch.smooth.float()).to(x.dtype)
-    y = linear(backend, residual, backend.form(residual), inputs, bias if branch.rows is None else None, compute)
-    if branch.rows is not None:
-        y = y * branch.rows.to(x.dtype)
-        y = y if bias is None else y + bias
-    return branch.add_product(y, x)
+    return linear(backend, packed, form, x, bias, compute)
 
 
 def prepared(
@@ -216,6 +211,14 @@ def prepared(
         return None
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
+    branch = backend.low_rank(packed)
+    if branch is not None:
+        residual = branch.residual_of(packed)
+        form = backend.form(residual)
+        return LinearWithBranch(
+            packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
+            partial(_multiply, backend, form, compute),
+        )  # fmt: skip
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
@@ -245,9 +248,6 @@ def _prepared_with_rotation(
     codes = packed.without_rotation
     form = backend.form(codes)
 
-    def multiply(codes: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(backend, codes, form, x, bias, compute)
-
     at_once, least = None, 0
     kernels = way(backend, codes, form, dtype)
     if form is not None and kernels.reader is not None:
@@ -259,7 +259,9 @@ def _prepared_with_rotation(
         )
     inner = prepared(backend, codes, form, dtype, compute, prefix)
     names = {name: prefix + name for name in packed.parts}
-    return LinearWithRotation(packed.spec, names, dtype, at_once, least, inner, multiply)
+    return LinearWithRotation(
+        packed.spec, names, dtype, at_once, least, inner, partial(_multiply, backend, form, compute)
+    )
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_the_codes_have_kernels_and_the_layer_is_a_layer() -> None:
     packed = read(SVD)
     branch = COMFY.low_rank(packed)
     assert branch is not None and COMFY.form(packed) is None
-    residual = Packed(spec=packed.spec, parts=branch.residual)
+    residual = branch.residual_of(packed)
     reader = dispatch.way(COMFY, residual, COMFY.form(residual), torch.bfloat16).reader
     assert (reader is None) is (not dispatch.readers("cpu"))
     layer, x = _layer(), torch.randn(3, 128)

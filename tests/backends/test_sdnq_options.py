@@ -6,7 +6,7 @@ import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,13 +19,15 @@ from sdquant.backends import _sdnq_encode
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_storage import PARTS, storage_of
 from sdquant.cli import main
-from sdquant.core.backend import Packed
 from sdquant.errors import BadFileError, ConflictError, SettingsError
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
 
 from .test_sdnq_storage import compare, convolution, dequantized, linear
+
+if TYPE_CHECKING:
+    from sdquant.core import Packed
 
 BACKEND = backends.get("sdnq")
 MODELS = {"digits-flux": ("transformer", FluxTransformer2DModel), "digits-sd": ("unet", UNet2DConditionModel)}
@@ -138,7 +140,7 @@ def test_the_factors_are_multiplied_beside_the_codes(scheme: str, option: str) -
     packed = BACKEND.encode(floats.weight.data, backends.parse(f"{scheme},{option}"))
     branch = BACKEND.low_rank(packed)
     assert branch is not None
-    assert BACKEND.form(Packed(spec=packed.spec, parts=branch.residual).without_rotation) is not None
+    assert BACKEND.form(branch.residual_of(packed).without_rotation) is not None
     layer = quantized_layer(copy.deepcopy(floats), packed)
     floats.weight.data = BACKEND.decode(packed, torch.float32)
     for rows in (1, 5, 96):
@@ -159,8 +161,9 @@ def test_float16_has_room_between_the_factors() -> None:
     branch = BACKEND.low_rank(packed)
     assert branch is not None
     layer = quantized_layer(copy.deepcopy(floats).half(), packed)
-    x = 1.2e4 * branch.down[:, :1].T.float().sign()
-    assert float((x @ branch.down.float()).abs().max()) > torch.finfo(torch.float16).max
+    down = packed.parts[branch.down].float()
+    x = 1.2e4 * down[:1].sign()
+    assert float((x @ down.T).abs().max()) > torch.finfo(torch.float16).max
     assert bool(layer(x.half()).isfinite().all())
 
 

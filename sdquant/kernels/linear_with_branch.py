@@ -1,0 +1,115 @@
+"""A linear product with a weight that has a low-rank branch: that with its residual, and two narrow ones beside it.
+
+At rank 32 the two are 2 % of the multiplications of a layer with 3072 inputs and outputs. So passes over activations
+and results count, and new memory for them more: the second factor is multiplied into the results, where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core import Packed
+from . import fp32_gemm
+from .workspace import scratch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..core import LowRank, PackedSpec
+    from .base import Prepared
+
+Multiply = Callable[[Packed, "Tensor", "Tensor | None"], "Tensor"]
+
+
+def linear(
+    branch: LowRank, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, multiply: Callable[..., Tensor]
+) -> Tensor:
+    """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
+
+    Args:
+        parts: those that `branch` names. multiply: adds the bias to the product with the residual, of inputs [..., in],
+            and returns new memory.
+    """
+    # Where dtypes differ the quotient is in float32: of bfloat16, small factors would be zeros in float16.
+    inputs = (x / parts[branch.smooth]).to(x.dtype) if branch.smooth else x
+    if branch.rows:
+        y = multiply(inputs, None).mul_(parts[branch.rows])
+        y = y if bias is None else y.add_(bias)
+    else:
+        y = multiply(inputs, bias)
+    down, up = parts[branch.down], parts[branch.up]
+    _add_product(y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1]), down.t() if branch.is_turned else down, up)
+    return y
+
+
+def _add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+    """Add (x down) up^T to y [m, out], for x [m, in] of the same dtype.
+
+    In float16 the product is summed in float32: an SVD puts all of the size into one of the factors, so that what is
+    between them may be above the largest number of float16 where the result is not.
+    """
+    is_wide = x.dtype == torch.float16 or (x.is_cpu and fp32_gemm.is_profitable(x.dtype))
+    dtype = torch.float32 if is_wide else x.dtype
+    down, up = down.to(dtype), up.to(dtype)
+    if dtype == x.dtype:
+        y.addmm_(x @ down, up.t())
+        return
+    for some_x, some_y in zip(x.split(fp32_gemm.ROWS), y.split(fp32_gemm.ROWS), strict=True) if x.is_cpu else ((x, y),):
+        narrow = scratch(some_x.shape, dtype, x.device).copy_(some_x) @ down
+        some_y.copy_(scratch(some_y.shape, dtype, x.device).copy_(some_y).addmm_(narrow, up.t()))
+
+
+class LinearWithBranch:
+    """The same, prepared for a layer."""
+
+    __slots__ = ("branch", "columns", "dtype", "inner", "multiply", "names", "own", "spec")
+
+    def __init__(
+        self,
+        spec: PackedSpec,
+        branch: LowRank,
+        prefix: str,
+        dtype: torch.dtype,
+        inner: Prepared | None,
+        multiply: Multiply,
+    ) -> None:
+        """Prepare a product for activations of `dtype`.
+
+        Args:
+            spec: of the weight. prefix: of the parts' names among the layer's parameters.
+            inner: the prepared product with the residual, if there is one.
+            multiply: that product for what `inner` leaves to others.
+        """
+        self.spec, self.columns, self.dtype = spec, spec.shape[1], dtype
+        self.branch, self.own = branch, branch.under(prefix)
+        of_branch = (self.own.down, self.own.up, self.own.smooth, self.own.rows)
+        self.names = (*self.own.residual, *filter(None, of_branch))
+        self.inner, self.multiply = inner, multiply
+
+    def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
+        """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
+        if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
+            return None
+        bias = own.get("bias")
+        if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+            return None
+        parts: dict[str, Tensor] = {}
+        for name in self.names:
+            tensor = own[name]
+            if tensor is None or tensor.device != x.device:
+                return None
+            parts[name] = tensor
+        if torch.is_autocast_enabled(x.device.type):
+            return None
+
+        def multiply(inputs: Tensor, bias: Tensor | None) -> Tensor:
+            y = None if self.inner is None else self.inner(inputs, {**parts, "bias": bias})
+            if y is None:
+                residual = {name: parts[of] for name, of in zip(self.branch.residual, self.own.residual, strict=True)}
+                y = self.multiply(Packed(spec=self.spec, parts=residual), inputs, bias)
+            return y
+
+        return linear(self.own, parts, x, bias if bias is None else bias.to(x.dtype), multiply)
