@@ -148,7 +148,8 @@ def entry(spec: PackedSpec) -> dict[str, Any]:
     of_groups = {GROUP_SIZE: spec.details[GROUP_SIZE]} if GROUP_SIZE in spec.details else {}
     flag = {"convrot": True} if spec.rotation and form == INT8 else {}
     turned = {"convrot_groupsize": spec.rotation} if spec.rotation else {}
-    return {"format": form, **of_groups, **flag, **turned}
+    shift = {"act_unsigned": False} if form == SVDQUANT else {}  # of some layers ComfyUI assumes it
+    return {"format": form, **of_groups, **flag, **turned, **shift}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:

@@ -61,7 +61,7 @@ class Nvfp4(ComfyCodec):
         low, high = torch.aminmax(weight)
         factor = divided(torch.maximum(-low, high).float(), _LARGEST * _LARGEST_SCALE)
         factor = torch.where(factor == 0, 1.0, factor)  # a weight of zeros; NaN stays, and shows
-        parts = by_rows(weight, layout, lambda rows: _encode(rows, factor))
+        parts = by_rows(weight, layout, lambda rows: encode_nvfp4(rows, factor))
         details = {FACTOR: factor.item()}  # float32, which a Python float holds exactly
         return Packed(spec=PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details), parts=parts)
 
@@ -142,8 +142,8 @@ class Nvfp4(ComfyCodec):
         return Packed(spec=spec, parts=parts)
 
 
-def _encode(rows: Tensor, factor: Tensor) -> dict[str, Tensor]:
-    """Quantize some rows, with the factor of the whole weight: float32 []."""
+def encode_nvfp4(rows: Tensor, factor: Tensor) -> dict[str, Tensor]:
+    """Return codes and scale of some rows, with the factor of the whole weight: float32 []."""
     values = rows.float()
     values = F.pad(values, (0, -values.shape[1] % _BLOCK)).view(len(values), -1, _BLOCK)
     largest = divided(values.abs().amax(dim=-1), _LARGEST)

@@ -68,6 +68,7 @@ class Scheme:
         least_bits: the fewest bits of any weight, if that is less than `bits`.
         options: user options, by name.
         aliases: other names of this scheme.
+        calibrated: weights are better quantized with the magnitudes of their inputs (`QuantSpec.magnitudes`).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Scheme:
     options: Mapping[str, Option] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     least_bits: float | None = None
+    calibrated: bool = False
     codec: Backend = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -138,6 +140,11 @@ class QuantSpec:
     def of_component(self, name: str) -> QuantSpec:
         """Return the spec for the component of this name."""
         return self
+
+    def magnitudes(self, inputs: int) -> Tensor | None:
+        """Return the mean of the largest magnitudes of each input of the layer, float32 [inputs], by calibration; None
+        if nobody has measured them."""
+        return None
 
     def described(self) -> str:
         """Return a string with everything that the encoded bits depend on."""
