@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ._nunchaku_find import SPLITS as NUNCHAKU_SPLITS
     from ._nunchaku_find import is_text as is_nunchaku_text
     from ._nunchaku_find import piece as nunchaku_piece
+    from ._nunchaku_pack import METHOD as NUNCHAKU_LITE
+    from ._nunchaku_pack import SCHEMES as NUNCHAKU_SCHEMES
+    from ._nunchaku_pack import lite as nunchaku_lite
+    from ._nunchaku_pack import lite_config as nunchaku_lite_config
     from ._quanto_extension import without_compiler
 else:
     __getattr__ = lazy_exports(__name__)
@@ -34,8 +38,9 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "NUNCHAKU_ORDER", "NUNCHAKU_SPLITS",
-    "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy",
-    "comfy_details", "comfy_entry", "get", "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_piece",
-    "of_scheme", "parse", "scheme", "schemes", "without_compiler",
+    "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "NUNCHAKU_LITE", "NUNCHAKU_ORDER",
+    "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme",
+    "bnb_library", "by_rows", "comfy", "comfy_details", "comfy_entry", "get", "gguf", "is_nunchaku_text", "names",
+    "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_config", "nunchaku_piece", "of_scheme", "parse", "scheme",
+    "schemes", "without_compiler",
 ]  # fmt: skip

@@ -120,7 +120,8 @@ def _svdquant(found: PrequantizedWeight, suffix: str, get: Get) -> Packed:
     details = {FACTOR: _factor(found, suffix, get)} if is_float else {}
     if "rows" in tensors:
         rows, unit = _near_one(order.vector(tensors["rows"][first:last]))
-        parts["rows"], details[FACTOR] = rows, details[FACTOR] * unit
+        details[FACTOR] *= unit
+        parts |= {} if bool((rows == 1).all()) else {"rows": rows}
     if not is_float:
         parts["codes"] ^= SIGNS
     if not bool((parts["smooth"] > 0).all()):
