@@ -19,6 +19,7 @@ from ._bnb_codec import bad, require, scales
 from ._chunks import row_chunks
 from ._comfy_codec import dtype_of
 from ._comfy_int4 import SIGNS
+from ._comfy_svdquant import SvdQuant
 from ._nunchaku_find import GROUP_SIZE, HEIGHT, NVFP4, ROWS, SPLITS
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ def bias(
         value = order.vector(stored[rows])
         parts.append(value.float() + SHIFT * _row_sums(_svdquant(weight, "", get)) if is_shifted else value)
     return parts[0] if len(parts) == 1 else torch.stack([part.float() for part in parts]).sum(0)
+
+
+def unshifted_bias(weight: PrequantizedWeight, key: str, get: Get) -> Tensor:
+    """Return the bias of comfy-kitchen's layer with shifted activations for those that are not: float32 [out]."""
+    stored, packed = get(key), SvdQuant().read(weight, None, get)
+    if tuple(stored.shape) != packed.spec.shape[:1] or not stored.is_floating_point():
+        raise bad(key, f"it is {dtype_name(stored.dtype)} {list(stored.shape)}, not the bias of its weight")
+    return stored.float() + SHIFT * _row_sums(packed)
 
 
 def _without_ones(values: Tensor, splits: int) -> Tensor:
