@@ -34,38 +34,38 @@ def _scattered(rows: Tensor, sizes: Sequence[int], order: Sequence[int], shape: 
     return rows.reshape([sizes[place] for place in order]).permute(back).reshape(*shape)
 
 
-def codes(rows: Tensor) -> Tensor:
+def pack_codes(rows: Tensor) -> Tensor:
     """Return uint8 [out, in / 2], the even column in the low half of a byte, as qweight: int8 of that shape."""
     height, width = rows.shape
     sizes = (height // TILE, width * 2 // _DEPTH, 8, 8, 4, 2, 2, 4)
     return _scattered(rows, sizes, (0, 2, 5, 3, 1, 6, 4, 7), rows.shape).view(torch.int8)
 
 
-def vector(values: Tensor) -> Tensor:
+def pack_vector(values: Tensor) -> Tensor:
     """Return [n] as biases, factors of smoothing and wcscales are stored."""
     return _scattered(values, (len(values) // TILE, 8, 4, 2, 2), (0, 1, 3, 2, 4), values.shape)
 
 
-def scales(rows: Tensor) -> Tensor:
+def pack_scales(rows: Tensor) -> Tensor:
     """Return scales of 64 inputs, [out, in / 64], as wscales: [in / 64, out]."""
     height, groups = rows.shape
     return _scattered(rows, (height // TILE, groups, 8, 4, 2, 2), (0, 2, 4, 3, 5, 1), (groups, height))
 
 
-def small_scales(rows: Tensor) -> Tensor:
+def pack_small_scales(rows: Tensor) -> Tensor:
     """Return scales of 16 inputs, float8 [out, in / 16], as wscales: [in / 16, out]."""
     height, groups = rows.shape
     sizes = (height // TILE, groups // 4, 8, 4, 4, 4)
     return _scattered(rows.view(torch.uint8), sizes, (0, 4, 3, 2, 1, 5), (groups, height)).view(rows.dtype)
 
 
-def down(rows: Tensor) -> Tensor:
+def pack_down(rows: Tensor) -> Tensor:
     """Return the lower factor [in, rank] as proj_down, of that shape."""
     sizes = (rows.shape[0] // 16, rows.shape[1] // 16, 8, 4, 2, 2, 2)
     return _scattered(rows, sizes, (0, 5, 3, 6, 1, 4, 2), rows.shape)
 
 
-def up(rows: Tensor) -> Tensor:
+def pack_up(rows: Tensor) -> Tensor:
     """Return the upper factor [out, rank] as proj_up, of that shape."""
     sizes = (rows.shape[0] // 16, rows.shape[1] // 16, 8, 4, 2, 2, 2)
     return _scattered(rows, sizes, (0, 4, 2, 1, 5, 3, 6), rows.shape)
@@ -76,18 +76,19 @@ def lite(path: str, packed: Packed, bias: Tensor | None) -> dict[str, Tensor]:
     parts = packed.parts
     floats = parts["smooth"].dtype
     tensors = {
-        "smooth_factor": vector(parts["smooth"]), "proj_down": down(parts["down"]), "proj_up": up(parts["up"])
+        "smooth_factor": pack_vector(parts["smooth"]), "proj_down": pack_down(parts["down"]),
+        "proj_up": pack_up(parts["up"]),
     }  # fmt: skip
     if packed.spec.scheme.name == NVFP4:
         rows = parts["rows"] if "rows" in parts else torch.ones(packed.spec.shape[0], dtype=floats)
         tensors |= {
-            "qweight": codes(parts["codes"]), "wscales": small_scales(parts["scale"]), "wcscales": vector(rows),
-            "wtscale": torch.tensor([packed.spec.details[FACTOR]], dtype=floats),
+            "qweight": pack_codes(parts["codes"]), "wscales": pack_small_scales(parts["scale"]),
+            "wcscales": pack_vector(rows), "wtscale": torch.tensor([packed.spec.details[FACTOR]], dtype=floats),
         }  # fmt: skip
     else:
-        tensors |= {"qweight": codes(parts["codes"] ^ SIGNS), "wscales": scales(parts["scale"])}
+        tensors |= {"qweight": pack_codes(parts["codes"] ^ SIGNS), "wscales": pack_scales(parts["scale"])}
     if bias is not None:
-        tensors["bias"] = vector(bias.to(floats))
+        tensors["bias"] = pack_vector(bias.to(floats))
     return {f"{path}.{name}": tensor.contiguous() for name, tensor in tensors.items()}
 
 

@@ -56,7 +56,7 @@ def layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str, group: int) -> d
         raise Unfit(f"it has {columns} inputs, and {spec.scheme} needs a multiple of {group}")
     if rank * (rows + columns) > _SHARE * rows * columns:
         raise Unfit(f"with a branch of rank {rank} a weight of {list(shape)} would hardly be smaller")
-    floats = float_dtype(dtype)
+    floats = factor_dtype(dtype)
     return {
         "codes": TensorSpec(dtype="uint8", shape=(rows, columns // 2)),
         "smooth": TensorSpec(dtype=floats, shape=(columns,)),
@@ -65,7 +65,7 @@ def layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str, group: int) -> d
     }
 
 
-def float_dtype(dtype: str) -> str:
+def factor_dtype(dtype: str) -> str:
     """Return the dtype of the factors of a weight: of 16 bits, since kernels for them have no other."""
     return "float16" if dtype == "float16" else "bfloat16"
 

@@ -142,8 +142,7 @@ class QuantSpec:
         return self
 
     def magnitudes(self, inputs: int) -> Tensor | None:
-        """Return the mean of the largest magnitudes of each input of the layer, float32 [inputs], by calibration; None
-        if nobody has measured them."""
+        """Return the largest magnitudes of each input that calibration measured, on average: [inputs]; None without."""
         return None
 
     def described(self) -> str:
@@ -153,8 +152,7 @@ class QuantSpec:
     def __str__(self) -> str:
         words = [self.scheme.name]
         words += [name if value is True else f"{name}={value}" for name, value in self.options]
-        words += [EMBEDDINGS] if self.embeddings else []
-        return ",".join(words)
+        return ",".join([*words, *([EMBEDDINGS] if self.embeddings else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,12 +195,8 @@ class PackedSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "scheme": self.scheme.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "details": dict(self.details),
-        }
+        named = {"scheme": self.scheme.name, "shape": list(self.shape), "dtype": self.dtype}
+        return {**named, "details": dict(self.details)}
 
 
 @dataclass(frozen=True, kw_only=True)
