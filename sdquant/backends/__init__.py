@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from ._nunchaku import unshifted_bias as comfy_bias
     from ._nunchaku_find import ORDER as NUNCHAKU_ORDER
     from ._nunchaku_find import SPLITS as NUNCHAKU_SPLITS
+    from ._nunchaku_find import SVDQUANT as NUNCHAKU_SCHEMES
     from ._nunchaku_find import is_text as is_nunchaku_text
     from ._nunchaku_find import piece as nunchaku_piece
-    from ._nunchaku_pack import METHOD as NUNCHAKU_LITE
-    from ._nunchaku_pack import SCHEMES as NUNCHAKU_SCHEMES
     from ._nunchaku_pack import lite as nunchaku_lite
     from ._nunchaku_pack import lite_config as nunchaku_lite_config
     from ._quanto_extension import without_compiler
@@ -40,7 +39,7 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFY_FORMATS", "COMFY_METADATA", "COMFY_SHIFTED", "FLOAT8_FORMATS", "FLOAT8_MARKER", "NUNCHAKU_LITE",
+    "COMFY_FORMATS", "COMFY_METADATA", "COMFY_SHIFTED", "FLOAT8_FORMATS", "FLOAT8_MARKER",
     "NUNCHAKU_ORDER", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight",
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry", "get",
     "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_config",

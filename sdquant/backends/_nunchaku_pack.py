@@ -16,14 +16,13 @@ from torch import Tensor
 
 from ..core import FACTOR, Packed, dtype_name
 from ._comfy_int4 import SIGNS
-from ._nunchaku_find import NVFP4
+from ._nunchaku_find import NVFP4, SVDQUANT
 from ._nunchaku_order import TILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 METHOD = "nunchaku_lite"
-SCHEMES = ("svdquant_w4a4", NVFP4)
 _DEPTH = 64
 _BRANCH = ("smooth", "down", "up")
 
@@ -110,7 +109,7 @@ def lite_config(weights: Mapping[str, Packed]) -> tuple[dict[str, Any], frozense
 def _kind(packed: Packed) -> tuple[str, int, str] | None:
     """Return the scheme, the rank and the dtype of floats of a weight; None if no layer of nunchaku_lite is so."""
     parts, shape = packed.parts, packed.spec.shape
-    if packed.spec.scheme.name not in SCHEMES or len(shape) != 2 or any(size % TILE for size in shape):
+    if packed.spec.scheme.name not in SVDQUANT or len(shape) != 2 or any(size % TILE for size in shape):
         return None
     floats = [part for name, part in parts.items() if name in (*_BRANCH, "rows")]
     is_nvfp4 = packed.spec.scheme.name == NVFP4

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ..backends import nunchaku_lite
 from ..nn import quantized
 from .file_layout import as_filed
 
@@ -19,6 +18,8 @@ def forms(model: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
     """Return the tensors of these weights' layers, on the meta device or without their values, by key."""
     import torch
 
+    from ..backends import nunchaku_lite
+
     meta = torch.device("meta")
     return {
         key: form
@@ -29,6 +30,8 @@ def forms(model: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
 
 def created(model: nn.Module, names: Collection[str]) -> Iterator[Mapping[str, Tensor]]:
     """Yield the tensors of each layer."""
+    from ..backends import nunchaku_lite  # which imports torch
+
     for path, packed, bias in _layers(model, names):
         yield nunchaku_lite(path, as_filed(packed), bias)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..backends import NUNCHAKU_SCHEMES, nunchaku_lite_config
+from ..backends import NUNCHAKU_SCHEMES
 from ..core import METHOD, QuantSpec, Unfit
 from ..models import is_of_transformers, libraries, matched
 from ..nn import quantized
@@ -179,6 +179,8 @@ def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: Scheme, c
 
 def _nunchaku_lite(model: nn.Module, weights: Mapping[str, Packed]) -> Reading:
     """Return the reading of SVDQuant: by diffusers, of the layers that its config lists, all of one kind."""
+    from ..backends import nunchaku_lite_config  # which imports torch
+
     if is_of_transformers(model):
         return Reading(floats=frozenset(weights))
     config, names = nunchaku_lite_config({name: one for name, one in weights.items() if _is_run(model, name)})
