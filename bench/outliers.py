@@ -9,6 +9,8 @@
 * heavy: from Student's with 4 degrees of freedom, and one input channel in 200 is 20 times as large;
 * low: as heavy, and the weight has a part of rank 16 with as much energy as the rest.
 
+SVDQuant is measured without smoothing, and with that of the magnitudes of every second row of the activations.
+
 SNR of the output in dB, against the product of the same numbers in float64. Such matrices rank formats; they do not
 foretell images, and differences below half a dB say nothing.
 """
@@ -16,21 +18,27 @@ foretell images, and differences below half a dB say nothing.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bench._results import read, write
 from bench.linear import INTEGER, OURS
 from bench.linear_peers import FAMILIES, Family, Run, packed, sdnq_layer, sdnq_matmul
 from bench.snr import snr
+from sdquant import backends
+from sdquant.core.backend import Packed, QuantSpec
 from sdquant.nn import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / "outliers.json"
 SIZE, ROWS, RANK = 3072, 256, 16
+SMOOTHED = " smoothed"  # after the name of a scheme
 _BY_NAME = {family.scheme: family for family in FAMILIES}
 _SDNQ = {"sdnq": sdnq_layer, "sdnq int8 matmul": sdnq_matmul}
 FORMATS: tuple[Family, ...] = (
@@ -41,6 +49,8 @@ FORMATS: tuple[Family, ...] = (
         "sdnq-int8", "sdnq-int8,hadamard", "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-uint4,svd",
         "sdnq-uint4,hadamard,svd",
     )),
+    Family("svdq-int4", {}), Family("svdq-int4" + SMOOTHED, {}),
+    Family("svdq-nvfp4", {}), Family("svdq-nvfp4" + SMOOTHED, {}),
 )  # fmt: skip
 
 
@@ -58,10 +68,44 @@ def layers() -> Iterator[tuple[str, Tensor, Tensor]]:
     yield "low", (weight + low * (weight.norm() / low.norm())).bfloat16(), x.bfloat16()
 
 
-def _runs(family: Family, floats: nn.Linear) -> dict[str, Run]:
-    held = packed(floats, family.scheme)
+@dataclass(frozen=True)
+class _Calibrated(QuantSpec):
+    """A scheme with the magnitudes of a layer's inputs."""
+
+    found: Tensor | None = None
+
+    def magnitudes(self, inputs: int) -> Tensor | None:
+        return self.found
+
+
+def _held(floats: nn.Linear, scheme: str, x: Tensor) -> Packed:
+    if not scheme.endswith(SMOOTHED):
+        return packed(floats, scheme)
+    row = backends.scheme(scheme.removesuffix(SMOOTHED))
+    return row.codec.encode(floats.weight.data, _Calibrated(row, found=x[::2].float().abs().amax(dim=0)))
+
+
+def _comfy_kitchen(held: Packed) -> Run | None:
+    """comfy-kitchen's product with the same codes and branch, and activations of 4 bits."""
+    if held.spec.scheme.name != "svdquant_w4a4" or importlib.util.find_spec("comfy_kitchen") is None:
+        return None
+    from comfy_kitchen.tensor import QuantizedTensor, TensorCoreSVDQuantW4A4Layout
+
+    codes, scale, smooth, down, up, _ = held.spec.scheme.codec.export("proj.weight", held).values()
+    params = TensorCoreSVDQuantW4A4Layout.Params(
+        scale=scale, orig_dtype=torch.bfloat16, orig_shape=held.spec.shape, proj_down=down, proj_up=up,
+        smooth_factor=smooth,
+    )  # fmt: skip
+    weight = QuantizedTensor(codes, "TensorCoreSVDQuantW4A4Layout", params)
+    return lambda x: F.linear(x, weight)
+
+
+def _runs(family: Family, floats: nn.Linear, x: Tensor) -> dict[str, Run]:
+    held = _held(floats, family.scheme, x)
     runs = {OURS: quantized_layer(floats, held), INTEGER: quantized_layer(floats, held, compute="int8")}
     peers = {name: make(floats, family.scheme) for name, make in family.peers.items()}
+    if held.spec.scheme.calibrated:
+        peers["comfy-kitchen"] = _comfy_kitchen(held)
     return {**runs, **{name: run for name, run in peers.items() if run is not None}}
 
 
@@ -81,7 +125,7 @@ def main() -> None:
             if args.only and family.scheme not in args.only:
                 continue
             with torch.inference_mode():
-                found = {who: snr(run(x), exact) for who, run in _runs(family, floats).items()}
+                found = {who: snr(run(x), exact) for who, run in _runs(family, floats, x).items()}
             print(f"{family.scheme:26}{case:7}" + "  ".join(f"{who} {db:.1f}" for who, db in found.items()), flush=True)
             for who, db in found.items():
                 name = f"{family.scheme} · {who}"

@@ -16,6 +16,7 @@ from comfy_kitchen.tensor import (
     TensorCoreFP8Layout,
     TensorCoreMXFP8Layout,
     TensorCoreNVFP4Layout,
+    TensorCoreSVDQuantW4A4Layout,
     TensorWiseINT8Layout,
 )
 from safetensors.torch import load_file
@@ -103,6 +104,10 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
             floats[f"{module}.weight"] = _rotated(module, conf, codes, floats)
             packed.add(f"{module}.weight")
             continue
+        if conf["format"] == "svdquant_w4a4":
+            floats[f"{module}.weight"] = _svdquant(module, conf, codes, floats)
+            packed.add(f"{module}.weight")
+            continue
         scale = floats.pop(f"{module}.weight_scale")
         if codes.ndim != 2:
             raise Refused(f"{module} is no linear layer")
@@ -146,6 +151,23 @@ def _rotated(module: str, conf: dict[str, Any], codes: Tensor, floats: dict[str,
         values["orig_shape"] = (len(codes), parts["scale"].shape[1] * conf["group_size"])
     eight = AsymW4A8Int8Layout.Params(group_size=conf["group_size"], **parts, **values)
     return AsymW4A8Int8Layout.dequantize(codes, eight)
+
+
+def _svdquant(module: str, conf: dict[str, Any], codes: Tensor, floats: dict[str, Tensor]) -> Tensor:
+    """A weight with a branch, whose tensors are taken out of `floats`. The library computes it with a unit matrix."""
+    names = {"scale": "weight_scale", **{name: name for name in ("proj_down", "proj_up", "smooth_factor")}}
+    parts = {part: floats.pop(f"{module}.{name}") for part, name in names.items()}
+    shape = (len(codes), codes.shape[1] * 2)
+    sizes = [shape[1] // 64, shape[0]], [shape[1], 32], [shape[0], 32], [shape[1]]
+    is_16_bits = {tensor.itemsize for tensor in parts.values()} == {2}
+    # Unless a file says so, ComfyUI takes the activations of some layers for shifted.
+    if conf.get("act_unsigned") is not False or "layout" in conf or codes.dtype != torch.int8 or not is_16_bits:
+        raise Refused(f"{module} is in {conf}, {codes.dtype}")
+    if [list(tensor.shape) for tensor in parts.values()] != list(sizes) or shape[1] % 64:
+        raise Refused(f"{module}: {shape}, {[list(tensor.shape) for tensor in parts.values()]}")
+    wide: dict[str, Any] = {part: tensor.float() for part, tensor in parts.items()}
+    params = TensorCoreSVDQuantW4A4Layout.Params(orig_dtype=torch.float32, orig_shape=shape, **wide)
+    return TensorCoreSVDQuantW4A4Layout.dequantize(codes, params)
 
 
 def _blocks(module: str, kind: str, codes: Tensor, scale: Tensor, second: Tensor | None) -> Tensor:

@@ -117,7 +117,7 @@ def test_loading_converts_nothing(saved: Callable[..., Path]) -> None:
     assert "sdquant quantize" in error.value.fix
     with pytest.raises(ConflictError, match="sdquant dequantize"):
         sdquant.load_model(saved("nf4"), "none", progress=False)
-    for scheme in ("svdquant_w4a4", "sdnq-other"):  # which are in files only: no advice that leads to a refusal
+    for scheme in ("awq_w4a16", "sdnq-other"):  # which are in files only: no advice that leads to a refusal
         with pytest.raises(ConflictError) as error:
             sdquant.plan(saved("nf4"), scheme)
         assert "sdquant quantize" not in error.value.fix and "does not make" in error.value.fix

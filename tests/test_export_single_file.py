@@ -30,7 +30,7 @@ MODELS = [("digits-sd", "input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight
 # How far a decoded weight is from what it was, as a share of it; bfloat16 weights of the shipped models.
 ERROR = {"nf4": 0.12, "fp4": 0.15, "fp8": 0.05, "qint8": 0.02, "int8_row": 0.02,
          "int8_tensor": 0.05, "int8_convrot": 0.02, "mxfp8": 0.05, "comfy:nvfp4": 0.15,
-         "w4a8": 0.12, "w6a8": 0.04, "w4a4": 0.2}  # fmt: skip
+         "w4a8": 0.12, "w6a8": 0.04, "w4a4": 0.2, "svdquant_w4a4": 0.12}  # fmt: skip
 
 # Other schemes write the same format, whose files do not say which.
 READ_AS = {"qint8": "int8_row"}
@@ -45,9 +45,9 @@ def test_other_tools_read_it_and_sdquant_the_same(
     assert main(["quantize", model, str(file), "-q", scheme]) == 0
     capsys.readouterr()
     floats, packed = comfy_safetensors.read(file)
-    narrow = (scheme, model) == ("w4a4", "digits-sd")  # whose layer has 32 inputs
+    narrow = model == "digits-sd" and scheme in ("w4a4", "svdquant_w4a4")  # whose layer has 32 inputs
     assert layer in packed or narrow
-    assert len(packed) > 10
+    assert len(packed) > 10 or (narrow and scheme != "w4a4" and packed)
     seen = sdquant.verify(file)
     assert (seen.quant, seen.warnings) == (READ_AS.get(scheme, scheme), [])
 
@@ -60,7 +60,9 @@ def test_other_tools_read_it_and_sdquant_the_same(
     assert len(mine) >= len(packed)
     for name, part in mine.items():
         weight = part.spec.scheme.codec.decode(part, torch.bfloat16)
-        if part.spec.rotation:  # sums in another order than comfy-kitchen's: now and then the last bit
+        if (
+            part.spec.rotation or "down" in part.parts
+        ):  # sums in another order than comfy-kitchen's: now and then the last bit
             few = scheme.startswith(("w4", "w6"))  # values, among which are many ties
             assert (weight != theirs[name]).float().mean() < (5e-2 if few else 5e-3), name
             # One last bit of a large value is already 2e-4 of the norm of a small layer.

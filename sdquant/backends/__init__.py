@@ -18,17 +18,22 @@ if TYPE_CHECKING:
     from ._chunks import by_rows
     from ._comfy_find import FORMATS as COMFY_FORMATS
     from ._comfy_find import METADATA as COMFY_METADATA
+    from ._comfy_find import SHIFTED as COMFY_SHIFTED
     from ._comfy_find import details_of as comfy_details
     from ._comfy_find import entry as comfy_entry
     from ._float8_find import FORMATS as FLOAT8_FORMATS
     from ._float8_find import MARKER as FLOAT8_MARKER
     from ._nunchaku import bias as nunchaku_bias
+    from ._nunchaku import unshifted_bias as comfy_bias
     from ._nunchaku_find import ORDER as NUNCHAKU_ORDER
     from ._nunchaku_find import SPLITS as NUNCHAKU_SPLITS
+    from ._nunchaku_find import SVDQUANT as NUNCHAKU_SCHEMES
     from ._nunchaku_find import is_text as is_nunchaku_text
     from ._nunchaku_find import picked as nunchaku_picked
     from ._nunchaku_find import piece as nunchaku_piece
     from ._nunchaku_order import picked as nunchaku_rows
+    from ._nunchaku_pack import lite as nunchaku_lite
+    from ._nunchaku_pack import lite_config as nunchaku_lite_config
     from ._quanto_extension import without_compiler
 else:
     __getattr__ = lazy_exports(__name__)
@@ -36,8 +41,9 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFY_FORMATS", "COMFY_METADATA", "FLOAT8_FORMATS", "FLOAT8_MARKER", "NUNCHAKU_ORDER", "NUNCHAKU_SPLITS",
-    "Backend", "Found", "PrequantizedWeight", "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy",
-    "comfy_details", "comfy_entry", "get", "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_picked",
-    "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
+    "COMFY_FORMATS", "COMFY_METADATA", "COMFY_SHIFTED", "FLOAT8_FORMATS", "FLOAT8_MARKER",
+    "NUNCHAKU_ORDER", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight",
+    "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry", "get",
+    "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_config",
+    "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

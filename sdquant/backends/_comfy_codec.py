@@ -11,7 +11,7 @@ from . import _comfy_find
 from ._bnb_codec import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -23,6 +23,9 @@ class ComfyCodec(Codec):
 
     def by_row(self, packed: Packed) -> bool:
         return True
+
+    def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        return {name: chosen(part) for name, part in packed.parts.items()}
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
         return self.encode(weight, QuantSpec(packed.scheme))

@@ -18,6 +18,7 @@ METADATA = "_quantization_metadata"  # the entry of a file's metadata that says 
 TILED = "tiled"  # in the details of weights found: scales are in tiles, and padded
 INVERSE = "inverse_factor"  # and: scales are to be divided by the factor of the file
 LOW_FIRST = "low first"  # in those of others' weights in tiles: halves of bytes are as here, and exponent 0 is a number
+SHIFTED = "act_unsigned"  # of SVDQuant: what is added to its activations was taken out of the layer's bias
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
 GROUP_SIZE = "group_size"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
@@ -148,7 +149,8 @@ def entry(spec: PackedSpec) -> dict[str, Any]:
     of_groups = {GROUP_SIZE: spec.details[GROUP_SIZE]} if GROUP_SIZE in spec.details else {}
     flag = {"convrot": True} if spec.rotation and form == INT8 else {}
     turned = {"convrot_groupsize": spec.rotation} if spec.rotation else {}
-    return {"format": form, **of_groups, **flag, **turned}
+    shift = {"act_unsigned": False} if form == SVDQUANT else {}  # of some layers ComfyUI assumes it
+    return {"format": form, **of_groups, **flag, **turned, **shift}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
@@ -160,8 +162,7 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
 
 
 def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any], form: Format) -> PrequantizedWeight:
-    if form.name == SVDQUANT:
-        _refuse_other_inputs(name, row)
+    is_shifted = form.name == SVDQUANT and _is_shifted(name, row)
     read = {word for words in form.parts.values() for word in words}
     strange = [word for word in dict.fromkeys((*form.unread, *_CHANGES)) if word not in read]
     unread = next((key for key in (leaf(name, word) for word in strange) if key in tensors), None)
@@ -178,14 +179,19 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
     whole = form.name == INT8 and _is_single(tensors, name, keys.get("scale", ""))
     scales = ("one scale" if whole else "a scale for each row") + " in *.weight_scale" if form.name == INT8 else ""
     turned = f"rotated in groups of {row[ROTATION]}" if ROTATION in row else ""
-    evidence = ", ".join(words for words in (form.words, scales, turned) if words)
+    shift = "shifted activations" if is_shifted else ""
+    evidence = ", ".join(words for words in (form.words, scales, turned, shift) if words)
     return PrequantizedWeight(
         name=name,
         scheme=_scheme(form, row, whole, tensors[name], tensors.get(keys.get("s_rel", ""))),
         keys=keys,
         extra=tuple(key for key in (leaf(name, hint) for hint in form.hints) if key in tensors),
         evidence=f"ComfyUI's {form.name}: {evidence}",
-        details={**form.details, **{option: row[option] for option in (ROTATION, GROUP_SIZE) if option in row}},
+        details={
+            **form.details,
+            **{option: row[option] for option in (ROTATION, GROUP_SIZE) if option in row},
+            **({SHIFTED: True} if is_shifted else {}),
+        },
         nbytes=_nbytes(form, tensors[name]),
     )
 
@@ -193,13 +199,14 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
 _TILES = "kitchen_tile_packed_w4a4"
 
 
-def _refuse_other_inputs(name: str, row: Mapping[str, Any]) -> None:
-    """Raise UnsupportedFileError for a layer of SVDQuant whose activations are shifted, or whose branch sees others."""
-    shifted = row.get("act_unsigned", name.endswith("_mlp.net.2.weight"))  # as ComfyUI takes it where nothing is said
+def _is_shifted(name: str, row: Mapping[str, Any]) -> bool:
+    """Return whether the activations of a layer of SVDQuant are shifted. Raise UnsupportedFileError for a layer whose
+    branch sees others, or whose tensors are in another order."""
+    shifted = row.get(SHIFTED, name.endswith("_mlp.net.2.weight"))  # as ComfyUI takes it where nothing is said
     basis, order = row.get("lowrank_branch_input_basis", "raw"), row.get("layout", _TILES)
     why = None
-    if shifted is not False:
-        why = "its activations are shifted before they are quantized (act_unsigned), and its bias is made for that"
+    if type(shifted) is not bool:
+        why = f"whether its activations are shifted is {shifted!r:.40} ({SHIFTED})"
     elif basis != "raw":
         why = f"its low-rank branch is made for inputs in the basis {basis!r:.40}"
     elif order != _TILES:
@@ -210,6 +217,7 @@ def _refuse_other_inputs(name: str, row: Mapping[str, Any]) -> None:
             f"it is in ComfyUI's {SVDQUANT}, and {why}, which sdquant does not read",
             "Use a file of the same model in a format that `sdquant matrix` lists",
         )
+    return bool(shifted)
 
 
 def _scheme(form: Format, row: Mapping[str, Any], whole: bool, codes: TensorInfo, groups: TensorInfo | None) -> str:

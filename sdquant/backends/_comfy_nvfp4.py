@@ -59,7 +59,7 @@ class Nvfp4(ComfyCodec):
         layout = self.layout(spec, shape, dtype)
         low, high = torch.aminmax(weight)
         factor = block_floats.factor_of(torch.maximum(-low, high))
-        parts = by_rows(weight, layout, lambda rows: _encode(rows, factor))
+        parts = by_rows(weight, layout, lambda rows: encode_nvfp4(rows, factor))
         details = {FACTOR: factor.item()}  # float32, which a Python float holds exactly
         return Packed(spec=PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details), parts=parts)
 
@@ -140,8 +140,8 @@ class Nvfp4(ComfyCodec):
         return Packed(spec=spec, parts=parts)
 
 
-def _encode(rows: Tensor, factor: Tensor) -> dict[str, Tensor]:
-    """Quantize some rows, with the factor of the whole weight: float32 []."""
+def encode_nvfp4(rows: Tensor, factor: Tensor) -> dict[str, Tensor]:
+    """Return codes and scale of some rows, with the factor of the whole weight: float32 []."""
     codes, scale = block_floats.nvfp4(rows, factor)
     return {"codes": codes, "scale": scale}
 

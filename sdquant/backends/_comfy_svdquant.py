@@ -8,22 +8,25 @@ Format: `TensorCoreSVDQuantW4A4Layout` of comfy-kitchen, and what comfy-quants w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..core import LowRank, Packed, PackedLayout, PackedSpec, TensorSpec, Unfit, dtype_name, registry
+from ..core import LowRank, Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, dtype_named, leaf, registry
+from . import _svdquant
 from ._bnb_codec import bad, require, scales
-from ._chunks import row_chunks
-from ._comfy_codec import ComfyCodec, dtype_of
+from ._chunks import by_rows, row_chunks
+from ._comfy_codec import ComfyCodec, dtype_of, marker
 from ._comfy_int4 import SIGNS, ZERO, nibbles
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
 
 _GROUP = 64
+_LARGEST = 7  # code; the least is one less, which comfy-kitchen does not make and its and Nunchaku's kernels read
+_SHARES = (1.0, 0.9, 0.8, 0.7)  # of the scale with which the largest number fits, that are tried: 1 dB
 _ROWS, _QUAD = 128, 4  # of a tile, and of those that lie together in it
 _BYTES = _GROUP // 2
 
@@ -33,14 +36,32 @@ class SvdQuant(ComfyCodec):
     where 64 does not divide; smooth [in]; down [in, rank]; up [out, rank]; all of these in the file's float dtype. Of
     linear layers, and convolutions of one pixel."""
 
+    group = _GROUP
+    scales = ""  # their dtype; "" for that of the other floats
+
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
-        raise Unfit("sdquant reads it from files, and does not make it")
+        parts = _svdquant.layout(spec, shape, dtype, self.group)
+        scales = TensorSpec(dtype=self.scales or parts["up"].dtype, shape=(shape[0], shape[1] // self.group))
+        return {"codes": parts.pop("codes"), "scale": scales, **parts}
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        raise Unfit("sdquant reads it from files, and does not make it")
+        shape, dtype, weight = tuple(weight.shape), dtype_name(weight.dtype), weight.detach()
+        layout = self.layout(spec, shape, dtype)  # raises Unfit
+        floats = dtype_named(layout["up"].dtype)
+        branch = _svdquant.branch_of(weight, spec["rank"], floats, spec.magnitudes(shape[1]))
+        parts, details = self.encode_left(branch.left_of(weight), layout)
+        described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
+        return Packed(spec=described, parts={**parts, **branch.parts})
+
+    def encode_left(
+        self, left: Tensor, layout: Mapping[str, TensorSpec]
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        """Return codes and scales of what a branch leaves of the weight, float32 [out, in], and the details."""
+        wanted, dtype = {name: layout[name] for name in ("codes", "scale")}, dtype_named(layout["scale"].dtype)
+        return by_rows(left, wanted, lambda rows: _encode(rows, dtype)), {}
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
-        return None
+        return None  # neither the rank nor the magnitudes of inputs are described
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         parts, (width, groups) = packed.parts, (packed.spec.shape[1], packed.parts["scale"].shape[1])
@@ -61,8 +82,20 @@ class SvdQuant(ComfyCodec):
             group=columns // packed.parts["scale"].shape[1], scale="scale", zero=ZERO,
         )  # fmt: skip
 
-    def by_row(self, packed: Packed) -> bool:
-        return "down" not in packed.parts
+    def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        return {name: part if name in ("smooth", "down") else chosen(part) for name, part in packed.parts.items()}
+
+    def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        """In natural order, spelled as comfy-quants has it. For activations that are not shifted."""
+        parts = packed.parts
+        return {
+            name: (parts["codes"] ^ SIGNS).view(torch.int8),
+            leaf(name, "weight_scale"): parts["scale"].T.contiguous(),
+            leaf(name, "smooth_factor"): parts["smooth"],
+            leaf(name, "proj_down"): parts["down"],
+            leaf(name, "proj_up"): parts["up"],
+            **marker(name, packed.spec),
+        }
 
     def low_rank(self, packed: Packed) -> LowRank | None:
         if "down" not in packed.parts:
@@ -107,6 +140,28 @@ class SvdQuant(ComfyCodec):
         codes = codes if is_own else codes.contiguous().view(torch.uint8) ^ SIGNS
         spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found))
         return Packed(spec=spec, parts={"codes": codes, **parts})
+
+
+def _encode(rows: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Quantize some rows: with the scale of a few that leaves the least squares of differences in its group."""
+    groups = rows.view(len(rows), -1, _GROUP)
+    low, high = torch.aminmax(groups, dim=-1)
+    largest = torch.maximum(high / _LARGEST, -low / (_LARGEST + 1))
+    best = codes = least = None
+    for share in _SHARES:
+        scale = (largest * share).clamp_(min=torch.finfo(dtype).tiny).to(dtype)
+        step = scale.float().unsqueeze(-1)
+        tried = (groups / step).round_().clamp_(-_LARGEST - 1, _LARGEST)
+        error = (tried * step).sub_(groups).square_().sum(dim=-1)
+        if best is None or codes is None or least is None:
+            best, codes, least = scale, tried, error
+            continue
+        better = error < least
+        best, least = torch.where(better, scale, best), torch.where(better, error, least)
+        codes = torch.where(better.unsqueeze(-1), tried, codes)
+    assert best is not None and codes is not None
+    flat = codes.add_(ZERO).to(torch.uint8).flatten(1)
+    return {"codes": flat[:, ::2] | flat[:, 1::2] << 4, "scale": best}
 
 
 def _rows_of(key: str, tiles: Tensor) -> Tensor:

@@ -6,18 +6,19 @@ beside that with the codes, and multiplies by the factors of rows behind it (`co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..core import FACTOR, LowRank, Packed, PackedLayout, PackedSpec, dtype_name, registry
+from ..core import FACTOR, LowRank, Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, registry
+from ..utils.tensors import divided
 from ._bnb_codec import bad, require, scales
-from ._chunks import row_chunks
+from ._chunks import by_rows, row_chunks
 from ._comfy_codec import dtype_of
-from ._comfy_nvfp4 import Nvfp4
+from ._comfy_nvfp4 import Nvfp4, encode_nvfp4
 from ._comfy_svdquant import SvdQuant
 
 if TYPE_CHECKING:
@@ -26,13 +27,25 @@ if TYPE_CHECKING:
 _BLOCK = 16
 _BRANCH = ("smooth", "down", "up")
 _NAN = 0x7F  # of E4M3, without its sign
+_LARGEST = 6 * 448.0  # code times the largest scale
+_LEAST_EXPONENT = -24  # of numbers that float16 has
 
 
 class SvdQuantNvfp4(SvdQuant):
     """Parts: codes, uint8 [out, in / 2], the even column in the low half; scale, float8_e4m3fn or float32
     [out, in / 16]; perhaps rows, [out]; smooth [in]; down [in, rank]; up [out, rank], in a float dtype."""
 
+    group = _BLOCK
+    scales = "float8_e4m3fn"
     _residual = Nvfp4()
+
+    def encode_left(
+        self, left: Tensor, layout: Mapping[str, TensorSpec]
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        low, high = torch.aminmax(left)
+        factor = _power(torch.maximum(-low, high))
+        wanted = {name: layout[name] for name in ("codes", "scale")}
+        return by_rows(left, wanted, lambda rows: encode_nvfp4(rows, factor)), {FACTOR: float(factor)}
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         parts, width = packed.parts, packed.spec.shape[1]
@@ -49,6 +62,9 @@ class SvdQuantNvfp4(SvdQuant):
 
     def form(self, packed: Packed) -> PackedLayout | None:
         return None if packed.parts.keys() & {"down", "rows"} else self._residual.form(packed)
+
+    def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        raise NotImplementedError(f"comfy-kitchen has no {packed.spec.scheme}")
 
     def low_rank(self, packed: Packed) -> LowRank | None:
         if "down" not in packed.parts:
@@ -87,3 +103,11 @@ class SvdQuantNvfp4(SvdQuant):
             scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details={FACTOR: factor}
         )
         return Packed(spec=spec, parts={"codes": codes, **{part: tensor for part, (_, tensor) in tensors.items()}})
+
+
+def _power(largest: Tensor) -> Tensor:
+    """Return the factor of scales that are at most those of E4M3: float32 []. It is a power of two, which files have in
+    16 bits without loss; NaN stays, and shows in the scales."""
+    exponent = torch.frexp(divided(largest, _LARGEST)).exponent.clamp(_LEAST_EXPONENT)
+    factor = torch.ldexp(torch.ones_like(largest), exponent)
+    return torch.where(largest.isfinite(), factor, largest)

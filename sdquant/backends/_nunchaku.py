@@ -19,6 +19,7 @@ from ._bnb_codec import bad, require, scales
 from ._chunks import row_chunks
 from ._comfy_codec import dtype_of
 from ._comfy_int4 import SIGNS
+from ._comfy_svdquant import SvdQuant
 from ._nunchaku_find import GROUP_SIZE, HEIGHT, NVFP4, PICKS, ROWS, SPLITS, STACKED
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def _picked(found: PrequantizedWeight, values: Tensor) -> Tensor:
     return values if picks is None else values[order.picked(picks, values.device)]
 
 
+def unshifted_bias(weight: PrequantizedWeight, key: str, get: Get) -> Tensor:
+    """Return the bias of comfy-kitchen's layer with shifted activations for those that are not: float32 [out]."""
+    stored, packed = get(key), SvdQuant().read(weight, None, get)
+    if tuple(stored.shape) != packed.spec.shape[:1] or not stored.is_floating_point():
+        raise bad(key, f"it is {dtype_name(stored.dtype)} {list(stored.shape)}, not the bias of its weight")
+    return stored.float() + SHIFT * _row_sums(packed)
+
+
 def _without_ones(values: Tensor, splits: int) -> Tensor:
     """Subtract the 1 of the chunks that scale: the second, and of six the fifth."""
     if splits == 1:
@@ -132,6 +141,8 @@ def _svdquant(found: PrequantizedWeight, suffix: str, get: Get) -> Packed:
     if is_float and "rows" in parts:
         parts["rows"], unit = _near_one(parts["rows"])
         details[FACTOR] *= unit
+        if bool((parts["rows"] == 1).all()):
+            del parts["rows"]
     if not is_float:
         _refuse_factor(found, suffix, get)
         parts["codes"] ^= SIGNS

@@ -24,6 +24,7 @@ SPLITS = "splits"  # its rows are interleaved: of so many chunks the first row o
 GROUP_SIZE = "group_size"
 NUNCHAKU = "nunchaku"
 NVFP4 = "svdquant_nvfp4"
+SVDQUANT = ("svdquant_w4a4", NVFP4)  # its schemes
 _TEXT_GROUP = 128  # of the text encoder's AWQ
 
 

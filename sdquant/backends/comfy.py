@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import (
     Backend,
     LowRank,
+    Option,
     Packed,
     PackedLayout,
     PackedSpec,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ._comfy_codec import ComfyCodec
 
 
+_RANK = Option(default=32, help="rank of the branch", choices=(16, 32, 48, 64, 80, 96, 112, 128))
+
+
 def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, on_the_fly: bool = True) -> Scheme:
     return Scheme(
         name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=on_the_fly,
@@ -42,6 +46,14 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, o
 
 def _read_only(name: str, bits: float, summary: str, group: int) -> Scheme:
     return _scheme(name, bits, summary, group, on_the_fly=False)
+
+
+def _svdquant(name: str, alias: str, codes: str, group: int, runtimes: tuple[str, ...] = ("plain",)) -> Scheme:
+    return Scheme(
+        name=name, backend="comfy", bits=4, group=group, aliases=(alias,), options={"rank": _RANK}, calibrated=True,
+        summary=f"{codes} and a low-rank branch (SVDQuant), a scale per {group} weights", runtimes=runtimes,
+        library_kinds=frozenset({"linear"}) if "library" in runtimes else frozenset(),
+    )  # fmt: skip
 
 
 class Comfy(Backend):
@@ -62,15 +74,8 @@ class Comfy(Backend):
         _scheme("w4a8", 4, "4-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
-        _read_only("svdquant_w4a4", 4, "4-bit integers and a low-rank branch (SVDQuant), a scale per 64 weights", 64),
-        Scheme(
-            name="svdquant_nvfp4",
-            backend="comfy",
-            bits=4,
-            group=16,
-            on_the_fly=False,
-            summary="4-bit floats (E2M1) and a low-rank branch (SVDQuant), a scale per 16 weights",
-        ),
+        _svdquant("svdquant_w4a4", "svdq-int4", "4-bit integers", 64, ("plain", "library")),
+        _svdquant("svdquant_nvfp4", "svdq-nvfp4", "4-bit floats (E2M1)", 16),
         _read_only("awq_w4a16", 4, "4-bit integers, a scale and a zero point per 64 weights (AWQ)", 64),
         _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
         _scheme("comfy:nvfp4", 4, "4-bit floats (E2M1), an 8-bit float as scale of 16 weights, one for all", 16),
@@ -91,6 +96,9 @@ class Comfy(Backend):
     def by_row(self, packed: Packed) -> bool:
         return _codec(packed.spec.scheme).by_row(packed)
 
+    def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        return _codec(packed.spec.scheme).rows_by(packed, chosen)
+
     def cuttable(self, packed: Packed) -> Packed:
         return _codec(packed.spec.scheme).cuttable(packed)
 
@@ -106,7 +114,7 @@ class Comfy(Backend):
         return _comfy_library.linear(packed, x, bias)
 
     def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
-        return QuantSpec(packed.scheme)
+        return None if packed.scheme.options else QuantSpec(packed.scheme)
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
         return _codec(packed.scheme).encode_as(weight, packed)

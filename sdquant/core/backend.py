@@ -68,6 +68,7 @@ class Scheme:
         least_bits: the fewest bits of any weight, if that is less than `bits`.
         options: user options, by name.
         aliases: other names of this scheme.
+        calibrated: weights are better quantized with the magnitudes of their inputs (`QuantSpec.magnitudes`).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Scheme:
     options: Mapping[str, Option] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     least_bits: float | None = None
+    calibrated: bool = False
     codec: Backend = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -134,6 +136,10 @@ class QuantSpec:
         """Return the spec for the component of this name."""
         return self
 
+    def magnitudes(self, inputs: int) -> Tensor | None:
+        """Return the largest magnitudes of each input that calibration measured, on average: [inputs]; None without."""
+        return None
+
     def described(self) -> str:
         """Return a string with everything that the encoded bits depend on."""
         return str(self)
@@ -141,8 +147,7 @@ class QuantSpec:
     def __str__(self) -> str:
         words = [self.scheme.name]
         words += [name if value is True else f"{name}={value}" for name, value in self.options]
-        words += [EMBEDDINGS] if self.embeddings else []
-        return ",".join(words)
+        return ",".join([*words, *([EMBEDDINGS] if self.embeddings else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +190,8 @@ class PackedSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "scheme": self.scheme.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "details": dict(self.details),
-        }
+        named = {"scheme": self.scheme.name, "shape": list(self.shape), "dtype": self.dtype}
+        return {**named, "details": dict(self.details)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,8 +364,6 @@ class Backend(ABC):
     def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """With `library_in_layers`: multiply as `linear` and add the bias by the library's kernels, or return None."""
         return None
-
-    # Files.
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         """Return the file key of a part of weight `name` (e.g. "proj.weight"), by the ecosystem's convention."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
-from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors
+from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors, shifted_biases
 from . import folders as folders
 from .component_configs import Given, configs_in, with_given
 from .gguf.file import GGUFFile, GGUFHeader
@@ -314,7 +314,7 @@ def _source(
     config = config or own.get("config", {}) or nunchaku_names.config_in(metadata)
     library, class_name = _class(config)
     named = nunchaku_names.Tensors(path=path, tensors=tensors, home=home, prequantized=quantized)
-    named = nunchaku_names.under_diffusers_names(named, methods, config)
+    named = shifted_biases.with_shifts(nunchaku_names.under_diffusers_names(named, methods, config))
     return Checkpoint(
         path=path,
         files=files,

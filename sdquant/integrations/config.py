@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..compat import COMPUTES
-from ..core import METHOD, registry
+from ..core import METHOD, QuantSpec, registry
 from ..errors import SettingsError
 from ..planning import rule_checks
-from ..rules import qconfig, rules_of, with_rules
+from ..rules import qconfig, rules_of, with_rules, with_statistics
 from ..utils.arguments import answered
 
 _ALWAYS = ("quant_method", "quant", "skip")
@@ -36,8 +36,8 @@ class Config:
             The default is "int8", or "rules" if rules are given.
         skip: modules to leave unquantized, by a part of their path or a pattern with `*`.
         rules: what is done with which layers, as for `load_model`.
-        quant_stats: file of `sdquant calibrate`, for rules with act_static_scale. A saved model contains the ranges and
-            names no file.
+        quant_stats: file of `sdquant calibrate`, for rules with act_static_scale, and for SVDQuant. A saved model
+            contains the ranges and names no file.
         component: name of the model in the calibrated pipeline, to select its ranges ("text_encoder"). "" is the UNet
             or transformer.
         compute: "int8", "fp8" or "fp4" for products in so few bits, as for `load_model`. Not stored in a saved model.
@@ -70,11 +70,13 @@ class Config:
                 f"compute is one of {', '.join(COMPUTES)}",
                 "Choose one of them, or leave it out",
             )
-        if self.rules is None:
+        if self.rules is None and parsed.scheme.calibrated and self.quant_stats is not None:
+            self.spec: QuantSpec = with_statistics(parsed, self.quant_stats, component)
+        elif self.rules is None:
             if self.quant_stats is not None or component:
                 raise SettingsError(
                     f"Cannot use quant_stats={quant_stats!r} and component={component!r} without rules",
-                    "only rules use calibrated ranges",
+                    "only rules and SVDQuant use what calibration found",
                     "Pass rules=, or leave both out",
                 )
             self.spec = parsed

@@ -12,7 +12,7 @@ from ..compat import hardware
 from ..core import LONE
 from ..errors import MissingComponentError
 from ..models import class_of
-from ..rules import RulesSpec, require_ranges
+from ..rules import RulesSpec, require_magnitudes, require_ranges
 from . import planner
 from .request import Request, make_request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
@@ -80,9 +80,12 @@ def plan_resolved(
     """
     plan = planner.build_plan(resolved, here, marked=marked)
     for part in plan.components:
+        shapes = plan.detected.sources[part.name].tensors
+        weights = ((weight.name, shapes[weight.name].shape) for weight in part.weights)
         if isinstance(part.spec, RulesSpec):
-            shapes = plan.detected.sources[part.name].tensors
-            require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
+            require_ranges(part.spec, weights)
+        elif part.spec is not None:
+            require_magnitudes(part.spec, weights)
     return plan
 
 

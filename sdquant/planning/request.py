@@ -15,7 +15,7 @@ from ..compat import COMPUTES, hardware, meant
 from ..core import COMPUTE_DTYPES, OFFLOAD_MODES, check_offload_mode, registry
 from ..errors import SettingsError
 from ..offload import mode_named
-from ..rules import rules_of, with_rules
+from ..rules import rules_of, with_rules, with_statistics
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
@@ -81,7 +81,7 @@ class Request:
     )
     quant_stats: str | None = _option(
         None,
-        "ranges of activations that `sdquant calibrate` found, for rules with act_static_scale",
+        "what `sdquant calibrate` found of activations, for rules with act_static_scale and for svdq-int4, svdq-nvfp4",
         metavar="FILE",
         setting=False,
     )
@@ -216,25 +216,37 @@ class Request:
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
         """
-        if self.rules is None and self.quant_stats is not None:
-            raise SettingsError(
-                f"Cannot use quant_stats={self.quant_stats!r} without rules",
-                "only rules use calibrated ranges",
-                "Set rules, or remove quant_stats",
-            )
         if self.quant in (None, AUTO) and self.rules is None:
+            self._refuse_statistics({})
             return {}
         quant = RULES if self.quant is None else self.quant
         each = quant if isinstance(quant, Mapping) else {"*": quant}
         specs = {name: _spec(text) for name, text in each.items() if text is not None}
         if self.rules is None:
-            return specs
+            return self._calibrated(specs)
         ruled = {name: spec for name, spec in specs.items() if spec is not None and spec.scheme.name == RULES}
         if not ruled:
             raise SettingsError(
                 f"Cannot combine rules with quant={self.quant!r}", "rules need quant='rules'", "Remove one of the two"
             )
         return specs | {name: with_rules(spec, self.rules, self.quant_stats) for name, spec in ruled.items()}
+
+    def _calibrated(self, specs: Mapping[str, QuantSpec | None]) -> Mapping[str, QuantSpec | None]:
+        """Return the schemes with the file of statistics, those that use one."""
+        self._refuse_statistics(specs)
+        if self.quant_stats is None:
+            return specs
+        calibrated = {name: spec for name, spec in specs.items() if spec is not None and spec.scheme.calibrated}
+        return {**specs, **{name: with_statistics(spec, self.quant_stats) for name, spec in calibrated.items()}}
+
+    def _refuse_statistics(self, specs: Mapping[str, QuantSpec | None]) -> None:
+        if self.quant_stats is None or any(spec is not None and spec.scheme.calibrated for spec in specs.values()):
+            return
+        raise SettingsError(
+            f"Cannot use quant_stats={self.quant_stats!r} without rules",
+            "only rules, and the schemes svdq-int4 and svdq-nvfp4, use what calibration found",
+            "Set rules, or remove quant_stats",
+        )
 
     @property
     def plain_runtime(self) -> str | None:

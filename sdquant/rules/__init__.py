@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from .calibrated_spec import require_magnitudes, with_statistics
     from .core import calibration_method
     from .core.how_to_quantize import HowToQuantize
     from .core.qarray import QArray, dequantize, quantize
     from .core.sharding import sharded
+    from .core.static_range import operand as input_operand
     from .file_rules import rules_in
     from .model_quantization import quantize_model
     from .model_rules import attach_rules, given_rules, rules_of_model
@@ -29,18 +31,19 @@ if TYPE_CHECKING:
     from .providers.ptq import PtqProvider
     from .qconfig import QtRule, QuantizationRule, Rules, rule_of
     from .qt import QtProvider, collecting, load_quant_stats, merge_quant_stats, quant_stats
-    from .qt.statistics import has_statistics
+    from .qt.statistics import QuantStat, has_statistics
     from .quant_spec import RulesSpec, is_for_products_alone, operation_of, with_rules
     from .range_checks import require_ranges
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "ACT_SHAPE", "HowToQuantize", "PtqProvider", "QArray", "QtProvider", "QtRule", "QuantizationRule", "Rules",
-    "RulesSpec", "assign", "attach_rules", "calibration_method", "collecting", "dequantize", "given_rules",
-    "has_statistics", "infer_rules", "interception", "is_for_products_alone", "load_params", "load_quant_stats",
-    "merge_quant_stats", "missing_params", "model_rules", "operation_of", "plain_tiles", "presets",
-    "process_prequantized_params", "product_ranges", "qconfig", "quant_spec", "quant_stats", "quantize",
-    "quantize_model", "quantize_params", "require_complete", "require_ranges", "restore_quantization_rules",
-    "rule_of", "rules_in", "rules_of", "rules_of_model", "sharded", "statistics_file", "with_rules",
+    "ACT_SHAPE", "HowToQuantize", "PtqProvider", "QArray", "QtProvider", "QtRule", "QuantStat",
+    "QuantizationRule", "Rules", "RulesSpec", "assign", "attach_rules", "calibration_method", "collecting",
+    "dequantize", "given_rules", "has_statistics", "infer_rules", "input_operand", "interception",
+    "is_for_products_alone", "load_params", "load_quant_stats", "merge_quant_stats", "missing_params",
+    "model_rules", "operation_of", "plain_tiles", "presets", "process_prequantized_params", "product_ranges",
+    "qconfig", "quant_spec", "quant_stats", "quantize", "quantize_model", "quantize_params", "require_complete",
+    "require_magnitudes", "require_ranges", "restore_quantization_rules", "rule_of", "rules_in", "rules_of",
+    "rules_of_model", "sharded", "statistics_file", "with_rules", "with_statistics",
 ]  # fmt: skip

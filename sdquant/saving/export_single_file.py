@@ -10,6 +10,7 @@ Tensor names are the original authors', as in GGUF files. The tensors for a weig
 * int8_convrot, int8_row, int8_tensor: ComfyUI's int8_tensorwise: int8 codes, X.weight_scale with one scale, or one per
   row, and the JSON X.comfy_quant, which the metadata repeats (`_quantization_metadata`).
 * w4a4, w4a8, w6a8: ComfyUI's convrot_w4a4 and asym_w4a8_int8, of the rotated weight; and the same JSON.
+* svdquant_w4a4: comfy-kitchen's, in natural order, for activations that are not shifted; and the same JSON.
 * mxfp8, comfy:nvfp4: ComfyUI's, with scales in the order of tensor cores, padded; and the same JSON.
 * qint8: the same as int8_row, with scales in the model's dtype.
 
@@ -26,10 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry, gguf
-from ..core import Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, dtype_named, registry
+from ..core import LONE, Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, dtype_named, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import RoundingLoss, detect, original_names
 from ..planning import NOT_QUANTIZED, make_request, planner
+from ..rules import require_magnitudes
 from ..utils.progress import byte_bar
 from . import original_layout
 
@@ -55,13 +57,14 @@ def quantize_file(
     overwrite: bool = False,
     allow_pickle: bool = False,
     progress: bool = True,
+    quant_stats: str | Path | None = None,
 ) -> Path:
     """Quantize one component, one weight at a time, and write it.
 
     Args:
         path: pipeline folder, component folder or file. Weights that are quantized already are dequantized, with a
             warning.
-        quant: one of SCHEMES, without options.
+        quant: one of SCHEMES, without options but for the rank of svdquant_w4a4. quant_stats: see `load_model`.
         target: ends in `.safetensors`. components: the one to write; default the UNet or transformer.
 
     Returns:
@@ -74,15 +77,19 @@ def quantize_file(
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
-    spec = registry.parse(quant)
-    options = make_request(path, quant=quant, components=components, skip=skip)
-    (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True).values()
+    options = make_request(path, quant=quant, components=components, skip=skip, quant_stats=quant_stats)
+    chosen = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True)
+    ((component, src),) = chosen.items()
+    asked = options.specs["*"]
+    assert asked is not None
+    spec = asked.of_component("" if component == LONE else component)
     # In GGUF files all small tensors are float32, whatever the model is.
     src = original_layout.as_floats(src, (src.recorded_dtype or gguf.READ_DTYPE) if src.container == "gguf" else None)
     loss = RoundingLoss()
     rows = list(_rows(src, spec, options.skip))
     if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
+    require_magnitudes(spec, ((row.part.sources[0], row.shape) for row in rows if row.quantized))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
@@ -99,7 +106,8 @@ def suits(quant: str) -> bool:
     if quant.strip().lower() == NOT_QUANTIZED:
         return False
     spec = registry.parse(quant)
-    return spec == QuantSpec(spec.scheme) and spec.scheme.name in SCHEMES
+    is_bare = not spec.embeddings and (not spec.options or spec.scheme.calibrated)
+    return is_bare and spec.scheme.name in SCHEMES
 
 
 def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
@@ -112,8 +120,12 @@ def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
         spec = QuantSpec(packed.spec.scheme)
         if scheme is None or len(packed.spec.shape) != 2 or hidden(name, spec) or _whole_file(spec):
             return None
-        layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
-        if packed_reader.forms(packed) != {part: (row.dtype, row.shape) for part, row in layout.items()}:
+        if spec.scheme.options:
+            is_such = packed_reader.has_layout(packed)
+        else:
+            layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
+            is_such = packed_reader.forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}
+        if not is_such:
             return None
         tensors |= scheme.write(name, packed)
     return tensors
@@ -129,12 +141,13 @@ class _Row:
     """A tensor of the model.
 
     Attributes:
-        part: of which tensors it is made. quantized: whether it is.
+        part: of which tensors it is made, of this shape. quantized: whether it is.
         made: the tensors that it becomes in the file.
         entry: what ComfyUI's metadata says of its layer; {} for nothing.
     """
 
     part: OutputTensor
+    shape: tuple[int, ...]
     quantized: bool
     made: Mapping[str, TensorSpec]
     entry: Mapping[str, Any] = field(default_factory=dict)
@@ -155,12 +168,12 @@ def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_
             len(shape) != 2 or gguf_conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
         )
         if stays or any(source not in fit for source in part.sources):
-            yield _Row(part, False, {part.name: TensorSpec(dtype=dtype, shape=shape)})
+            yield _Row(part, shape, False, {part.name: TensorSpec(dtype=dtype, shape=shape)})
         else:
             is_comfy = spec.scheme.backend == "comfy"
             details = comfy_details(spec.scheme.name, shape[1]) if is_comfy else {"block_size": _BLOCK}
             described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
-            yield _Row(part, True, _made(part.name, described, spec), comfy_entry(described) if is_comfy else {})
+            yield _Row(part, shape, True, _made(part.name, described, spec), comfy_entry(described) if is_comfy else {})
 
 
 def _made(name: str, described: PackedSpec, spec: QuantSpec) -> dict[str, TensorSpec]:
@@ -196,7 +209,9 @@ def _tensors(
         tensor = original_layout.read(each.part, src, files)
         name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
         if each.quantized:
-            packed = row.encode(original_layout.describe_component(each.part), tensor, spec)
+            # Layers that are one here get the same inputs, and so the same magnitudes.
+            mine = spec.of(each.part.sources[0], each.shape)
+            packed = row.encode(original_layout.describe_component(each.part), tensor, mine)
             if src.origins.keys() & set(each.part.sources):
                 loss.add(original_layout.read(each.part, src, files, exact=True), packed)
             yield row.write(name, packed)
@@ -301,7 +316,17 @@ SCHEMES: Mapping[str, _Scheme] = {
     "fp8": _Scheme(_float8_layout, _float8_encode, _float8),
     "qint8": _Scheme(_layout, _encode, _int8),
     **dict.fromkeys(
-        ("int8_convrot", "int8_row", "int8_tensor", "w4a8", "w6a8", "w4a4", "mxfp8", "comfy:nvfp4"),
+        (
+            "int8_convrot",
+            "int8_row",
+            "int8_tensor",
+            "w4a8",
+            "w6a8",
+            "w4a4",
+            "mxfp8",
+            "comfy:nvfp4",
+            "svdquant_w4a4",
+        ),
         _Scheme(_layout, _encode, _for_comfy),
     ),
 }

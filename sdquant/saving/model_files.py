@@ -30,9 +30,10 @@ from ..models import key_names, peft_hooks, weight_bytes
 from ..nn import plain, quantized
 from ..utils.arguments import answered
 from ..utils.atomic_write import place_of, whole_folder
+from . import nunchaku_lite
 from .file_layout import as_filed, file_shape, reordered
 from .portable import decoded
-from .quantization_config import library_config, said_rules
+from .quantization_config import library_config, reading, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,7 +52,8 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
     Args:
         overwrite: replace what is at `path`; the old model is deleted only when the new one is complete.
         portable: write a folder that diffusers loads without sdquant: weights that it cannot read quantized are
-            written as floats. A warning names what the libraries refuse only on this machine.
+            written as floats, and SVDQuant's as its `nunchaku_lite` has them. A warning names what the libraries
+            refuse only on this machine.
 
     Returns:
         The path.
@@ -94,9 +96,9 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             log.warning("%s", line)
         with whole_folder(target, weight_bytes(model) + more) as folder:
             if whole:
-                _write_pipeline(model, folder, floats)
+                _write_pipeline(model, folder, floats, portable=portable)
             else:
-                _write_component(model, folder, floats.get(LONE, frozenset()))
+                _write_component(model, folder, floats.get(LONE, frozenset()), portable=portable)
     return target
 
 
@@ -159,13 +161,13 @@ def offload_suspended(model: Any) -> Iterator[None]:
         yield
 
 
-def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]]) -> None:
+def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]], *, portable: bool) -> None:
     from ..models import pipelines
 
     write_rest(pipe, folder)
     for name, part in pipelines.weight_parts(pipe).items():
         (folder / name).mkdir()
-        _write_component(part, folder / name, floats.get(name, frozenset()))
+        _write_component(part, folder / name, floats.get(name, frozenset()), portable=portable)
 
 
 def write_rest(pipe: Any, folder: Path) -> None:
@@ -179,37 +181,47 @@ def write_rest(pipe: Any, folder: Path) -> None:
             part.save_pretrained(folder / name)
 
 
-def _write_component(model: nn.Module, folder: Path, floats: frozenset[str]) -> None:
+def _write_component(model: nn.Module, folder: Path, floats: frozenset[str], *, portable: bool) -> None:
     """Write config and weights. `floats`: quantized weights to write as floats, so that the libraries read the rest."""
-    stem, guard = write_config(model, folder, floats)
-    _write_weights(model, folder / f"{stem}.safetensors", floats, guard=guard)
+    stem, guard = write_config(model, folder, floats, portable=portable)
+    rewritten = reading(model).rewritten if portable else frozenset()
+    _write_weights(model, folder / f"{stem}.safetensors", floats, rewritten, guard=guard)
 
 
-def write_config(model: nn.Module, folder: Path, floats: frozenset[str] = frozenset()) -> tuple[str, bool]:
-    """Write a component's config.json.
+def write_config(
+    model: nn.Module, folder: Path, floats: frozenset[str] = frozenset(), *, portable: bool = False
+) -> tuple[str, bool]:
+    """Write a component's config.json. See `library_config`.
 
     Returns:
         The name of the weights file without its suffix, and whether it has to be `guarded`.
     """
     config = config_of(model)
-    extra = library_config(model, floats)
+    extra = library_config(model, floats, portable=portable)
     (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
     ours = extra.get("quantization_config", {}).get("quant_method") == METHOD
     return name, ours and name == "model"
 
 
-def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozenset(), *, guard: bool = False) -> None:
-    tensors, metadata = contents(model, floats, empty=True)
+def _write_weights(
+    model: nn.Module,
+    path: Path,
+    floats: frozenset[str] = frozenset(),
+    rewritten: frozenset[str] = frozenset(),
+    *,
+    guard: bool = False,
+) -> None:
+    tensors, metadata = contents(model, floats | rewritten, empty=True)
     if guard:
         tensors = guarded(model, tensors)
     keys = keys_of(model)
     later = {keys.get(name, name): one for name, one in decoded(model, floats).items()}
-    later |= reordered(model, floats, keys)
-    tensors = {key: tensor for key, tensor in tensors.items() if key not in later}
-    forms = {**tensors, **{key: one.form for key, one in later.items()}}
-    created = ({key: one.make()} for key, one in later.items())
-    parts = {key: safetensors_writer.part_of(tensor) for key, tensor in forms.items()}
+    later |= reordered(model, floats | rewritten, keys)
+    others = {key: one.form for key, one in later.items()} | nunchaku_lite.forms(model, rewritten)
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in others}
+    created = chain(({key: one.make()} for key, one in later.items()), nunchaku_lite.created(model, rewritten))
+    parts = {key: safetensors_writer.part_of(tensor) for key, tensor in {**tensors, **others}.items()}
     safetensors_writer.write_parts(path, parts, chain([tensors], created), {"format": "pt", **metadata})
 
 

@@ -19,6 +19,7 @@ from ..errors import BadFileError, SettingsError
 from ..planning import is_quantized_by_default
 from ..rules import QuantizationRule, RulesSpec, qconfig
 from ..utils.progress import count_bar
+from . import input_magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,6 +37,7 @@ class Calibration:
     Attributes:
         model: path or name of the pipeline, for the record.
         rules: those with act_static_scale get ranges; all apply while images are generated.
+        quant: instead of rules, a scheme that smooths inputs: what is found are their magnitudes, in the float model.
         prompts: one image each, for `count` seeds starting at `seed`.
         components: names of those that the rules apply to; () for the UNet or transformer and the text encoders.
     """
@@ -50,11 +52,14 @@ class Calibration:
     width: int | None = None
     height: int | None = None
     components: tuple[str, ...] = ()
+    quant: str | None = None
 
     def __post_init__(self) -> None:
         if not self.prompts:
             raise SettingsError("Cannot calibrate", "there are no prompts", "Add --prompt or --prompts")
-        if not any(row.act_static_scale for row in self.rules):
+        if self.quant is not None:
+            input_magnitudes.refuse_uncalibrated(self.quant)
+        elif not any(row.act_static_scale for row in self.rules):
             raise SettingsError(
                 "Cannot calibrate",
                 "no rule has act_static_scale, so all ranges are computed at run time",
@@ -133,12 +138,15 @@ def calibrate(
         merged = merge_quant_stats(processes.gathered(found(exact=True)))
         merged = {name: value for name, value in merged.items() if ".exact_of_" not in name}
     unseen = sorted(k.removesuffix(".count") for k, value in merged.items() if k.endswith(".count") and not int(value))
-    if unseen:
+    if unseen and task.quant is None:
         raise SettingsError(
             "Cannot calibrate",
             f"{len(unseen)} layers saw no data, the first is {unseen[0].rpartition('.')[0]!r}",
             "Add prompts that reach it, or let an earlier rule without act_static_scale match it",
         )
+    if unseen:
+        first = unseen[0].rpartition(".")[0]
+        log.warning("%d layers got no input, the first is %r: they will not be smoothed", len(unseen), first)
     _require_products(models, merged)
     return merged
 
@@ -200,6 +208,8 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
             f"Cannot calibrate a {type(pipe).__name__}", "it cannot generate images on its own", "Pass its pipeline"
         )
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
+    if task.quant is not None:
+        return input_magnitudes.observe(weight_parts(pipe), task.components)
     models = {}
     for name, model in weight_parts(pipe).items():
         if name not in task.components if task.components else not is_quantized_by_default(name):

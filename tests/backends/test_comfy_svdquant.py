@@ -96,10 +96,46 @@ def test_natural_order(tmp_path: Path) -> None:
         assert all(torch.equal(back.parts[key], part) for key, part in parts.items())
 
 
+UNSIGNED = GOLDEN / "nunchaku_svdq_int4_unsigned_fc2.safetensors"
+
+
+def _unsigned(tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
+    """comfy-kitchen's layer with shifted activations, of the golden tensors in natural order."""
+    file = load_file(UNSIGNED)
+    natural = {key.removeprefix("natural."): tensor for key, tensor in file.items() if key.startswith("natural.")}
+    codes = natural.pop("codes")
+    layer = {
+        "weight": (codes[:, ::2] & 15) | codes[:, 1::2] << 4, "weight_scale": natural["weight_scale"],
+        **{key: natural[key] for key in ("proj_down", "proj_up", "smooth_factor", "bias")},
+    }  # fmt: skip
+    return write(tmp_path, {"format": "svdquant_w4a4", "act_unsigned": True}, layer), file
+
+
+def test_shifted_activations(tmp_path: Path) -> None:
+    """The shift is in the bias: the layer's output is that of the library, whose inputs have 4 bits."""
+    path, file = _unsigned(tmp_path)
+    assert any("shifted activations" in line for line in sdquant.verify(path).evidence)
+    floats = dict(sdquant.dequantize(path))
+    bias, wanted = floats["proj.bias"], file["golden.bias_effective"].float()
+    assert (bias - wanted).norm() <= 1e-3 * wanted.norm()  # half precision is left of it
+    x = file["golden.input"].float()
+    out = torch.nn.functional.linear(x, floats["proj.weight"], bias)
+    for key, far in (("w4a16", 2e-3), ("w4a4", 0.1)):
+        theirs = file[f"golden.output_{key}_f32"]
+        assert (out - theirs).norm() < far * theirs.norm(), key
+    missing = {key.removeprefix("proj."): t for key, t in load_file(path).items() if key != "proj.comfy_quant"}
+    bias = missing.pop("bias")
+    said = {"format": "svdquant_w4a4", "act_unsigned": True}
+    with pytest.raises(UnsupportedFileError, match="no bias is made for that"):
+        sdquant.detect(write(tmp_path, said, missing))
+    with pytest.raises(BadFileError, match="not the bias of its weight"):
+        sdquant.verify(write(tmp_path, said, {**missing, "bias": bias[1:]}))
+
+
 @pytest.mark.parametrize(
     ("said", "word"),
     [
-        ({**TILES, "act_unsigned": True}, "shifted"), ({**TILES, "lowrank_branch_input_basis": "smooth"}, "basis"),
+        ({**TILES, "act_unsigned": 1}, "shifted is 1"), ({**TILES, "lowrank_branch_input_basis": "smooth"}, "basis"),
         ({**TILES, "layout": "another"}, "order"),
     ],
 )  # fmt: skip

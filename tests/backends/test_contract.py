@@ -24,7 +24,10 @@ ERROR_OF = {"tq1_0": 0.85, "tq2_0": 0.85}
 # Bytes against bf16, by nominal bits: the promise of the README.
 BYTES = {16: 1.0, 8: 0.54, 6: 0.42, 5: 0.36, 4: 0.30, 3: 0.22, 2: 0.17, 1: 0.11}
 # GGUF's own sizes are a little more in these two: 110 bytes for 256 weights, and 84.
-BYTES_OF = {"q3_k": 0.2149, "q2_k": 0.1641, "q5_1": 0.375, "q4_1": 0.3125, "f32": 2.0}
+BYTES_OF = {
+    "q3_k": 0.2149, "q2_k": 0.1641, "q5_1": 0.375, "q4_1": 0.3125, "f32": 2.0,
+    **dict.fromkeys(("svdquant_w4a4", "svdquant_nvfp4"), 0.69),  # so small a weight has a branch of its size
+}  # fmt: skip
 
 
 def _bits(row: backends.Scheme) -> int:
@@ -158,9 +161,10 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
     except Unfit as reason:
         pytest.skip(f"{name} does not hold {tuple(layer.weight.shape)}: {reason}")
     plain = quantized_layer(layer, packed)
+    branched = backend.low_rank(packed) is not None  # what is beside the codes is rounded on its own
     with torch.no_grad():
         layer.weight.copy_(backend.decode(packed, torch.bfloat16))
-        if not fp32_gemm.is_profitable(torch.bfloat16) and not packed.spec.rotation:
+        if not fp32_gemm.is_profitable(torch.bfloat16) and not packed.spec.rotation and not branched:
             assert torch.equal(plain(x), layer(x))
     # Few rows, or outputs of a convolution, may be multiplied without decoding first: another order of the sums. So may
     # all be where torch has no fast product of bfloat16.
@@ -178,7 +182,7 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
         double.weight.abs_()
         sizes = double(some.double().abs()) + (exact - product).abs()
         # Two roundings to bfloat16, of at most 2**-8 of the number: before the bias is added and after.
-        of_weights = 2**-7 if turned or (unrounded and some is few) else 1e-5
+        of_weights = 2**-7 if turned or branched or (unrounded and some is few) else 1e-5
         assert bool(((got - exact).abs() <= 2**-8 * (product.abs() + exact.abs()) + of_weights * sizes).all())
 
 

@@ -1,4 +1,4 @@
-"""Find the ranges of activations over prompts, for rules with act_static_scale; goes on where it was stopped."""
+"""Find the ranges of activations over prompts, for static scales and smoothing; goes on where it was stopped."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _FLAGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the rules, the prompts and image settings, and the output file."""
     _common.add_request_flags(parser, only=_FLAGS)
+    parser.add_argument(
+        "-q", "--quant", metavar="S", help="a scheme that smooths inputs, svdq-int4 or svdq-nvfp4, instead of --rules"
+    )
     parser.add_argument("--preset", help="a preset of rules, such as int8, instead of --rules")
     parser.add_argument("--config", metavar="CONFIG.yml", help="the config file whose preset or rules are meant")
     parser.add_argument("--prompt", action="append", default=[], metavar="PROMPT", help="what to draw (repeat)")
@@ -55,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     _common.refuse_target(args.out, (".safetensors",))
     model_files.refuse_existing(args.out, args.overwrite)
-    request = _common.request_of(args, rules=None, offload=NO_OFFLOAD, budget=None)
-    offloaded = _common.request_of(args)
+    request = _common.request_of(args, quant=None, rules=None, offload=NO_OFFLOAD, budget=None)
+    offloaded = _common.request_of(args, quant=None)
     _common.refuse_auto(offloaded, "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)
     task = Calibration(
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         width=args.width,
         height=args.height,
         components=components,
+        quant=args.quant,
     )
     plan = prepare(request)
     refuse_unfollowed(plan, task)
@@ -100,18 +104,21 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
     """Return the rules of --rules, --preset (with static ranges) or --config, and the components that they are for.
 
     Raises:
-        SettingsError: not exactly one of the three is set, or the preset does not quantize activations.
+        SettingsError: not exactly one of these and --quant is set, or the preset does not quantize activations.
     """
     from ...training import config, quantization_of
 
-    ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
+    ways = {f"--{name}": getattr(args, name) for name in ("quant", "rules", "preset", "config")}
     flags = [flag for flag, value in ways.items() if value is not None]
     if len(flags) != 1:
         why = f"{' and '.join(flags)} cannot be combined" if flags else "no rules are specified"
         raise SettingsError("Cannot calibrate", why, f"Use exactly one of {', '.join(ways)}")
     components = tuple(args.components or ())
+    if args.quant is not None:
+        return (), components
     if args.rules is not None:
-        rules = _common.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
+        # The whole is refused here, if it is to be.
+        rules = _common.request_of(args, quant=None, offload=args.offload).rules
         assert rules is not None
         return rules, components
     words = [] if args.config else ["use_qwix_quantization=true", f"quantization={args.preset}"]
@@ -136,6 +143,9 @@ def _say(args: argparse.Namespace, images: int, components: list[str], layers: i
         _common.print_json({"out": str(args.out), "components": components, "layers": layers, "images": images})
         return
     print(f"{args.out}: ranges of {layers} layers of {' and '.join(components)}, from {images} images")
+    if args.quant is not None:
+        print(f"Use them: sdquant quantize {args.path} OUT -q {args.quant} --quant-stats {args.out}")
+        return
     with_rules = f"{args.path} PROMPT --rules {args.rules} --quant-stats {args.out}"
     with_config = f"{args.config or 'CONFIG.yml'} quant_stats={args.out}"
     if args.preset is not None:

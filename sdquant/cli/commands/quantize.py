@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
+            **({} if gguf else {"quant_stats": args.quant_stats}),
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":
@@ -141,7 +142,8 @@ def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> No
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     """Raise SettingsError for flags about loading: such a file is made from the weights without loading a model."""
-    flags = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
+    used = {"quant_stats"} if registry.parse(scheme).scheme.calibrated else set()
+    flags = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name) and name not in used]
     if flags:
         raise SettingsError(
             f"Cannot use {_common.flag(flags[0])} for a file in {scheme}",

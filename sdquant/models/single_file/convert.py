@@ -256,8 +256,10 @@ def _pack(src: Checkpoint, match: PrequantizedWeight, files: Mapping[Path, Tenso
         ) from error
     codec = packed.spec.scheme.codec
     by_row = codec.cuttable(packed)
-    # Of each part its share; one number for all rows is in every cut: see `rows`.
-    constant = sum(part.element_size() for part in by_row.parts.values() if part.numel() == 1)
+    # Of each part its share; what is for all rows is in every cut: see `packed_rows`.
+    of_rows = codec.rows_by(by_row, lambda part: part.new_empty(0)) if codec.by_row(by_row) else {}
+    shared = (part for name, part in by_row.parts.items() if part.numel() == 1 or of_rows.get(name) is part)
+    constant = sum(part.numel() * part.element_size() for part in shared)
     each = (by_row.nbytes - constant) // packed.spec.shape[0] if codec.by_row(by_row) else None
     return _Pack(packed.spec, packed.nbytes, each, constant)
 
