@@ -179,7 +179,9 @@ def _set(key: str, tensor: Tensor) -> Change:
 
 REFUSED: dict[str, tuple[str, type[Exception], str, Change]] = {
     "an old class": ("int8 row", UnsupportedFileError, "AffineQuantizedTensor", _said(_type="AffineQuantizedTensor")),
-    "tiles": ("int4", UnsupportedFileError, "Int4TilePackedTo4dTensor", _said(_type="Int4TilePackedTo4dTensor")),
+    "tiles": (
+        "int4", UnsupportedFileError, "tinygemm.*int4_packing_format='plain'", _said(_type="Int4TilePackedTo4dTensor"),
+    ),
     "an attribute of tomorrow": ("int8 row", UnsupportedFileError, "'rotation'", _data(rotation=16)),
     "a part of tomorrow": (
         "fp8 row", UnsupportedFileError, "'outliers'", _said(_tensor_data_names=["qdata", "scale", "outliers"]),
@@ -195,8 +197,17 @@ REFUSED: dict[str, tuple[str, type[Exception], str, Change]] = {
     "no part": ("int8 row", BadFileError, "proj._weight_scale", _gone("proj._weight_scale")),
     "a part that is not said": ("fp8 row", BadFileError, "scale", _said(_tensor_data_names=["qdata"])),
     "no blocks": ("int8 row", BadFileError, "block_size", _data(block_size="all")),
-    "blocks that do not fit": ("intx", BadFileError, "group size is 24", _data(block_size=[1, 24])),
-    "other scales": ("intx", BadFileError, "4 groups|rows of", _set("proj._weight_scale", torch.ones(64, 3))),
+    "blocks that do not fit": ("intx", BadFileError, r"\[1, 24\].*64 codes|block_size", _data(block_size=[1, 24])),
+    "other scales": ("intx", BadFileError, r"scales are \[64, 3\]", _set("proj._weight_scale", torch.ones(64, 3))),
+    "blocks of rows, and scales of each": ("int8 row", BadFileError, "block_size", _data(block_size=[32, 64])),
+    "a block, and scales of rows": ("int8 row", BadFileError, "block_size", _data(block_size=[64, 64])),
+    "rows, and one scale": ("int8 tensor", BadFileError, "block_size", _data(block_size=[1, 64])),
+    "fp8 rows, and one scale": ("fp8 tensor", BadFileError, "block_size", _data(block_size=[1, 64])),
+    "other groups": ("int4", BadFileError, "block_size", _data(block_size=[1, 16])),
+    "plain int32": (
+        "int4", UnsupportedFileError, "Intel's.*int4_packing_format='plain'", _said(_type="Int4PlainInt32Tensor"),
+    ),
+    "six bits": ("mxfp8", UnsupportedFileError, "fp6_e2m3", _data(elem_dtype="fp6_e2m3")),
     "codes of more bits": (
         "intx", BadFileError, "4 bits", _set("proj._weight_qdata", torch.full((64, 64), 9, dtype=torch.int8)),
     ),
@@ -219,8 +230,21 @@ def test_refused(name: str, tmp_path: Path) -> None:
     if metadata["proj.weight"] != "{":
         metadata["proj.weight"] = json.dumps(table)
     save_file(tensors, tmp_path / "model.safetensors", metadata)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=f"(?s){words}"):
         sdquant.verify(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("names", ['["a.weight"]', "every layer", '{"a": 1}'])
+def test_a_list_of_names_of_another_tool(names: str, tmp_path: Path) -> None:
+    tensors = {
+        "b.W_q": torch.ones(4, 4),
+        "b.scale": torch.ones(4),
+        "a.weight": torch.ones(4, 4),
+        "a.scale": torch.ones(4),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", {"tensor_names": names, "out_weight": "1"})
+    assert dict(sdquant.dequantize(tmp_path / "model.safetensors")).keys() == tensors.keys()
+    assert sdquant.detect(tmp_path / "model.safetensors").quant is None
 
 
 @pytest.mark.parametrize("allow", [False, True])
