@@ -7,13 +7,9 @@ tests of torchao are skipped where it is in neither place.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +23,9 @@ from sdquant import cli, demo
 from sdquant.errors import ConflictError, SettingsError
 from sdquant.nn import quantized
 
+from . import libraries
 from .library_readers import output
 
-LIBRARIES = Path(os.environ.get("SDQUANT_TEST_LIBRARIES", Path(__file__).parents[1] / ".libraries"))
-HAS_TORCHAO = (LIBRARIES / "torchao").is_dir() or importlib.util.find_spec("torchao") is not None
-NEEDS_TORCHAO = pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not in .libraries (see CONTRIBUTING.md)")
 WHOLE = ("transformer", "text_encoder", "text_encoder_2")
 
 # By the name of a saved place: the format, the options of loading, the components that are read, and their class there.
@@ -50,7 +44,7 @@ SLOW: dict[str, Row] = {
     "bfl in float32": ("bfl", {"quant": "comfy:nvfp4"}, ("transformer",), "nvfp4"),
 }
 CASES = [
-    pytest.param(name, marks=[NEEDS_TORCHAO] * (row[0] == "torchao") + [pytest.mark.slow] * (name in SLOW))
+    pytest.param(name, marks=[libraries.NEEDS_TORCHAO] * (row[0] == "torchao") + [pytest.mark.slow] * (name in SLOW))
     for name, row in (ROWS | SLOW).items()
 ]
 
@@ -74,14 +68,10 @@ class Readings:
             else:
                 sdquant.save(pipe, place, portable=form)
                 self.places |= {(name, part): place / part for part in parts}
-        readable = [str(place) for (name, _), place in self.places.items() if HAS_TORCHAO or rows[name][0] == "bfl"]
-        script = Path(__file__).with_name("library_readers.py")
-        done = subprocess.run(
-            [sys.executable, str(script), *readable], capture_output=True, text=True, check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(LIBRARIES)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-        self.outcome: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        readable = [
+            str(place) for (name, _), place in self.places.items() if libraries.HAS_TORCHAO or rows[name][0] == "bfl"
+        ]
+        self.outcome: dict[str, dict[str, Any]] = libraries.run_script("library_readers.py", *readable)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from sdquant.core import packed_rows
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn import quantized, quantized_layer
 
+from .. import libraries
 from ..test_load_modes import images
 from .comfy_layers import GOLDEN, read
 from .torchao_layers import KINDS, WEIGHTS, digits, dtype, flattened
@@ -257,26 +258,15 @@ def test_pickles(allow: bool, tmp_path: Path) -> None:
         sdquant.detect(tmp_path, allow_pickle=allow)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["int8wo", "int8wo tensor", "int8dq", "intx"])
-@pytest.mark.filterwarnings("ignore")  # torchao's own, about the torch that it was made for
-def test_a_folder_of_torchaos_own(kind: str, tmp_path: Path) -> None:
-    """Not pinned: with torchao there, diffusers and peft import it, and its warnings are other tests' errors."""
-    library = pytest.importorskip("torchao.quantization", reason="torchao is not installed (pip install torchao)")
-    from diffusers import FluxTransformer2DModel, TorchAoConfig
-
-    config = {
-        "int8wo": lambda: library.Int8WeightOnlyConfig(version=2),
-        "int8wo tensor": lambda: library.Int8WeightOnlyConfig(version=2, granularity=library.PerTensor()),
-        "int8dq": lambda: library.Int8DynamicActivationInt8WeightConfig(version=2),
-        "intx": lambda: library.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=library.PerGroup(16)),
-    }[kind]()
-    theirs: Any = FluxTransformer2DModel.from_pretrained(
-        sdquant.demo.path("digits-flux") / "transformer", quantization_config=TorchAoConfig(config),
-        torch_dtype=torch.bfloat16,
-    )  # fmt: skip
-    theirs.save_pretrained(tmp_path)
-    mine = dict(sdquant.dequantize(tmp_path, dtype="bfloat16"))
-    weights = {name: t.dequantize() if type(t) is not Tensor else t for name, t in theirs.state_dict().items()}
-    assert mine.keys() == weights.keys() and all(torch.equal(mine[name], weights[name]) for name in mine)
-    assert len(list(quantized(sdquant.load_model(tmp_path, progress=False)))) == 30
+@libraries.NEEDS_TORCHAO
+def test_a_folder_of_torchaos_own(tmp_path: Path) -> None:
+    """Layers in all classes that torchao can make on a CPU, saved by diffusers: the same in every bit."""
+    folder = tmp_path / "saved"
+    classes = libraries.run_script(
+        "torchao_writer.py", str(sdquant.demo.path("digits-flux") / "transformer"), str(folder)
+    )
+    theirs, mine = load_file(tmp_path / "saved-decoded"), dict(sdquant.dequantize(folder, dtype="bfloat16"))
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == [] and mine.keys() == theirs.keys()
+    assert sum(classes.values()) >= 26 and len(classes) == 5
+    packed = dict(quantized(sdquant.load_model(folder, progress=False)))
+    assert len(packed) >= sum(classes.values()) and sdquant.verify(folder).warnings == []
