@@ -159,6 +159,7 @@ def test_the_command_refuses_before_the_work(
         ("int8_convrot", "torchao", "out", ConflictError, "int8_convrot.*torchao is int8_row"),
         ("int8_convrot", "torchao", "out.safetensors", SettingsError, "config.json"),
         ("int8_convrot", "torcho", "out", SettingsError, "Did you mean 'torchao'"),
+        ("int8_convrot", "modelopt", "out", ConflictError, "pickle"),
         ("nf4", "bfl", "out.safetensors", ConflictError, "nf4"),
         ("fp8", "torchao", "out", ConflictError, "blocks of 256.*packing=float8"),
         ("comfy:nvfp4", "bfl", "out.safetensors", ConflictError, "transformers does not read"),

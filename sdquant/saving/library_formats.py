@@ -33,10 +33,17 @@ def find_format(portable: bool | str) -> LibraryFormat | None:
     """Return the format that `portable` names; None for True and False.
 
     Raises:
-        SettingsError: it names none.
+        SettingsError: it names none. ConflictError: it names one that is not written here.
     """
     if isinstance(portable, bool):
         return None
+    if portable == "modelopt":
+        raise ConflictError(
+            "Cannot write a model for NVIDIA ModelOpt",
+            "diffusers restores ModelOpt's layers from a pickle beside the weights (modelopt_state.pth), and sdquant "
+            "writes none",
+            "Use portable='bfl', whose NVFP4 is the same, or portable='torchao'",
+        )
     known = FORMATS.get(portable) if isinstance(portable, str) else None
     if known is None:
         names = ", ".join(FORMATS)
