@@ -91,6 +91,15 @@ def test_plan_shows_bytes_and_what_stays(capsys: Capture, sd: Path) -> None:
     assert len(out.splitlines()) < 20
 
 
+def test_plan_says_that_dynamic_bytes_are_the_least(capsys: Capture, sd: Path) -> None:
+    """Which dtype a weight gets depends on its values, which no plan reads."""
+    for quant, least in (("sdnq-uint4,dynamic", True), ("sdnq-uint4", False)):
+        assert cli.main(["plan", str(sd / "unet"), "--quant", quant]) == 0
+        (total,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("total"))
+        assert ("at least" in total) == least
+        assert sdquant.plan(sd / "unet", quant).to_dict()["components"][0]["bytes_are_least"] == least
+
+
 def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
     assert code == 0

@@ -31,11 +31,23 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     Raises:
         UnsupportedFileError: nothing tells the bits, or these are not read. BadFileError: a part lacks.
     """
-    stems = [key.removesuffix("W_q") for key, info in tensors.items() if key.rpartition(".")[2] == "W_q" and info.shape]
     settings = next(told(config, METHODS), None)
+    stems = [
+        key.removesuffix("W_q")
+        for key, info in tensors.items()
+        if key.rpartition(".")[2] == "W_q" and info.shape and (settings is not None or _is_hqqs(key, info, tensors))
+    ]
     used = {stem + last for stem in stems for last in ("W_q", "scale", "zero")}
     dtype = float_dtype(tensors, used) if stems else ""
     return [_weight(stem, tensors, settings[2] if settings is not None else {}, dtype) for stem in stems]
+
+
+def _is_hqqs(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Return whether a tensor is HQQ's codes, where no config says so: there are other weights of this name."""
+    stem = key.removesuffix("W_q")
+    if f"{stem}nbits" in tensors:
+        return True
+    return info.dtype in ("uint8", "int32") and any(stem + last in tensors for last in ("scale", "zero"))
 
 
 def _weight(stem: str, tensors: Mapping[str, TensorInfo], table: Mapping[str, Any], dtype: str) -> PrequantizedWeight:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
-from ..errors import UnsupportedFileError
-from ._hub_find import BYTES, GROUP_SIZE, HIGH_FIRST, PACKING, PAIRS
+from ..errors import BadFileError, UnsupportedFileError
+from ._hub_find import BYTES, GROUP_SIZE, HIGH_FIRST, PACKING, PAIRS, told
 
 SCALE = "weight_quantizer._scale"
 _DOUBLE, _COLUMNS = "weight_quantizer._double_scale", "input_quantizer._pre_quant_scale"
@@ -37,7 +37,32 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     weights = [_compressed(name, tensors) for name in names if leaf(name, SCALE) in tensors]
     if any(method.lower() == "modelopt" for _, method in config.get("methods", ())):
         weights += [one for one in (_exported(name, tensors) for name in names) if one is not None]
+    _check_groups(weights, config)
     return _with_ranges(weights, tensors)
+
+
+def _check_groups(weights: list[PrequantizedWeight], config: Mapping[str, Any]) -> None:
+    """Raise BadFileError for 4-bit weights whose scales are of other groups than the one size that the configs say."""
+    tables = [table for _, _, table in told(config, ("modelopt",))]
+    sizes = {size for table in tables for size in _sizes(table) if type(size) is int and size > 0}
+    wrong = next((one for one in weights if one.details.get(GROUP_SIZE) not in (None, *sizes)), None)
+    if wrong is not None and wrong.scheme == "hub-int4" and len(sizes) == 1:
+        raise BadFileError(
+            f"Cannot read weight {wrong.name!r}",
+            f"its config says groups of {sizes.pop()} weights, but each scale is of {wrong.details[GROUP_SIZE]}",
+            "Put the config.json that belongs to the weights beside them, or download both again",
+        )
+
+
+def _sizes(table: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what the tables of ModelOpt, of diffusers and of converted configs say of the size of groups."""
+    yield from (table.get("group_size"), table.get("block_quantize"))
+    inner = table.get("quantization")
+    yield inner.get("group_size") if isinstance(inner, Mapping) else None
+    groups = table.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        yield weights.get("group_size") if isinstance(weights, Mapping) else None
 
 
 def _with_ranges(weights: list[PrequantizedWeight], tensors: Mapping[str, TensorInfo]) -> list[PrequantizedWeight]:

@@ -44,14 +44,24 @@ class _Weight:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Return the rows and columns of a weight that share a scale, by the shapes alone without metadata."""
+        """Return the rows and columns of a weight that share a scale, by the shapes alone without metadata.
+
+        Raises:
+            BadFileError: there are other scales than its block_size makes.
+        """
         given = self.data.get("block_size")
         (rows, columns), scale = self.infos["qdata"].shape, self.infos["scale"].shape
+        if self.type == "Int4Tensor":  # two columns in a byte, scales [groups, rows]
+            columns, scale = columns * 2, scale[::-1]
         if given is None and len(scale) == 2 and all(scale) and rows % scale[0] == 0 and columns % scale[1] == 0:
             return rows // scale[0], columns // scale[1]
         if isinstance(given, list) and len(given) == 2 and all(type(size) is int and size > 0 for size in given):
-            return given[0], given[1]
-        raise _bad(self.name, f"its block_size is {given!r:.80}, and its scales are {list(scale)}")
+            grid = (rows // given[0], columns // given[1])
+            whole = rows % given[0] == 0 and columns % given[1] == 0
+            if whole and (scale == grid or (len(scale) < 2 and math.prod(scale) == math.prod(grid))):
+                return given[0], given[1]
+        why = f"its block_size is {given!r:.80}, its scales are {list(scale)}, and it has {[rows, columns]} codes"
+        raise _bad(self.name, why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +89,18 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
         BadFileError: the metadata is malformed, or a part is missing.
     """
     metadata = config.get("metadata") or {}
-    if _NAMES in metadata:
+    if _NAMES in metadata and _is_torchaos(metadata, tensors):
         rows: Iterator[tuple[str, Row]] = _described(metadata, tensors)
     else:
         rows = _undescribed(tensors, config.get("quantization_config") or {})
     return [_found(name, row, tensors) for name, row in rows]
+
+
+def _is_torchaos(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bool:
+    """Return whether names in the metadata are torchao's: other tools have lists of names, too."""
+    return any(key.endswith(f".{_QDATA}") for key in tensors) or any(
+        isinstance(text, str) and '"_tensor_data_names"' in text for text in metadata.values()
+    )
 
 
 def _described(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Row]]:
@@ -140,6 +157,14 @@ def _undescribed(tensors: Mapping[str, TensorInfo], quantization: Row) -> Iterat
 
 def _found(name: str, row: Row, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeight:
     kind = _KINDS.get(row["_type"])
+    if row["_type"] in _FOR_KERNELS:
+        raise UnsupportedFileError(
+            f"Cannot read weight {name!r}",
+            f"it is torchao's {row['_type']}, whose codes are in the order of {_FOR_KERNELS[row['_type']]}, which no "
+            "source describes",
+            "Quantize the model again with int4_packing_format='plain', if you have the float weights. Otherwise: "
+            + _USE[0].lower() + _USE[1:],
+        )  # fmt: skip
     if kind is None:
         known = ", ".join(_KINDS)
         raise _unknown(name, f"a {row['_type'][:60]}; sdquant only reads {known}")
@@ -249,6 +274,12 @@ def _tiles(weight: _Weight) -> dict[str, Any]:
     return {TILED: True, LOW_FIRST: True} if tiled else {}
 
 
+# Classes of tensors that are in the order of one kind of device.
+_FOR_KERNELS = {
+    "Int4TilePackedTo4dTensor": "tinygemm's CUDA kernels",
+    "Int4PlainInt32Tensor": "Intel's or Huawei's kernels",
+    "Int4PreshuffledTensor": "Hopper's tensor cores",
+}
 _SCALED = frozenset({"qdata", "scale"})
 _NONE: frozenset[str] = frozenset()
 _KINDS: Mapping[str, _Kind] = {

@@ -47,7 +47,7 @@ def named(
             word = _word(path, place, table)
             if word is not None:
                 yield place, word
-    if "tensor_names" in metadata and any("_weight" in str(key) for key in metadata):
+    if "tensor_names" in metadata and any('"_tensor_data_names"' in str(text) for text in metadata.values()):
         yield "its metadata", "torchao"
     settings = _of_metadata(metadata)
     word = None if settings is None else settings.get("quant_method", settings.get("method"))

@@ -86,7 +86,7 @@ _SIGNS: tuple[_Sign, ...] = (
     _Sign(title=TITLES["compressed-tensors"], every=("weight_packed",)),
     _Sign(title=TITLES["compressed-tensors"], every=("weight_global_scale",)),
     _Sign(title=TITLES["torchao"], every=("_weight_qdata",)),
-    _Sign(title=TITLES["hqq"], every=("W_q",)),
+    _Sign(title=TITLES["hqq"], every=("W_q",), dtypes=("uint8", "int32")),
     _Sign(title=TITLES["modelopt"], every=("weight_quantizer._scale",)),
     _Sign(title=TITLES["modelopt"], every=("weight_quantizer._amax",)),
     _Sign(title=TITLES["modelopt"], every=("weight_scale_2",)),

@@ -60,6 +60,12 @@ class ComponentPlan:
             sizes[weight.scheme] += weight.bytes
         return tuple(name for name, _ in sizes.most_common())
 
+    @property
+    def is_least(self) -> bool:
+        """Return whether the bytes are the least: SDNQ gives some weights more bits, by values that no plan reads."""
+        dynamic = self.spec is not None and "dynamic" in self.spec.scheme.options and self.spec["dynamic"]
+        return self.action == "encode" and bool(dynamic)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the number and total sizes of the weights."""
         names = ("name", "path", "class_name", "action", "scheme", "mode", "runtime", "compute")
@@ -73,6 +79,7 @@ class ComponentPlan:
             "quantized_bytes_bf16": sum(weight.bytes_bf16 for weight in self.weights),
             "kept": dict(self.kept),
             "bytes": self.bytes,
+            "bytes_are_least": self.is_least,
             "bytes_bf16": self.bytes_bf16,
         }
 
@@ -111,6 +118,11 @@ class Plan:
     def bytes(self) -> int:
         """Size of all components in memory, in bytes."""
         return sum(component.bytes for component in self.components)
+
+    @property
+    def is_least(self) -> bool:
+        """Return whether these bytes are the least; see `ComponentPlan.is_least`."""
+        return any(component.is_least for component in self.components)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core import Packed
+    from .library_format import LibraryFormat
 
 log = logging.getLogger(__name__)
 
@@ -46,26 +47,29 @@ _MODELS = ("model_index.json", "config.json")  # one of these is in every model'
 
 
 @answered
-def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: bool = False) -> Path:
+def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: bool | str = False) -> Path:
     """Save a pipeline (folder) or component (folder, or one file if `path` ends in .safetensors).
 
     Args:
         overwrite: replace what is at `path`; the old model is deleted only when the new one is complete.
         portable: write a folder that diffusers loads without sdquant: weights that it cannot read quantized are
             written as floats, and SVDQuant's as its `nunchaku_lite` has them. A warning names what the libraries
-            refuse only on this machine.
+            refuse only on this machine. Or a format that diffusers reads with another library or from a file alone:
+            "torchao" (a folder, of `int8_row`, `int8_tensor`, `fp8,packing=float8`, `mxfp8` and `comfy:nvfp4`, which
+            transformers reads too) or "bfl" (one file, of `fp8,packing=float8` and `comfy:nvfp4`).
 
     Returns:
         The path.
 
     Raises:
-        SettingsError: the path already exists, or does not suit the model.
+        SettingsError: the path already exists, or does not suit the model or the format.
         ConflictError: `portable`, and diffusers has no reader for the scheme; or a LoRA is on the model.
     """
     from ..models import pipelines
+    from . import library_formats
     from .portable import advice, not_here, of_model, refuse
 
-    target = Path(path)
+    target, form = Path(path), library_formats.find_format(portable)
     refuse_existing(target, overwrite)
     whole = pipelines.is_pipeline(model)
     if whole and target.suffix == ".safetensors":
@@ -77,17 +81,20 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
     parts = pipelines.weight_parts(model)
     for name, part in parts.items():
         peft_hooks.refuse_adapted(name, part, "saved")
+    if form is not None:
+        library_formats.refuse_target(form, target)
+    elif portable and target.suffix == ".safetensors":
+        refuse_portable_file(target)
     if portable:
-        if target.suffix == ".safetensors":
-            refuse_portable_file(target)
-        refuse(model)
+        refuse(model, form)
     with offload_suspended(model):
         for name, part in parts.items():
             _refuse_empty(name, part)
+        unread = of_model(model, form)
         if target.suffix == ".safetensors":
-            _write_weights(model, target)
+            names = unread[0].names if unread and form is not None else frozenset()
+            _write_weights(model, target, names, form=form)
             return target
-        unread = of_model(model)
         if unread and not portable:
             log.warning("%s", advice(unread))
         floats = {row.component: row.names for row in unread} if portable else {}
@@ -96,9 +103,9 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             log.warning("%s", line)
         with whole_folder(target, weight_bytes(model) + more) as folder:
             if whole:
-                _write_pipeline(model, folder, floats, portable=portable)
+                _write_pipeline(model, folder, floats, form, portable=bool(portable))
             else:
-                _write_component(model, folder, floats.get(LONE, frozenset()), portable=portable)
+                _write_component(model, folder, floats.get(LONE, frozenset()), form, portable=bool(portable))
     return target
 
 
@@ -161,13 +168,15 @@ def offload_suspended(model: Any) -> Iterator[None]:
         yield
 
 
-def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]], *, portable: bool) -> None:
+def _write_pipeline(
+    pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]], form: LibraryFormat | None, *, portable: bool
+) -> None:
     from ..models import pipelines
 
     write_rest(pipe, folder)
     for name, part in pipelines.weight_parts(pipe).items():
         (folder / name).mkdir()
-        _write_component(part, folder / name, floats.get(name, frozenset()), portable=portable)
+        _write_component(part, folder / name, floats.get(name, frozenset()), form, portable=portable)
 
 
 def write_rest(pipe: Any, folder: Path) -> None:
@@ -181,23 +190,36 @@ def write_rest(pipe: Any, folder: Path) -> None:
             part.save_pretrained(folder / name)
 
 
-def _write_component(model: nn.Module, folder: Path, floats: frozenset[str], *, portable: bool) -> None:
+def _write_component(
+    model: nn.Module, folder: Path, floats: frozenset[str], form: LibraryFormat | None, *, portable: bool
+) -> None:
     """Write config and weights. `floats`: quantized weights to write as floats, so that the libraries read the rest."""
-    stem, guard = write_config(model, folder, floats, portable=portable)
+    stem, guard = write_config(model, folder, floats, form, portable=portable)
     rewritten = reading(model).rewritten if portable else frozenset()
-    _write_weights(model, folder / f"{stem}.safetensors", floats, rewritten, guard=guard)
+    _write_weights(model, folder / f"{stem}.safetensors", floats, rewritten, guard=guard, form=form)
 
 
 def write_config(
-    model: nn.Module, folder: Path, floats: frozenset[str] = frozenset(), *, portable: bool = False
+    model: nn.Module,
+    folder: Path,
+    floats: frozenset[str] = frozenset(),
+    form: LibraryFormat | None = None,
+    *,
+    portable: bool = False,
 ) -> tuple[str, bool]:
     """Write a component's config.json. See `library_config`.
 
     Returns:
         The name of the weights file without its suffix, and whether it has to be `guarded`.
     """
+    from . import library_formats
+
     config = config_of(model)
-    extra = library_config(model, floats, portable=portable)
+    stored = library_formats.store_weights(form, model) if form is not None else {}
+    if form is not None and stored:
+        extra = library_formats.config_entries(form, model, stored)
+    else:
+        extra = library_config(model, floats, portable=portable)
     (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
     ours = extra.get("quantization_config", {}).get("quant_method") == METHOD
@@ -211,15 +233,24 @@ def _write_weights(
     rewritten: frozenset[str] = frozenset(),
     *,
     guard: bool = False,
+    form: LibraryFormat | None = None,
 ) -> None:
-    tensors, metadata = contents(model, floats | rewritten, empty=True)
+    from . import library_formats
+
+    stored = library_formats.store_weights(form, model) if form is not None else {}
+    without = floats | stored.keys() | rewritten
+    tensors, metadata = contents(model, without, empty=True)
     if guard:
         tensors = guarded(model, tensors)
     keys = keys_of(model)
     later = {keys.get(name, name): one for name, one in decoded(model, floats).items()}
-    later |= reordered(model, floats | rewritten, keys)
+    later |= reordered(model, without, keys)
     others = {key: one.form for key, one in later.items()} | nunchaku_lite.forms(model, rewritten)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in others}
+    if form is not None and stored:
+        rows = {keys.get(name, name): one for name, one in stored.items()}
+        metadata = form.metadata(rows, [*tensors, *others])
+        tensors |= library_formats.join_tensors(rows)
     created = chain(({key: one.make()} for key, one in later.items()), nunchaku_lite.created(model, rewritten))
     parts = {key: safetensors_writer.part_of(tensor) for key, tensor in {**tensors, **others}.items()}
     safetensors_writer.write_parts(path, parts, chain([tensors], created), {"format": "pt", **metadata})

@@ -14,12 +14,15 @@ from ..core import QuantSpec, registry
 from ..errors import ConflictError
 from ..models import is_of_transformers, weight_parts
 from ..nn import quantized
+from . import library_formats
+from .library_formats import compute_dtype
 from .quantization_config import readable, reading, refused_here, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core import Packed, Scheme
+    from .library_format import LibraryFormat
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,27 @@ class FloatWeights:
         return f"{self.component} ({len(self.names)} weight{several} in {' and '.join(self.schemes)})"
 
 
-def of_model(model: Any) -> tuple[FloatWeights, ...]:
-    """Return the weights that the libraries cannot read although they know the scheme; () if they read all."""
-    return tuple(one for name, part in weight_parts(model).items() if (one := _of_component(name, part)) is not None)
+def of_model(model: Any, form: LibraryFormat | None = None) -> tuple[FloatWeights, ...]:
+    """Return the weights that the libraries cannot read although they know the scheme; () if they read all.
+
+    Args:
+        form: a format that a component may be written in, if it has weights for it.
+    """
+    rows = (_of_component(name, part, form) for name, part in weight_parts(model).items())
+    return tuple(one for one in rows if one is not None)
 
 
-def refuse(model: Any) -> None:
+def refuse(model: Any, form: LibraryFormat | None = None) -> None:
     """Raise ConflictError if a component is quantized to a scheme that the libraries cannot read at all."""
     for name, part in weight_parts(model).items():
         schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
-        if schemes and not any(readable(scheme) for scheme in schemes):
-            refuse_scheme(schemes.most_common(1)[0][0], f"the {name}")
+        if schemes and form is not None and library_formats.store_weights(form, part):
+            continue
+        if schemes and ((form is not None and form.file) or not any(readable(scheme) for scheme in schemes)):
+            most = schemes.most_common(1)[0][0]
+            if form is not None:
+                library_formats.refuse_component(form, part, most, f"the {name}")
+            refuse_scheme(most, f"the {name}")
         if not schemes and said_rules(part):
             refuse_scheme(registry.scheme("rules"), f"the {name}")
 
@@ -86,16 +99,12 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
     """Return the named weights as floats, each dequantized only when it is written."""
     import torch
 
-    from ..nn import QuantizedLayer
-
-    def later(path: str, packed: Packed) -> Later:
-        layer = model.get_submodule(path)
-        # A plain layer may have been cast since.
-        dtype = layer.compute_dtype if isinstance(layer, QuantizedLayer) else getattr(torch, packed.spec.dtype)
+    def later(name: str, packed: Packed) -> Later:
+        dtype = compute_dtype(model, name, packed)
         form = torch.empty(packed.spec.shape, dtype=dtype, device="meta")
         return Later(form, lambda: packed.spec.scheme.codec.decode(packed, dtype))
 
-    return {name: later(name.rpartition(".")[0], packed) for name, packed in quantized(model) if name in names}
+    return {name: later(name, packed) for name, packed in quantized(model) if name in names}
 
 
 def said(floats: Iterable[FloatWeights], size: str) -> str:
@@ -127,11 +136,12 @@ def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
     return lines
 
 
-def _of_component(name: str, part: nn.Module) -> FloatWeights | None:
+def _of_component(name: str, part: nn.Module, form: LibraryFormat | None) -> FloatWeights | None:
     packed = dict(quantized(part))
-    if not any(readable(row.spec.scheme) for row in packed.values()):
+    stored = library_formats.store_weights(form, part) if form is not None else {}
+    if not stored and not any(readable(row.spec.scheme) for row in packed.values()):
         return None
-    names = reading(part).floats
+    names = frozenset(packed) - stored.keys() if stored else reading(part).floats
     if not names:
         return None
     schemes = tuple(dict.fromkeys(packed[weight].spec.scheme.name for weight in sorted(names)))

@@ -144,6 +144,11 @@ def readable(scheme: Scheme) -> bool:
     return config is not None and config["quant_method"] in _READ
 
 
+def float_linears(model: nn.Module, packed: Collection[str]) -> list[str]:
+    """Return the names of the weights of linear layers that are not in `packed`."""
+    return [f"{path}.weight" for path in _floats(model, set(packed), _LINEAR)]
+
+
 def _bitsandbytes(
     model: nn.Module, specs: Mapping[str, PackedSpec], scheme: Scheme, config: Mapping[str, Any]
 ) -> Reading:

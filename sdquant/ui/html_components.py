@@ -107,6 +107,8 @@ def plan_bars(plan: Plan, capacity: int | None) -> str:
         share = f"{100 * plan.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
         lines.append(bar("in all", share, plan.bytes, whole, max(capacity, plan.bytes), over=plan.bytes > capacity))
     key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != plan.bytes else ""
+    if plan.is_least:
+        key += '<p class="sq-note">At least: SDNQ\'s dynamic selection gives some weights more bits.</p>'
     return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in plan.warnings)}'
 
 

@@ -160,6 +160,23 @@ def test_an_export_that_nobody_names(tmp_path: Path) -> None:
         assert (told - floats).norm() <= 1e-6 * floats.norm()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"group_size": 128}, {"quantization": {"quant_algo": "W4A16_AWQ", "group_size": 128}}, {"block_quantize": 128},
+        {"config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}}},
+    ],
+)  # fmt: skip
+def test_groups_that_the_config_contradicts(said: dict[str, Any], tmp_path: Path) -> None:
+    layer, floats = KINDS["exported int4"][1](torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    lone = tmp_path / "model.safetensors"
+    save_file({f"proj.{key}": part.contiguous() for key, part in layer.items()}, lone)
+    with pytest.raises(BadFileError, match="groups of 128 weights, but each scale is of 32"):
+        dict(sdquant.dequantize(lone, config=METHOD | said))
+    right = json.loads(json.dumps(METHOD | said).replace("128", "32"))
+    assert (dict(sdquant.dequantize(lone, config=right))["proj.weight"] - floats).norm() <= 1e-6 * floats.norm()
+
+
 BROKEN: dict[str, tuple[str, type[Exception], str, dict[str, Tensor]]] = {
     "other scales": ("int4 awq", UnsupportedFileError, "scales", {"weight_quantizer._scale": torch.ones(100, 1)}),
     "a scale of zero": ("int4 awq", BadFileError, "zero", {"weight_quantizer._scale": torch.zeros(128, 1)}),

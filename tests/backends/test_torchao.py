@@ -20,6 +20,7 @@ from sdquant.core import packed_rows
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn import quantized, quantized_layer
 
+from .. import libraries
 from ..test_load_modes import images
 from .comfy_layers import GOLDEN, read
 from .torchao_layers import KINDS, WEIGHTS, digits, dtype, flattened
@@ -179,7 +180,9 @@ def _set(key: str, tensor: Tensor) -> Change:
 
 REFUSED: dict[str, tuple[str, type[Exception], str, Change]] = {
     "an old class": ("int8 row", UnsupportedFileError, "AffineQuantizedTensor", _said(_type="AffineQuantizedTensor")),
-    "tiles": ("int4", UnsupportedFileError, "Int4TilePackedTo4dTensor", _said(_type="Int4TilePackedTo4dTensor")),
+    "tiles": (
+        "int4", UnsupportedFileError, "tinygemm.*int4_packing_format='plain'", _said(_type="Int4TilePackedTo4dTensor"),
+    ),
     "an attribute of tomorrow": ("int8 row", UnsupportedFileError, "'rotation'", _data(rotation=16)),
     "a part of tomorrow": (
         "fp8 row", UnsupportedFileError, "'outliers'", _said(_tensor_data_names=["qdata", "scale", "outliers"]),
@@ -195,8 +198,17 @@ REFUSED: dict[str, tuple[str, type[Exception], str, Change]] = {
     "no part": ("int8 row", BadFileError, "proj._weight_scale", _gone("proj._weight_scale")),
     "a part that is not said": ("fp8 row", BadFileError, "scale", _said(_tensor_data_names=["qdata"])),
     "no blocks": ("int8 row", BadFileError, "block_size", _data(block_size="all")),
-    "blocks that do not fit": ("intx", BadFileError, "group size is 24", _data(block_size=[1, 24])),
-    "other scales": ("intx", BadFileError, "4 groups|rows of", _set("proj._weight_scale", torch.ones(64, 3))),
+    "blocks that do not fit": ("intx", BadFileError, r"\[1, 24\].*64 codes|block_size", _data(block_size=[1, 24])),
+    "other scales": ("intx", BadFileError, r"scales are \[64, 3\]", _set("proj._weight_scale", torch.ones(64, 3))),
+    "blocks of rows, and scales of each": ("int8 row", BadFileError, "block_size", _data(block_size=[32, 64])),
+    "a block, and scales of rows": ("int8 row", BadFileError, "block_size", _data(block_size=[64, 64])),
+    "rows, and one scale": ("int8 tensor", BadFileError, "block_size", _data(block_size=[1, 64])),
+    "fp8 rows, and one scale": ("fp8 tensor", BadFileError, "block_size", _data(block_size=[1, 64])),
+    "other groups": ("int4", BadFileError, "block_size", _data(block_size=[1, 16])),
+    "plain int32": (
+        "int4", UnsupportedFileError, "Intel's.*int4_packing_format='plain'", _said(_type="Int4PlainInt32Tensor"),
+    ),
+    "six bits": ("mxfp8", UnsupportedFileError, "fp6_e2m3", _data(elem_dtype="fp6_e2m3")),
     "codes of more bits": (
         "intx", BadFileError, "4 bits", _set("proj._weight_qdata", torch.full((64, 64), 9, dtype=torch.int8)),
     ),
@@ -219,8 +231,21 @@ def test_refused(name: str, tmp_path: Path) -> None:
     if metadata["proj.weight"] != "{":
         metadata["proj.weight"] = json.dumps(table)
     save_file(tensors, tmp_path / "model.safetensors", metadata)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=f"(?s){words}"):
         sdquant.verify(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("names", ['["a.weight"]', "every layer", '{"a": 1}'])
+def test_a_list_of_names_of_another_tool(names: str, tmp_path: Path) -> None:
+    tensors = {
+        "b.W_q": torch.ones(4, 4),
+        "b.scale": torch.ones(4),
+        "a.weight": torch.ones(4, 4),
+        "a.scale": torch.ones(4),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", {"tensor_names": names, "out_weight": "1"})
+    assert dict(sdquant.dequantize(tmp_path / "model.safetensors")).keys() == tensors.keys()
+    assert sdquant.detect(tmp_path / "model.safetensors").quant is None
 
 
 @pytest.mark.parametrize("allow", [False, True])
@@ -233,26 +258,15 @@ def test_pickles(allow: bool, tmp_path: Path) -> None:
         sdquant.detect(tmp_path, allow_pickle=allow)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["int8wo", "int8wo tensor", "int8dq", "intx"])
-@pytest.mark.filterwarnings("ignore")  # torchao's own, about the torch that it was made for
-def test_a_folder_of_torchaos_own(kind: str, tmp_path: Path) -> None:
-    """Not pinned: with torchao there, diffusers and peft import it, and its warnings are other tests' errors."""
-    library = pytest.importorskip("torchao.quantization", reason="torchao is not installed (pip install torchao)")
-    from diffusers import FluxTransformer2DModel, TorchAoConfig
-
-    config = {
-        "int8wo": lambda: library.Int8WeightOnlyConfig(version=2),
-        "int8wo tensor": lambda: library.Int8WeightOnlyConfig(version=2, granularity=library.PerTensor()),
-        "int8dq": lambda: library.Int8DynamicActivationInt8WeightConfig(version=2),
-        "intx": lambda: library.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=library.PerGroup(16)),
-    }[kind]()
-    theirs: Any = FluxTransformer2DModel.from_pretrained(
-        sdquant.demo.path("digits-flux") / "transformer", quantization_config=TorchAoConfig(config),
-        torch_dtype=torch.bfloat16,
-    )  # fmt: skip
-    theirs.save_pretrained(tmp_path)
-    mine = dict(sdquant.dequantize(tmp_path, dtype="bfloat16"))
-    weights = {name: t.dequantize() if type(t) is not Tensor else t for name, t in theirs.state_dict().items()}
-    assert mine.keys() == weights.keys() and all(torch.equal(mine[name], weights[name]) for name in mine)
-    assert len(list(quantized(sdquant.load_model(tmp_path, progress=False)))) == 30
+@libraries.NEEDS_TORCHAO
+def test_a_folder_of_torchaos_own(tmp_path: Path) -> None:
+    """Layers in all classes that torchao can make on a CPU, saved by diffusers: the same in every bit."""
+    folder = tmp_path / "saved"
+    classes = libraries.run_script(
+        "torchao_writer.py", str(sdquant.demo.path("digits-flux") / "transformer"), str(folder)
+    )
+    theirs, mine = load_file(tmp_path / "saved-decoded"), dict(sdquant.dequantize(folder, dtype="bfloat16"))
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == [] and mine.keys() == theirs.keys()
+    assert sum(classes.values()) >= 26 and len(classes) == 5
+    packed = dict(quantized(sdquant.load_model(folder, progress=False)))
+    assert len(packed) >= sum(classes.values()) and sdquant.verify(folder).warnings == []

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     as_bf16 = sum(part.bytes_bf16 for part in plan.components)
     rows = [_row(part) for part in plan.components]
-    rows.append(("total", "", "", "", _common.size(as_bf16), _common.size(plan.bytes), f"{plan.bytes / as_bf16:.2f}"))
+    rows.append(("total", "", "", "", _common.size(as_bf16), _planned(plan), f"{plan.bytes / as_bf16:.2f}"))
     print(plan.path)
     facts = (plan.family or "unknown family", f"offload {plan.offload}", f"device {plan.device}")
     print(", ".join(facts) + (f", budget {_common.size(plan.budget)}" if plan.budget is not None else ""))
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     for name, file in _files(plan):
         print(f"\n{name} is read from {file}")
     if plan.peak is not None:
-        print(f"\n{_peak(plan.peak, plan.device)}")
+        print(f"\n{_peak(plan.peak, plan.device, plan.is_least)}")
     if plan.foreseen is not None and plan.why is None and any(part.weights for part in plan.components):
         print(f"\n{step_time.said(plan.foreseen)}")
     if plan.why is not None:
@@ -80,7 +80,7 @@ def _files(plan: Plan) -> Iterator[tuple[str, str]]:
             yield part.name, part.path
 
 
-def _peak(peak: Peak, device: str) -> str:
+def _peak(peak: Peak, device: str, is_least: bool) -> str:
     """Describe the peak memory on the device and its parts in words."""
     parts = [f"{_common.size(peak.weights)} of weights at once"]
     if peak.copied:
@@ -95,9 +95,15 @@ def _peak(peak: Peak, device: str) -> str:
     if peak.unused:
         parts.append(f"{_common.size(peak.unused)} of freed memory")
     text = f"at the most {_common.size(peak.bytes)} on {device}: {', '.join(parts)}"
+    if is_least:
+        text += "; more where SDNQ's dynamic selection gives weights more bits"
     if peak.activations is None:
         return f"{text}; activations come on top, which shapes alone do not tell"
     return text
+
+
+def _planned(sized: ComponentPlan | Plan) -> str:
+    return ("at least " if sized.is_least else "") + _common.size(sized.bytes)
 
 
 def _row(part: ComponentPlan) -> tuple[str, ...]:
@@ -110,7 +116,7 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
         (f"{part.runtime}, {part.compute}" if part.compute else part.runtime) if part.weights else "-",
         f"{len(part.weights)} weights" if part.weights else "products" if part.products else "-",
         _common.size(part.bytes_bf16),
-        _common.size(part.bytes),
+        _planned(part),
         f"{part.bytes / part.bytes_bf16:.2f}",
     )
 

@@ -35,13 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a folder that diffusers loads without sdquant: what it cannot read quantized is written as floats",
     )
+    parser.add_argument(
+        "--portable-as",
+        choices=("torchao", "bfl"),
+        help="the same in the format of one of diffusers' quantizers: torchao (a folder; needs that package) or bfl "
+        "(one .safetensors with Black Forest Labs' tensors)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from ...loading import load_planned, rounding_loss
     from ...planning import locate, prepare
-    from ...saving import export_gguf, export_single_file, model_files, original_layout, portable, save
+    from ...saving import (
+        export_gguf,
+        export_single_file,
+        library_formats,
+        model_files,
+        original_layout,
+        portable,
+        save,
+    )  # fmt: skip
     from ...utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
@@ -58,17 +72,22 @@ def run(args: argparse.Namespace) -> int:
     gguf = [text for text in each if text != "none" and registry.parse(text).scheme.backend == "gguf"]
     model_files.refuse_existing(out, args.overwrite)
     model_files.refuse_nested(Path(_common.place(args.path)), out)
-    if args.portable:
-        for text in each:
-            if text != "none":
-                portable.refuse_scheme(registry.parse(text).scheme)
-        if out.suffix in (".safetensors", ".gguf"):
-            model_files.refuse_portable_file(out)
+    form = library_formats.find_format(args.portable_as or False)
+    for spec in (registry.parse(text) for text in each if text != "none"):
+        if form is not None:
+            library_formats.refuse_spec(form, spec)
+        elif args.portable:
+            portable.refuse_scheme(spec.scheme)
+    if form is not None:
+        library_formats.refuse_target(form, out)
+    elif args.portable and out.suffix in (".safetensors", ".gguf"):
+        model_files.refuse_portable_file(out)
     if distributed.launched():
         _refuse_together(args, out, [*gguf])
         return _run_together(args, out)
     more = ""
-    if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and export_single_file.suits(quant)):
+    alone = out.suffix == ".safetensors" and form is None
+    if gguf or (alone and isinstance(quant, str) and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
                 f"Cannot write a GGUF file with {quant}",
@@ -95,10 +114,10 @@ def run(args: argparse.Namespace) -> int:
             from ...models import main_part
 
             model = main_part(model)
-        floats = portable.of_model(model) if args.portable else ()
+        floats = portable.of_model(model, form) if args.portable or form is not None else ()
         if floats:
             more = portable.said(floats, _common.size(sum(row.nbytes for row in floats)))
-        save(model, out, overwrite=args.overwrite, portable=args.portable)
+        save(model, out, overwrite=args.overwrite, portable=args.portable_as or args.portable)
     _say(out)
     if more:
         print(more)
@@ -132,7 +151,8 @@ def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> No
     wrong = [
         (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"write {out.name if not gguf else gguf[0]}",
          "they write a folder of several safetensors files"),
-        (args.portable, "use --portable", "they write sdquant's own format, which diffusers reads with sdquant"),
+        (args.portable or args.portable_as, "use --portable",
+         "they write sdquant's own format, which diffusers reads with sdquant"),
         (args.cache is not None, "use --cache", "no process has the whole model to cache"),
     ]  # fmt: skip
     for is_so, what, why in wrong:
