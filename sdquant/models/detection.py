@@ -270,9 +270,9 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         refuse_undecodable(src)
     text = gguf_encoders.text_encoder_in(src, complete=options.complete)
     vision = gguf_encoders.vision_in(src) if options.is_component else None
-    if text is not None:
-        src = partial_encoders.reduced(text) if text.path.is_dir() else text
-    src = vision or src
+    src = text or vision or src
+    if src.path.is_dir():
+        src = partial_encoders.reduced(src)
     if options.find_classes:
         classes.check_component(src)
     row = model_families.recognise(src.names)

@@ -55,9 +55,16 @@ def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[st
 
 
 def reduced(src: Checkpoint) -> Checkpoint:
-    """Return a folder's component with the class and config that its GGUF file has weights for; see `owner_for`."""
+    """Return a folder's text encoder with the class and config that its file has weights for; see `owner_for`. Other
+    components, and weights in several files, of which one may be missing, are returned as they are."""
+    one_file = len(src.files) == 1 or src.container == "gguf"
+    if src.library != "transformers" or not one_file or text_encoders.sizes(src.tensors)[1] is None:
+        return src
     owner, remarks = owner_for(replace(src, config={}), src)
-    return replace(src, config=owner.config, class_name=owner.class_name, warnings=(*src.warnings, *remarks))
+    if owner is src:
+        return src
+    smaller = replace(src, config=owner.config, class_name=owner.class_name, warnings=(*src.warnings, *remarks))
+    return with_norm(smaller)
 
 
 def _smaller(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
