@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.errors import BadFileError, MissingComponentError
+from sdquant.errors import MissingComponentError
 from sdquant.models.components import quiet
 from sdquant.nn import QuantizedLayer
 from sdquant.nn.weights import quantized
@@ -266,7 +266,14 @@ def test_what_it_is_not_is_said(case_of: Callable[[str], Case], tmp_path: Path) 
     file = _write(gemma.state, tmp_path / "qwen_2.5_vl.safetensors", "float")
     with pytest.raises(MissingComponentError, match="Gemma 2 text encoder of width 64 and 2 layers"):
         sdquant.plan(qwen.base, parts=[file])
-    blind = {key: tensor for key, tensor in qwen.state.items() if not key.startswith("visual.")}
+
+
+def test_the_vision_that_it_lacks(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """Is that of the pipeline, as for a GGUF file."""
+    case = case_of("qwen_2.5_vl_7b")
+    blind = {key: tensor for key, tensor in case.state.items() if not key.startswith("visual.")}
     file = _write(blind, tmp_path / "blind.safetensors", "float")
-    with pytest.raises(BadFileError, match=r"the first is 'model\.visual"):
-        sdquant.plan(qwen.base, parts=[file])
+    encoder = sdquant.load_model(case.base, parts=[file], progress=False).text_encoder
+    state = encoder.state_dict()
+    wanted = sdquant.load_model(case.base / "text_encoder", progress=False).state_dict()
+    assert all(torch.equal(state[key], tensor) == (".visual." in key) for key, tensor in wanted.items())

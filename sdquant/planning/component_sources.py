@@ -88,10 +88,13 @@ class _Take:
 
 
 def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> _Take:
-    lone = detected.sources[LONE]
+    lone = partial_encoders.with_vision_of(detected.sources[LONE], base.sources[name])
     row = model_families.recognise(lone.names)
     owner, remarks = partial_encoders.owner_for(lone, base.sources[name])
-    detected = dataclasses.replace(detected, warnings=[*detected.warnings, *remarks])
+    seen = [] if lone is detected.sources[LONE] else [f"its vision is that of {base.sources[name].path}"]
+    detected = dataclasses.replace(
+        detected, evidence=[*detected.evidence, *seen], warnings=[*detected.warnings, *remarks]
+    )
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
     )
