@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
-from ..models import Detected, joined, partial_encoders
+from ..models import Detected, file_tokenizers, joined, partial_encoders
 from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
@@ -70,7 +71,10 @@ def merge(files: ModelFiles, *, complete: bool, may_lack: bool = False) -> Detec
     if complete and not may_lack:
         _refuse_missing(files, sources)
     merged = joined(base, {take.place: take.seen for take in takes}, sources, path=files.path)
-    return dataclasses.replace(merged, warnings=[*merged.warnings, *_chosen_by_name(assigned, names, base)])
+    warnings = [*merged.warnings, *_chosen_by_name(assigned, names, base)]
+    if complete and not may_lack:
+        warnings += file_tokenizers.require(Path(base.path), sources)
+    return dataclasses.replace(merged, warnings=warnings)
 
 
 @dataclasses.dataclass(frozen=True)
