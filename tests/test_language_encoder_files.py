@@ -144,12 +144,12 @@ def _write(state: State, path: Path, kind: str) -> Path:
     if kind == "scaled_fp8":
         state = scaled(state)
     elif kind == "comfy_quant":
-        state = _marked(state)
+        state = marked(state)
     save_file(state, path)
     return path
 
 
-def _marked(state: State) -> State:
+def marked(state: State) -> State:
     """ComfyUI's scaled float8 of today."""
     made = {}
     for key, tensor in scaled(state).items():
@@ -210,7 +210,7 @@ def test_in_scaled_fp8(name: str, kind: str, case_of: Callable[[str], Case], tmp
         assert any(value.shape == one.shape and torch.equal(value, one.bfloat16()) for one in worth), key
 
 
-def _fp4_mixed(state: State) -> tuple[State, State]:
+def fp4_mixed(state: State) -> tuple[State, State]:
     """As Comfy-Org's files of that name: NVFP4 in feed-forward layers, float8 in attention, the rest as it was.
 
     Returns:
@@ -223,7 +223,7 @@ def _fp4_mixed(state: State) -> tuple[State, State]:
         if kind is None:
             made[key] = tensor
         elif kind == "fp8":
-            made |= _marked({key: tensor})
+            made |= marked({key: tensor})
         else:
             packed = COMFY.encode(tensor, backends.parse(kind))
             made |= COMFY.export(key, packed)
@@ -233,14 +233,15 @@ def _fp4_mixed(state: State) -> tuple[State, State]:
     return made, worth
 
 
-_KIND = {"up_proj": "comfy:nvfp4", "DenseReluDense": "comfy:nvfp4", "q_proj": "fp8", "SelfAttention.q": "fp8"}
+_KIND = dict.fromkeys(("up_proj", "DenseReluDense", "mlp.fc", "mlp.c_"), "comfy:nvfp4")
+_KIND |= dict.fromkeys(("q_proj", "SelfAttention.q"), "fp8")
 
 
 @pytest.mark.parametrize("given", ["as a part", "in the folder", "alone"])
 @pytest.mark.parametrize("name", FILES)
 def test_fp4_mixed(name: str, given: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
     case, base = case_of(name), tmp_path / "base"
-    made, worth = _fp4_mixed(case.state)
+    made, worth = fp4_mixed(case.state)
     shutil.copytree(case.base, base)
     (weights,) = (base / "text_encoder").glob("*.safetensors")
     file = _write(made, tmp_path / "model.safetensors" if given == "as a part" else weights, "float")
@@ -257,7 +258,7 @@ def test_fp4_mixed(name: str, given: str, case_of: Callable[[str], Case], tmp_pa
     assert {packed.spec.scheme.name for packed in packs.values()} == {"comfy:nvfp4", "fp8"}
     read = {key: packed.spec.scheme.codec.decode(packed, torch.bfloat16) for key, packed in packs.items()}
     for key, wanted in worth.items():
-        ends = [value for other, value in read.items() if other.endswith(re.sub(r"^(model|visual)\.", "", key))]
+        ends = [value for other, value in read.items() if other.endswith(re.sub(r"^(model|visual|vision_model)\.", "", key))]
         assert any(torch.equal(there, wanted) for there in ends if there.shape == wanted.shape), key
 
 

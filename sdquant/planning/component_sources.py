@@ -181,7 +181,11 @@ def _translated(lone: Checkpoint, base: Detected, main: str) -> dict[str, Checkp
     and any others in the file."""
     from ..models import convert
 
-    owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
+    row = model_families.recognise(lone.names)
+    alone = row is not None and row.component == "text_encoder"  # with nothing beside it
+    owners = {
+        name: src for name, src in base.sources.items() if name == main or (not alone and convert.beside(name, src))
+    }
     converted = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}
     parts = {name: src for name, src in converted.items() if src is not None}
     if not parts:
