@@ -173,6 +173,26 @@ class TestVision:
         assert all(torch.equal(*pair) for pair in zip(_hidden(again), _hidden(encoder), strict=True))
         assert encoder.generate(torch.tensor([[3, 17]]), max_new_tokens=2, do_sample=False).shape[1] > 2
 
+    def test_of_llava(self, tmp_path: Path) -> None:
+        """The language model as llama.cpp's Llama, and the vision of the pipeline, or none."""
+        kind = "LlavaForConditionalGeneration"
+        case = files._case(files.File("HunyuanVideoImageToVideoPipeline", kind, "llama"), tmp_path / "base")
+        file = tmp_path / "model.gguf"
+        worth = write_text(case.model, file, ARCH.LLAMA, Q8_0)
+        assert not sdquant.plan(case.base, parts=[file]).warnings
+        pipe = sdquant.load_model(case.base, parts=[file], dtype="float32", progress=False)
+        mine = plain(pipe.text_encoder.model.vision_tower)
+        whole = sdquant.load_model(case.base / "text_encoder", dtype="float32", progress=False)
+        assert mine and all(torch.equal(mine[key], one) for key, one in plain(whole.model.vision_tower).items())
+        _compare(pipe.text_encoder, case, worth, 2e-2)
+        (case.base / "text_encoder" / "model.safetensors").unlink()
+        (said,) = sdquant.plan(case.base, parts=[file]).warnings
+        assert "without its vision" in said and "use a base or a file of the whole model" in said
+        blind = sdquant.load_model(case.base, parts=[file], dtype="float32", progress=False).text_encoder
+        _compare(blind, case, worth, 2e-2)
+        with pytest.raises(MissingComponentError, match="without its vision"):
+            blind(input_ids=torch.tensor([[3]]), pixel_values=torch.zeros(1, 3, 8, 8))
+
     def test_in_several_types(self, case_of: Callable[[str], Case], tmp_path: Path) -> None:
         """What the model has in one tensor cannot stay quantized then."""
         case, file, vision = case_of("qwen_2.5_vl_7b"), tmp_path / "model.gguf", tmp_path / "mmproj-model.gguf"

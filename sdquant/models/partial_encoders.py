@@ -33,8 +33,8 @@ _CLASSES: Mapping[str, tuple[str, bool]] = {
     "gemma3_text": ("Gemma3TextModel", False),
 }
 # Models that pipelines show pictures to, and whose vision llama.cpp's files have in another file.
-_SEEING = re.compile(r"Qwen(2VL|2_5_VL|3VL)(Model|ForConditionalGeneration)")
-_VISUAL = re.compile(r"(model\.)?visual\.")
+_SEEING = re.compile(r"(Qwen(2VL|2_5_VL|3VL)|Llava)(Model|ForConditionalGeneration)")
+_VISUAL = re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")
 _BLIND = "without_vision"  # see the module of that name, which imports torch
 _VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
 _NORM = "norm.weight"
@@ -114,9 +114,9 @@ def _vision_in(src: Checkpoint) -> frozenset[str]:
 
 
 def _blind(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
-    fix = "put the file with mmproj in its name beside it, or pass it as a further part"
-    if lone.container != "gguf":
-        fix = "use a file of the whole model"
+    fix = "use a base or a file of the whole model"
+    if lone.container == "gguf" and str(owner.class_name).startswith("Qwen"):
+        fix = "put the file with mmproj in its name beside it, or pass it as a further part"
     remark = f"{lone.path} is a {owner.class_name} without its vision: it encodes text. To show it pictures, {fix}"
     return replace(owner, config={**owner.config, _BLIND: True}), (remark,)
 

@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import MissingComponentError
 
 KEY = "without_vision"
-_PATHS = ("model.visual", "visual")
+_PATHS = ("visual", "vision_tower", "multi_modal_projector")  # in the model, or in its `model`
 
 
 class NoVision(nn.Module):
@@ -32,14 +32,10 @@ class NoVision(nn.Module):
 
 def take_out(model: nn.Module) -> None:
     """Replace the vision of a model."""
-    for path in _PATHS:
-        parent, _, leaf = path.rpartition(".")
-        try:
-            owner = model.get_submodule(parent)
-        except AttributeError:
-            continue
-        if isinstance(getattr(owner, leaf, None), nn.Module):
-            setattr(owner, leaf, NoVision())
+    for owner in (model, getattr(model, "model", None)):
+        for leaf in _PATHS:
+            if owner is not None and leaf in owner._modules:
+                setattr(owner, leaf, NoVision())
 
 
 def _blind() -> MissingComponentError:
