@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -56,15 +56,17 @@ def write_text(
     *,
     blocks: int | None = None,
     heads: bool = True,
+    fields: Callable[[gguf.GGUFWriter], None] = lambda _: None,
 ) -> dict[str, np.ndarray]:
     """Write the language model of a text encoder; return what each tensor is worth.
 
     Args:
-        blocks: only so many. heads: whether the header says how many heads there are.
+        blocks: only so many. heads: whether the header says how many heads there are. fields: adds others to it.
     """
     config = getattr(model.config, "text_config", model.config)
     name = gguf.MODEL_ARCH_NAMES[arch]
     file = File(path, name)
+    fields(file.writer)
     count = config.num_hidden_layers
     table = gguf.get_tensor_name_map(arch, count)
     if heads:

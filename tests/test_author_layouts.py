@@ -361,8 +361,9 @@ def test_gguf_written_from_a_foreign_file(
 
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in model_families.ROWS if row.foreign]
-    assert {row.layout for row in foreign} == {"bfl", "ldm", "original", "sgm"}
+    assert {row.layout for row in foreign} == {"bfl", "ldm", "openclip", "original", "sgm"}
     components = {"unet", "transformer", "vae", "audio_vae", "controlnet", "motion_adapter", "prior", "decoder"}
+    components |= {"text_encoder"}
     assert {row.component for row in foreign} == {"checkpoint", *components}
 
 

@@ -66,8 +66,7 @@ def test_as_transformers_has_it(
     pipe = sdquant.load_model(case.base, parts={"text_encoder": file}, dtype="float32", progress=False)
     remarks = [record.getMessage() for record in caplog.records if record.name.startswith("sdquant")]
     assert len(remarks) == bool(remark) and all(remark in one for one in remarks)
-    # Gemma multiplies what it looks up, in a layer of its own.
-    floats = ("lm_head", "rel", "embed_tokens" if "gemma" in name else "lm_head")
+    floats = ("lm_head", "rel")
     matrices = [key for key, one in worth.items() if one.ndim == 2 and not any(word in key for word in floats)]
     assert len(dict(quantized(pipe.text_encoder))) == (len(matrices) if kind is not None else 0)
     _compare(pipe.text_encoder, case, worth, 2e-2 if kind is not None else 1e-5)
@@ -112,9 +111,8 @@ class TestVision:
         write_vision(case_of("qwen_3_vl").model, tmp_path / "mmproj-of-another.gguf", ARCH.QWEN3VL, None)
         (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
         assert any("mmproj-BF16.gguf and mmproj-F16.gguf" in line for line in sdquant.detect(file).warnings)
-        with pytest.raises(MissingComponentError, match=r"mmproj-BF16\.gguf and mmproj-F16\.gguf") as error:
-            sdquant.plan(case.base, parts=[file])
-        assert "further part" in error.value.fix
+        (warning,) = sdquant.plan(case.base, parts=[file]).warnings
+        assert "mmproj-BF16.gguf and mmproj-F16.gguf" in warning and "pass the one as a part" in warning
         assert not sdquant.plan(case.base, parts=[file, one]).warnings
         other.rename(tmp_path / "Qwen2.5-VL-7B.mmproj-Q8_0.gguf")
         seen = sdquant.detect(file)
@@ -126,8 +124,6 @@ class TestVision:
         vision.parent.mkdir()
         write_text(case.model, file, ARCH.QWEN3VL, None)
         write_vision(case.model, vision, ARCH.QWEN3VL, None)
-        with pytest.raises(MissingComponentError, match="vision to another file, with mmproj in its name"):
-            sdquant.plan(case.base, parts=[file])
         with pytest.raises(MissingComponentError, match="no such GGUF file is given with it"):
             sdquant.plan(case.base, parts=[vision])
         with pytest.raises(MissingComponentError, match="not clear of which one"):
@@ -135,6 +131,67 @@ class TestVision:
         write_vision(case.model, vision, ARCH.QWEN2VL, None)  # of a kind that these tensors are not of
         with pytest.raises(BadFileError, match=r"of 'v.*' it is not known"):
             sdquant.plan(case.base, parts=[file, vision])
+
+    @pytest.mark.parametrize("name", SEEING)
+    def test_of_the_pipeline(self, name: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+        """Where the file has none, and the pipeline's folder has the weights."""
+        case, file = case_of(name), tmp_path / "model.gguf"
+        write_text(case.model, file, SEEING[name], Q8_0)
+        plan = sdquant.plan(case.base, parts=[file])
+        assert not plan.warnings and any("its vision is that of" in line for line in plan.detected.evidence)
+        pipe = sdquant.load_model(case.base, parts=[file], dtype="float32", progress=False)
+        mine = plain(pipe.text_encoder.model.visual)
+        theirs = plain(sdquant.load_model(case.base / "text_encoder", dtype="float32", progress=False).model.visual)
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+        assert dict(quantized(pipe.text_encoder))
+
+    @pytest.mark.parametrize("given", ["as a part", "in the folder"])
+    @pytest.mark.parametrize("name", SEEING)
+    def test_without_any(
+        self, name: str, given: str, case_of: Callable[[str], Case], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It encodes text, as the whole model does, and says so when it is shown a picture."""
+        case, base = case_of(name), tmp_path / "base"
+        shutil.copytree(case.base, base)
+        for one in (base / "text_encoder").glob("*.safetensors"):
+            one.unlink()
+        file = (tmp_path if given == "as a part" else base / "text_encoder") / "model.gguf"
+        worth = write_text(case.model, file, SEEING[name], Q8_0)
+        parts = [file] if given == "as a part" else None
+        pipe = sdquant.load_model(base, parts=parts, dtype="float32", offload="sequential", progress=False)
+        (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("sdquant"))
+        assert "without its vision: it encodes text" in said and "mmproj" in said
+        assert [said] == list(sdquant.plan(base, parts=parts).warnings)
+        encoder = copy.deepcopy(sdquant.load_model(base, parts=parts, dtype="float32", progress=False).text_encoder)
+        _compare(encoder, case, worth, 2e-2)
+        pixels, grid = torch.zeros(4, 24), torch.tensor([[1, 2, 2]])
+        for one in (pipe.text_encoder, encoder):
+            with pytest.raises(MissingComponentError, match="without its vision"):
+                one(input_ids=torch.tensor([[3, 17]]), pixel_values=pixels, image_grid_thw=grid)
+        sdquant.save(encoder, tmp_path / "saved")
+        again = sdquant.load_model(tmp_path / "saved", dtype="float32", progress=False)
+        assert all(torch.equal(*pair) for pair in zip(_hidden(again), _hidden(encoder), strict=True))
+        assert encoder.generate(torch.tensor([[3, 17]]), max_new_tokens=2, do_sample=False).shape[1] > 2
+
+    def test_of_llava(self, tmp_path: Path) -> None:
+        """The language model as llama.cpp's Llama, and the vision of the pipeline, or none."""
+        kind = "LlavaForConditionalGeneration"
+        case = files._case(files.File("HunyuanVideoImageToVideoPipeline", kind, "llama"), tmp_path / "base")
+        file = tmp_path / "model.gguf"
+        worth = write_text(case.model, file, ARCH.LLAMA, Q8_0)
+        assert not sdquant.plan(case.base, parts=[file]).warnings
+        pipe = sdquant.load_model(case.base, parts=[file], dtype="float32", progress=False)
+        mine = plain(pipe.text_encoder.model.vision_tower)
+        whole = sdquant.load_model(case.base / "text_encoder", dtype="float32", progress=False)
+        assert mine and all(torch.equal(mine[key], one) for key, one in plain(whole.model.vision_tower).items())
+        _compare(pipe.text_encoder, case, worth, 2e-2)
+        (case.base / "text_encoder" / "model.safetensors").unlink()
+        (said,) = sdquant.plan(case.base, parts=[file]).warnings
+        assert "without its vision" in said and "use a base or a file of the whole model" in said
+        blind = sdquant.load_model(case.base, parts=[file], dtype="float32", progress=False).text_encoder
+        _compare(blind, case, worth, 2e-2)
+        with pytest.raises(MissingComponentError, match="without its vision"):
+            blind(input_ids=torch.tensor([[3]]), pixel_values=torch.zeros(1, 3, 8, 8))
 
     def test_in_several_types(self, case_of: Callable[[str], Case], tmp_path: Path) -> None:
         """What the model has in one tensor cannot stay quantized then."""
@@ -260,6 +317,7 @@ def test_in_the_folder_of_a_pipeline(name: str, case_of: Callable[[str], Case], 
     worth = write_text(model, base / "text_encoder" / "model.gguf", ROWS[name][0], Q8_0)
     assert any("without its vision" in line for line in sdquant.detect(base).warnings)
     pipe = sdquant.load_model(base, dtype="float32", progress=False)
+    assert "embed_tokens.weight" in dict(quantized(pipe.text_encoder))
     there = {bare(key): one for key, one in plain(pipe.text_encoder).items()}
     there |= {bare(key): one.spec.scheme.codec.decode(one, torch.float32) for key, one in quantized(pipe.text_encoder)}
     assert there["embed_tokens.weight"].shape == (rows, 64) and pipe.text_encoder.config.vocab_size == rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.errors import BadFileError, MissingComponentError
+from sdquant.errors import MissingComponentError
 from sdquant.models.components import quiet
 from sdquant.nn import QuantizedLayer
 from sdquant.nn.weights import quantized
@@ -143,12 +144,12 @@ def _write(state: State, path: Path, kind: str) -> Path:
     if kind == "scaled_fp8":
         state = scaled(state)
     elif kind == "comfy_quant":
-        state = _marked(state)
+        state = marked(state)
     save_file(state, path)
     return path
 
 
-def _marked(state: State) -> State:
+def marked(state: State) -> State:
     """ComfyUI's scaled float8 of today."""
     made = {}
     for key, tensor in scaled(state).items():
@@ -209,37 +210,57 @@ def test_in_scaled_fp8(name: str, kind: str, case_of: Callable[[str], Case], tmp
         assert any(value.shape == one.shape and torch.equal(value, one.bfloat16()) for one in worth), key
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen_2.5_vl_7b", "gemma_3_12B", "gemma_3_12B without vision", "mistral_3_small_flux2"]
-)
-def test_fp4_mixed(name: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
-    """As Comfy-Org's files of that name: NVFP4 in feed-forward layers, float8 in attention, the rest as it was."""
-    case, made, worth = case_of(name), {}, {}
-    for key, tensor in case.state.items():
-        kind = (
-            {"mlp": "comfy:nvfp4", "self_attn": "fp8"}.get(key.split(".")[-3]) if key.endswith("proj.weight") else None
-        )
+def fp4_mixed(state: State) -> tuple[State, State]:
+    """As Comfy-Org's files of that name: NVFP4 in feed-forward layers, float8 in attention, the rest as it was.
+
+    Returns:
+        the file's tensors, and what the NVFP4 weights are worth.
+    """
+    made: State = {}
+    worth: State = {}
+    for key, tensor in state.items():
+        kind = next((_KIND[word] for word in _KIND if word in key), None) if key.endswith("weight") else None
         if kind is None:
             made[key] = tensor
         elif kind == "fp8":
-            made |= _marked({key: tensor})
+            made |= marked({key: tensor})
         else:
             packed = COMFY.encode(tensor, backends.parse(kind))
             made |= COMFY.export(key, packed)
             text = json.dumps({"format": "nvfp4"}).encode()
             made[f"{key.removesuffix('.weight')}.comfy_quant"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             worth[key] = COMFY.decode(packed, torch.bfloat16)
-    file = _write(made, tmp_path / "model.safetensors", "float")
-    seen = sdquant.verify(file)
-    assert seen.family == FILES[name].family and "ComfyUI's nvfp4" in " ".join(seen.evidence)
-    assert not seen.warnings
-    pipe = sdquant.load_model(case.base, parts=[file], progress=False)
-    packs = dict(quantized(pipe.text_encoder))
+    return made, worth
+
+
+_KIND = dict.fromkeys(("up_proj", "DenseReluDense", "mlp.fc", "mlp.c_"), "comfy:nvfp4")
+_KIND |= dict.fromkeys(("q_proj", "SelfAttention.q"), "fp8")
+
+
+@pytest.mark.parametrize("given", ["as a part", "in the folder", "alone"])
+@pytest.mark.parametrize("name", FILES)
+def test_fp4_mixed(name: str, given: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    case, base = case_of(name), tmp_path / "base"
+    made, worth = fp4_mixed(case.state)
+    shutil.copytree(case.base, base)
+    (weights,) = (base / "text_encoder").glob("*.safetensors")
+    file = _write(made, tmp_path / "model.safetensors" if given == "as a part" else weights, "float")
+    seen = sdquant.verify(file if given == "as a part" else base if given == "in the folder" else base / "text_encoder")
+    assert "ComfyUI's nvfp4" in " ".join(seen.evidence)
+    if given == "as a part":
+        assert seen.family == FILES[name].family
+        encoder = sdquant.load_model(case.base, parts=[file], progress=False).text_encoder
+    elif given == "in the folder":
+        encoder = sdquant.load_model(base, progress=False).text_encoder
+    else:
+        encoder = sdquant.load_model(base / "text_encoder", progress=False)
+    packs = dict(quantized(encoder))
     assert {packed.spec.scheme.name for packed in packs.values()} == {"comfy:nvfp4", "fp8"}
     read = {key: packed.spec.scheme.codec.decode(packed, torch.bfloat16) for key, packed in packs.items()}
     for key, wanted in worth.items():
-        (there,) = (value for other, value in read.items() if other.endswith(key.removeprefix("model.")))
-        assert torch.equal(there, wanted), key
+        end = re.sub(r"^(model|visual|vision_model)\.", "", key)
+        ends = [value for other, value in read.items() if other.endswith(end)]
+        assert any(torch.equal(there, wanted) for there in ends if there.shape == wanted.shape), key
 
 
 def test_what_it_is_not_is_said(case_of: Callable[[str], Case], tmp_path: Path) -> None:
@@ -247,7 +268,14 @@ def test_what_it_is_not_is_said(case_of: Callable[[str], Case], tmp_path: Path) 
     file = _write(gemma.state, tmp_path / "qwen_2.5_vl.safetensors", "float")
     with pytest.raises(MissingComponentError, match="Gemma 2 text encoder of width 64 and 2 layers"):
         sdquant.plan(qwen.base, parts=[file])
-    blind = {key: tensor for key, tensor in qwen.state.items() if not key.startswith("visual.")}
+
+
+def test_the_vision_that_it_lacks(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """Is that of the pipeline, as for a GGUF file."""
+    case = case_of("qwen_2.5_vl_7b")
+    blind = {key: tensor for key, tensor in case.state.items() if not key.startswith("visual.")}
     file = _write(blind, tmp_path / "blind.safetensors", "float")
-    with pytest.raises(BadFileError, match=r"the first is 'model\.visual"):
-        sdquant.plan(qwen.base, parts=[file])
+    encoder = sdquant.load_model(case.base, parts=[file], progress=False).text_encoder
+    state = encoder.state_dict()
+    wanted = sdquant.load_model(case.base / "text_encoder", progress=False).state_dict()
+    assert all(torch.equal(state[key], tensor) == (".visual." in key) for key, tensor in wanted.items())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 import sdquant
@@ -199,9 +200,16 @@ def test_alone_it_needs_a_config(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(got[key], row.read(key, tensor) if row.read else tensor) for key, tensor in state.items())
 
 
+def open_clip(state: State) -> State:
+    """As OpenCLIP's own files, which have the half that sees as well."""
+    more = {"logit_scale": torch.tensor(4.6), "visual.ln_post.weight": torch.ones(8)}
+    return {key: tensor.contiguous() for key, tensor in layouts.openclip(state).items()} | more
+
+
 PLACES = [
     ("sdxl", "text_encoder", layouts.clip), ("sdxl", "text_encoder_2", layouts.clip),
-    ("sd3", "text_encoder", layouts.clip), ("sd3", "text_encoder_2", layouts.clip), ("sd3", "text_encoder_3", t5xxl),
+    ("sdxl", "text_encoder_2", open_clip), ("sd3", "text_encoder", layouts.clip),
+    ("sd3", "text_encoder_2", layouts.clip), ("sd3", "text_encoder_3", t5xxl),
 ]  # fmt: skip
 
 
@@ -220,6 +228,40 @@ def test_of_several_the_one_of_its_sizes(name: str, part: str, write: Any, small
             got = {key.removeprefix("text_model."): tensor for key, tensor in plain(module).items()}
             written = {key.removeprefix("text_model."): tensor for key, tensor in written.items()}
             assert all(torch.equal(got[key], tensor) for key, tensor in written.items()), other
+
+
+CLIP_G = {"clip": layouts.clip, "openclip": layouts.openclip}
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp4_mixed", "gguf"])
+@pytest.mark.parametrize("names", CLIP_G)
+def test_clip_g_quantized(names: str, kind: str, small: Any, tmp_path: Path, caplog: Any) -> None:
+    """As Comfy-Org's file is named, and under OpenCLIP's names, whose q, k and v are one weight."""
+    from .gguf_text_encoders import File as GGUFFile
+    from .test_language_encoder_files import fp4_mixed, marked
+
+    state = _other(small("sdxl") / "text_encoder_2")
+    there = {key: tensor.contiguous() for key, tensor in CLIP_G[names](state).items()}
+    file = tmp_path / "clip_g.safetensors"
+    if kind == "gguf":
+        file, made = tmp_path / "clip_g.gguf", GGUFFile(tmp_path / "clip_g.gguf", "")
+        for key, tensor in there.items():
+            rows = tensor.ndim == 2 and ("mlp" in key or "attn" in key)
+            made.add(key, tensor.float().numpy(), GGMLQuantizationType.Q8_0 if rows else None)
+        made.close()
+    else:
+        save_file(marked(there) if kind == "fp8" else fp4_mixed(there)[0], file)
+    seen = sdquant.verify(file)
+    assert (seen.component, seen.family, bool(seen.quant)) == ("text_encoder", "clip", True)
+    pipe = sdquant.load_model(small("sdxl"), parts=[file], dtype="float32", progress=False)
+    assert not [record for record in caplog.records if record.name.startswith("sdquant")]
+    packs = {key.removeprefix("text_model."): packed for key, packed in quantized(pipe.text_encoder_2)}
+    assert packs and not dict(quantized(pipe.text_encoder))
+    for key, tensor in state.items():
+        packed = packs.get(key.removeprefix("text_model."))
+        if packed is not None:
+            value = packed.spec.scheme.codec.decode(packed, torch.float32)
+            assert (value - tensor.float()).norm() < 0.2 * tensor.float().norm(), key
 
 
 def test_clip_l_without_its_projection(small: Any, tmp_path: Path) -> None:

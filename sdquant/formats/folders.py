@@ -242,6 +242,11 @@ def is_named(row: Any) -> bool:
     return isinstance(row, list) and len(row) == 2 and all(isinstance(word, str) for word in row)
 
 
+def is_tokenizer(class_name: str) -> bool:
+    """Return whether a class of transformers is a tokenizer, by its name."""
+    return "Tokenizer" in class_name
+
+
 def no_folder(folder: Path, name: str, class_name: Any) -> MissingComponentError:
     """Return the error for a component that a pipeline's index names but whose folder is missing."""
     return MissingComponentError(
@@ -268,13 +273,15 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
                 "Check the file",
             )
         sub = folder / name
-        if not sub.is_dir() and class_name.endswith("Scheduler"):
-            continue  # diffusers does not save one that a pipeline makes itself (LongCat-AudioDiT)
+        if not sub.is_dir() and (class_name.endswith("Scheduler") or is_tokenizer(class_name)):
+            # diffusers does not save a scheduler that a pipeline makes itself (LongCat-AudioDiT); a tokenizer may be in
+            # the file of its text encoder.
+            continue
         if not sub.is_dir():
             raise no_folder(folder, name, class_name)
         inside(sub, folder)
         weights = (sub / "config.json").exists() or visible_weights(sub, WEIGHTS + PICKLES)
-        if weights and "Tokenizer" not in class_name:  # which may have a config.json as well
+        if weights and not is_tokenizer(class_name):  # which may have a config.json as well
             parts[name] = sub
             continue
         for path in sub.iterdir():  # diffusers and transformers open these

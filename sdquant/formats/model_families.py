@@ -123,6 +123,9 @@ _DIFFUSERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("sd", "unet", "UNet2DConditionModel", _UNET),
 )  # fmt: skip
 
+# What may stand before OpenCLIP's own names of a text encoder in a file of its own.
+OPENCLIP_PREFIXES = ("", "model.")
+
 # Language models that pipelines encode text with: what tells them from each other, those with more of it first. Their
 # layers stand behind one of these prefixes: in ComfyUI's files and transformers' of text alone the first, in those that
 # see as well the others, in those of a bare text model none.
@@ -195,6 +198,13 @@ ROWS: tuple[Family, ...] = (
         layout="transformers",
         names=("text_model.embeddings.token_embedding.weight", "text_model.encoder.layers.0.self_attn.q_proj.weight"),
         class_name="CLIPTextModel",
+    ),
+    *(
+        Family(
+            family="clip", component="text_encoder", layout="openclip", class_name="CLIPTextModel",
+            names=(f"{prefix}token_embedding.weight", f"{prefix}transformer.resblocks.0.attn.in_proj_weight"),
+        )
+        for prefix in OPENCLIP_PREFIXES
     ),
     *(
         Family(

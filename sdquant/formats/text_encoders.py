@@ -62,11 +62,12 @@ _TOKENIZER = re.compile(r"^(\w+\.)?(\w+_)?(spiece_model|tekken_model|tokenizer_j
 _PROJECTION = "text_projection.weight"
 _TABLE, _ALIAS = "shared.weight", "encoder.embed_tokens.weight"  # one and the same
 
-_LAYER = re.compile(r"encoder\.(?:layers|block)\.(\d+)\.")
+_LAYER = re.compile(r"encoder\.(?:layers|block)\.(\d+)\.|^(?:model\.)?transformer\.resblocks\.(\d+)\.")
 _LANGUAGE_LAYER = re.compile(
     rf"(?:{'|'.join(map(re.escape, LANGUAGE_PREFIXES))})layers\.(\d+)\.input_layernorm\.weight"
 )
-_NORM = re.compile(r"(?:^|\.)final_layer_norm\.weight$")  # as wide as the model, and in no format more than a vector
+# As wide as the model, and in no format more than a vector.
+_NORM = re.compile(r"(?:^|\.)final_layer_norm\.weight$|^(?:model\.)?ln_final\.weight$")
 _WIDTH, _DEPTH = ("hidden_size", "d_model"), ("num_hidden_layers", "num_layers")
 
 
@@ -76,7 +77,7 @@ def sizes(tensors: Mapping[str, TensorInfo]) -> Sizes:
     if norms:
         return next((info.shape[0] for info in norms.values() if info.shape), None), len(norms)
     width = next((info.shape[0] for name, info in tensors.items() if _NORM.search(name) and info.shape), None)
-    layers = {match[1] for name in tensors if (match := _LAYER.search(name))}
+    layers = {match[1] or match[2] for name in tensors if (match := _LAYER.search(name))}
     return width, len(layers) or None
 
 

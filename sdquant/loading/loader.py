@@ -284,6 +284,7 @@ def assemble(plan: Plan, parts: Mapping[str, nn.Module]) -> Any:
     """Return the pipeline of these components, or the component itself if it is loaded alone."""
     if set(parts) == {LONE}:
         return parts[LONE]
-    from ..models import pipeline_folders
+    from ..models import file_tokenizers, pipeline_folders
 
-    return pipeline_folders.pipeline(folder_of(plan), parts)
+    folder = folder_of(plan)
+    return pipeline_folders.pipeline(folder, parts, file_tokenizers.built(folder, plan.detected.sources))

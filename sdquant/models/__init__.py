@@ -37,7 +37,7 @@ else:
 __all__ = [
     "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "RoundingLoss", "Stopped", "Trace",
     "WeightLoader", "Work", "activation_memory", "call_hooks", "class_of", "classes", "common_kind", "components",
-    "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "fitting",
+    "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "file_tokenizers", "fitting",
     "float32_of_class", "float32_of_model", "gguf_encoders", "hub", "hub_references", "install_packed",
     "is_of_transformers",
     "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families, refuse_endless
 from ..utils.process_state import Shared, errors_only, no_warnings
-from . import libraries
+from . import libraries, without_vision
 from .bounds import refuse_oversized
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
@@ -120,6 +120,8 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
         raise BadFileError(f"Cannot build {name}", f"its config is invalid: {error}", "Check config.json") from error
     assert isinstance(model, nn.Module)
+    if values.get(without_vision.KEY) is True:
+        without_vision.take_out(model)
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:
         tie()  # the ties do not survive the move to the meta device

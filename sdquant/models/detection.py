@@ -24,7 +24,7 @@ from ..formats import (
     type_histogram,
 )
 from ..utils.arguments import answered
-from . import classes, gguf_encoders, partial_encoders
+from . import classes, file_tokenizers, gguf_encoders, partial_encoders
 from .hub_references import reference
 from .refused_gguf import refuse_undecodable, refuse_unless_diffusion
 
@@ -197,7 +197,10 @@ def _detect(place: Path, path: str, options: _Options) -> Detected:
     if options.find_classes:
         classes.check_pipeline(place, contents, each)
     parts = {name: _component(src, str(src.path), replace(options, is_component=False)) for name, src in each.items()}
-    return _pipeline(path, parts)
+    whole = _pipeline(path, parts)
+    if options.partial:  # the files of its parts may have what it lacks
+        return whole
+    return replace(whole, warnings=[*whole.warnings, *file_tokenizers.require(place, whole.sources)])
 
 
 def _check_path(path: str) -> str:
@@ -270,9 +273,9 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         refuse_undecodable(src)
     text = gguf_encoders.text_encoder_in(src, complete=options.complete)
     vision = gguf_encoders.vision_in(src) if options.is_component else None
-    if text is not None:
-        src = partial_encoders.reduced(text) if text.path.is_dir() else text
-    src = vision or src
+    src = text or vision or src
+    if src.path.is_dir():
+        src = partial_encoders.reduced(src)
     if options.find_classes:
         classes.check_component(src)
     row = model_families.recognise(src.names)
@@ -280,9 +283,9 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
     if gguf and text is None and vision is None:
         refuse_unless_diffusion(src, is_component=options.is_component)
     quant, evidence = _quantization(src)
-    tokenizers = text_encoders.tokenizers(src.names)
-    if tokenizers:
-        evidence.append(f"{' and '.join(tokenizers)} is a tokenizer, which is left out: pipelines have their own")
+    tokenizer = file_tokenizers.in_words(src)
+    if tokenizer is not None and row is not None and row.component == "text_encoder":
+        evidence.append(tokenizer)
     if text is not None and len(src.files) > 1:
         evidence.append(f"its vision is in {src.files[1].name}")
     if src.variant or src.variants:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core import FLOATS, TensorInfo, dtype_name, dtype_named
-from ..errors import MissingComponentError, UnsupportedFileError
+from ..errors import UnsupportedFileError
 from ..formats import main_dtype, model_families, text_encoders
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ _CLASSES: Mapping[str, tuple[str, bool]] = {
     "ministral3": ("Ministral3Model", False),
     "gemma3_text": ("Gemma3TextModel", False),
 }
-# Models whose vision llama.cpp's files have as well, in another file.
-_SEEING = re.compile(r"Qwen(2VL|2_5_VL|3VL)(Model|ForConditionalGeneration)")
+# Models that pipelines show pictures to, and whose vision llama.cpp's files have in another file.
+_SEEING = re.compile(r"(Qwen(2VL|2_5_VL|3VL)|Llava)(Model|ForConditionalGeneration)")
+_VISUAL = re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")
+_BLIND = "without_vision"  # see the module of that name, which imports torch
 _VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
 _NORM = "norm.weight"
 # Without which transformers puts the output after the norm in the place of the last layer's.
@@ -50,25 +52,29 @@ def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[st
     """
     if lone.config or not owner.config:
         return owner, ()
+    if _BLIND in owner.config:  # what was saved so may be given its vision again
+        owner = replace(owner, config={key: value for key, value in owner.config.items() if key != _BLIND})
     smaller, remarks = _smaller(lone, owner)
     return _with_rows(lone, smaller), remarks
 
 
 def reduced(src: Checkpoint) -> Checkpoint:
-    """Return a folder's component with the class and config that its GGUF file has weights for; see `owner_for`."""
+    """Return a folder's text encoder with the class and config that its file has weights for; see `owner_for`. Other
+    components, and weights in several files, of which one may be missing, are returned as they are."""
+    one_file = len(src.files) == 1 or src.container == "gguf"
+    if src.library != "transformers" or not one_file or text_encoders.sizes(src.tensors)[1] is None:
+        return src
     owner, remarks = owner_for(replace(src, config={}), src)
-    return replace(src, config=owner.config, class_name=owner.class_name, warnings=(*src.warnings, *remarks))
+    if owner is src:
+        return src
+    smaller = replace(src, config=owner.config, class_name=owner.class_name, warnings=(*src.warnings, *remarks))
+    return with_norm(smaller)
 
 
 def _smaller(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
     kind = str(owner.class_name)
-    if lone.container == "gguf" and _SEEING.fullmatch(kind) and not any("visual." in name for name in lone.names):
-        raise MissingComponentError(
-            f"Cannot load {lone.path} as a {kind}",
-            "it is the language model alone, and llama.cpp writes the vision to another file, with mmproj in its name"
-            + "".join(f"; {line}" for line in lone.warnings),
-            "Put that file into the same folder, or pass it as a further part",
-        )
+    if _SEEING.fullmatch(kind) and not _vision_in(lone):
+        return _blind(lone, owner)
     if kind in _TEXT_SUFFICES and not any(name.startswith(_VISION) for name in lone.names):
         return _text_only(lone, owner, _TEXT_SUFFICES[kind])
     layers = text_encoders.sizes(lone.tensors)[1]
@@ -77,6 +83,42 @@ def _smaller(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str
         smaller = replace(owner, class_name=kind.removesuffix("ForCausalLM") + "Model")
         return smaller, (f"{lone.path} has no lm_head: it encodes text, and writes none",)
     return owner, ()
+
+
+def with_vision_of(lone: Checkpoint, owner: Checkpoint) -> Checkpoint:
+    """Return a file of a language model with the vision of the component that it replaces, if that sees and the file
+    does not, and if the component has its weights."""
+    if lone.config or not _SEEING.fullmatch(str(owner.class_name)) or _vision_in(lone):
+        return lone
+    names = _vision_in(owner)
+    if not names:
+        return lone
+    packs = {name: owner.prequantized[name] for name in names if name in owner.prequantized}
+    keys = {key for pack in packs.values() for key in (*pack.keys.values(), *pack.extra)} | (names - packs.keys())
+    files = tuple(dict.fromkeys(owner.home[key] for key in sorted(keys)))
+    return replace(
+        lone,
+        files=(*lone.files, *files),
+        tensors={**lone.tensors, **{key: info for key, info in owner.tensors.items() if key in keys}},
+        home={**lone.home, **{key: owner.home[key] for key in keys}},
+        prequantized={**lone.prequantized, **packs},
+        specs={**lone.specs, **{name: owner.specs[name] for name in packs if name in owner.specs}},
+        keys={**lone.keys, **{key: own for key, own in owner.keys.items() if key in keys}},
+        recipes={**lone.recipes, **{key: recipe for key, recipe in owner.recipes.items() if key in keys}},
+        headers={**lone.headers, **{file: owner.headers[file] for file in files if file in owner.headers}},
+    )
+
+
+def _vision_in(src: Checkpoint) -> frozenset[str]:
+    return frozenset(name for name in src.names if _VISUAL.match(name))
+
+
+def _blind(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    fix = "use a base or a file of the whole model"
+    if lone.container == "gguf" and str(owner.class_name).startswith("Qwen"):
+        fix = "put the file with mmproj in its name beside it, or pass it as a further part"
+    remark = f"{lone.path} is a {owner.class_name} without its vision: it encodes text. To show it pictures, {fix}"
+    return replace(owner, config={**owner.config, _BLIND: True}), (remark,)
 
 
 def _text_only(lone: Checkpoint, owner: Checkpoint, default: str) -> tuple[Checkpoint, tuple[str, ...]]:

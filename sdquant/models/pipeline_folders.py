@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
@@ -40,7 +40,8 @@ def check_pipeline(folder: Path) -> None:
             continue
         if name not in expected and not folders.is_named(row):
             continue  # of numbers, which the constructor is given: Krea 2's layers of its text encoder
-        if name in expected and not (folder / name).is_dir():
+        tokenizer = folders.is_named(row) and folders.is_tokenizer(row[1])  # which may come from another file
+        if name in expected and not (folder / name).is_dir() and not tokenizer:
             raise folders.no_folder(folder, name, row[-1] if row else None)
         library, cls = row if len(row) == 2 else (None, None)
         package: Any = libraries[str(library)][0] if str(library) in libraries else _pipelines_module(library)
@@ -138,8 +139,11 @@ def _unknown(place: Path, what: str, entry: Any) -> UnsupportedFileError:
     )
 
 
-def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
+def pipeline(folder: Path, parts: Mapping[str, nn.Module], tokenizers: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return the diffusers pipeline of a folder with these components; schedulers and tokenizers come from the folder.
+
+    Args:
+        tokenizers: those that the folder lacks.
 
     Call `check_pipeline` first.
     """
@@ -149,7 +153,7 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     try:
         with quiet(), _no_bars:
             cls = pipeline_class(folder)
-            pipe = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
+            pipe = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts, **tokenizers})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"Cannot assemble the pipeline {folder}", str(error), "Check that the folder is complete"

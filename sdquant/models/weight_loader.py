@@ -249,8 +249,9 @@ def common_kind(model: nn.Module, names: tuple[str, ...]) -> str | None:
 
 
 def _apart_from_weight(layer: nn.Module) -> tuple[object, ...]:
-    """Return what else than its weight a layer computes with: its bias by identity, a convolution's geometry."""
-    geometry = ("stride", "padding", "dilation", "groups", "padding_mode")
+    """Return what else than its weight a layer computes with: its bias by identity, a convolution's geometry, the scale
+    of Gemma's embeddings."""
+    geometry = ("stride", "padding", "dilation", "groups", "padding_mode", "scalar_embed_scale")
     return id(getattr(layer, "bias", None)), *(str(getattr(layer, name, None)) for name in geometry)
 
 

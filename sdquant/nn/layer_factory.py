@@ -33,6 +33,9 @@ _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
 }
 
 
+_OURS = ("spec", "part_names", "compute", "float_class")  # settings that a float layer has not
+
+
 def quantized_layer(
     module: nn.Module,
     packed: Packed,
@@ -66,9 +69,13 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
         dtype: of its weight and bias; None for the one that the layer computes in.
     """
     base = next(base for base, quantized in _LAYERS.items() if isinstance(layer, quantized))
-    floats = base.__new__(base)
+    kind = layer.float_class if isinstance(layer, QuantizedEmbedding) else base
+    floats = kind.__new__(kind)
     nn.Module.__init__(floats)
-    floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})
+    floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in _OURS})
+    if isinstance(layer, QuantizedEmbedding):
+        floats._buffers.update(layer._buffers)
+        floats._non_persistent_buffers_set.update(layer._non_persistent_buffers_set)
     floats.training = layer.training
     dtype = dtype or layer.compute_dtype
     put_parameter(floats, "weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))

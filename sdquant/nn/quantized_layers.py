@@ -19,6 +19,7 @@ from . import state_dict as states
 from .autograd import Computed, Decoded, convolve
 from .layer_checks import require_fit, warn_of_cast
 from .packed_tensor import LayerWeight
+from .scaled_embeddings import SCALE, is_scaled, scaled
 from .state_dict import LIKE, PREFIX
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ _KINDS: dict[type[nn.Module], str] = {
 def kind_of(module: nn.Module) -> str | None:
     """Return "linear", "conv" or "embedding" if the module's weight can be quantized, else None.
 
-    Exact types and subclasses that keep the forward of `torch.nn` count; a subclass with its own forward would read the
-    weight itself. An `nn.Embedding` with `max_norm` is excluded: it writes into its weight when it is used.
+    Exact types and subclasses that keep the forward of `torch.nn` count, and Gemma's tables (`scaled_embeddings`);
+    another subclass with its own forward would read the weight itself. An `nn.Embedding` with `max_norm` is excluded:
+    it writes into its weight when it is used.
     """
     for base, kind in _KINDS.items():
-        if isinstance(module, base) and type(module).forward is base.forward:
+        if isinstance(module, base) and (type(module).forward is base.forward or is_scaled(module)):
             return None if getattr(module, "max_norm", None) is not None else kind
     return None
 
@@ -280,18 +282,31 @@ class QuantizedConv3d(_QuantizedConvolution, nn.Conv3d):
 
 
 class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
-    """[...] of indices -> [..., width]. Dequantizes only the rows that are looked up, if the packing allows it."""
+    """[...] of indices -> [..., width]. Dequantizes only the rows that are looked up, if the packing allows it.
+
+    Attributes:
+        float_class: the class whose place it takes, which has a scale as well if it is Gemma's.
+    """
+
+    float_class: type[nn.Module] = nn.Embedding
+
+    def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
+        super()._adopt(original, packed, dtype)
+        self.float_class = type(original)
 
     def lay_out(self, device: str) -> None:
         """Keep the layout: in a GPU layout each looked-up row would be spread over as many places as it has fields."""
 
     def forward(self, input: Tensor) -> Tensor:
+        return scaled(self._looked_up(input), self._buffers.get(SCALE))
+
+    def _looked_up(self, indices: Tensor) -> Tensor:
         dtype = self.compute_dtype
         if dispatch_guard.transformed():
-            return F.embedding(input, _carried(self, dtype))
-        if dispatch_guard.seen(input):
-            return cast("Tensor", ops.embedding(input, self._part_tensors(), self._text, dtype))
-        return dispatch.embedding(self._backend, self.packed, self._form, input, dtype)
+            return F.embedding(indices, _carried(self, dtype))
+        if dispatch_guard.seen(indices):
+            return cast("Tensor", ops.embedding(indices, self._part_tensors(), self._text, dtype))
+        return dispatch.embedding(self._backend, self.packed, self._form, indices, dtype)
 
 
 def _autocast(x: Tensor) -> Tensor:

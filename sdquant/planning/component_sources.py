@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
-from ..models import Detected, joined, partial_encoders
+from ..models import Detected, file_tokenizers, joined, partial_encoders
 from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
@@ -70,7 +71,10 @@ def merge(files: ModelFiles, *, complete: bool, may_lack: bool = False) -> Detec
     if complete and not may_lack:
         _refuse_missing(files, sources)
     merged = joined(base, {take.place: take.seen for take in takes}, sources, path=files.path)
-    return dataclasses.replace(merged, warnings=[*merged.warnings, *_chosen_by_name(assigned, names, base)])
+    warnings = [*merged.warnings, *_chosen_by_name(assigned, names, base)]
+    if complete and not may_lack:
+        warnings += file_tokenizers.require(Path(base.path), sources)
+    return dataclasses.replace(merged, warnings=warnings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +92,13 @@ class _Take:
 
 
 def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> _Take:
-    lone = detected.sources[LONE]
+    lone = partial_encoders.with_vision_of(detected.sources[LONE], base.sources[name])
     row = model_families.recognise(lone.names)
     owner, remarks = partial_encoders.owner_for(lone, base.sources[name])
-    detected = dataclasses.replace(detected, warnings=[*detected.warnings, *remarks])
+    seen = [] if lone is detected.sources[LONE] else [f"its vision is that of {base.sources[name].path}"]
+    detected = dataclasses.replace(
+        detected, evidence=[*detected.evidence, *seen], warnings=[*detected.warnings, *remarks]
+    )
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
     )
@@ -174,7 +181,11 @@ def _translated(lone: Checkpoint, base: Detected, main: str) -> dict[str, Checkp
     and any others in the file."""
     from ..models import convert
 
-    owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
+    row = model_families.recognise(lone.names)
+    alone = row is not None and row.component == "text_encoder"  # with nothing beside it
+    owners = {
+        name: src for name, src in base.sources.items() if name == main or (not alone and convert.beside(name, src))
+    }
     converted = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}
     parts = {name: src for name, src in converted.items() if src is not None}
     if not parts:

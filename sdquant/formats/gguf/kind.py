@@ -83,6 +83,12 @@ _ROWS = (
     _Row("projector", _key("general.type", "clip-vision")),
     _Row("projector", _all_names(r"(v|mm|a)\.")),
     _Row("text-encoder", _all_names(r"(text_model|text_projection|logit_scale)\b")),  # CLIP, transformers' names
+    _Row(
+        "text-encoder",  # CLIP, OpenCLIP's names
+        _all_names(
+            r"(transformer\.resblocks|token_embedding|positional_embedding|ln_final|text_projection|logit_scale)\b"
+        ),
+    ),
     _Row("text-encoder", _all_names(r"(encoder\.block|encoder\.final_layer_norm|shared)\.")),  # T5, the same
     _Row(
         "all-in-one",

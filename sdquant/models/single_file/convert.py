@@ -52,6 +52,7 @@ _IDLE = (
     "low_scale_model.",
     # The last layer of Stable Diffusion 2's text encoder, and what comes after it.
     "cond_stage_model.model.transformer.resblocks.23.", "cond_stage_model.model.text_projection",
+    "visual.", "logit_scale", "attn_mask",  # of OpenCLIP's own files: the half that sees, and constants
 )  # fmt: skip
 # And what models hold besides what is used of them: CLIP's temperature, Lumina's last norm, Sana's positions and its
 # empty caption.
@@ -175,6 +176,9 @@ def unused_keys(src: Checkpoint, parts: Iterable[Checkpoint]) -> list[str]:
 
 def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
     """Return the prefix and the layout of the text encoder `name` in the file; None if the file has none."""
+    row = model_families.recognise(names)
+    if row is not None and row.layout == "openclip":  # nothing else is in it
+        return row.names[0].removesuffix("token_embedding.weight"), "openclip"
     return next((row for row in _TEXT.get(name, ()) if any(key.startswith(row[0]) for key in names)), None)
 
 

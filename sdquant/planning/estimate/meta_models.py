@@ -12,7 +12,7 @@ from torch import nn
 from ...core import COMPUTE_DTYPES, LONE, dtype_named, registry
 from ...errors import SdquantError
 from ...formats import main_dtype
-from ...models import activation_memory, classes, components, pipeline_folders
+from ...models import activation_memory, classes, components, file_tokenizers, pipeline_folders
 from ...nn import openvino, openvino_memory
 from ...offload import host_store
 from ..plan import folder_of, source_of
@@ -107,7 +107,8 @@ def trace_plan(
         return {LONE: activation_memory.of_component(networks[LONE].module, width=width, height=height)}
     folder = folder_of(plan)
     pipeline_folders.check_pipeline(folder)
-    pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
+    made = file_tokenizers.built(folder, plan.detected.sources)
+    pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()}, made)
     return activation_memory.of_pipeline(pipe, width=width, height=height)
 
 

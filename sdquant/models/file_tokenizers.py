@@ -1,0 +1,169 @@
+"""Tokenizers that lie in the files of text encoders, for pipelines whose folder has none.
+
+llama.cpp keeps a tokenizer's words in the header of a GGUF file, and ComfyUI a tokenizer's own file as the bytes of a
+tensor. transformers reads both; a tokenizer in the pipeline's folder is always preferred, since it has more to it: what
+it pads with, on which side, and the templates of chats. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BackendUnavailableError, BadFileError, MissingComponentError
+from ..formats import checkpoint, folders, gguf_file, text_encoders
+from ..utils.temp_dirs import temporary_folder
+
+if TYPE_CHECKING:
+    from ..formats import Checkpoint
+
+_TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # by the end of a tensor's name: its file, and what reads it
+    "spiece_model": ("", ("sentencepiece", "google.protobuf")),  # called as its class calls it
+    "tekken_model": ("tekken.json", ()),
+    "tokenizer_json": ("tokenizer.json", ()),
+}
+_PIECES = "tokenizer.model"  # what transformers 5 looks for, whatever its class calls it
+_GGUF = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
+_PACKAGES = {"google.protobuf": "protobuf"}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A tokenizer in a file: of the tensor of that name, or in the header if there is none."""
+
+    file: Path
+    tensor: str | None
+    source: Checkpoint
+
+    @property
+    def kind(self) -> str:
+        """Return which of the tensors' names it has; "" in a header."""
+        return next((end for end in _TENSORS if self.tensor is not None and self.tensor.endswith(end)), "")
+
+
+def in_words(src: Checkpoint) -> str | None:
+    """Return what of a text encoder's file is a tokenizer, in words; None if nothing is."""
+    found = _in(src)
+    if found is None:
+        return None
+    what = found.tensor or f"{src.metadata.get(_GGUF[0])!r} in its header"
+    return f"{what} is a tokenizer, which is used where a pipeline has none"
+
+
+def lacking(folder: Path) -> dict[str, str]:
+    """Return the tokenizers that a pipeline names and has no folder for: name -> class."""
+    index = folders.read_json(folder / "model_index.json")
+    return {
+        name: kind
+        for name, kind in folders.named_parts(index).items()
+        if folders.is_tokenizer(kind) and not (folder / name).is_dir()
+    }
+
+
+def require(folder: Path, sources: Mapping[str, Checkpoint]) -> tuple[str, ...]:
+    """Return a sentence for each tokenizer that comes from a text encoder's file.
+
+    Args:
+        sources: the components of the pipeline in this folder.
+
+    Raises:
+        MissingComponentError: there is none. BackendUnavailableError: a package that reads it is not installed.
+    """
+    return tuple(
+        f"{folder} has no {name}: it is made of what {_required(folder, name, kind, sources).file} says"
+        for name, kind in lacking(folder).items()
+    )
+
+
+def built(folder: Path, sources: Mapping[str, Checkpoint]) -> dict[str, Any]:
+    """Return the tokenizers that a pipeline's folder lacks, of its text encoders' files; see `require`.
+
+    Raises:
+        BadFileError: transformers cannot make one of it.
+    """
+    return {name: _made(_required(folder, name, kind, sources), kind) for name, kind in lacking(folder).items()}
+
+
+def _in(src: Checkpoint) -> _Found | None:
+    for file, header in src.headers.items():
+        tensors = text_encoders.tokenizers(header.tensors)
+        if tensors:
+            return _Found(file, tensors[0], src)
+        if isinstance(header, gguf_file.GGUFHeader) and all(key in header.metadata for key in _GGUF):
+            return _Found(file, None, src)
+    return None
+
+
+def _required(folder: Path, name: str, kind: str, sources: Mapping[str, Checkpoint]) -> _Found:
+    encoder = name.replace("tokenizer", "text_encoder", 1)
+    src = sources.get(encoder)
+    found = None if src is None else _in(src)
+    if src is None or found is None:
+        plain = folders.no_folder(folder, name, kind)
+        carries = "" if src is None else f", and {src.path} carries none"
+        raise MissingComponentError(
+            plain.what,
+            plain.why + carries,
+            f"{plain.fix}, or use a file of the {encoder} that carries it, as GGUF files of llama.cpp do",
+        )
+    needs = _TENSORS[found.kind][1] if found.kind else ()
+    lack = [_PACKAGES.get(package, package) for package in needs if not _is_there(package)]
+    if lack:
+        raise BackendUnavailableError(
+            f"Cannot make the {name} of {folder} of {found.tensor!r} in {found.file}",
+            f"{' and '.join(lack)}, by which transformers reads it, {'is' if len(lack) == 1 else 'are'} not installed",
+            f"Run `pip install {' '.join(lack)}`, or put the {name} ({kind}) into {folder / name}",
+        )
+    return found
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+
+
+def _made(found: _Found, class_name: str) -> Any:
+    from . import libraries
+    from .components import quiet
+
+    transformers = libraries.transformers()
+    anyone: Any = transformers.PreTrainedTokenizerFast  # reads whatever a file says of itself
+    named: Any = getattr(transformers, class_name, None) if class_name.isidentifier() else None
+    sides = {key: getattr(named, key) for key in ("padding_side", "model_input_names") if hasattr(named, key)}
+    try:
+        with quiet():
+            if found.tensor is None:
+                place, name = str(found.file.parent), found.file.name
+                made = anyone(name_or_path=place, gguf_file=name, local_files_only=True, **sides)
+            else:
+                own = found.kind != "tekken_model" and hasattr(named, "vocab_files_names")
+                made = _of_bytes(found, named if own else anyone, sides)
+    except Exception as error:  # whatever a tokenizer says to a vocabulary that nobody has written it for
+        raise BadFileError(
+            f"Cannot make a tokenizer of {found.file}",
+            f"transformers does not read {found.tensor or 'what its header says of it'}: {error}".splitlines()[0],
+            f"Put the tokenizer ({class_name}) of the same model into the pipeline's folder",
+        ) from error
+    return _with_padding(made)
+
+
+def _of_bytes(found: _Found, kind: Any, sides: Mapping[str, Any]) -> Any:
+    with closing(checkpoint.open_file(found.file, found.source.headers[found.file])) as file:
+        content = bytes(file.get(str(found.tensor)).view(-1).contiguous().numpy())
+    name = _TENSORS[found.kind][0] or kind.vocab_files_names.get("vocab_file", _PIECES)
+    with temporary_folder("sdquant-tokenizer-") as place:
+        (place / name).write_bytes(content)
+        return kind.from_pretrained(str(place), local_files_only=True, **sides)
+
+
+def _with_padding(tokenizer: Any) -> Any:
+    """Return a tokenizer that can pad, as all pipelines ask it to: with the end of texts if nothing says with what."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
