@@ -185,3 +185,12 @@ def headers_only(source: Path, target: Path) -> Path:
         with path.open("r+b") as file:
             file.truncate(start)
     return target
+
+
+@pytest.fixture
+def compiled_kernels(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Triton keeps what it compiles: one place for all tests, processes and runs. What has changed
+    it compiles again, and all of it after a change of its own version."""
+    path: Path = pytestconfig.cache.mkdir("triton")  # type: ignore[union-attr]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(path))
+    return path
