@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +18,14 @@ TASK = "sdquant"
 def module(name: str) -> Any:
     """Return a module of the host, which it imports long before it loads extensions."""
     return importlib.import_module(name)
+
+
+def has(name: str) -> bool:
+    """Return whether the host has a module of this name."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
 
 
 @contextmanager

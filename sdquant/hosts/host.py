@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
 from ..planning import fields
+from . import display
 
 if TYPE_CHECKING:
     from ..settings import Field
@@ -18,6 +18,10 @@ _LOAD = "the web UI loads the files itself"
 _THEIRS = {
     "device": "the web UI's own, which it is started with", "cache": _LOAD, "cache_limit": _LOAD, "allow_pickle": _LOAD
 }  # fmt: skip
+_LORAS = (
+    "LoRAs (LoHa, LoKr and DoRA too) work as on unquantized layers, several at once and with their strengths. They are "
+    "applied each time that a weight is used; without them the model is what it was, bit for bit"
+)
 _LORA = (
     "A LoRA has no effect on quantized layers: the web UI adds it to float weights. It works on layers that are not "
     "quantized"
@@ -76,9 +80,9 @@ HOSTS = (
             "Offloading stays with SD.Next. Its setting 'Model offload mode' is checked against the scheme before the "
             "load, and refused with a reason where the two cannot work together",
             "Folders that sdquant saved load as they are",
+            _LORAS,
         ),
         cannot=(
-            _LORA,
             "Language models for captions and prompts, and ControlNets, stay as they are",
             "One part of the model cannot be quantized twice: where SDNQ is ticked for it in SD.Next's own settings "
             "and a scheme is chosen here, the load is refused",
@@ -181,7 +185,7 @@ def running() -> Host:
         SettingsError: sdquant does not know it.
     """
     for row in HOSTS:
-        if _has(row.module):
+        if display.has(row.module):
             return row
     raise SettingsError(
         "Cannot load sdquant's extension",
@@ -208,10 +212,3 @@ def in_folder(folder: Path) -> HostProgram:
 def _titles(rows: Iterable[HostProgram]) -> str:
     *most, last = (row.title for row in rows)
     return f"{', '.join(most)} and {last}"
-
-
-def _has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
-        return False

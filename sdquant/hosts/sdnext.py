@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConflictError, IncompatibleError, SdquantError
 from ..settings import Settings, role_of
-from . import display, load_hooks, options
+from . import display, load_hooks, options, sdnext_lora
 from .status import ComponentStatus, Status
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Adapter:
             patches.wrap(models, "load_sdnq_module", self._sdnq_module)
         patches.wrap(quant, "create_config", self._config)
         patches.wrap(quant, "do_post_load_quant", self._post)
+        sdnext_lora.install(patches)
         whole = display.module("modules.sd_offload").no_split_module_classes
         ours = [name for name in _WHOLE if name not in whole]
         whole.extend(ours)

@@ -13,7 +13,7 @@ from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .layer_checks import require_fit
-    from .layer_factory import float_layer, packed_of, quantized_layer, set_compute
+    from .layer_factory import empty_float_layer, float_layer, packed_of, quantized_layer, set_compute
     from .openvino import memory_model as openvino_memory
     from .quantized_layers import (
         QuantizedConv1d,
@@ -32,6 +32,6 @@ else:
 
 __all__ = [
     "LIKE_KEY", "PACKED_PREFIX", "QuantizedConv1d", "QuantizedConv2d", "QuantizedConv3d", "QuantizedLayer",
-    "QuantizedLinear", "float_layer", "into_floats", "kind_of", "openvino", "openvino_memory", "packed_of",
-    "packed_tensor", "plain", "quantized", "quantized_layer", "require_fit", "set_compute", "settings_of",
+    "QuantizedLinear", "empty_float_layer", "float_layer", "into_floats", "kind_of", "openvino", "openvino_memory",
+    "packed_of", "packed_tensor", "plain", "quantized", "quantized_layer", "require_fit", "set_compute", "settings_of",
 ]  # fmt: skip

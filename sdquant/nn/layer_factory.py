@@ -31,9 +31,8 @@ _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
     nn.Conv3d: QuantizedConv3d,
     nn.Embedding: QuantizedEmbedding,
 }
-
-
-_OURS = ("spec", "part_names", "compute", "float_class")  # settings that a float layer has not
+# Settings that float layers do not have.
+_OURS = ("spec", "part_names", "compute", "float_class", "weight_function", "bias_function")
 
 
 def quantized_layer(
@@ -68,6 +67,15 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     Args:
         dtype: of its weight and bias; None for the one that the layer computes in.
     """
+    return _with_weight(layer, layer.dequantize(dtype or layer.compute_dtype))
+
+
+def empty_float_layer(layer: QuantizedLayer) -> nn.Module:
+    """Build the `torch.nn` layer like a quantized one on the meta device: its type, settings and shapes."""
+    return _with_weight(layer, torch.empty(layer.spec.shape, dtype=layer.compute_dtype, device="meta"))
+
+
+def _with_weight(layer: QuantizedLayer, weight: torch.Tensor) -> nn.Module:
     base = next(base for base, quantized in _LAYERS.items() if isinstance(layer, quantized))
     kind = layer.float_class if isinstance(layer, QuantizedEmbedding) else base
     floats = kind.__new__(kind)
@@ -77,11 +85,10 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
         floats._buffers.update(layer._buffers)
         floats._non_persistent_buffers_set.update(layer._non_persistent_buffers_set)
     floats.training = layer.training
-    dtype = dtype or layer.compute_dtype
-    put_parameter(floats, "weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
+    put_parameter(floats, "weight", nn.Parameter(weight, requires_grad=False))
     if base is not nn.Embedding:
         bias = layer._parameters.get("bias")
-        put_parameter(floats, "bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
+        put_parameter(floats, "bias", None if bias is None else nn.Parameter(bias.data.to(weight), False))
     return floats
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ from ..errors import IncompatibleError
 from ..kernels import dispatch, dispatch_guard, ops, prepack, scheme_activations, scratch
 from ..utils.tensors import put_parameter
 from . import state_dict as states
+from . import weight_functions
 from .autograd import Computed, Decoded, convolve
 from .layer_checks import require_fit, warn_of_cast
 from .packed_tensor import LayerWeight
@@ -66,6 +67,9 @@ class QuantizedLayer(nn.Module):
     # "int8", "fp8", "fp4": what products are in where that pays (`kernels.int8_linear` and so on); "library": by
     # the kernels of the scheme's library; None: with the float weight. See `set_compute`.
     compute: str | None = None
+    # What changes the weight and the bias each time they are used; see `weight_functions`.
+    weight_function: Sequence[weight_functions.Function] = ()
+    bias_function: Sequence[weight_functions.Function] = ()
     # Products of activations of that dtype and device with all looked up that can be.
     _prepared: Prepared | None = None
     _prepared_for: tuple[torch.dtype, torch.device] | None = None
@@ -213,6 +217,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name: AnimateDiff's motion modules use it as a keyword
+        if self.weight_function or self.bias_function:
+            return weight_functions.changed_linear(self, _autocast(input))
         x, watched = input, dispatch_guard.seen(input)
         if not watched:
             prepared = self._prepared
@@ -302,6 +308,8 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 
     def _looked_up(self, indices: Tensor) -> Tensor:
         dtype = self.compute_dtype
+        if self.weight_function:
+            return weight_functions.changed_embedding(self, input, torch.empty(0, dtype=dtype, device=input.device))
         if dispatch_guard.transformed():
             return F.embedding(indices, _carried(self, dtype))
         if dispatch_guard.seen(indices):
@@ -340,6 +348,8 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 
 def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
+    if layer.weight_function or layer.bias_function:
+        return weight_functions.changed_convolution(layer, x, geometry)
     computes = layer._backend.computes(layer.spec)
     if dispatch_guard.transformed():
         run = dispatch.CONVOLUTIONS[len(geometry.stride) - 1]

@@ -9,6 +9,7 @@ cmd_opts = types.SimpleNamespace(ckpt=None, models_dir=None, ckpt_dir=None)
 opts = Options(
     {
         "diffusers_offload_mode": OptionInfo("none", "Model offload mode", section=("offload", "Model Offloading")),
+        "lora_fuse_native": OptionInfo(True, "LoRA native fuse with model", section=("lora", "LoRA")),
         "models_not_to_quant": OptionInfo("", "Model types not to quantize", section=("quantization", "Quantization")),
         "sdnq_quantize_weights": OptionInfo([], "Quantization enabled", section=("quantization", "Quantization")),
     },

@@ -1,0 +1,137 @@
+"""SD.Next's LoRAs on quantized layers.
+
+SD.Next makes an object of each layer of a LoRA's file, for the types of layers that it knows, by exact type. Then it
+adds what the objects compute from a layer's weight to this weight, and subtracts it again. A packed weight is not
+written to: its layer gets the objects as functions, which change the dequantized weight each time that it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import display
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .monkeypatch import Patches
+
+# What SD.Next finds as the backup of a weight: something to restore, which is no copy of it.
+_KEPT = "packed"
+
+
+def install(patches: Patches) -> None:
+    """Hook into SD.Next's LoRAs; versions before 2025 have them elsewhere, and drop them."""
+    if not display.has("modules.lora"):
+        return
+    networks, overrides = display.module("modules.lora.networks"), display.module("modules.lora.lora_overrides")
+    patches.wrap(display.module("modules.lora.network"), "NetworkWeights", _weights)
+    patches.wrap(networks, "network_backup_weights", _backup)
+    patches.wrap(networks, "network_calc_weights", _calculate)
+    patches.wrap(networks, "network_apply_direct", _apply)
+    patches.wrap(networks, "network_apply_weights", _apply)
+    patches.wrap(overrides, "disable_fuse", _no_fuse)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one LoRA adds to a weight. `module`: SD.Next's object for the layer, with the strength."""
+
+    module: Any
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Return the changed weight."""
+        from torch.nn import functional as F
+
+        update, _ = self.module.calc_updown(weight)
+        if update is None:
+            return weight
+        missing = weight.shape[1] - update.shape[1] if weight.dim() == update.dim() == 4 else 0
+        if missing > 0:  # an inpainting model's first layer, with channels that others do not have
+            update = F.pad(update, (0, 0, 0, 0, 0, missing))
+        return weight + update.to(weight.device, weight.dtype)
+
+
+@dataclass(frozen=True)
+class BiasChange:
+    """What one LoRA adds to a bias, which SD.Next computes together with the weight's. `layer`: the quantized one."""
+
+    module: Any
+    layer: Any
+
+    def __call__(self, bias: Tensor) -> Tensor:
+        """Return the changed bias."""
+        _, update = self.module.calc_updown(self.layer.dequantize(bias.dtype).to(bias.device))
+        return bias if update is None else bias + update.to(bias.device, bias.dtype)
+
+
+def _weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Show SD.Next a float layer without memory in the place of a quantized one: it needs the type and the sizes."""
+    made = original(*args, **kwargs)
+    return made._replace(sd_module=_float_like(made.sd_module)) if _is_ours(made.sd_module) else made
+
+
+def _float_like(layer: Any) -> Any:
+    from ..nn import empty_float_layer
+
+    return empty_float_layer(layer)
+
+
+def _backup(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _is_ours(layer):
+        return original(layer, *args, **kwargs)
+    layer.network_weights_backup = _KEPT
+    return 0
+
+
+def _calculate(original: Any, layer: Any, name: str, use_previous: bool = False, **more: Any) -> Any:
+    """Have SD.Next compute, and report what cannot be, from the dequantized weight; keep what can."""
+    if not _is_ours(layer):
+        return original(layer, name, use_previous, **more)
+    if use_previous:  # what will be taken off is not computed
+        return None, None
+    common = display.module("modules.lora.lora_common")
+    everything, update, bias = common.loaded_networks, None, None
+    layer.sdquant_networks = []
+    floats = _Floats(layer.dequantize())
+    try:
+        for network in everything:
+            if network.modules.get(name) is None:
+                continue
+            common.loaded_networks = [network]
+            made, made_bias = original(floats, name, **more)
+            if made is not None or made_bias is not None:
+                layer.sdquant_networks.append((network.modules[name], made_bias is not None))
+                update, bias = (made if made is not None else update), (made_bias if made_bias is not None else bias)
+    finally:
+        common.loaded_networks = everything
+    return update, bias
+
+
+@dataclass(frozen=True)
+class _Floats:
+    weight: Tensor
+
+
+def _apply(original: Any, layer: Any, update: Any, bias: Any, *args: Any, **kwargs: Any) -> None:
+    """Attach the LoRAs that were computed last; none where SD.Next has nothing to add, which takes them off."""
+    if not _is_ours(layer):
+        return original(layer, update, bias, *args, **kwargs)
+    found = layer.__dict__.pop("sdquant_networks", []) if update is not None or bias is not None else []
+    layer.weight_function = tuple(Change(module) for module, _ in found)
+    layer.bias_function = tuple(BiasChange(module, layer) for module, has_bias in found if has_bias)
+    return None
+
+
+def _no_fuse(original: Any) -> bool:
+    """Say that no LoRA is to be fused into a model with packed weights."""
+    pipe = display.module("modules.shared").sd_model
+    parts = (getattr(pipe, name, None) for name in ("unet", "transformer", "transformer_2"))
+    return bool(original()) or any(_is_ours(layer) for part in parts if part is not None for layer in part.modules())
+
+
+def _is_ours(layer: Any) -> bool:
+    from ..nn import QuantizedLayer
+
+    return isinstance(layer, QuantizedLayer)

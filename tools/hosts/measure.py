@@ -1,0 +1,70 @@
+"""What the scripts of all hosts share: the two Pythons, the effect of a LoRA, and the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMES = ("int8", "qint8", "fp8", "nf4", "int4")
+
+
+def main(name: str, inside: Callable[[Path, Path, list[str]], list[dict[str, Any]]]) -> None:
+    """Make the files and run `inside(checkout, work, schemes)` with the host's Python; print its rows."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.hosts.{name}")
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="the one of the host's environment")
+    parser.add_argument("--scheme", action="append", help=f"default: {', '.join(SCHEMES)}")
+    parser.add_argument("--files", type=Path, help="folder of the LoRAs that an earlier run made")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    schemes = args.scheme or list(SCHEMES)
+    if args.inside:
+        rows = inside(args.checkout, args.inside, schemes)
+        (args.inside / "rows.json").write_text(json.dumps(rows))
+        return
+    with tempfile.TemporaryDirectory(prefix=f"sdquant-{name}-") as folder:
+        work = Path(folder)
+        loras = args.files or work / "loras"
+        if not args.files:
+            from . import lora_files
+
+            loras.mkdir()
+            lora_files.write(loras)
+        command = [args.python, "-m", f"tools.hosts.{name}", str(args.checkout.resolve()), "--inside", folder]
+        command += [word for scheme in schemes for word in ("--scheme", scheme)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDQUANT_LORAS": str(loras.resolve())}
+        subprocess.run(command, check=True, env=environment, cwd=args.checkout)
+        print(table(json.loads((work / "rows.json").read_text())))
+
+
+def loras() -> Path:
+    """The folder with the LoRAs' files."""
+    return Path(os.environ["SDQUANT_LORAS"])
+
+
+def row(feature: str, scheme: str, found: Tensor, expected: Tensor, **more: Any) -> dict[str, Any]:
+    """How the effect of a LoRA on a quantized model is like that on the float one: [*], [*]."""
+    import torch
+
+    one, other = found.flatten().double(), expected.flatten().double()
+    cosine = torch.nn.functional.cosine_similarity(one, other, 0) if one.norm() > 0 else torch.zeros(())
+    return {
+        "scheme": scheme, "feature": feature, "cosine": round(cosine.item(), 5),
+        "ratio": round((one.norm() / other.norm()).item(), 4), **more,
+    }  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows, a line each."""
+    return "\n".join("  ".join(f"{name}={value}" for name, value in row.items()) for row in rows)
