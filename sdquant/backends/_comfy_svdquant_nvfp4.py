@@ -70,7 +70,7 @@ class SvdQuantNvfp4(SvdQuant):
         if "down" not in packed.parts:
             return None
         rows = "rows" if "rows" in packed.parts else ""
-        return LowRank(residual=("codes", "scale"), rows=rows, **{name: name for name in _BRANCH})
+        return LowRank(residual=("codes", "scale"), rows=rows, smooth="smooth", down="down", up="up")
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         key, codes = require(found, "codes", get)

@@ -50,7 +50,8 @@ class Change:
         missing = weight.shape[1] - update.shape[1] if weight.dim() == update.dim() == 4 else 0
         if missing > 0:  # an inpainting model's first layer, with channels that others do not have
             update = F.pad(update, (0, 0, 0, 0, 0, missing))
-        return weight + update.to(weight.device, weight.dtype)
+        changed: Tensor = weight + update.to(weight.device, weight.dtype)
+        return changed
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ class _Floats:
 def _apply(original: Any, layer: Any, update: Any, bias: Any, *args: Any, **kwargs: Any) -> None:
     """Attach the LoRAs that were computed last; none where SD.Next has nothing to add, which takes them off."""
     if not _is_ours(layer):
-        return original(layer, update, bias, *args, **kwargs)
+        original(layer, update, bias, *args, **kwargs)
+        return
     found = layer.__dict__.pop("sdquant_networks", []) if update is not None or bias is not None else []
     layer.weight_function = tuple(Change(module) for module, _ in found)
     layer.bias_function = tuple(BiasChange(module, layer) for module, has_bias in found if has_bias)

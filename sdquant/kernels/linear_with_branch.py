@@ -57,7 +57,9 @@ def _add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
     if dtype == x.dtype:
         y.addmm_(x @ down, up.t())
         return
-    for some_x, some_y in zip(x.split(fp32_gemm.ROWS), y.split(fp32_gemm.ROWS), strict=True) if x.is_cpu else ((x, y),):
+    step = fp32_gemm.ROWS if x.is_cpu else max(len(x), 1)
+    for start in range(0, len(x), step):
+        some_x, some_y = x[start : start + step], y[start : start + step]
         narrow = scratch(some_x.shape, dtype, x.device).copy_(some_x) @ down
         some_y.copy_(scratch(some_y.shape, dtype, x.device).copy_(some_y).addmm_(narrow, up.t()))
 

@@ -25,7 +25,7 @@ _CHANGED = "weight_function"  # of a quantized layer; see `nn.weight_functions`
 
 def adapted(model: nn.Module) -> list[str]:
     """Return the paths of the layers that are wrapped by an adapter, or whose weight a host's LoRA changes."""
-    return [path for path, module in model.named_modules() if _wraps(module) or getattr(module, _CHANGED, ())]
+    return [path for path, module in model.named_modules() if _wraps(module) or getattr(module, _CHANGED, False)]
 
 
 def refuse_adapted(name: str, model: nn.Module, what: str) -> None:

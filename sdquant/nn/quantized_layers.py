@@ -309,7 +309,7 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
     def _looked_up(self, indices: Tensor) -> Tensor:
         dtype = self.compute_dtype
         if self.weight_function:
-            return weight_functions.changed_embedding(self, input, torch.empty(0, dtype=dtype, device=input.device))
+            return weight_functions.changed_embedding(self, indices, torch.empty(0, dtype=dtype, device=indices.device))
         if dispatch_guard.transformed():
             return F.embedding(indices, _carried(self, dtype))
         if dispatch_guard.seen(indices):
