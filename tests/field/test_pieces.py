@@ -163,6 +163,7 @@ def test_advice_names_arguments_that_exist() -> None:
     known |= {name for call in calls for name in inspect.signature(call).parameters}
     known |= {"tile_size", "unet", "text_encoder", "component", "key", "inputs"}  # a rule's, examples', the bench's
     known |= {"weights_only"}  # torch.load's
+    known |= {option for row in sdquant.backends.schemes() for option in row.options}
     advised = _advised()
     assert len(advised) > 40
     assert {place: names - known for place, names in advised.items() if names - known} == {}
