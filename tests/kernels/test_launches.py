@@ -27,18 +27,28 @@ FREE = (
 )  # fmt: skip
 
 
+# What needs a number of the card's on the host.
+WAITS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "_assert_async")
+
+
 class Count(TorchDispatchMode):
-    """The operators of torch that launch something."""
+    """The operators of torch that launch something, how often memory is asked for; nothing may wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.allocations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func).split(".")[1]
-        if name not in FREE:
+        assert name not in WAITS, name
+        if name in ("empty", "new_empty", "empty_like"):
+            self.allocations += 1
+        elif name not in FREE:
             self.names.append(name)
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        assert not isinstance(made, Tensor) or made.device.type == "cuda", f"{name} has a result on the host"
+        return made
 
 
 def _item(self: Tensor, key: Any) -> Tensor:
@@ -76,7 +86,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
-def launches(text: str, compute: str, m: int, dtype: torch.dtype, names: list[str]) -> list[str]:
+def launches(text: str, compute: str | None, m: int, dtype: torch.dtype, names: list[str], most: int = 6) -> list[str]:
+    """The kernels and operators of a call, for which memory is asked at most so often."""
     spec = backends.parse(text)
     backend = backends.get(spec.scheme.backend)
     made = backend.encode(torch.randn(512, 512).bfloat16(), spec)
@@ -89,8 +100,22 @@ def launches(text: str, compute: str, m: int, dtype: torch.dtype, names: list[st
         names.clear()
         with Count() as count:
             y = dispatch.linear(backend, packed, form, x, bias, compute)
+        assert count.allocations <= most, count.allocations
         assert (y.shape, y.dtype, str(y.device)) == ((m, 512), dtype, "cuda:0")
     return names + count.names
+
+
+@pytest.mark.parametrize("m", [1, 40, 100, 4608])
+@pytest.mark.parametrize(
+    "text",
+    ["nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint8", "qint4", "bnb-int8", "qfloat8", "fp8", "q8_0",
+     "q4_k", "q6_k", "sdnq-int8", "sdnq-uint4", "sdnq-uint3"],
+)  # fmt: skip
+def test_a_product_with_a_decoded_weight(text: str, m: int, launched: list[str]) -> None:
+    """Above a few rows the weight is decoded, and the library multiplies and adds."""
+    few, many = {"one_row_kernel", "rows_kernel"}, {"decode_kernel", "addmm"}
+    names = launches(text, None, m, torch.bfloat16, launched, most=3)  # two of them tables, kept on a card
+    assert len(names) <= 2 and set(names) <= (many if m > 64 else few), names
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

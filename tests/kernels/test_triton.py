@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -222,6 +223,19 @@ def test_a_cpu_is_left_to_others_and_so_is_what_no_kernel_reads() -> None:
     assert not TritonReader().reads(case.form, case.parts, torch.float64)
     rare = PackedLayout(rows=4, columns=256, codes="codes", packing="iq1_s", group=256)
     assert not TritonReader().reads(rare, case.parts, torch.float32)
+
+
+@needs_triton
+@pytest.mark.parametrize(("capability", "few"), [((7, 5), 1), ((8, 0), 64), ((8, 9), 64), ((9, 0), 1), ((12, 0), 64)])
+def test_products_of_a_few_rows_are_for_cards_where_they_are_faster(
+    capability: tuple[int, int], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turing has tensor cores, but not by Triton."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    case = blocks_of("q8_0", 4, 64)
+    parts: Any = {"codes": SimpleNamespace(device=torch.device("cuda:0"))}
+    assert TritonReader().few(case.form, parts, torch.bfloat16) == few
 
 
 def test_importing_the_reader_imports_no_triton() -> None:

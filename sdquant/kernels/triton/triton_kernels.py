@@ -25,6 +25,10 @@ _FEW = 64
 # every format (bench/results/gpu-h200.json). Compute capabilities.
 _WIDE_MEMORY = ((9, 0), (10, 0), (10, 3))
 _FEW_ON_WIDE = 1
+# Triton has no tensor cores for cards before this one (Turing's since 3.3): a product of a few rows takes 140
+# instructions a weight there and spills, and decoding for cuBLAS takes ten.
+_LEAST_WITH_TENSOR_CORES = (8, 0)
+_FEW_WITHOUT_TENSOR_CORES = 1
 _WIDEST = 16  # bytes that a thread of a card loads at a time
 # Products of float32 run without tensor cores, and torch's kernels for them are better.
 _FEW_FLOAT32 = 1
@@ -71,7 +75,7 @@ class TritonReader(Reader):
             return 0
         if dtype == torch.float32:
             return _FEW_FLOAT32
-        return _FEW_ON_WIDE if _has_wide_memory(parts[form.codes].device) else _FEW
+        return _few(parts[form.codes].device)
 
     def product(self, form: PackedLayout, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         launcher = imports.launcher()
@@ -106,6 +110,11 @@ class TritonReader(Reader):
         return bind(form, parts, dtype, few, prefix, eight, rotation)
 
 
-def _has_wide_memory(device: torch.device) -> bool:
-    on_nvidia = device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None
-    return on_nvidia and torch.cuda.get_device_capability(device) in _WIDE_MEMORY
+def _few(device: torch.device) -> int:
+    """Return up to how many rows the product is better than decoding on a device."""
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
+        return _FEW
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_WITH_TENSOR_CORES:
+        return _FEW_WITHOUT_TENSOR_CORES
+    return _FEW_ON_WIDE if capability in _WIDE_MEMORY else _FEW

@@ -1,0 +1,191 @@
+"""Every kernel in the configurations that its launchers choose, as launches of layers' sizes. A new kernel is a row.
+
+Tensors are stand-ins of one number: the compiler sees their dtypes, and sizes as far as they are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle, product
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdquant.kernels.triton import int8_gemm, launch, tiles
+
+from .triton_cases import DTYPES, ROW_CODES, Case, cases, row_codes
+
+if TYPE_CHECKING:
+    from sdquant.core.packed_layout import PackedLayout
+    from sdquant.kernels.row_codes import RowCodes
+    from sdquant.kernels.triton.launch_config import Launch
+
+    from .offline import Target
+
+WIDE, SQUARE = (12288, 3072), (3072, 3072)  # rows by tiles of 64, and of 32
+TALL = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A launch to compile, and how many numbers each of its programs handles: in a turn of its loop, if it has one."""
+
+    kernel: str
+    name: str
+    launch: Launch
+    numbers: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.kernel} of {self.name}"
+
+    def each(self, target: Target) -> float:
+        """Numbers for a thread."""
+        return self.numbers / (self.launch.options["num_warps"] * target.lanes)
+
+
+def wide(form: PackedLayout, rows: int, columns: int) -> PackedLayout:
+    """A form with other sizes, whose groups are to a row what they were."""
+    group = form.group
+    if group >= form.rows * form.columns:
+        group = rows * columns
+    elif group % form.columns == 0:
+        group = group // form.columns * columns
+    return replace(form, rows=rows, columns=columns, group=group)
+
+
+def weights() -> Iterator[tuple[Case, PackedLayout, PackedLayout]]:
+    """Each kind of weight, with the forms of layers of both sizes if there are products for those, else its own."""
+    seen: set[PackedLayout] = set()
+    for case in cases():
+        both = [wide(case.form, *size) for size in (WIDE, SQUARE)]
+        if not launch.multiplies(case.form):
+            both = [case.form, case.form]
+        if both[0] not in seen:
+            seen.add(both[0])
+            yield case, both[0], both[1]
+
+
+def stand(dtype: torch.dtype, *shape: int) -> Tensor:
+    """A tensor of a shape that has memory for one number."""
+    return torch.empty(1, dtype=dtype).expand(shape)
+
+
+def _chunks(of: Launch) -> int:
+    return prod(int(of.arguments.get(name, 1)) for name in ("BLOCK_N", "BLOCK_C", "LANES"))
+
+
+def decoding(target: Target) -> Iterator[Configuration]:
+    for case, form, _ in weights():
+        for dtype in DTYPES:
+            of = launch.decode(form, case.parts, torch.empty(1, dtype=dtype))
+            yield Configuration("decode", f"{case.name} as {dtype}", of, _chunks(of) * of.arguments["PLANES"])
+
+
+def _product(case: Case, form: PackedLayout, m: int, dtype: torch.dtype, biased: bool) -> Configuration:
+    x, out = stand(dtype, m, form.columns), torch.empty(1, dtype=dtype)
+    of = launch.product(form, case.parts, x, out if biased else None, out)
+    kernel = "one row" if m == 1 else f"{m} rows by {of.arguments['BLOCK_N']}"
+    name = f"{case.name} as {dtype}{'' if biased else ' without bias'}"
+    return Configuration(kernel, name, of, _chunks(of) * of.arguments["PLANES"])
+
+
+def products(target: Target) -> Iterator[Configuration]:
+    """By turns with a bias and without: what it adds comes after the loop. The same of dtypes."""
+    halves, all_dtypes, biased = cycle((torch.bfloat16, torch.float16)), cycle(DTYPES), cycle((True, False))
+    for case, form, square in weights():
+        if not launch.multiplies(form):
+            continue
+        yield _product(case, form, 1, torch.bfloat16, True)
+        yield _product(case, form, 1, next(all_dtypes), False)
+        for one, m in product((form, square), TALL):
+            yield _product(case, one, m, next(halves), next(biased))
+        next(halves)  # another one for each size and kind of weight than before
+        if next(biased):
+            next(halves)
+
+
+def requantizations(target: Target) -> Iterator[Configuration]:
+    codes, scale = torch.empty(1, dtype=torch.int8), torch.empty(1)
+    for case, form, _ in weights():
+        if int8_gemm.quantizes(form):
+            of = int8_gemm.requantization(form, case.parts, codes, scale)
+            yield Configuration("again", case.name, of, _chunks(of) * of.arguments["PLANES"])
+
+
+def quantizations(target: Target) -> Iterator[Configuration]:
+    scale, sums = torch.empty(4, 1), cycle((torch.empty(4, 1, dtype=torch.int32), None))
+    for columns, dtype in product((64, 320, 1152, 3072, 12288, 20480), DTYPES):
+        for codes in (torch.int8, torch.float8_e4m3fn):
+            asked = next(sums) if codes == torch.int8 else None
+            of = int8_gemm.quantization(stand(dtype, 4, columns), stand(codes, 4, columns), scale, asked)
+            name = f"{columns} columns of {dtype} to {codes}{'' if asked is None else ' with sums'}"
+            yield Configuration("quantize", name, of, of.arguments["BLOCK"])
+
+
+_SUMS = torch.empty(1, 1, dtype=torch.int32)
+
+
+def _of_rows(kind: str, columns: int) -> RowCodes:
+    """The codes of a layer's weight; of its scales there are fewer."""
+    small = row_codes(kind, 15, 1, np.random.default_rng(0))
+    return replace(small, codes=stand(small.codes.dtype, 3072, columns))
+
+
+def finishing(target: Target) -> Iterator[Configuration]:
+    biased = cycle((True, False))
+    for rows, kind, dtype in product((1, 4608), ROW_CODES, DTYPES):
+        out, row_scale = torch.empty_strided((rows, 3072), (3072, 1), dtype=dtype), stand(torch.float32, rows, 1)
+        bias = stand(dtype, 3072) if next(biased) else None
+        of = int8_gemm.finishing(stand(torch.int32, rows, 3072), row_scale, _of_rows(kind, 1), bias, out, _SUMS)
+        name = f"{rows} rows, {kind}, as {dtype}{'' if bias is not None else ' without bias'}"
+        yield Configuration("finish", name, of, of.arguments["BLOCK_M"] * of.arguments["BLOCK_N"])
+        next(biased)
+
+
+def by_row(target: Target) -> Iterator[Configuration]:
+    biased, dtypes = cycle((True, False, False)), cycle(DTYPES)
+    for tile, kind, columns in product(tiles.tiles(target.capability, target.is_amd).by_row, ROW_CODES, (3072, 3024)):
+        dtype, m = next(dtypes), 4608
+        out, row_scale = stand(dtype, m, 3072), stand(torch.float32, m, 1)
+        bias = stand(dtype, 3072) if next(biased) else None
+        codes = stand(torch.int8, m, columns)
+        of = int8_gemm.product(codes, row_scale, _of_rows(kind, columns), bias, out, _SUMS, tile)
+        name = f"{tile.rows}x{tile.columns}x{tile.deep}, {kind}, {columns} columns, as {dtype}"
+        yield Configuration("by row", name, of, tile.columns * tile.deep)
+
+
+def by_run(target: Target) -> Iterator[Configuration]:
+    sizes = tiles.tiles(target.capability, target.is_amd)
+    for (number, tile), dtype, each in product(enumerate((*sizes.by_run, *tiles.SPREAD)), DTYPES, (256, 64)):
+        taps = 9 if number >= len(sizes.by_run) else 1
+        columns = 10 * each * taps
+        codes, weight = stand(torch.int8, 4608, columns), stand(torch.int8, 3072, columns)
+        out, bias = stand(dtype, 4608, 3072), stand(dtype, 3072) if each == 64 else None
+        scale, row_scale = stand(torch.float32, 3072, 10, taps), stand(torch.float32, 4608, 1)
+        of = int8_gemm.product_by_run(codes, weight, scale, row_scale, bias, out, tile)
+        name = f"{tile.rows}x{tile.columns}, runs of {each}, {taps} taps, as {dtype}"
+        yield Configuration("by run", name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
+
+
+# Kernels by the names of their functions: what their launchers choose on a target.
+KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
+    "decode_kernel": decoding,
+    "one_row_kernel": products,
+    "rows_kernel": products,
+    "again_kernel": requantizations,
+    "quantize_kernel": quantizations,
+    "finish_kernel": finishing,
+    "product_kernel": by_row,
+    "runs_kernel": by_run,
+}
+
+
+def configurations(target: Target) -> Iterator[Configuration]:
+    """All of them."""
+    for rows in dict.fromkeys(KERNELS.values()):
+        yield from rows(target)
