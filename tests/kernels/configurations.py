@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdquant.kernels.triton import int8_gemm, launch, tiles
+from sdquant.kernels.triton import int8_gemm, launch, rotation, tiles
 
 from .triton_cases import DTYPES, ROW_CODES, Case, cases, row_codes
 
@@ -127,6 +127,17 @@ def quantizations(target: Target) -> Iterator[Configuration]:
             yield Configuration("quantize", name, of, of.arguments["BLOCK"])
 
 
+def rotations(target: Target) -> Iterator[Configuration]:
+    dtypes = cycle(DTYPES)
+    for group in (4, 8, 16, 64, 128, 256, 1024, 4096):
+        x = stand(next(dtypes), 4, 12288)
+        of = rotation.rotation(x, group, stand(x.dtype, 4, 12288))
+        yield Configuration("rotate", f"{group} columns of {x.dtype}", of, of.arguments["BLOCK"])
+        codes, scale = stand(torch.int8, 4, 12288), torch.empty(4, 1)
+        of = int8_gemm.quantization(x, codes, scale, None, group)
+        yield Configuration("rotate", f"{group} columns of {x.dtype} to int8", of, of.arguments["BLOCK"])
+
+
 _SUMS = torch.empty(1, 1, dtype=torch.int32)
 
 
@@ -179,6 +190,7 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "rows_kernel": products,
     "again_kernel": requantizations,
     "quantize_kernel": quantizations,
+    "rotate_kernel": rotations,
     "finish_kernel": finishing,
     "product_kernel": by_row,
     "runs_kernel": by_run,

@@ -30,10 +30,11 @@ FEW = (
     "torch.bfloat16 as torch.float8_e4m3fn",
     "codes of rows as torch.bfloat16, each, tile 4",
     "by runs as torch.float16",
+    "rotated by 16",
 )
 PARTS = 16
 CHECKS = {"decode_kernel", "one_row_kernel", "rows_kernel", "again_kernel", "quantize_kernel", "finish_kernel",
-          "product_kernel", "runs_kernel"}  # fmt: skip
+          "product_kernel", "runs_kernel", "rotate_kernel"}  # fmt: skip
 
 
 @pytest.fixture
