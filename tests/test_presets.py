@@ -173,7 +173,11 @@ class TestShipped:
     def test_a_runtime_that_schemes_do_not_have(self, flux: Path) -> None:
         here = with_memory(15 * 10**6, "cpu")
         rows = candidates(open_model(flux, Settings({"runtime": "library"}), here, {}))
-        assert {backends.of_scheme(scheme).name for row in rows for scheme in row.schemes.values()} == {"bnb", "quanto"}
+        assert {backends.of_scheme(scheme).name for row in rows for scheme in row.schemes.values()} == {
+            "bnb",
+            "comfy",
+            "quanto",
+        }
 
     @pytest.mark.parametrize("memory", [13.2e6, 16e6])
     def test_what_is_chosen_runs_within_its_budget(self, memory: float, flux: Path) -> None:

@@ -21,10 +21,8 @@ from torch import Tensor
 
 from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, code_tables, dtype_name, hadamard, leaf, registry
 from ..errors import BadFileError
+from ..kernels import dispatch_guard, expand_rows, scratch
 from ..kernels import hadamard as fast_hadamard
-from ..kernels.cpu.expansion import expand_rows
-from ..kernels.dispatch_guard import plain
-from ..kernels.workspace import scratch
 from ..utils.device_constants import constant
 from ..utils.tensors import divided
 from . import _comfy_find
@@ -185,7 +183,7 @@ def _integers(packed: Packed, rows: slice, out: Tensor | None = None) -> Tensor:
     stored, scale, codebook = parts["codes"][rows], parts["s_rel"][rows], parts.get("codebook")
     if out is None:
         out = stored.new_empty(len(stored), packed.spec.shape[1], dtype=torch.int8)
-    if stored.is_cpu and all(map(plain, parts.values())):
+    if stored.is_cpu and all(map(dispatch_guard.plain, parts.values())):
         values = None
         if scale.dtype != torch.float32:
             values = code_tables.float8_values(scale.dtype, torch.float32, scale.device)

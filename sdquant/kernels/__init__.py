@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from .base import Prepared
     from .cpu import int8 as cpu_int8
     from .cpu import state as cpu_state
+    from .cpu.expansion import expand_rows
     from .workspace import scratch
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "Prepared", "block_floats", "block_scaled", "cpu", "cpu_int8", "cpu_state", "dispatch", "dispatch_guard",
-    "hadamard", "int8_linear", "int_matmul", "onednn", "ops", "prepack", "scheme_activations", "scratch", "sdpa",
+    "expand_rows", "hadamard", "int8_linear", "int_matmul", "onednn", "ops", "prepack", "scheme_activations", "scratch", "sdpa",
 ]  # fmt: skip
