@@ -89,6 +89,16 @@ def test_of_a_gguf_file(qwen: tuple[Path, Path, tokenizers.Tokenizer], caplog: p
     assert pipe.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a"
 
 
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "Qwen2Tokenizer"])
+def test_it_pads_after_the_text(kind: str, qwen: tuple[Path, Path, tokenizers.Tokenizer]) -> None:
+    """Llama's, too, though its class pads before it: HunyuanVideo cuts its template off the start."""
+    base, file, _ = qwen
+    index = base / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "tokenizer": ["transformers", kind]}))
+    tokenizer = sdquant.load_model(base, parts=[file], progress=False).tokenizer
+    assert tokenizer("a", padding="max_length", max_length=9).attention_mask == [1] + [0] * 8
+
+
 def test_in_the_folder_saved_and_loaded(qwen: tuple[Path, Path, tokenizers.Tokenizer], tmp_path: Path) -> None:
     base, file, made = qwen
     for one in (base / "text_encoder").glob("*.safetensors"):

@@ -29,6 +29,9 @@ _TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # by the end of a tenso
 _PIECES = "tokenizer.model"  # what transformers 5 looks for, whatever its class calls it
 _GGUF = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
 _PACKAGES = {"google.protobuf": "protobuf"}
+# Classes that pad on the left unless a folder's config says otherwise, as it does in pipelines: HunyuanVideo's cuts its
+# template off the start of what was padded.
+_PAD_RIGHT = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ def _made(found: _Found, class_name: str) -> Any:
     anyone: Any = transformers.PreTrainedTokenizerFast  # reads whatever a file says of itself
     named: Any = getattr(transformers, class_name, None) if class_name.isidentifier() else None
     sides = {key: getattr(named, key) for key in ("padding_side", "model_input_names") if hasattr(named, key)}
+    if class_name in _PAD_RIGHT:
+        sides["padding_side"] = "right"
     try:
         with quiet():
             if found.tensor is None:
