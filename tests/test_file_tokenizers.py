@@ -57,7 +57,7 @@ def _fields_of(made: tokenizers.Tokenizer) -> Callable[[gguf.GGUFWriter], None]:
 
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("default")
+        writer.add_tokenizer_pre("qwen2")
         writer.add_token_list(words)
         writer.add_token_types([1] * (len(words) - 1) + [3])
         writer.add_token_merges([" ".join(pair) if isinstance(pair, list) else pair for pair in state["merges"]])
@@ -84,9 +84,20 @@ def test_of_a_gguf_file(qwen: tuple[Path, Path, tokenizers.Tokenizer], caplog: p
     assert [record.getMessage() for record in caplog.records if record.name.startswith("sdquant")] == [warning]
     for text in TEXTS:
         assert pipe.tokenizer(text).input_ids == made.encode(text).ids, text
+    assert pipe.tokenizer("u\u0308ber").input_ids == pipe.tokenizer("\u00fcber").input_ids  # as Qwen's own
     padded = pipe.tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert padded.input_ids.shape == padded.attention_mask.shape
     assert pipe.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a"
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "Qwen2Tokenizer"])
+def test_it_pads_after_the_text(kind: str, qwen: tuple[Path, Path, tokenizers.Tokenizer]) -> None:
+    """Llama's, too, though its class pads before it: HunyuanVideo cuts its template off the start."""
+    base, file, _ = qwen
+    index = base / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "tokenizer": ["transformers", kind]}))
+    tokenizer = sdquant.load_model(base, parts=[file], progress=False).tokenizer
+    assert tokenizer("a", padding="max_length", max_length=9).attention_mask == [1] + [0] * 8
 
 
 def test_in_the_folder_saved_and_loaded(qwen: tuple[Path, Path, tokenizers.Tokenizer], tmp_path: Path) -> None:

@@ -28,7 +28,11 @@ _TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # by the end of a tenso
 }
 _PIECES = "tokenizer.model"  # what transformers 5 looks for, whatever its class calls it
 _GGUF = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
+_SPLIT = "tokenizer.ggml.pre"  # how texts are split into words
 _PACKAGES = {"google.protobuf": "protobuf"}
+# Classes that pad on the left unless a folder's config says otherwise, as it does in pipelines: HunyuanVideo's cuts its
+# template off the start of what was padded.
+_PAD_RIGHT = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,15 @@ def _made(found: _Found, class_name: str) -> Any:
     anyone: Any = transformers.PreTrainedTokenizerFast  # reads whatever a file says of itself
     named: Any = getattr(transformers, class_name, None) if class_name.isidentifier() else None
     sides = {key: getattr(named, key) for key in ("padding_side", "model_input_names") if hasattr(named, key)}
+    if class_name in _PAD_RIGHT:
+        sides["padding_side"] = "right"
     try:
         with quiet():
             if found.tensor is None:
                 place, name = str(found.file.parent), found.file.name
                 made = anyone(name_or_path=place, gguf_file=name, local_files_only=True, **sides)
+                if found.source.headers[found.file].metadata.get(_SPLIT) == "qwen2":
+                    _compose(made)
             else:
                 own = found.kind != "tekken_model" and hasattr(named, "vocab_files_names")
                 made = _of_bytes(found, named if own else anyone, sides)
@@ -151,6 +159,13 @@ def _made(found: _Found, class_name: str) -> Any:
             f"Put the tokenizer ({class_name}) of the same model into the pipeline's folder",
         ) from error
     return _with_padding(made)
+
+
+def _compose(tokenizer: Any) -> None:
+    """Have a tokenizer compose accents (NFC), as Qwen's own does and no header says."""
+    from tokenizers import normalizers
+
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
 
 
 def _of_bytes(found: _Found, kind: Any, sides: Mapping[str, Any]) -> Any:

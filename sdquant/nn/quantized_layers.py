@@ -17,6 +17,7 @@ from ..kernels import dispatch, dispatch_guard, ops, prepack, scheme_activations
 from ..utils.tensors import put_parameter
 from . import state_dict as states
 from . import weight_functions
+from .autocast import autocast_input, without_autocast
 from .autograd import Computed, Decoded, convolve
 from .layer_checks import require_fit, warn_of_cast
 from .packed_tensor import LayerWeight
@@ -218,7 +219,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name: AnimateDiff's motion modules use it as a keyword
         if self.weight_function or self.bias_function:
-            return weight_functions.changed_linear(self, _autocast(input))
+            return weight_functions.changed_linear(self, autocast_input(input))
         x, watched = input, dispatch_guard.seen(input)
         if not watched:
             prepared = self._prepared
@@ -228,8 +229,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                     return y
             require_fit(x, self.spec.shape)
             if torch.is_autocast_enabled(x.device.type):
-                return _without_autocast(self.forward, x)
-        x = _autocast(x)
+                return without_autocast(self.forward, x)
+        x = autocast_input(x)
         if watched and dispatch_guard.transformed():
             return F.linear(x, _carried(self, x.dtype), self._bias(x))
         if not self._backend.computes(self.spec):
@@ -317,20 +318,6 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
         return dispatch.embedding(self._backend, self.packed, self._form, indices, dtype)
 
 
-def _autocast(x: Tensor) -> Tensor:
-    """Cast x as torch's own layers do under `torch.autocast`; the weight is then dequantized to the dtype of x."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-def _without_autocast(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Call `run` with activations in autocast's dtype and autocast off: operations inside a layer are not the user's
-    code, and its float32 values must stay float32."""
-    x = _autocast(x)
-    with torch.autocast(x.device.type, enabled=False):
-        return run(x)
-
-
 def _convolved(layer: Any, x: Tensor) -> Tensor:
     if not dispatch_guard.seen(x):
         require_fit(x, layer.spec.shape, layer.groups)
@@ -343,8 +330,8 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
     # After padding, some of which autocast does in float32.
     if not dispatch_guard.seen(x) and torch.is_autocast_enabled(x.device.type):
-        return _without_autocast(lambda x: _with_geometry(layer, x, geometry), x)
-    return _with_geometry(layer, _autocast(x), geometry)
+        return without_autocast(lambda x: _with_geometry(layer, x, geometry), x)
+    return _with_geometry(layer, autocast_input(x), geometry)
 
 
 def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
