@@ -195,3 +195,10 @@ def test_statistics_that_do_not_fit(magnitudes: Path, tmp_path: Path) -> None:
         )
     with pytest.raises(SettingsError, match="it uses nothing that calibration"):
         Calibration(model="", rules=(), quant="int8", prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("std", [1e-5, 1e-4])
+def test_small_weights_in_float16(std: float) -> None:
+    """float16 has smaller scales than its least normal number."""
+    weight = (WEIGHTS["heavy"] / WEIGHTS["heavy"].std() * std).half()
+    assert _decibels(_decoded("svdq-int4", weight), weight.float()) > 17
