@@ -180,3 +180,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     configs = {part: json.loads((tmp_path / "out" / part / "config.json").read_text()) for part in WHOLE}
     said = {part: config.get("quantization_config", {}).get("quant_method") for part, config in configs.items()}
     assert said == {"transformer": "torchao", "text_encoder": "bitsandbytes", "text_encoder_2": None}
+
+
+def test_svdquant_beside_it_is_written_once(tmp_path: Path) -> None:
+    """As floats: nunchaku_lite's tensors, which a portable folder has elsewhere, are not torchao's."""
+    given: dict[str, Any] = {"components": ("transformer",), "progress": False}
+    model, other = (
+        sdquant.load_model(demo.path("digits-flux"), quant, **given).transformer for quant in ("int8_row", "svdq-int4")
+    )
+    path = "single_transformer_blocks.0.proj_out"
+    model.set_submodule(path, other.get_submodule(path))
+    sdquant.save(model, tmp_path / "out", portable="torchao")
+    keys = load_file(tmp_path / "out" / "diffusion_pytorch_model.safetensors").keys()
+    assert {key for key in keys if key.startswith(path)} == {f"{path}.weight", f"{path}.bias"}
+    assert path + ".weight" not in dict(quantized(sdquant.load_model(tmp_path / "out", progress=False)))

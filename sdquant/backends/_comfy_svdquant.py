@@ -148,8 +148,10 @@ def _encode(rows: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     low, high = torch.aminmax(groups, dim=-1)
     largest = torch.maximum(high / _LARGEST, -low / (_LARGEST + 1))
     best = codes = least = None
+    # float16 has less than its least normal number; what float32 has less may count as 0.
+    smallest = max(torch.finfo(dtype).tiny * torch.finfo(dtype).eps, torch.finfo(torch.float32).tiny)
     for share in _SHARES:
-        scale = (largest * share).clamp_(min=torch.finfo(dtype).tiny).to(dtype)
+        scale = (largest * share).clamp_(min=smallest).to(dtype)
         step = scale.float().unsqueeze(-1)
         tried = (groups / step).round_().clamp_(-_LARGEST - 1, _LARGEST)
         error = (tried * step).sub_(groups).square_().sum(dim=-1)

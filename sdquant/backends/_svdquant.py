@@ -78,7 +78,7 @@ def branch_of(weight: Tensor, rank: int, dtype: torch.dtype, magnitudes: Tensor 
     """
     values = weight.float()
     smooth = torch.ones_like(values[0]) if magnitudes is None else _smoothing(values, magnitudes.to(values.device))
-    smooth = smooth.to(dtype)
+    smooth = smooth.clamp(max=torch.finfo(dtype).max).to(dtype)
     up, down = _largest_part(values * smooth.float(), rank)
     return Branch(smooth, (down / smooth.float().unsqueeze(1)).to(dtype).contiguous(), up.to(dtype).contiguous())
 

@@ -195,7 +195,8 @@ def _write_component(
 ) -> None:
     """Write config and weights. `floats`: quantized weights to write as floats, so that the libraries read the rest."""
     stem, guard = write_config(model, folder, floats, form, portable=portable)
-    rewritten = reading(model).rewritten if portable else frozenset()
+    # What another library's format lacks are floats, those that diffusers reads in other tensors among them.
+    rewritten = reading(model).rewritten - floats if portable else frozenset()
     _write_weights(model, folder / f"{stem}.safetensors", floats, rewritten, guard=guard, form=form)
 
 

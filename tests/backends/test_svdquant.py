@@ -195,3 +195,22 @@ def test_statistics_that_do_not_fit(magnitudes: Path, tmp_path: Path) -> None:
         )
     with pytest.raises(SettingsError, match="it uses nothing that calibration"):
         Calibration(model="", rules=(), quant="int8", prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("std", [1e-5, 1e-4])
+def test_small_weights_in_float16(std: float) -> None:
+    """float16 has smaller scales than its least normal number."""
+    weight = (WEIGHTS["heavy"] / WEIGHTS["heavy"].std() * std).half()
+    assert _decibels(_decoded("svdq-int4", weight), weight.float()) > 17
+
+
+@pytest.mark.parametrize("scheme", ["svdq-int4", "svdq-nvfp4"])
+def test_smoothing_fits_float16(scheme: str) -> None:
+    class Extreme(QuantSpec):
+        def magnitudes(self, inputs: int) -> Tensor:
+            return torch.cat([torch.full((1,), 1e2), torch.full((inputs - 1,), 1e-3)])
+
+    spec, weight = backends.parse(scheme), torch.rand(256, 256, generator=torch.Generator().manual_seed(0)) - 0.5
+    weight[:, 0] *= 2e-5
+    packed = encode("proj.weight", weight.half(), Extreme(spec.scheme, spec.options))
+    assert bool(packed.parts["smooth"].isfinite().all()) and float(packed.parts["smooth"].max()) > 6e4
