@@ -99,7 +99,7 @@ def layer(name: str, floats: nn.Linear, made: dict[str, Packed]) -> Run:
     held = made[scheme]
     branch = held.spec.scheme.codec.low_rank(held)
     if branch is not None and "with its branch" not in name:
-        held = branch.residual_of(held)
+        held = replace(held, parts=branch.residual_of(held.parts))
     return quantized_layer(floats, held, compute=compute)
 
 

@@ -57,8 +57,8 @@ class SvdQuant(ComfyCodec):
         self, left: Tensor, layout: Mapping[str, TensorSpec]
     ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Return codes and scales of what a branch leaves of the weight, float32 [out, in], and the details."""
-        wanted, dtype = {name: layout[name] for name in ("codes", "scale")}, dtype_named(layout["scale"].dtype)
-        return by_rows(left, wanted, lambda rows: _encode(rows, dtype)), {}
+        residual, dtype = {name: layout[name] for name in ("codes", "scale")}, dtype_named(layout["scale"].dtype)
+        return by_rows(left, residual, lambda rows: _encode(rows, dtype)), {}
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
         return None  # neither the rank nor the magnitudes of inputs are described

@@ -44,8 +44,8 @@ class SvdQuantNvfp4(SvdQuant):
     ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         low, high = torch.aminmax(left)
         factor = _power(torch.maximum(-low, high))
-        wanted = {name: layout[name] for name in ("codes", "scale")}
-        return by_rows(left, wanted, lambda rows: encode_nvfp4(rows, factor)), {FACTOR: float(factor)}
+        residual = {name: layout[name] for name in ("codes", "scale")}
+        return by_rows(left, residual, lambda rows: encode_nvfp4(rows, factor)), {FACTOR: float(factor)}
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         parts, width = packed.parts, packed.spec.shape[1]

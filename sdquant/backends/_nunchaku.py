@@ -31,16 +31,16 @@ _AWQ_GROUP = 64
 _NAN = 0x7F  # of E4M3, without its sign
 
 
-def read(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> Packed:
+def read(weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> Packed:
     """See `Backend.read`. Rows and columns that the weight was padded with are left out."""
-    if found.scheme == "awq_w4a16":
-        return _awq(found, shape, get)
-    packed = _svdquant(found, "", get)
-    if "codes_2" in found.keys:
-        join = _stacked if found.details.get(STACKED) else _side_by_side
-        packed = join(packed, _svdquant(found, "_2", get))
-    shape = found.shape if shape is None else tuple(shape)
-    return packed if shape is None else _within(found, packed, shape)
+    if weight.scheme == "awq_w4a16":
+        return _awq(weight, shape, get)
+    packed = _svdquant(weight, "", get)
+    if "codes_2" in weight.keys:
+        join = _stacked if weight.details.get(STACKED) else _side_by_side
+        packed = join(packed, _svdquant(weight, "_2", get))
+    shape = weight.shape if shape is None else tuple(shape)
+    return packed if shape is None else _within(weight, packed, shape)
 
 
 def bias(
@@ -73,9 +73,9 @@ def bias(
     return parts[0] if len(parts) == 1 else torch.stack([part.float() for part in parts]).sum(0)
 
 
-def _picked(found: PrequantizedWeight, values: Tensor) -> Tensor:
+def _picked(weight: PrequantizedWeight, values: Tensor) -> Tensor:
     """Return the rows of a weight that are picked of those of the file's."""
-    picks = found.details.get(PICKS)
+    picks = weight.details.get(PICKS)
     return values if picks is None else values[order.picked(picks, values.device)]
 
 
@@ -109,23 +109,23 @@ def _row_sums(packed: Packed) -> Tensor:
     return torch.cat(sums)
 
 
-def _svdquant(found: PrequantizedWeight, suffix: str, get: Get) -> Packed:
+def _svdquant(weight: PrequantizedWeight, suffix: str, get: Get) -> Packed:
     """Read a layer with a low-rank branch. suffix: of its parts, "_2" for the second that lies beside another."""
-    key, codes = require(found, "codes" + suffix, get)
-    is_float = found.scheme == NVFP4
+    key, codes = require(weight, "codes" + suffix, get)
+    is_float = weight.scheme == NVFP4
     height, width = codes.shape[0], codes.shape[-1] * 2
     if codes.dtype != torch.int8 or codes.ndim != 2 or not codes.numel() or height % order.TILE or width % order.TILE:
         raise bad(
             key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not int8 in tiles of {order.TILE} outputs"
         )
     group = 16 if is_float else 64
-    rank = _rank(found, suffix, get)
+    rank = _rank(weight, suffix, get)
     sizes: dict[str, tuple[int, ...]] = {
         "scale": (width // group, height), "smooth": (width,), "down": (width, rank), "up": (height, rank),
     }  # fmt: skip
-    sizes |= {"rows": (height,)} if "rows" + suffix in found.keys else {}
-    tensors = {part: _part(found, part, suffix, size, get) for part, size in sizes.items()}
-    first, last = found.details.get(ROWS, (0, height))
+    sizes |= {"rows": (height,)} if "rows" + suffix in weight.keys else {}
+    tensors = {part: _part(weight, part, suffix, size, get) for part, size in sizes.items()}
+    first, last = weight.details.get(ROWS, (0, height))
     parts = {
         "codes": order.codes(codes[first:last]),
         "scale": _tiles(tensors["scale"], first, last, height),
@@ -134,30 +134,30 @@ def _svdquant(found: PrequantizedWeight, suffix: str, get: Get) -> Packed:
         "up": order.up(tensors["up"][first:last]),
     }
     parts["scale"] = order.small_scales(parts["scale"]) if is_float else order.scales(parts["scale"])
-    details = {FACTOR: _factor(found, suffix, get)} if is_float else {}
+    details = {FACTOR: _factor(weight, suffix, get)} if is_float else {}
     if "rows" in tensors:
         parts["rows"] = order.vector(tensors["rows"][first:last])
-    parts |= {part: _picked(found, parts[part]) for part in ("codes", "scale", "up", "rows") if part in parts}
+    parts |= {part: _picked(weight, parts[part]) for part in ("codes", "scale", "up", "rows") if part in parts}
     if is_float and "rows" in parts:
         parts["rows"], unit = _near_one(parts["rows"])
         details[FACTOR] *= unit
         if bool((parts["rows"] == 1).all()):
             del parts["rows"]
     if not is_float:
-        _refuse_factor(found, suffix, get)
+        _refuse_factor(weight, suffix, get)
         parts["codes"] ^= SIGNS
         if "rows" in parts:
             parts["scale"] = parts["scale"].float() * parts.pop("rows").float().unsqueeze(1)
     if not bool((parts["smooth"] > 0).all()):
-        raise bad(found.keys["smooth" + suffix], "a factor for smoothing is not positive")
-    return Packed(spec=_spec(found, (len(parts["codes"]), width), details), parts=parts)
+        raise bad(weight.keys["smooth" + suffix], "a factor for smoothing is not positive")
+    return Packed(spec=_spec(weight, (len(parts["codes"]), width), details), parts=parts)
 
 
-def _refuse_factor(found: PrequantizedWeight, suffix: str, get: Get) -> None:
+def _refuse_factor(weight: PrequantizedWeight, suffix: str, get: Get) -> None:
     """Raise BadFileError if a weight of integers has a factor for the whole: Nunchaku's kernels take 1 alone."""
-    factor = _factor(found, suffix, get)
+    factor = _factor(weight, suffix, get)
     if factor != 1:
-        raise bad(found.keys["factor" + suffix], f"it is {factor}, but with 4-bit integers Nunchaku knows only 1")
+        raise bad(weight.keys["factor" + suffix], f"it is {factor}, but with 4-bit integers Nunchaku knows only 1")
 
 
 def _near_one(rows: Tensor) -> tuple[Tensor, float]:
@@ -168,8 +168,8 @@ def _near_one(rows: Tensor) -> tuple[Tensor, float]:
     return (rows.float() / unit).to(rows.dtype), unit
 
 
-def _part(found: PrequantizedWeight, part: str, suffix: str, size: tuple[int, ...], get: Get) -> Tensor:
-    key, tensor = require(found, part + suffix, get)
+def _part(weight: PrequantizedWeight, part: str, suffix: str, size: tuple[int, ...], get: Get) -> Tensor:
+    key, tensor = require(weight, part + suffix, get)
     if tuple(tensor.shape) != size:
         raise bad(key, f"its shape is {list(tensor.shape)}, but {list(size)} belongs to the weight")
     if tensor.dtype != torch.float8_e4m3fn:
@@ -179,17 +179,17 @@ def _part(found: PrequantizedWeight, part: str, suffix: str, size: tuple[int, ..
     return tensor
 
 
-def _rank(found: PrequantizedWeight, suffix: str, get: Get) -> int:
-    key, tensor = require(found, "down" + suffix, get)
+def _rank(weight: PrequantizedWeight, suffix: str, get: Get) -> int:
+    key, tensor = require(weight, "down" + suffix, get)
     if tensor.ndim != 2 or not tensor.shape[1] or tensor.shape[1] % 16:
         raise bad(key, f"its shape is {list(tensor.shape)}, but ranks are multiples of 16")
     return tensor.shape[1]
 
 
-def _factor(found: PrequantizedWeight, suffix: str, get: Get) -> float:
-    if "factor" + suffix not in found.keys:
+def _factor(weight: PrequantizedWeight, suffix: str, get: Get) -> float:
+    if "factor" + suffix not in weight.keys:
         return 1.0
-    key, tensor = require(found, "factor" + suffix, get)
+    key, tensor = require(weight, "factor" + suffix, get)
     value = scales(key, tensor)
     if value.numel() != 1 or value.item() < 0:
         raise bad(key, f"it must be one positive number, but it is {list(value.shape)}")
@@ -252,16 +252,16 @@ def _stacked(one: Packed, other: Packed) -> Packed:
     return Packed(spec=replace(one.spec, shape=shape), parts=parts)
 
 
-def _within(found: PrequantizedWeight, packed: Packed, shape: tuple[int, ...]) -> Packed:
+def _within(weight: PrequantizedWeight, packed: Packed, shape: tuple[int, ...]) -> Packed:
     """Return the weight without what it was padded with: of a file, the next multiple of a tile."""
     stored, (rows, columns, *kernel) = packed.spec.shape, (*shape, 0, 0)[: max(2, len(shape))]
     if shape == stored:
         return packed
     step = math.gcd(stored[1] // packed.parts["scale"].shape[1], columns)  # of a last group that is cut, what divides
     padded = tuple(-(-size // order.TILE) * order.TILE for size in (rows, columns))
-    is_padded = padded == stored or (PICKS in found.details and (rows, padded[1]) == stored)
-    if not is_padded or any(size != 1 for size in kernel) or ROWS in found.details or "codes_2" in found.keys:
-        raise bad(found.keys["codes"], f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
+    is_padded = padded == stored or (PICKS in weight.details and (rows, padded[1]) == stored)
+    if not is_padded or any(size != 1 for size in kernel) or ROWS in weight.details or "codes_2" in weight.keys:
+        raise bad(weight.keys["codes"], f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
     whole = {**packed.parts}
     whole["scale"] = whole["scale"].repeat_interleave(stored[1] // step // whole["scale"].shape[1], 1)
     sizes = {
@@ -272,21 +272,21 @@ def _within(found: PrequantizedWeight, packed: Packed, shape: tuple[int, ...]) -
     return Packed(spec=replace(packed.spec, shape=shape), parts=parts)
 
 
-def _awq(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> Packed:
-    key, codes = require(found, "codes", get)
-    group: Any = found.details.get(GROUP_SIZE, _AWQ_GROUP)
+def _awq(weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> Packed:
+    key, codes = require(weight, "codes", get)
+    group: Any = weight.details.get(GROUP_SIZE, _AWQ_GROUP)
     if codes.dtype not in (torch.int16, torch.int32) or codes.ndim != 2 or not codes.numel():
         raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of 16-bit words")
     rows, columns = codes.shape[0] * 4, codes.shape[1] * codes.dtype.itemsize // 2
     shape = (rows, columns) if shape is None else tuple(shape)
     if shape != (rows, columns) or columns % group or columns % _AWQ_GROUP:
         raise bad(key, f"it has 4-bit codes of {[rows, columns]}, but the model needs {list(shape)}")
-    splits = found.details.get(SPLITS, 1)
+    splits = weight.details.get(SPLITS, 1)
     if rows % splits:
         raise bad(key, f"its {rows} rows are not {splits} chunks")
     each = {}
     for part in ("scale", "zero"):
-        at, tensor = require(found, part, get)
+        at, tensor = require(weight, part, get)
         scales(at, tensor)  # float, and finite
         if tensor.ndim != 2 or tensor.shape[1] != rows or tensor.shape[0] < columns // group:
             raise bad(at, f"its shape is {list(tensor.shape)}, but [{columns // group}, {rows}] belongs to the weight")
@@ -295,7 +295,7 @@ def _awq(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> 
     zero = each["zero"].float() + 8 * each["scale"].float()  # comfy-kitchen's codes have 8 taken off
     narrow = zero.to(each["scale"].dtype)
     return Packed(
-        spec=_spec(found, shape, {GROUP_SIZE: group}),
+        spec=_spec(weight, shape, {GROUP_SIZE: group}),
         parts={
             "codes": order.without_interleaving(order.awq_codes(codes), splits).contiguous(),
             "scale": each["scale"],
@@ -304,5 +304,5 @@ def _awq(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Get) -> 
     )
 
 
-def _spec(found: PrequantizedWeight, shape: tuple[int, ...], details: dict[str, Any]) -> PackedSpec:
-    return PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details=details)
+def _spec(weight: PrequantizedWeight, shape: tuple[int, ...], details: dict[str, Any]) -> PackedSpec:
+    return PackedSpec(scheme=registry.scheme(weight.scheme), shape=shape, dtype=dtype_of(weight), details=details)

@@ -114,10 +114,10 @@ def _kind(packed: Packed) -> tuple[str, int, str] | None:
     floats = [part for name, part in parts.items() if name in (*_BRANCH, "rows")]
     is_nvfp4 = packed.spec.scheme.name == NVFP4
     dtype, rank = parts["smooth"].dtype, parts["down"].shape[1]
-    wanted = torch.float8_e4m3fn if is_nvfp4 else dtype
+    scale_dtype = torch.float8_e4m3fn if is_nvfp4 else dtype
     if dtype not in (torch.float16, torch.bfloat16) or {part.dtype for part in floats} != {dtype} or rank % 16:
         return None
-    if parts["scale"].dtype != wanted or (is_nvfp4 and not _is_exact(packed.spec.details[FACTOR], dtype)):
+    if parts["scale"].dtype != scale_dtype or (is_nvfp4 and not _is_exact(packed.spec.details[FACTOR], dtype)):
         return None
     return packed.spec.scheme.name, rank, dtype_name(dtype)
 

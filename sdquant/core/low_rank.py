@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .backend import Packed
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class LowRank:
     rows: str = ""
     is_turned: bool = False
 
-    def residual_of(self, packed: Packed) -> Packed:
-        """Return R of a packed W."""
-        return replace(packed, parts={name: packed.parts[name] for name in self.residual})
+    def residual_of(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of R among those of W."""
+        return {name: parts[name] for name in self.residual}
 
     def under(self, prefix: str) -> LowRank:
         """Return the same for parts whose names begin with `prefix`."""

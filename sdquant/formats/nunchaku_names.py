@@ -179,8 +179,8 @@ class _Renaming:
             raise self._unread(name, "its activations are shifted, and it has no bias that was made for that")
         for output, rows in zip(row.outputs, self._shares(name, whole[0], len(row.outputs)), strict=True):
             if last == "weight":
-                made = nunchaku_piece(whole, rows, row.splits, self.src.tensors, is_stacked=row.is_stacked)
-                self._weight(f"{block}{output}.weight", made)
+                piece = nunchaku_piece(whole, rows, row.splits, self.src.tensors, is_stacked=row.is_stacked)
+                self._weight(f"{block}{output}.weight", piece)
             else:
                 pieces = tuple(nunchaku_piece([one], rows, row.splits, self.src.tensors) for one in whole)
                 keys = tuple(key if key in self.names else None for key in there)
@@ -195,21 +195,21 @@ class _Renaming:
         if weight.shape[0] != stored.rows:
             raise self._unread(name, f"it has {weight.shape[0]} rows, but by the sizes of the model {stored.rows}")
         for part in stored.parts:
-            made, bias = nunchaku_picked(weight, part.picks, part.shape, self.src.tensors), f"{block}{part.layer}.bias"
+            piece, bias = nunchaku_picked(weight, part.picks, part.shape, self.src.tensors), f"{block}{part.layer}.bias"
             if last == "weight":
-                self._weight(f"{block}{part.layer}.weight", made)
+                self._weight(f"{block}{part.layer}.weight", piece)
             elif part.has_bias:
-                self._bias(bias, (made,), (name,), (False,))
+                self._bias(bias, (piece,), (name,), (False,))
             if last == "weight" and part.has_bias and f"{layer}.bias" not in self.names:
-                self._recipe(bias, (made.keys["scale"],), part.shape[:1], "bfloat16", _zeros(part.shape[0]))
+                self._recipe(bias, (piece.keys["scale"],), part.shape[:1], "bfloat16", _zeros(part.shape[0]))
 
     def depth(self, name: str, block: str, part: nunchaku_sana.Part) -> None:
         """Take SANA's convolution over each channel, whose channels are those of the layer before it, `part`."""
         last, info = name.rpartition(".")[2], self.src.tensors[name]
         channels = part.shape[0]
         shape = (channels, 1, *info.shape[1:3]) if last == "weight" else (channels,)
-        made = _channels(name, part.picks, is_weight=last == "weight")
-        self._recipe(f"{block}ff.conv_depth.{last}", (name,), shape, info.dtype, made)
+        make = _channels(name, part.picks, is_weight=last == "weight")
+        self._recipe(f"{block}ff.conv_depth.{last}", (name,), shape, info.dtype, make)
 
     def _biases(self, block: str, row: BlockLayer) -> list[str]:
         return [f"{block}{source}.bias" for source in row.sources if source == row.shifted]

@@ -69,8 +69,8 @@ class BiasChange:
 
 def _weights(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Show SD.Next a float layer without memory in the place of a quantized one: it needs the type and the sizes."""
-    made = original(*args, **kwargs)
-    return made._replace(sd_module=_float_like(made.sd_module)) if _is_ours(made.sd_module) else made
+    values = original(*args, **kwargs)
+    return values._replace(sd_module=_float_like(values.sd_module)) if _is_ours(values.sd_module) else values
 
 
 def _float_like(layer: Any) -> Any:
@@ -101,10 +101,11 @@ def _calculate(original: Any, layer: Any, name: str, use_previous: bool = False,
             if network.modules.get(name) is None:
                 continue
             common.loaded_networks = [network]
-            made, made_bias = original(floats, name, **more)
-            if made is not None or made_bias is not None:
-                layer.sdquant_networks.append((network.modules[name], made_bias is not None))
-                update, bias = (made if made is not None else update), (made_bias if made_bias is not None else bias)
+            weight_change, bias_change = original(floats, name, **more)
+            if weight_change is not None or bias_change is not None:
+                layer.sdquant_networks.append((network.modules[name], bias_change is not None))
+                update = update if weight_change is None else weight_change
+                bias = bias if bias_change is None else bias_change
     finally:
         common.loaded_networks = everything
     return update, bias
@@ -120,9 +121,9 @@ def _apply(original: Any, layer: Any, update: Any, bias: Any, *args: Any, **kwar
     if not _is_ours(layer):
         original(layer, update, bias, *args, **kwargs)
         return
-    found = layer.__dict__.pop("sdquant_networks", []) if update is not None or bias is not None else []
-    layer.weight_function = tuple(Change(module) for module, _ in found)
-    layer.bias_function = tuple(BiasChange(module, layer) for module, has_bias in found if has_bias)
+    modules = layer.__dict__.pop("sdquant_networks", []) if update is not None or bias is not None else []
+    layer.weight_function = tuple(Change(module) for module, _ in modules)
+    layer.bias_function = tuple(BiasChange(module, layer) for module, has_bias in modules if has_bias)
     return None
 
 

@@ -174,7 +174,7 @@ def linear(
         return linear(backend, codes, backend.form(codes), input_columns.gather(packed, x), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
-        residual = branch.residual_of(packed)
+        residual = replace(packed, parts=branch.residual_of(packed.parts))
         multiply = partial(_multiply, backend, backend.form(residual), compute, residual)
         return linear_with_branch.linear(branch, packed.parts, x, bias, multiply)
     block = block_scaled.block_of(packed, form, compute, x.dtype)
@@ -214,7 +214,7 @@ def prepared(
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
     branch = backend.low_rank(packed)
     if branch is not None:
-        residual = branch.residual_of(packed)
+        residual = replace(packed, parts=branch.residual_of(packed.parts))
         form = backend.form(residual)
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),

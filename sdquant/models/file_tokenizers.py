@@ -36,7 +36,7 @@ _PAD_RIGHT = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Carrier:
     """A tokenizer in a file: of the tensor of that name, or in the header if there is none."""
 
     file: Path
@@ -51,10 +51,10 @@ class _Found:
 
 def in_words(src: Checkpoint) -> str | None:
     """Return what of a text encoder's file is a tokenizer, in words; None if nothing is."""
-    found = _in(src)
-    if found is None:
+    carrier = _in(src)
+    if carrier is None:
         return None
-    what = found.tensor or f"{src.metadata.get(_GGUF[0])!r} in its header"
+    what = carrier.tensor or f"{src.metadata.get(_GGUF[0])!r} in its header"
     return f"{what} is a tokenizer, which is used where a pipeline has none"
 
 
@@ -92,21 +92,21 @@ def built(folder: Path, sources: Mapping[str, Checkpoint]) -> dict[str, Any]:
     return {name: _made(_required(folder, name, kind, sources), kind) for name, kind in lacking(folder).items()}
 
 
-def _in(src: Checkpoint) -> _Found | None:
+def _in(src: Checkpoint) -> _Carrier | None:
     for file, header in src.headers.items():
         tensors = text_encoders.tokenizers(header.tensors)
         if tensors:
-            return _Found(file, tensors[0], src)
+            return _Carrier(file, tensors[0], src)
         if isinstance(header, gguf_file.GGUFHeader) and all(key in header.metadata for key in _GGUF):
-            return _Found(file, None, src)
+            return _Carrier(file, None, src)
     return None
 
 
-def _required(folder: Path, name: str, kind: str, sources: Mapping[str, Checkpoint]) -> _Found:
+def _required(folder: Path, name: str, kind: str, sources: Mapping[str, Checkpoint]) -> _Carrier:
     encoder = name.replace("tokenizer", "text_encoder", 1)
     src = sources.get(encoder)
-    found = None if src is None else _in(src)
-    if src is None or found is None:
+    carrier = None if src is None else _in(src)
+    if src is None or carrier is None:
         plain = folders.no_folder(folder, name, kind)
         carries = "" if src is None else f", and {src.path} carries none"
         raise MissingComponentError(
@@ -114,15 +114,15 @@ def _required(folder: Path, name: str, kind: str, sources: Mapping[str, Checkpoi
             plain.why + carries,
             f"{plain.fix}, or use a file of the {encoder} that carries it, as GGUF files of llama.cpp do",
         )
-    needs = _TENSORS[found.kind][1] if found.kind else ()
+    needs = _TENSORS[carrier.kind][1] if carrier.kind else ()
     lack = [_PACKAGES.get(package, package) for package in needs if not _is_there(package)]
     if lack:
         raise BackendUnavailableError(
-            f"Cannot make the {name} of {folder} of {found.tensor!r} in {found.file}",
+            f"Cannot make the {name} of {folder} of {carrier.tensor!r} in {carrier.file}",
             f"{' and '.join(lack)}, by which transformers reads it, {'is' if len(lack) == 1 else 'are'} not installed",
             f"Run `pip install {' '.join(lack)}`, or put the {name} ({kind}) into {folder / name}",
         )
-    return found
+    return carrier
 
 
 def _is_there(package: str) -> bool:
@@ -132,7 +132,7 @@ def _is_there(package: str) -> bool:
         return False
 
 
-def _made(found: _Found, class_name: str) -> Any:
+def _made(carrier: _Carrier, class_name: str) -> Any:
     from . import libraries
     from .components import quiet
 
@@ -144,21 +144,21 @@ def _made(found: _Found, class_name: str) -> Any:
         sides["padding_side"] = "right"
     try:
         with quiet():
-            if found.tensor is None:
-                place, name = str(found.file.parent), found.file.name
-                made = anyone(name_or_path=place, gguf_file=name, local_files_only=True, **sides)
-                if found.source.headers[found.file].metadata.get(_SPLIT) == "qwen2":
-                    _compose(made)
+            if carrier.tensor is None:
+                place, name = str(carrier.file.parent), carrier.file.name
+                tokenizer = anyone(name_or_path=place, gguf_file=name, local_files_only=True, **sides)
+                if carrier.source.headers[carrier.file].metadata.get(_SPLIT) == "qwen2":
+                    _compose(tokenizer)
             else:
-                own = found.kind != "tekken_model" and hasattr(named, "vocab_files_names")
-                made = _of_bytes(found, named if own else anyone, sides)
+                own = carrier.kind != "tekken_model" and hasattr(named, "vocab_files_names")
+                tokenizer = _of_bytes(carrier, named if own else anyone, sides)
     except Exception as error:  # whatever a tokenizer says to a vocabulary that nobody has written it for
         raise BadFileError(
-            f"Cannot make a tokenizer of {found.file}",
-            f"transformers does not read {found.tensor or 'what its header says of it'}: {error}".splitlines()[0],
+            f"Cannot make a tokenizer of {carrier.file}",
+            f"transformers does not read {carrier.tensor or 'what its header says of it'}: {error}".splitlines()[0],
             f"Put the tokenizer ({class_name}) of the same model into the pipeline's folder",
         ) from error
-    return _with_padding(made)
+    return _with_padding(tokenizer)
 
 
 def _compose(tokenizer: Any) -> None:
@@ -168,10 +168,10 @@ def _compose(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
 
 
-def _of_bytes(found: _Found, kind: Any, sides: Mapping[str, Any]) -> Any:
-    with closing(checkpoint.open_file(found.file, found.source.headers[found.file])) as file:
-        content = bytes(file.get(str(found.tensor)).view(-1).contiguous().numpy())
-    name = _TENSORS[found.kind][0] or kind.vocab_files_names.get("vocab_file", _PIECES)
+def _of_bytes(carrier: _Carrier, kind: Any, sides: Mapping[str, Any]) -> Any:
+    with closing(checkpoint.open_file(carrier.file, carrier.source.headers[carrier.file])) as file:
+        content = bytes(file.get(str(carrier.tensor)).view(-1).contiguous().numpy())
+    name = _TENSORS[carrier.kind][0] or kind.vocab_files_names.get("vocab_file", _PIECES)
     with temporary_folder("sdquant-tokenizer-") as place:
         (place / name).write_bytes(content)
         return kind.from_pretrained(str(place), local_files_only=True, **sides)

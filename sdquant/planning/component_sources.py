@@ -95,9 +95,9 @@ def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> 
     lone = partial_encoders.with_vision_of(detected.sources[LONE], base.sources[name])
     row = model_families.recognise(lone.names)
     owner, remarks = partial_encoders.owner_for(lone, base.sources[name])
-    seen = [] if lone is detected.sources[LONE] else [f"its vision is that of {base.sources[name].path}"]
+    vision = [] if lone is detected.sources[LONE] else [f"its vision is that of {base.sources[name].path}"]
     detected = dataclasses.replace(
-        detected, evidence=[*detected.evidence, *seen], warnings=[*detected.warnings, *remarks]
+        detected, evidence=[*detected.evidence, *vision], warnings=[*detected.warnings, *remarks]
     )
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name

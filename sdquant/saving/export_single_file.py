@@ -78,11 +78,11 @@ def quantize_file(
     goal = Path(target)
     refuse_existing(goal, overwrite)
     options = make_request(path, quant=quant, components=components, skip=skip, quant_stats=quant_stats)
-    chosen = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True)
-    ((component, src),) = chosen.items()
-    asked = options.specs["*"]
-    assert asked is not None
-    spec = asked.of_component("" if component == LONE else component)
+    sources = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True)
+    ((component, src),) = sources.items()
+    choice = options.specs["*"]
+    assert choice is not None
+    spec = choice.of_component("" if component == LONE else component)
     # In GGUF files all small tensors are float32, whatever the model is.
     src = original_layout.as_floats(src, (src.recorded_dtype or gguf.READ_DTYPE) if src.container == "gguf" else None)
     loss = RoundingLoss()

@@ -18,11 +18,11 @@ class StoredWeight:
 
     Attributes:
         tensors: by the last part of their keys, which replaces "weight".
-        said: what the file's metadata says of it.
+        metadata: what the file's metadata says of it.
     """
 
     tensors: Mapping[str, Tensor]
-    said: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,8 +125,8 @@ def _stored(form: LibraryFormat, model: nn.Module, name: str, packed: Packed) ->
     spec, path = packed.spec, name.rpartition(".")[0]
     writer = form.schemes.get(spec.scheme.name)
     table = isinstance(model.get_submodule(path), nn.Embedding)
-    kept = matched(path, getattr(model, "_keep_in_fp32_modules", None) or ())
-    if writer is None or table or kept or len(spec.shape) != 2:
+    is_float32 = matched(path, getattr(model, "_keep_in_fp32_modules", None) or ())
+    if writer is None or table or is_float32 or len(spec.shape) != 2:
         return None
     return writer(packed, dtype_name(compute_dtype(model, name, packed))) if "codes" in packed.parts else None
 

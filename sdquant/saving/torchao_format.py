@@ -28,8 +28,8 @@ def _int8(packed: Packed, dtype: str) -> StoredWeight:
 
     scale, block = _scale(packed.parts["scale"], packed.spec.shape)
     parts = {"qdata": packed.parts["codes"], "scale": scale, "zero_point": torch.zeros_like(scale, dtype=torch.int8)}
-    said = {"block_size": block, "dtype": _dtype(dtype), "act_quant_kwargs": None, "reduce_range": False}
-    return _stored("Int8Tensor", parts, said)
+    metadata = {"block_size": block, "dtype": _dtype(dtype), "act_quant_kwargs": None, "reduce_range": False}
+    return _stored("Int8Tensor", parts, metadata)
 
 
 def _fp8(packed: Packed, dtype: str) -> StoredWeight | None:
@@ -45,16 +45,16 @@ def _fp8(packed: Packed, dtype: str) -> StoredWeight | None:
         scale, block = _scale(scale, packed.spec.shape)
     elif any(size % step for size, step in zip(codes.shape, block, strict=True)):
         return None
-    said = {"block_size": list(block), "dtype": _dtype(dtype), "mm_config": None, "act_quant_kwargs": None}
-    return _stored("Float8Tensor", {"qdata": codes, "scale": scale.float()}, said | _KERNELS)
+    metadata = {"block_size": list(block), "dtype": _dtype(dtype), "mm_config": None, "act_quant_kwargs": None}
+    return _stored("Float8Tensor", {"qdata": codes, "scale": scale.float()}, metadata | _KERNELS)
 
 
 def _mxfp8(packed: Packed, dtype: str) -> StoredWeight | None:
     if packed.spec.shape[1] % _MX:
         return None
-    said = {"orig_dtype": _dtype(dtype), "act_quant_kwargs": _MX_ACTIVATIONS, "is_swizzled_scales": False}
+    metadata = {"orig_dtype": _dtype(dtype), "act_quant_kwargs": _MX_ACTIVATIONS, "is_swizzled_scales": False}
     parts = {"qdata": packed.parts["codes"], "scale": packed.parts["scale"]}
-    return _stored("MXTensor", parts, said | _MX_FLOATS)
+    return _stored("MXTensor", parts, metadata | _MX_FLOATS)
 
 
 def _nvfp4(packed: Packed, dtype: str) -> StoredWeight | None:
@@ -64,8 +64,8 @@ def _nvfp4(packed: Packed, dtype: str) -> StoredWeight | None:
         return None
     factor = torch.tensor(packed.spec.details[FACTOR], dtype=torch.float32)
     parts = {"qdata": packed.parts["codes"], "scale": packed.parts["scale"], "per_tensor_scale": factor}
-    said = {"block_size": _NV, "orig_dtype": _dtype(dtype), "is_swizzled_scales": False, "use_triton_kernel": False}
-    return _stored("NVFP4Tensor", parts, said | {"act_quant_kwargs": None})
+    metadata = {"block_size": _NV, "orig_dtype": _dtype(dtype), "is_swizzled_scales": False, "use_triton_kernel": False}
+    return _stored("NVFP4Tensor", parts, metadata | {"act_quant_kwargs": None})
 
 
 def _scale(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, list[int]]:
@@ -75,10 +75,10 @@ def _scale(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, list[int]]:
     return scale.reshape(rows // each, 1), [each, columns]
 
 
-def _stored(kind: str, parts: Mapping[str, Tensor], said: Mapping[str, Any]) -> StoredWeight:
+def _stored(kind: str, parts: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> StoredWeight:
     return StoredWeight(
         tensors={f"_weight_{part}": tensor.contiguous() for part, tensor in parts.items()},
-        said={"_type": kind, "_data": said, "_tensor_data_names": list(parts)},
+        metadata={"_type": kind, "_data": metadata, "_tensor_data_names": list(parts)},
     )
 
 
@@ -111,7 +111,7 @@ def _config(schemes: Collection[str], floats: list[str]) -> dict[str, Any]:
 
 
 def _metadata(stored: Mapping[str, StoredWeight], floats: Collection[str]) -> dict[str, str]:
-    rows = {name: json.dumps(one.said) for name, one in stored.items()}
+    rows = {name: json.dumps(one.metadata) for name, one in stored.items()}
     rows |= dict.fromkeys(floats, json.dumps({"_type": "Tensor"}))
     return {**rows, "tensor_names": json.dumps(list(rows))}
 

@@ -31,16 +31,16 @@ def observe(parts: Mapping[str, nn.Module], components: Sequence[str]) -> dict[s
     Args:
         parts: of a pipeline, by name. components: those chosen; () for the default ones.
     """
-    chosen = {
+    models = {
         name: model
         for name, model in parts.items()
         if (name in components if components else is_quantized_by_default(name))
     }
-    for model in chosen.values():
+    for model in models.values():
         for path, module in model.named_modules():
             if kind_of(module) == "linear":
                 _observe(path, module)
-    return chosen
+    return models
 
 
 def _observe(path: str, module: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_the_codes_have_kernels_and_the_layer_is_a_layer() -> None:
     packed = read(SVD)
     branch = COMFY.low_rank(packed)
     assert branch is not None and COMFY.form(packed) is None
-    residual = branch.residual_of(packed)
+    residual = replace(packed, parts=branch.residual_of(packed.parts))
     reader = dispatch.way(COMFY, residual, COMFY.form(residual), torch.bfloat16).reader
     assert (reader is None) is (not dispatch.readers("cpu"))
     layer, x = _layer(), torch.randn(3, 128)

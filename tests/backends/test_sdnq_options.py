@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,7 @@ def test_the_factors_are_multiplied_beside_the_codes(scheme: str, option: str) -
     packed = BACKEND.encode(floats.weight.data, backends.parse(f"{scheme},{option}"))
     branch = BACKEND.low_rank(packed)
     assert branch is not None
-    assert BACKEND.form(branch.residual_of(packed).without_rotation) is not None
+    assert BACKEND.form(replace(packed, parts=branch.residual_of(packed.parts)).without_rotation) is not None
     layer = quantized_layer(copy.deepcopy(floats), packed)
     floats.weight.data = BACKEND.decode(packed, torch.float32)
     for rows in (1, 5, 96):

@@ -304,11 +304,11 @@ def sound_rotation(device: torch.device, group: int) -> bool:
     x = torch.linspace(-9, 9, 9 * group, dtype=torch.float32, device=device).view(3, 3 * group).sin()
     x[1] *= 1e-3
     expected, half = butterflies(x, group), x.to(torch.bfloat16)
-    found, before = quantize_rows(x, rotation=group), quantize_rows(expected)
+    at_once, in_turn = quantize_rows(x, rotation=group), quantize_rows(expected)
     return (
         torch.equal(rotate_columns(x, group), expected)
         and torch.equal(rotate_columns(half, group), butterflies(half, group).to(half.dtype))
-        and all(torch.equal(one, other) for one, other in zip(found, before, strict=True))  # type: ignore[arg-type]
+        and all(torch.equal(one, other) for one, other in zip(at_once, in_turn, strict=True))  # type: ignore[arg-type]
     )
 
 

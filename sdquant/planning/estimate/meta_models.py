@@ -107,8 +107,8 @@ def trace_plan(
         return {LONE: activation_memory.of_component(networks[LONE].module, width=width, height=height)}
     folder = folder_of(plan)
     pipeline_folders.check_pipeline(folder)
-    made = file_tokenizers.built(folder, plan.detected.sources)
-    pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()}, made)
+    tokenizers = file_tokenizers.built(folder, plan.detected.sources)
+    pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()}, tokenizers)
     return activation_memory.of_pipeline(pipe, width=width, height=height)
 
 
