@@ -47,7 +47,7 @@ def linear(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
     if multiply is None or not x.numel():
         return None
     try:
-        y = multiply(packed, x.reshape(-1, x.shape[-1]), bias)
+        y = multiply(packed, x.reshape(-1, x.shape[-1]).contiguous(), bias)
     except kitchen().exceptions.BackendError as error:
         _say(packed.spec.scheme.name, str(x.device), str(error))
         return None
@@ -62,7 +62,7 @@ def _say(scheme: str, device: str, why: str) -> None:
 def _int8(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
     parts, rotation = packed.parts, packed.spec.rotation
     group = {"convrot": True, "convrot_groupsize": rotation} if rotation else {}
-    y: Tensor = kitchen().int8_linear(x.contiguous(), parts["codes"], parts["scale"], bias, x.dtype, **group)
+    y: Tensor = kitchen().int8_linear(x, parts["codes"], parts["scale"], bias, x.dtype, **group)
     return y
 
 

@@ -81,9 +81,11 @@ def linear(
     if way is not None:
         return _multiplied(block, packed, form, flat, bias, way).to(x.dtype).view(*x.shape[:-1], form.rows)
     values, factor = rounded(block, flat)
-    if factor is not None:  # its power of two goes with the values, so that no sum is too large for float16
+    if factor is not None:
+        # Its power of two goes with the values, so that no sum is too large for float16. What is left is from 1 to 2:
+        # with less, values and sums would be larger than x and the product.
         factor, exponent = torch.frexp(factor)
-        values = torch.ldexp(values, exponent)
+        factor, values = factor * 2, torch.ldexp(values, exponent - 1)
     y = exact(values.to(x.dtype).view(x.shape))  # a code times its scale has six bits: exact in every dtype
     y = y if factor is None else (y * factor).to(x.dtype)
     return y if bias is None else y + bias

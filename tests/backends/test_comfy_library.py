@@ -73,6 +73,16 @@ def test_golden_outputs(name: str) -> None:
         assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), wanted)
 
 
+@pytest.mark.parametrize("scheme", ["int8_convrot", "int8_row", "w4a8", "w6a8", "w4a4"])
+def test_activations_that_are_turned(scheme: str) -> None:
+    """Rows that are not side by side, as a product or a convolution before leaves them."""
+    generator = torch.Generator().manual_seed(1)
+    packed = backends.of_scheme(scheme).encode(torch.randn(7, 256, generator=generator), backends.parse(scheme))
+    layer, x = _layer(packed, None), torch.randn(256, 33, generator=generator).t()
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer(x.contiguous()))
+
+
 def test_awq() -> None:
     """Products with the decoded weight, as in plain layers."""
     from sdquant.core import PackedSpec

@@ -81,6 +81,21 @@ def test_products_in_four_bits(columns: int, dtype: torch.dtype) -> None:
     assert x.grad is not None and x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("largest", [1e-2, 50000.0, 65504.0])
+def test_large_activations_in_float16(largest: float) -> None:
+    """As large as float16 has, whose products it has too."""
+    floats = nn.Linear(256, 48, bias=False)
+    floats.weight.data = _numbers(48, 256) * 1e-3
+    packed = backends.of_scheme("comfy:nvfp4").encode(floats.weight.data, backends.parse("comfy:nvfp4"))
+    x = _numbers(80, 256, seed=3)
+    x = (x * (largest / x.abs().max())).half()
+    layer = quantized_layer(floats, packed, torch.float16, "fp4").requires_grad_(False)
+    exact = quantized_layer(floats, packed, torch.float16).requires_grad_(False)
+    with torch.no_grad():
+        got, wanted = layer(x).float(), exact(x).float()
+    assert wanted.isfinite().all() and (got - wanted).norm() <= 0.15 * wanted.norm()
+
+
 def test_other_weights_do_not_change() -> None:
     x = _numbers(70, 256)
     for scheme, compute in (("int8_convrot", "fp4"), ("nf4", "fp4"), ("mxfp8", "fp4"), ("mxfp8", "fp8")):

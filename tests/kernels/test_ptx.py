@@ -40,7 +40,7 @@ CHECKS = {"decode_kernel", "one_row_kernel", "rows_kernel", "again_kernel", "qua
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, compiled_kernels: Path) -> Iterator[Card]:
     """A card on which everything runs, and which has the tiles of an A100; the verdicts on it are gone afterwards."""
-    caches = (imports.eight, imports.products, dispatch.readers)
+    caches = (imports.eight, imports.products, imports.rotation, dispatch.readers)
     for module in (launch_config, launch):
         monkeypatch.setattr(module, "works_on", lambda device: True)
     for module, name in (
