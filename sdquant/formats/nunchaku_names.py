@@ -206,7 +206,9 @@ class _Renaming:
     def depth(self, name: str, block: str, part: nunchaku_sana.Part) -> None:
         """Take SANA's convolution over each channel, whose channels are those of the layer before it, `part`."""
         last, info = name.rpartition(".")[2], self.src.tensors[name]
-        channels = part.shape[0]
+        channels, dimensions = part.shape[0], 4 if last == "weight" else 1
+        if len(info.shape) != dimensions:
+            raise self._unread(name, f"its shape is {list(info.shape)}, not one of {dimensions} dimensions")
         shape = (channels, 1, *info.shape[1:3]) if last == "weight" else (channels,)
         make = _channels(name, part.picks, is_weight=last == "weight")
         self._recipe(f"{block}ff.conv_depth.{last}", (name,), shape, info.dtype, make)

@@ -149,6 +149,7 @@ def _rewritten(path: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
         ("sana", "attn.qkv_proj.qweight", lambda t: t[:-128], "by the sizes of the model 768"),
         ("sana", "cross_attn.q_linear.bias", lambda t: t[:-32], "not the bias of its weight"),
         ("sana", "ff.depth_conv.weight", lambda t: t[:100], "cannot be made of"),
+        ("sana", "ff.depth_conv.weight", lambda t: t[..., 0], "not one of 4 dimensions"),
         ("sana", "ff.point_conv.qweight", lambda t: t[:, :-64], "belongs to the weight"),
         ("sana", "scale_shift_table", lambda t: t[:, :-32], "by the sizes of the model"),
         ("flux2", "attn.mlp_fc1.smooth_factor", lambda t: t * 2, "divide their inputs by different factors"),
