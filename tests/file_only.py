@@ -54,8 +54,6 @@ def quantized_folder(model: str, scheme: str, target: Path) -> Path:
         _by_sdnq(part)
     elif scheme.startswith("hub-"):
         rewrite(part, next(kind for kind in hub_formats.KINDS.values() if kind.quant == scheme))
-    elif scheme == "svdquant_nvfp4":
-        _by_nunchaku_lite(part, nvfp4=True)
     else:
         tensors = load_file(part / WEIGHTS)
         rows = (_layer(name, tensor, _COMFY[scheme]) for name, tensor in tensors.items())
@@ -96,9 +94,7 @@ def _layer(name: str, tensor: Tensor, write: Callable[[Tensor], Any]) -> dict[st
     return {stem + key: part for key, part in tensors.items()} | {f"{stem}comfy_quant": line(said)}
 
 
-_COMFY: dict[str, Callable[[Tensor], Any]] = {
-    "svdquant_w4a4": KINDS["svdquant_w4a4"], "awq_w4a16": KINDS["awq_w4a16"],
-}  # fmt: skip
+_COMFY: dict[str, Callable[[Tensor], Any]] = {"awq_w4a16": KINDS["awq_w4a16"]}
 
 
 def _by_nunchaku_lite(part: Path, *, nvfp4: bool) -> None:
