@@ -41,8 +41,8 @@ class Phase:
 
 
 PHASES = (
-    Phase("card", 40), Phase("right", 110), Phase("behaviour", 260), Phase("layers", 110), Phase("flux", 110),
-    Phase("offloading", 60),
+    Phase("card", 40), Phase("right", 130), Phase("behaviour", 260), Phase("layers", 150), Phase("flux", 150),
+    Phase("convolutions", 60), Phase("offloading", 75),
 )  # fmt: skip
 JUDGED = ("right", "behaviour")  # phases whose rows say whether something is wrong
 

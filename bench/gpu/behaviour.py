@@ -32,7 +32,7 @@ class Run:
 
 RUNS = (
     Run(
-        "marked gpu", 100, "gpu",
+        "marked gpu", 130, "gpu",
         ("tests/kernels/test_on_card.py", "tests/offload/test_gpu.py", "tests/kernels/test_fp8.py",
          "tests/kernels/test_gguf_fields.py", "tests/rules/test_float8.py", "tests/hosts/test_forge.py"),
     ),

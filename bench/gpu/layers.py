@@ -17,7 +17,10 @@ from bench._cards import Clock, ways
 from bench.linear_peers import SOME
 from bench.repeated import repeated, repeats
 
-SCHEMES = ("nf4", "int8_sym", "int8", "q8_0", "q4_k", "sdnq-uint4", "fp8,packing=float8", "qint4", "qint8", "bnb-int8")
+SCHEMES = (
+    "nf4", "int8_sym", "int8", "q8_0", "q4_k", "sdnq-uint4", "fp8,packing=float8", "qint4", "qint8", "bnb-int8",
+    "int8_convrot", "w4a8", "svdq-int4", "comfy:nvfp4", "mxfp8",
+)  # fmt: skip
 ROWS = (1, 4, 16, 64, 256, 1024, 4608)
 # What takes milliseconds a call, so that a phase has no time for it; `python -m bench.gpu_linear` measures it too.
 WITHOUT = ("decoded by torch", "diffusers GGUF", "sdnq", "sdnq int8 matmul", "quanto")

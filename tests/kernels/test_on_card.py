@@ -34,10 +34,14 @@ on_card = pytest.mark.skipif(DEVICE != "cuda", reason="a CPU has no streams and 
 SCHEMES = (
     "nf4", "nf4,double_quant", "fp4", "fp8", "bnb-int8", "qint8", "qint4", "qint3", "qfloat8", "int8", "int8_sym",
     "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "iq4_xs", "sdnq-int8", "sdnq-uint4", "sdnq-uint3",
+    "sdnq-int8,hadamard", "sdnq-uint4,svd", "int8_tensor", "int8_row", "int8_convrot", "w6a8", "w4a8", "w4a4",
+    "svdq-int4", "svdq-nvfp4", "comfy:nvfp4", "mxfp8",
 )  # fmt: skip
 COMPILED = (
     ("nf4", None), ("nf4", "int8"), ("nf4", "fp8"), ("fp4,double_quant", None), ("q4_k", None), ("iq4_xs", None),
     ("iq3_s", None), ("int8_sym", "int8"), ("fp8", "fp8"), ("sdnq-uint4", None), ("qint4", "int8"),
+    ("int8_convrot", None), ("int8_convrot", "int8"), ("w4a8", "int8"), ("svdq-int4", None), ("svdq-int4", "int8"),
+    ("comfy:nvfp4", None), ("mxfp8", "int8"),
 )  # fmt: skip
 ROWS = (0, 1, 2, 16, 63, 64, 65, 300)
 
