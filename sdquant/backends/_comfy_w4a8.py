@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, code_tables, dtype_name, hadamard, leaf, registry
+from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, dtype_name, hadamard, leaf, registry
 from ..errors import BadFileError
-from ..kernels import dispatch_guard, expand_rows, scratch
+from ..kernels import expand_rows, scratch
 from ..kernels import hadamard as fast_hadamard
 from ..utils.device_constants import constant
 from ..utils.tensors import divided
@@ -183,17 +183,12 @@ def _integers(packed: Packed, rows: slice, out: Tensor | None = None) -> Tensor:
     stored, scale, codebook = parts["codes"][rows], parts["s_rel"][rows], parts.get("codebook")
     if out is None:
         out = stored.new_empty(len(stored), packed.spec.shape[1], dtype=torch.int8)
-    if stored.is_cpu and all(map(dispatch_guard.plain, parts.values())):
-        values = None
-        if scale.dtype != torch.float32:
-            values = code_tables.float8_values(scale.dtype, torch.float32, scale.device)
-            scale = scale.view(torch.uint8)
-        if bits == 4 and codebook is None:
-            codebook = _plain_levels(stored.device)
-        elif codebook is not None and codebook.ndim == 2:
-            codebook = codebook[rows]
-        if expand_rows(stored, bits, scale, values, codebook, out):
-            return out
+    if bits == 4 and codebook is None:
+        codebook = _plain_levels(stored.device)
+    elif codebook is not None and codebook.ndim == 2:
+        codebook = codebook[rows]
+    if expand_rows(stored, bits, scale, codebook, out):
+        return out
     return out.copy_(_integers_by_torch(packed, rows))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .base import Prepared
     from .cpu import int8 as cpu_int8
     from .cpu import state as cpu_state
-    from .cpu.expansion import expand_rows
+    from .expansion import expand_rows
     from .workspace import scratch
 else:
     __getattr__ = lazy_exports(__name__)

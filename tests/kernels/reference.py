@@ -29,6 +29,7 @@ EIGHTS = {"twos": 2, "threes": 3, "fives": 5, "sixes": 6, "sevens": 7}
 _SDNQ = {"sdnq6": "sdnq-int6", "sdnq3": "sdnq-uint3"}
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the largest exponents, and the one that is no number
 def decoded(form: PackedLayout, parts: dict[str, torch.Tensor]) -> np.ndarray:
     """The weight, float32 [rows, columns], before the last rounding to the dtype that is wanted."""
     each = np.arange(form.rows * form.columns)
@@ -43,10 +44,12 @@ def decoded(form: PackedLayout, parts: dict[str, torch.Tensor]) -> np.ndarray:
         values = values - np.float32(form.zero)
     if form.fused:
         values = values.astype(np.float64)  # exact products, so that the sum is what is rounded
+    is_float8 = bool(form.scale) and not form.nested and parts[form.scale].element_size() == 1
     if form.scale:
-        values = values * scales(form, parts)[groups]
+        of_groups = scales(form, parts) * np.float32(form.factor) if is_float8 else scales(form, parts)
+        values = values * of_groups[groups]
         values = values if form.fused else rounded(values, form.arithmetic)
-    if form.factor != 1.0:
+    if form.factor != 1.0 and not is_float8:
         values = values * np.float32(form.factor)
     if form.shift:
         shift = parts[form.shift].reshape(-1).float().numpy()[groups]

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import sdquant
-from sdquant.core import code_tables
-from sdquant.kernels.cpu.expansion import expand_rows
+from sdquant.kernels import expand_rows
 from tests.kernels.instructions import others, use
 
 ROWS = 37
@@ -32,11 +31,8 @@ def test_integers_are_torchs(group: int, table: str, is_float8: bool) -> None:
     bits, groups = 6 if table == "none: 6 bits" else 4, 144 // group
     codes = torch.randint(0, 256, (ROWS, 144 * bits // 8), dtype=torch.uint8, generator=generator)
     scale = torch.rand(ROWS, groups, generator=generator) * 60
-    stored, of_bytes = scale, None
-    if is_float8:
-        kind = torch.float8_e4m3fn
-        stored, of_bytes = scale.to(kind), code_tables.float8_values(kind, torch.float32, torch.device("cpu"))
-        scale, stored = stored.float(), stored.view(torch.uint8)
+    stored = scale.to(torch.float8_e4m3fn) if is_float8 else scale
+    scale = stored.float()
     shape = {"one": (16,), "of rows": (ROWS, 16)}.get(table)
     known = None if shape is None else torch.rand(shape, generator=generator) * 8 - 4
     expected = (values_of(codes, bits, known).view(ROWS, groups, group) * scale[..., None]).round_().clamp_(-127, 127)
@@ -44,7 +40,7 @@ def test_integers_are_torchs(group: int, table: str, is_float8: bool) -> None:
     for name in ("", *others("portable", "avx2")):
         assert use(name)
         out = torch.full((ROWS, 144), 99, dtype=torch.int8)
-        assert expand_rows(codes, bits, stored, of_bytes, known, out), name
+        assert expand_rows(codes, bits, stored, known, out), name
         assert torch.equal(out, expected.view(ROWS, 144).to(torch.int8)), name
     use("")
 

@@ -33,6 +33,8 @@ DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**
 
 GROUPS = (64, 4, 8, 16, 32, 128, 256, 1024)  # columns that are rotated together
 
+_E8M0 = "float8_e8m0fnu"  # the slow job of old versions has no such dtype
+
 
 @dataclass(frozen=True)
 class Case:
@@ -70,7 +72,7 @@ def _case(name: str, rows: int, columns: int, packing: str, group: int, *, scale
     """`more`: fields of the form. scales: dtype of scale and shift; "" for none."""
     random = np.random.default_rng(len(name) * 7919 + rows)
     count = rows * columns
-    groups = -(-count // group)
+    groups = -(-count // group) * more.get("taps", 1)
     parts = {}
     if packing.startswith("planes"):
         codes = _bytes(random, -(-groups * int(packing[-1]) // 8) * group)
@@ -84,6 +86,11 @@ def _case(name: str, rows: int, columns: int, packing: str, group: int, *, scale
     parts["codes"] = codes.view(torch.int8) if packing == "int8" else codes
     if more.get("nested"):
         parts |= {"scale": _bytes(random, groups), "nested": _floats(random, -(-groups // 256), "float32")}
+    elif scales == "float8_e8m0fnu":
+        exponents = torch.from_numpy(random.integers(110, 125, groups, dtype=np.uint8))
+        if group < 16:  # of which there are no products: numbers of all sizes, and those that are none
+            exponents = torch.arange(groups).to(torch.uint8)
+        parts["scale"] = exponents.view(getattr(torch, scales))
     elif scales:
         parts["scale"] = _floats(random, groups, scales)
     if more.get("zero") == "zero":
@@ -152,6 +159,13 @@ def cases() -> Iterator[Case]:
     yield _case("sdnq6", 9, 64, "sdnq6", 64, zero=32)
     yield _case("sdnq4", 9, 64, "nibbles-low", 64, arithmetic="bfloat16", scales="bfloat16", **added)
     yield _case("sdnq4 float32", 9, 64, "nibbles-low", 64, **added)
+    yield _case("nvfp4", 34, 96, "nibbles-low", 16, table="e2m1", scales="float8_e4m3fn", factor=0.0371)
+    yield _case("mxfp4", 9, 64, "nibbles-low", 32, table="e2m1", scales=_E8M0)
+    yield _case("mxfp8", 33, 96, "float8_e4m3fn", 32, scales=_E8M0)
+    yield _case("int8 all exponents", 32, 64, "int8", 8, scales=_E8M0)
+    yield _case("int8 sixteens", 33, 48, "int8", 16)
+    yield _case("sdnq4 taps", 6, 576, "nibbles-low", 288, taps=9, **added)
+    yield _case("int8 taps", 7, 288, "int8", 144, taps=9, zero=3, arithmetic="bfloat16", scales="bfloat16")
     yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
     blocks = [
         blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96) for kind in GGUF
@@ -268,6 +282,37 @@ def wrong_rotation(group: int, dtype: torch.dtype, device: str) -> str:
     before = int8_gemm.quantize_rows(rotation.rotate_columns(x[:2].float().to(device), group))
     same = all(torch.equal(one, other) for one, other in zip(at_once, before, strict=True) if one is not None)  # type: ignore[arg-type]
     return "" if same else "its codes differ from those of rotated rows"
+
+
+def wrong_expansion(bits: int, group: int, of_rows: bool, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with the 8-bit integers that codes of 4 and 6 bits stand for; torch's."""
+    from sdquant.kernels.expansion import expand_rows
+
+    generator = torch.Generator().manual_seed(bits + group)
+    rows, columns = 5, 1152
+    codes = torch.randint(0, 256, (rows, columns * bits // 8), dtype=torch.uint8, generator=generator)
+    scale = (torch.rand(rows, columns // group, generator=generator) * 60).to(dtype)
+    low = torch.stack((codes[:, : columns // 2] & 15, codes[:, : columns // 2] >> 4), -1).flatten(1).long()
+    table = None
+    if bits == 4:
+        table = torch.rand((rows, 16) if of_rows else (16,), generator=generator) * 8 - 4
+        values = table.expand(rows, 16).gather(1, low)
+    else:
+        high = torch.stack([codes[:, columns // 2 :] >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)
+        values = (low | high.long() << 4).float() - 32
+    wanted = (values.view(rows, -1, group) * scale.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
+    out = torch.full((rows * columns + 1,), 99, dtype=torch.int8, device=device)
+    of = out[:-1].view(rows, columns)
+    on_device = None if table is None else table.to(device)
+    if torch.device(device).type == "cpu":  # where C does it
+        from sdquant.kernels.triton import expansion
+
+        expansion.expansion(codes, bits, scale, on_device, of)(of.device)
+    elif not expand_rows(codes.to(device), bits, scale.to(device), on_device, of):
+        return "there is no kernel for it"
+    if out[-1] != 99:
+        return "it writes beyond the end"
+    return "" if torch.equal(of.cpu(), wanted.view(rows, columns)) else "integers differ"
 
 
 def wrong_again(case: Case, device: str) -> str:
@@ -444,10 +489,10 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     if layer.part_names != ("fields",):
         return "it is not laid out"
     chosen = dispatch.way(layer._backend, layer.packed, layer._backend.form(layer.packed), torch.bfloat16)
-    if chosen.reader is None or chosen.reader.name != "triton" or chosen.few < 2:
+    if chosen.reader is None or chosen.reader.name != "triton" or chosen.few < 1:
         return f"it is read by {chosen}"
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True) if compile else layer
-    for m in (1, 5, chosen.few + 1):
+    for m in (1, 5, 70):
         x = torch.randn(m, 64, generator=torch.Generator().manual_seed(m)).to(torch.bfloat16)
         with torch.no_grad():
             found, again = layer(x.to(device)), compiled(x.to(device))
@@ -479,6 +524,10 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
                 yield f"{case.name} times {m} rows of {dtype}", partial(wrong_product, case, m, dtype, device)
     for number, group in enumerate(GROUPS if thorough else GROUPS[:3]):
         yield f"rotated by {group}", partial(wrong_rotation, group, list(DTYPES)[number % 3], device)
+    for bits, group, of_rows in ((4, 16, False), (4, 64, True), (6, 16, False), (4, 4, False)):
+        for dtype in (torch.float32, torch.float8_e4m3fn) if thorough else (torch.float8_e4m3fn,):
+            name = f"{bits} bits in groups of {group} expanded{' by tables of rows' * of_rows}, {dtype}"
+            yield name, partial(wrong_expansion, bits, group, of_rows, dtype, device)
     for dtype in DTYPES:
         for codes in (torch.int8, torch.float8_e4m3fn):
             yield f"{dtype} as {codes}", partial(wrong_activations, dtype, codes, device)

@@ -110,8 +110,8 @@ def again_kernel(
     factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
-    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +125,7 @@ def again_kernel(
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
                 many, row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
-                FACTOR, SHIFT, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
+                FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             v = tl.where((c < per_row)[:, :, None] & (lane >= 0), v, 0.0)
             most = tl.maximum(most, magnitude(v))
@@ -137,7 +137,7 @@ def again_kernel(
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
                 many, row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
-                FACTOR, SHIFT, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
+                FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             at = position(c[:, :, None], lane, p, PLANES, LANES, ORDER)
             tl.store(out + row * columns + at, code_of(v * by, False).to(tl.int8), mask=at < columns)

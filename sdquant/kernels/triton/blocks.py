@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...core import PackedLayout
 
-# Weights in a chunk of a packing that keeps its scales elsewhere. Every usual group is a multiple of it.
-CHUNK = 32
+# Weights in a chunk of a packing that keeps its scales elsewhere. Every usual group is a multiple of the first, and that
+# of NVFP4 is the second.
+CHUNKS = (32, 16)
 # The largest weight that is read: indices are 32-bit numbers, and a GGUF block has more bytes than weights.
 MOST = 1 << 30
 
@@ -93,6 +94,7 @@ def block_of(form: PackedLayout) -> Block | None:
     if form.packing not in _CODES or form.table not in TABLES or form.zero_packing not in ZEROS:
         return None
     halved = form.packing.startswith("nibbles")  # read by words
-    if form.group % CHUNK or (halved and form.rows * form.columns % CHUNK):
-        return Block(family="form", planes=1, lanes=1)  # each weight looks up its own scale: slow, and rare
-    return Block(family="form", planes=1, lanes=CHUNK)
+    for chunk in CHUNKS:
+        if form.taps == 1 and form.group % chunk == 0 and not (halved and form.rows * form.columns % chunk):
+            return Block(family="form", planes=1, lanes=chunk)
+    return Block(family="form", planes=1, lanes=1)  # each weight looks up its own scale: slow, and rare

@@ -69,6 +69,13 @@ def float8(code, E4M3: tl.constexpr):
 
 
 @triton.jit
+def power_of_two(code):
+    """Return the value of a float8_e8m0fnu code, int32: 2 to the power of it less 127; NaN for 255."""
+    bits = tl.where(code == 0, 0x00400000, code << 23)
+    return tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def of_eight(codes, at, live, WIDTH: tl.constexpr):
     """The code of weight `at`, of which eight are in WIDTH bytes, a little-endian number."""
     unit = at // 8
@@ -166,16 +173,25 @@ def form_values(
     codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
     g, live, p: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr,
     TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr,
-    FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, BITS: tl.constexpr,
+    TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Plane p of a weight of any form but GGUF's blocks: (code - zero) * scale * factor - shift."""
     # All loads come first, as what is computed from them waits, in part at barriers: so they are on their way together.
-    shared = (g * (PLANES * LANES)) // group  # which scale
+    first = g * (PLANES * LANES)
+    shared = first // group  # which scale
+    if TAPS > 1:  # each weight is a chunk then
+        shared = shared * TAPS + first % TAPS
     if SCALE == "nested":
         s = tl.load(dynamic + byte(scale, shared, live)) * tl.load(nested + shared // 256, mask=live, other=0.0)
         s = s + offset
     elif SCALE == "floats":
         s = tl.load(scale + shared, mask=live, other=0.0).to(tl.float32)
+    elif SCALE == "e4m3":
+        s = float8(byte(scale, shared, live), True)
+    elif SCALE == "e8m0":
+        s = power_of_two(byte(scale, shared, live))
+    if FACTOR and (SCALE == "e4m3" or SCALE == "e8m0"):
+        s = s * factor
     if SHIFT != "":
         t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)
     if ZERO == "nibbles-low":
@@ -214,7 +230,7 @@ def form_values(
     else:
         if SCALE != "":
             v = rounded(v * s[:, :, None], ARITHMETIC, BITS)
-        if FACTOR:
+        if FACTOR and SCALE != "e4m3" and SCALE != "e8m0":
             v = v * factor
         if SHIFT == "subtracted":
             v = rounded(v - t[:, :, None], ARITHMETIC, BITS)
@@ -313,15 +329,15 @@ def values(
     codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
     many, g, live, p: tl.constexpr, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr,
     LANES: tl.constexpr, ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr,
-    FACTOR: tl.constexpr, SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
+    FACTOR: tl.constexpr, SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr,
+    CHUNKS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
     Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Plane p of a weight of any form."""
     if FAMILY == "form":
         v = form_values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            g, live, p, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC, BITS,
+            g, live, p, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, BITS,
         )  # fmt: skip
     else:
         v = block_values(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -68,14 +69,21 @@ def rotation(device: torch.device, group: int) -> ModuleType | None:
     return module
 
 
-def _checked(device: torch.device, what: str, check: str, *of: object) -> ModuleType | None:
+@cache
+def expansion(device: torch.device) -> ModuleType | None:
+    """Return the module `expansion`; None if its kernel does not run on `device` or gives wrong results there."""
+    return _checked(device, "integers of few bits", "sound_expansion", name="expansion")
+
+
+def _checked(
+    device: torch.device, what: str, check: str, *of: object, name: str = "int8_gemm"
+) -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):
         return None
     why = "their results are wrong"
     try:
-        from . import int8_gemm as module
-
+        module = import_module(f"{__package__}.{name}")
         if getattr(module, check)(device, *of):
             return module
     except Exception as error:  # whatever it is: the kernels do not work here, and torch does

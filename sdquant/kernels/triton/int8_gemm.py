@@ -107,7 +107,7 @@ def quantizes(form: PackedLayout) -> bool:
 
 def requantization(form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
     """Return the launch of `quantize_weight`."""
-    plan = plan_of(form)
+    plan = plan_of(form, parts)
     arguments = {
         "out": codes,
         "out_scale": scale,

@@ -11,7 +11,7 @@ import triton
 
 from ...core import dtype_name
 from .blocks import block_of
-from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers, works_on
+from .launch_config import EXACT, INTERPRETED, Launch, plan_of, plane_size, pointers, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
 
 __all__ = ["INTERPRETED", "decode", "multiplies", "product", "works_on"]
@@ -29,9 +29,9 @@ _WARPS = 4
 
 def decode(form: PackedLayout, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
     """Return the launch that dequantizes the weight into `out`, contiguous [rows, columns]."""
-    plan = plan_of(form)
+    plan = plan_of(form, parts)
     chunks = math.ceil(form.rows * form.columns / plan.block.weights)
-    at_once = DECODED_AT_ONCE // (32 if plan.block.lanes == 1 else plan.block.weights)
+    at_once = DECODED_AT_ONCE // (8 if plan.block.lanes == 1 else plan.block.weights)
     arguments = {
         "out": out,
         **pointers(form, parts, plan.block),
@@ -49,7 +49,7 @@ def shared_bytes(form: PackedLayout) -> int:
         return 1
     many = 8 // int(form.packing[-1])
     return (
-        many if form.rows % many == 0 and plan_of(form).numbers["plane_size"] == form.rows // many * form.columns else 1
+        many if form.rows % many == 0 and plane_size(form) == form.rows // many * form.columns else 1
     )
 
 
@@ -61,7 +61,7 @@ def multiplies(form: PackedLayout) -> bool:
 
 def product(form: PackedLayout, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
     """Return the launch that writes x [m, columns] @ weight.T + bias [rows] to `out` [m, rows]; all contiguous."""
-    plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
+    plan, m, split = plan_of(form, parts), x.shape[0], shared_bytes(form)
     weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights
     compiled = {"OUT": dtype_name(x.dtype), "SPLIT": split, "BIASED": bias is not None}

@@ -72,19 +72,29 @@ class LaunchConfig:
     compiled: dict[str, Any]
 
 
+# Scales of 8 bits, which are decoded by arithmetic, and what the kernels call them; torch 2.6 has no float8_e8m0fnu.
+FLOAT8_SCALES = {torch.float8_e4m3fn: "e4m3"}
+if hasattr(torch, "float8_e8m0fnu"):
+    FLOAT8_SCALES[torch.float8_e8m0fnu] = "e8m0"
+
+
+def plan_of(form: PackedLayout, parts: Mapping[str, Tensor]) -> LaunchConfig:
+    """Return what the kernels take for a weight of this form with these parts."""
+    scales = "nested" if form.nested else ""
+    if form.scale and not form.nested:
+        scales = FLOAT8_SCALES.get(parts[form.scale].dtype, "floats")
+    return _plan(form, scales)
+
+
 @lru_cache(maxsize=4096)
-def plan_of(form: PackedLayout) -> LaunchConfig:
+def _plan(form: PackedLayout, scales: str) -> LaunchConfig:
     block = block_of(form)
     assert block is not None  # `reads` said so
-    plane = 0
-    if form.packing.startswith("planes"):
-        groups = form.rows * form.columns // form.group
-        plane = -(-groups * int(form.packing[-1]) // 8) * form.group
     own = block.family == "form"
     zero = "" if not isinstance(form.zero, str) else "nibbles-low" if form.zero_packing == "nibbles-low" else "bytes"
     numbers: dict[str, int | float] = {
         "group": form.group,
-        "plane_size": plane,
+        "plane_size": plane_size(form),
         "offset": form.offset,
         "factor": form.factor,
         "number": float(form.zero) if not isinstance(form.zero, str) else 0.0,
@@ -102,9 +112,10 @@ def plan_of(form: PackedLayout) -> LaunchConfig:
         "LANES": block.lanes,
         "ORDER": block.order,
         "TABLE": bool(form.table if own else block.table),
-        "SCALE": ("nested" if form.nested else "floats" if form.scale else "") if own else "",
+        "SCALE": scales if own else "",
         "ZERO": zero or ("number" if form.zero else ""),
         "FACTOR": form.factor != 1.0,
+        "TAPS": form.taps,
         "SHIFT": ("added" if form.added else "subtracted") if form.shift else "",
         "FUSED": form.fused,
         "ARITHMETIC": form.arithmetic,
@@ -124,15 +135,26 @@ def plan_of(form: PackedLayout) -> LaunchConfig:
     return LaunchConfig(block, numbers, compiled)
 
 
+def plane_size(form: PackedLayout) -> int:
+    """Return the bytes of each of quanto's planes; 0 for other packings."""
+    if not form.packing.startswith("planes"):
+        return 0
+    groups = form.rows * form.columns // form.group
+    return -(-groups * int(form.packing[-1]) // 8) * form.group
+
+
 def pointers(form: PackedLayout, parts: Mapping[str, Tensor], block: Block) -> dict[str, Tensor]:
     """Return the pointers that the kernels take; unused ones point to the codes."""
     codes = parts[form.codes]
     if codes.dtype not in (torch.int8, torch.uint8):
         codes = codes.view(torch.uint8)
+    scale = parts[form.scale] if form.scale else codes
+    if scale.dtype in FLOAT8_SCALES:
+        scale = scale.view(torch.uint8)
     name = form.table if block.family == "form" else block.table
     return {
         "codes": codes,
-        "scale": parts[form.scale] if form.scale else codes,
+        "scale": scale,
         "nested": parts[form.nested] if form.nested else codes,
         "zero": parts[form.zero] if isinstance(form.zero, str) else codes,
         "shift": parts[form.shift] if form.shift else codes,

@@ -30,6 +30,7 @@ _FEW_ON_WIDE = 1
 _LEAST_WITH_TENSOR_CORES = (8, 0)
 _FEW_WITHOUT_TENSOR_CORES = 1
 _WIDEST = 16  # bytes that a thread of a card loads at a time
+_SCALES = (*torch_dtypes.COMPUTE_DTYPES, torch.float8_e4m3fn, getattr(torch, "float8_e8m0fnu", None))
 # Products of float32 run without tensor cores, and torch's kernels for them are better.
 _FEW_FLOAT32 = 1
 
@@ -48,9 +49,9 @@ class TritonReader(Reader):
     name: ClassVar[str] = "triton"
 
     def reads(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> bool:
-        if dtype not in torch_dtypes.COMPUTE_DTYPES or form.taps > 1 or block_of(form) is None:
+        if dtype not in torch_dtypes.COMPUTE_DTYPES or block_of(form) is None:
             return False
-        if form.scale and not form.nested and parts[form.scale].dtype not in torch_dtypes.COMPUTE_DTYPES:
+        if form.scale and not form.nested and parts[form.scale].dtype not in _SCALES:
             return False
         launcher, codes = imports.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):

@@ -16,8 +16,8 @@ def decode_kernel(
     out, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
-    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -28,7 +28,7 @@ def decode_kernel(
     for p in tl.static_range(PLANES):
         v = values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+            many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
             ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
         )  # fmt: skip
         v = rounded(v, OUT, BITS)
@@ -61,8 +61,8 @@ def one_row_kernel(
     number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
-    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def one_row_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
                 ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             k = position(c[None, :, None], lane, p, PLANES, LANES, ORDER)
@@ -96,8 +96,8 @@ def rows_kernel(
     offset, factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
-    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
     H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -117,7 +117,7 @@ def rows_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
                 ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             w = tl.reshape(rounded(v, OUT, BITS), [BLOCK_N, BLOCK_C * LANES])
