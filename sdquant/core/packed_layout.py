@@ -10,7 +10,8 @@ order. Its value is
     (code - zero) * scale * factor - shift
 
 where each operation is rounded to `arithmetic`; with `fused` the last two are one, rounded once. Scales that are float8
-are multiplied by the factor first, in float32. The result is rounded to the requested dtype. Every implementation must produce exactly these bits, so that they are interchangeable.
+are multiplied by the factor first, in float32. The result is rounded to the requested dtype. Every implementation must
+produce exactly these bits, so that they are interchangeable.
 """
 
 from __future__ import annotations

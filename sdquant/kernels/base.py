@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core import PackedLayout
+    from ..core import LowRank, PackedLayout
 
 
 Parts = Mapping[str, "Tensor"]
@@ -43,6 +43,22 @@ class Reader(ABC):
     @abstractmethod
     def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         """Dequantize the weight into `out`, contiguous [rows, columns], bit-equal to the backend's own decoding."""
+
+    def decode_with_branch(self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, out: Tensor) -> bool:
+        """Dequantize a weight with a low-rank branch into `out`, contiguous [rows, columns], rounded once. Return
+        False, and do nothing, if it cannot.
+
+        Args:
+            form, parts: of the residual. of: the parts that `branch` names.
+        """
+        return False
+
+    def prepared_with_branch(
+        self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
+    ) -> Prepared | None:
+        """Return the product of more than `few` rows with such a weight, decoded whole, as `prepared`; None if it has
+        no such thing."""
+        return None
 
     def rows_into(self, form: PackedLayout, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
         """Dequantize rows start to stop as `decode_into` does, into `out`, contiguous [stop - start, columns]. Return

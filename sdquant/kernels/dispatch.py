@@ -23,13 +23,16 @@ from .base import EightBit
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
+from .linear_of_integers import LinearOfIntegers
 from .linear_with_branch import LinearWithBranch
 from .linear_with_rotation import LinearWithRotation
 from .reader_checks import is_right
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from ..core import Backend, Geometry, Packed, PackedLayout
+    from collections.abc import Mapping
+
+    from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
     from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
@@ -175,6 +178,10 @@ def linear(
     branch = backend.low_rank(packed)
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
+        if compute is None and not x.is_cpu:
+            weight = _decoded_with_branch(backend, residual, branch, packed.parts, x)
+            if weight is not None:
+                return F.linear(x, weight, bias)
         multiply = partial(_multiply, backend, backend.form(residual), compute, residual)
         return linear_with_branch.linear(branch, packed.parts, x, bias, multiply)
     block = block_scaled.block_of(packed, form, compute, x.dtype)
@@ -208,17 +215,31 @@ def prepared(
     backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
-    if compute == LIBRARY or backend.integers(packed) is not None:
+    if compute == LIBRARY:
         return None
+    expand = backend.integers(packed)
+    if expand is not None:
+        weight = expand()
+        codec = weight.spec.scheme.codec
+        form = codec.form(weight)
+        return LinearOfIntegers(
+            packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expanded, backend),
+            prepared(codec, weight, form, dtype, compute, prefix), partial(_multiply, codec, form, compute),
+        )  # fmt: skip
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
     branch = backend.low_rank(packed)
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
         form = backend.form(residual)
+        at_once, kernels = None, way(backend, residual, form, dtype)
+        if compute is None and form is not None and kernels.reader is not None:
+            at_once = kernels.reader.prepared_with_branch(
+                form, residual.parts, branch, packed.parts, dtype, kernels.few, prefix
+            )
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
-            partial(_multiply, backend, form, compute),
+            partial(_multiply, backend, form, compute), at_once,
         )  # fmt: skip
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
@@ -228,6 +249,12 @@ def prepared(
     eight = _eight(backend, packed, form, dtype, compute)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
+
+
+def _expanded(backend: Backend, packed: Packed) -> Packed:
+    expand = backend.integers(packed)
+    assert expand is not None
+    return expand()
 
 
 def _eight(
@@ -270,6 +297,20 @@ def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Ten
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
     return weight
+
+
+def _decoded_with_branch(
+    backend: Backend, residual: Packed, branch: LowRank, parts: Mapping[str, Tensor], x: Tensor
+) -> Tensor | None:
+    """Return the whole weight beside its low-rank branch in the dtype of x, in the workspace; None where the products
+    with its parts are faster, or no kernel decodes it."""
+    form = backend.form(residual)
+    kernels = way(backend, residual, form, x.dtype)
+    if form is None or kernels.reader is None or x.numel() <= kernels.few * form.columns:
+        return None
+    out = scratch((form.rows, form.columns), x.dtype, x.device)
+    done = kernels.reader.decode_with_branch(form, residual.parts, branch, parts, out)
+    return out.view(residual.spec.shape) if done else None
 
 
 def convolve(

@@ -13,6 +13,7 @@ import torch
 
 from ..core import Packed
 from . import fp32_gemm
+from .layer_parts import usable_parts
 from .workspace import scratch
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
 class LinearWithBranch:
     """The same, prepared for a layer."""
 
-    __slots__ = ("branch", "columns", "dtype", "inner", "multiply", "names", "own", "spec")
+    __slots__ = ("at_once", "branch", "columns", "dtype", "inner", "multiply", "names", "own", "spec")
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class LinearWithBranch:
         dtype: torch.dtype,
         inner: Prepared | None,
         multiply: Multiply,
+        at_once: Prepared | None = None,
     ) -> None:
         """Prepare a product for activations of `dtype`.
 
@@ -84,27 +86,23 @@ class LinearWithBranch:
             spec: of the weight. prefix: of the parts' names among the layer's parameters.
             inner: the prepared product with the residual, if there is one.
             multiply: that product for what `inner` leaves to others.
+            at_once: the prepared product with the whole weight, if there is one, for the rows that it takes.
         """
         self.spec, self.columns, self.dtype = spec, spec.shape[1], dtype
         self.branch, self.own = branch, branch.under(prefix)
         of_branch = (self.own.down, self.own.up, self.own.smooth, self.own.rows)
-        self.names = (*self.own.residual, *filter(None, of_branch))
-        self.inner, self.multiply = inner, multiply
+        self.names = {name: name for name in (*self.own.residual, *filter(None, of_branch))}
+        self.inner, self.multiply, self.at_once = inner, multiply, at_once
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
             return None
-        bias = own.get("bias")
-        if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-            return None
-        parts: dict[str, Tensor] = {}
-        for name in self.names:
-            tensor = own[name]
-            if tensor is None or tensor.device != x.device:
-                return None
-            parts[name] = tensor
-        if torch.is_autocast_enabled(x.device.type):
+        y = None if self.at_once is None else self.at_once(x, own)
+        if y is not None:
+            return y
+        parts, bias = usable_parts(x, own, self.names), own.get("bias")
+        if parts is None:
             return None
 
         def multiply(inputs: Tensor, bias: Tensor | None) -> Tensor:

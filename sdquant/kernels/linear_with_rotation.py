@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..core import Packed
 from .hadamard import rotate
+from .layer_parts import usable_parts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ..core import PackedSpec
@@ -56,20 +56,13 @@ class LinearWithRotation:
             y = self.at_once(x, own)
             if y is not None or x.numel() >= self.least:
                 return y
-        bias = own.get("bias")
-        if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-            return None
-        parts: dict[str, Tensor] = {}
-        for part, name in self.parts.items():
-            tensor = own[name]
-            if tensor is None or tensor.device != x.device:
-                return None
-            parts[part] = tensor.detach()
-        if torch.is_autocast_enabled(x.device.type):
+        parts = usable_parts(x, own, self.parts)
+        if parts is None:
             return None
         rotated_x = rotate(x, self.group)
         y = None if self.inner is None else self.inner(rotated_x, own)
         if y is None:
+            bias = own.get("bias")
             y = self.multiply(
                 Packed(spec=self.spec, parts=parts), rotated_x, None if bias is None else bias.to(x.dtype)
             )

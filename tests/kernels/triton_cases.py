@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from itertools import product as cartesian
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from sdquant.backends._gguf_blocks import apart, together
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
+from sdquant.core.low_rank import LowRank
 from sdquant.core.packed_layout import PackedLayout
 from sdquant.kernels.row_codes import RowCodes
 from sdquant.kernels.triton import imports
@@ -284,6 +286,36 @@ def wrong_rotation(group: int, dtype: torch.dtype, device: str) -> str:
     return "" if same else "its codes differ from those of rotated rows"
 
 
+BRANCHES = (LowRank(residual=(), down="down", up="up"), LowRank(residual=(), down="down", up="up", is_turned=True))
+
+
+def wrong_branch(case: Case, rank: int, of: torch.dtype, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with a weight that has a low-rank branch, decoded whole, in all ways that branches are stored."""
+    from sdquant.kernels.triton import branch as kernels
+
+    generator, form = torch.Generator().manual_seed(rank), case.form
+    up, down = (torch.randn(n, rank, generator=generator).to(of) for n in (form.rows, form.columns))
+    smooth, of_rows = (torch.rand(n, generator=generator).add_(0.5).to(of) for n in (form.columns, form.rows))
+    residual, product = case.weight().double(), up.double() @ down.double().T
+    sizes = residual.abs() * 3 + up.double().abs() @ down.double().abs().T
+    for shape, is_smooth, by_rows in cartesian(BRANCHES, (True, False), (True, False)):
+        branch = replace(shape, smooth="smooth" if is_smooth else "", rows="rows" if by_rows else "")
+        right = down.T.contiguous() if branch.is_turned else down
+        stored = {**case.parts, "up": up, "down": right, "smooth": smooth, "rows": of_rows}
+        parts = {name: part.to(device) for name, part in stored.items()}
+        out = torch.full((form.rows * form.columns + 1,), 7.0, dtype=dtype, device=device)
+        to = out[:-1].view(form.rows, form.columns)
+        kernels.decoding_with_branch(form, parts, branch, parts, to)(to.device)
+        wanted = residual / smooth.double() if is_smooth else residual
+        wanted = (wanted * of_rows.double()[:, None] if by_rows else wanted) + product
+        if out[-1] != 7.0:
+            return "it writes beyond the end"
+        error = (to.cpu().double() - wanted).abs()
+        if bool((error > 2 * DTYPES[dtype] * wanted.abs() + 2.0**-18 * sizes).any()):
+            return f"numbers differ with {branch}"
+    return ""
+
+
 def wrong_expansion(bits: int, group: int, of_rows: bool, dtype: torch.dtype, device: str) -> str:
     """What is wrong with the 8-bit integers that codes of 4 and 6 bits stand for; torch's."""
     from sdquant.kernels.expansion import expand_rows
@@ -524,6 +556,10 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
                 yield f"{case.name} times {m} rows of {dtype}", partial(wrong_product, case, m, dtype, device)
     for number, group in enumerate(GROUPS if thorough else GROUPS[:3]):
         yield f"rotated by {group}", partial(wrong_rotation, group, list(DTYPES)[number % 3], device)
+    branched = [case for case in cases() if case.name in ("nvfp4", "sdnq4 float32", "int8 sixteens", "planes4 short")]
+    for number, case in enumerate(branched if thorough else branched[:2]):
+        of, dtype = list(DTYPES)[number % 3], list(DTYPES)[-number % 3]
+        yield f"{case.name} with a branch", partial(wrong_branch, case, (32, 5, 16, 40)[number], of, dtype, device)
     for bits, group, of_rows in ((4, 16, False), (4, 64, True), (6, 16, False), (4, 4, False)):
         for dtype in (torch.float32, torch.float8_e4m3fn) if thorough else (torch.float8_e4m3fn,):
             name = f"{bits} bits in groups of {group} expanded{' by tables of rows' * of_rows}, {dtype}"

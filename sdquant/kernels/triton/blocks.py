@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...core import PackedLayout
 
-# Weights in a chunk of a packing that keeps its scales elsewhere. Every usual group is a multiple of the first, and that
-# of NVFP4 is the second.
+# Weights in a chunk of a packing that keeps its scales elsewhere: the first, of which usual groups are multiples, or
+# the second, the group of NVFP4.
 CHUNKS = (32, 16)
 # The largest weight that is read: indices are 32-bit numbers, and a GGUF block has more bytes than weights.
 MOST = 1 << 30

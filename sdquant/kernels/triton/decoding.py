@@ -330,8 +330,9 @@ def values(
     many, g, live, p: tl.constexpr, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr,
     LANES: tl.constexpr, ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr,
     FACTOR: tl.constexpr, SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr,
-    CHUNKS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
-    Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    CHUNKS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
+    D_STEP: tl.constexpr, Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr,
+    BITS: tl.constexpr,
 ):  # fmt: skip
     """Plane p of a weight of any form."""
     if FAMILY == "form":

@@ -1,5 +1,6 @@
 """Codes of 4 and 6 bits to the 8-bit integers that they stand for: see `kernels.expansion`."""
 
+# ruff: noqa: SIM108  (branches on what is compiled in read better in full)
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
 
 import math

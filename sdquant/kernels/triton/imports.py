@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-    from ..base import Prepared
+    from ...core import PackedLayout
+    from ..base import Parts, Prepared
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,22 @@ def binder() -> Callable[..., Prepared] | None:
     from .bound_eight import bind
 
     return bind
+
+
+@cache
+def decoder() -> Callable[[PackedLayout, Parts, Tensor], None] | None:
+    """Return `bound_decode.decode_into`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_decode import decode_into
+
+    return decode_into
+
+
+@cache
+def branch(device: torch.device) -> ModuleType | None:
+    """Return the module `branch`; None if its kernel does not run on `device` or gives wrong results there."""
+    return _checked(device, "weights with a low-rank branch", "sound_branch", name="branch")
 
 
 @cache
@@ -75,9 +93,7 @@ def expansion(device: torch.device) -> ModuleType | None:
     return _checked(device, "integers of few bits", "sound_expansion", name="expansion")
 
 
-def _checked(
-    device: torch.device, what: str, check: str, *of: object, name: str = "int8_gemm"
-) -> ModuleType | None:
+def _checked(device: torch.device, what: str, check: str, *of: object, name: str = "int8_gemm") -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):
         return None

@@ -48,9 +48,7 @@ def shared_bytes(form: PackedLayout) -> int:
     if not form.packing.startswith("planes"):
         return 1
     many = 8 // int(form.packing[-1])
-    return (
-        many if form.rows % many == 0 and plane_size(form) == form.rows // many * form.columns else 1
-    )
+    return many if form.rows % many == 0 and plane_size(form) == form.rows // many * form.columns else 1
 
 
 def multiplies(form: PackedLayout) -> bool:

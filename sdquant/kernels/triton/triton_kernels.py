@@ -12,9 +12,11 @@ from . import imports
 from .blocks import GGUF, block_of
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
 
-    from ...core import PackedLayout
+    from ...core import LowRank, PackedLayout
     from ..base import EightBit, Parts, Prepared
 
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
@@ -66,9 +68,34 @@ class TritonReader(Reader):
         return gguf_types.TYPES[form.packing].nbytes % _WIDEST > 0
 
     def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
-        launcher = imports.launcher()
+        launcher, decode_into = imports.launcher(), imports.decoder()
         assert launcher is not None  # `reads` said so
-        launcher.decode(form, parts, out)(out.device)
+        if decode_into is None:
+            launcher.decode(form, parts, out)(out.device)
+        else:
+            decode_into(form, parts, out)
+
+    def decode_with_branch(self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, out: Tensor) -> bool:
+        kernels = self._branch(form, branch, of)
+        if kernels is None:
+            return False
+        kernels.decoding_with_branch(form, parts, branch, of, out)(out.device)
+        return True
+
+    def prepared_with_branch(
+        self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
+    ) -> Prepared | None:
+        if imports.binder() is None or self._branch(form, branch, of) is None:
+            return None
+        from .bound_branch import BoundBranch
+
+        return BoundBranch(form, parts, branch, of, dtype, few, prefix)
+
+    @staticmethod
+    def _branch(form: PackedLayout, branch: LowRank, of: Parts) -> ModuleType | None:
+        """Return the module `branch` if its kernel decodes such weights."""
+        kernels, block = imports.branch(of[branch.up].device), block_of(form)
+        return kernels if kernels is not None and block is not None and kernels.fits(form, block, branch, of) else None
 
     def few(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         launcher = imports.launcher()
