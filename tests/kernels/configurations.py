@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdquant.kernels.triton import int8_gemm, launch, rotation, tiles
+from sdquant.core.low_rank import LowRank
+from sdquant.kernels.triton import branch as low_rank
+from sdquant.kernels.triton import expansion, int8_gemm, launch, rotation, tiles
+from sdquant.kernels.triton.blocks import block_of
 
 from .triton_cases import DTYPES, ROW_CODES, Case, cases, row_codes
 
@@ -138,6 +141,30 @@ def rotations(target: Target) -> Iterator[Configuration]:
         yield Configuration("rotate", f"{group} columns of {x.dtype} to int8", of, of.arguments["BLOCK"])
 
 
+def branches(target: Target) -> Iterator[Configuration]:
+    dtypes, sides = cycle(DTYPES), cycle((torch.bfloat16, torch.float16, torch.float32, torch.bfloat16))
+    for case, form, _ in weights():
+        of, out, rank = next(sides), torch.empty(1, dtype=next(dtypes)), 32
+        stored = {
+            "up": stand(of, form.rows, rank), "down": stand(of, form.columns, rank), "smooth": stand(of, form.columns)
+        }  # fmt: skip
+        branch = LowRank(residual=(), down="down", up="up", smooth="smooth")
+        block = block_of(form)
+        if block is None or not launch.multiplies(form) or block.order != "run" or block.weights > 64:
+            continue
+        made = low_rank.decoding_with_branch(form, case.parts, branch, stored, out)
+        name = f"{case.name} as {out.dtype}, with sides of {of}"
+        yield Configuration("branch", name, made, _chunks(made) * made.arguments["PLANES"])
+
+
+def expansions(target: Target) -> Iterator[Configuration]:
+    out, table = stand(torch.int8, 3072, 3072), torch.empty(16)
+    for bits, dtype in product((4, 6), (torch.float32, torch.float8_e4m3fn)):
+        codes, scale = stand(torch.uint8, 3072, 3072 * bits // 8), stand(dtype, 3072, 192)
+        of = expansion.expansion(codes, bits, scale, table if bits == 4 else None, out)
+        yield Configuration("expand", f"{bits} bits, {dtype}", of, of.arguments["BLOCK"])
+
+
 _SUMS = torch.empty(1, 1, dtype=torch.int32)
 
 
@@ -191,6 +218,8 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "again_kernel": requantizations,
     "quantize_kernel": quantizations,
     "rotate_kernel": rotations,
+    "branch_kernel": branches,
+    "expand_kernel": expansions,
     "finish_kernel": finishing,
     "product_kernel": by_row,
     "runs_kernel": by_run,

@@ -61,7 +61,8 @@ def _item(self: Tensor, key: Any) -> Tensor:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of kernels that are launched, on a card where everything works."""
-    from sdquant.kernels.triton import int8_gemm, launch, launch_config, rotation
+    from sdquant.kernels import expansion as by_kernels
+    from sdquant.kernels.triton import branch, expansion, int8_gemm, launch, launch_config, rotation
 
     names: list[str] = []
     monkeypatch.setenv("SDQUANT_TUNE", "0")
@@ -74,6 +75,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(imports, "eight", lambda device: int8_gemm)
     monkeypatch.setattr(imports, "products", lambda device: int8_gemm)
     monkeypatch.setattr(imports, "rotation", lambda device, group: rotation)
+    monkeypatch.setattr(imports, "branch", lambda device: branch)
+    monkeypatch.setattr(imports, "expansion", lambda device: expansion)
+    monkeypatch.setattr(imports, "decoder", lambda: None)  # it needs addresses
+    monkeypatch.setattr(by_kernels, "plain", lambda x: True)
     monkeypatch.setattr(hadamard, "plain", lambda x: True)
     monkeypatch.setattr(hadamard, "seen", lambda x: False)
     monkeypatch.setattr(int8_reference.InTriton, "_agrees", lambda self, *of: True)
@@ -109,7 +114,7 @@ def launches(text: str, compute: str | None, m: int, dtype: torch.dtype, names: 
 @pytest.mark.parametrize(
     "text",
     ["nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint8", "qint4", "bnb-int8", "qfloat8", "fp8", "q8_0",
-     "q4_k", "q6_k", "sdnq-int8", "sdnq-uint4", "sdnq-uint3"],
+     "q4_k", "q6_k", "sdnq-int8", "sdnq-uint4", "sdnq-uint3", "comfy:nvfp4", "mxfp8"],
 )  # fmt: skip
 def test_a_product_with_a_decoded_weight(text: str, m: int, launched: list[str]) -> None:
     """Above a few rows the weight is decoded, and the library multiplies and adds."""
@@ -131,6 +136,8 @@ def test_a_product_with_a_decoded_weight(text: str, m: int, launched: list[str])
         ("q4_k", ["again_kernel", "product_kernel"]),
         ("sdnq-uint4", ["again_kernel", "product_kernel"]),
         ("q8_0", ["again_kernel", "runs_kernel"]),
+        ("comfy:nvfp4", ["again_kernel", "product_kernel"]),
+        ("mxfp8", ["again_kernel", "product_kernel"]),
     ],
 )
 def test_a_product_in_integers(text: str, by: list[str], dtype: torch.dtype, launched: list[str]) -> None:
@@ -148,6 +155,20 @@ def test_a_rotated_weight(text: str, stored: bool, compute: str, launched: list[
     else:
         assert names == ["rotate_kernel", "decode_kernel", "addmm"]
         assert launches(text, compute, 1, torch.bfloat16, launched) == ["rotate_kernel", "one_row_kernel"]
+
+
+@pytest.mark.parametrize("text", ["w4a8", "w6a8"])
+def test_codes_of_integers(text: str, launched: list[str]) -> None:
+    names = launches(text, "int8", 4608, torch.bfloat16, launched)
+    assert names == ["expand_kernel", "quantize_kernel", "product_kernel"]
+    names = launches(text, None, 4608, torch.bfloat16, launched)
+    assert names == ["expand_kernel", "rotate_kernel", "decode_kernel", "addmm"]
+
+
+@pytest.mark.parametrize("text", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])
+def test_a_weight_with_a_branch(text: str, launched: list[str]) -> None:
+    assert launches(text, None, 4608, torch.bfloat16, launched) == ["branch_kernel", "addmm"]
+    assert len(launches(text, None, 1, torch.bfloat16, launched)) <= 5
 
 
 def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

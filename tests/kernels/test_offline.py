@@ -18,7 +18,7 @@ from .offline import TARGETS, Code, Target, compiled, measured  # noqa: E402
 LIMITS = yaml.safe_load(Path(__file__).with_name("limits.yaml").read_text())
 DAILY = ("sm_80", "sm_89", "sm_90", "sm_120", "gfx942")
 OTHERS = tuple(name for name in TARGETS if name not in DAILY and name != "sm_75")
-MATRICES = re.compile(r"\d+ rows|by r")
+MATRICES = re.compile(r"\d+ rows|by r|branch")
 
 
 def limit(of: Configuration, target: Target) -> float | None:

@@ -31,10 +31,13 @@ FEW = (
     "codes of rows as torch.bfloat16, each, tile 4",
     "by runs as torch.float16",
     "rotated by 16",
+    "nvfp4 as torch.bfloat16",
+    "nvfp4 with a branch",
+    "6 bits in groups of 16 expanded, torch.float8_e4m3fn",
 )
 PARTS = 16
 CHECKS = {"decode_kernel", "one_row_kernel", "rows_kernel", "again_kernel", "quantize_kernel", "finish_kernel",
-          "product_kernel", "runs_kernel", "rotate_kernel"}  # fmt: skip
+          "product_kernel", "runs_kernel", "rotate_kernel", "branch_kernel", "expand_kernel"}  # fmt: skip
 
 
 @pytest.fixture

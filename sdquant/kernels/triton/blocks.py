@@ -95,6 +95,6 @@ def block_of(form: PackedLayout) -> Block | None:
         return None
     halved = form.packing.startswith("nibbles")  # read by words
     for chunk in CHUNKS:
-        if form.taps == 1 and form.group % chunk == 0 and not (halved and form.rows * form.columns % chunk):
+        if form.group % chunk == 0 and not (halved and form.rows * form.columns % chunk):
             return Block(family="form", planes=1, lanes=chunk)
     return Block(family="form", planes=1, lanes=1)  # each weight looks up its own scale: slow, and rare

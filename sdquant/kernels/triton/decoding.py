@@ -169,6 +169,14 @@ def form_code(codes, at, live, plane_size, PACKING: tl.constexpr):
 
 
 @triton.jit
+def by_weight(v, TAPS: tl.constexpr):
+    """Return v, [n, c], of chunks, as [n, c, 1]; with several taps it is of weights already, [n, c, lanes]."""
+    if TAPS == 1:
+        v = v[:, :, None]
+    return v
+
+
+@triton.jit
 def form_values(
     codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
     g, live, p: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr,
@@ -178,26 +186,27 @@ def form_values(
     """Plane p of a weight of any form but GGUF's blocks: (code - zero) * scale * factor - shift."""
     # All loads come first, as what is computed from them waits, in part at barriers: so they are on their way together.
     first = g * (PLANES * LANES)
-    shared = first // group  # which scale
-    if TAPS > 1:  # each weight is a chunk then
-        shared = shared * TAPS + first % TAPS
+    shared, there = first // group, live  # which scale
+    if TAPS > 1:  # each weight has its own
+        within = first[:, :, None] + LANES * p + tl.arange(0, LANES)[None, None, :]
+        shared, there = shared[:, :, None] * TAPS + within % TAPS, live[:, :, None] & (within < count)
     if SCALE == "nested":
-        s = tl.load(dynamic + byte(scale, shared, live)) * tl.load(nested + shared // 256, mask=live, other=0.0)
+        s = tl.load(dynamic + byte(scale, shared, there)) * tl.load(nested + shared // 256, mask=there, other=0.0)
         s = s + offset
     elif SCALE == "floats":
-        s = tl.load(scale + shared, mask=live, other=0.0).to(tl.float32)
+        s = tl.load(scale + shared, mask=there, other=0.0).to(tl.float32)
     elif SCALE == "e4m3":
-        s = float8(byte(scale, shared, live), True)
+        s = float8(byte(scale, shared, there), True)
     elif SCALE == "e8m0":
-        s = power_of_two(byte(scale, shared, live))
+        s = power_of_two(byte(scale, shared, there))
     if FACTOR and (SCALE == "e4m3" or SCALE == "e8m0"):
         s = s * factor
     if SHIFT != "":
-        t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)
+        t = tl.load(shift + shared, mask=there, other=0.0).to(tl.float32)
     if ZERO == "nibbles-low":
-        z = (byte(zero, shared // 2, live) >> ((shared & 1) * 4)) & 15
+        z = (byte(zero, shared // 2, there) >> ((shared & 1) * 4)) & 15
     elif ZERO == "bytes":
-        z = byte(zero, shared, live)
+        z = byte(zero, shared, there)
     if TABLE and (PACKING == "nibbles-low" or PACKING == "nibbles-high"):
         held = sixteen(table)
     if LANES > 1 and PACKING == "nibbles-low":
@@ -221,21 +230,21 @@ def form_values(
     if ZERO == "number":
         v = v - number
     elif ZERO != "":
-        v = v - z.to(tl.float32)[:, :, None]
+        v = v - by_weight(z.to(tl.float32), TAPS)
     if FUSED:
         if SHIFT == "subtracted":
             t = -t
-        s, t = tl.broadcast_to(s[:, :, None], v.shape), tl.broadcast_to(t[:, :, None], v.shape)
+        s, t = tl.broadcast_to(by_weight(s, TAPS), v.shape), tl.broadcast_to(by_weight(t, TAPS), v.shape)
         v = rounded(tl.fma(v, s, t), ARITHMETIC, BITS)
     else:
         if SCALE != "":
-            v = rounded(v * s[:, :, None], ARITHMETIC, BITS)
+            v = rounded(v * by_weight(s, TAPS), ARITHMETIC, BITS)
         if FACTOR and SCALE != "e4m3" and SCALE != "e8m0":
             v = v * factor
         if SHIFT == "subtracted":
-            v = rounded(v - t[:, :, None], ARITHMETIC, BITS)
+            v = rounded(v - by_weight(t, TAPS), ARITHMETIC, BITS)
         elif SHIFT == "added":
-            v = rounded(v + t[:, :, None], ARITHMETIC, BITS)
+            v = rounded(v + by_weight(t, TAPS), ARITHMETIC, BITS)
     return v
 
 

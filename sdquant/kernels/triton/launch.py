@@ -31,7 +31,7 @@ def decode(form: PackedLayout, parts: Mapping[str, Tensor], out: Tensor) -> Laun
     """Return the launch that dequantizes the weight into `out`, contiguous [rows, columns]."""
     plan = plan_of(form, parts)
     chunks = math.ceil(form.rows * form.columns / plan.block.weights)
-    at_once = DECODED_AT_ONCE // (8 if plan.block.lanes == 1 else plan.block.weights)
+    at_once = DECODED_AT_ONCE // (32 if plan.block.lanes == 1 else plan.block.weights)
     arguments = {
         "out": out,
         **pointers(form, parts, plan.block),
