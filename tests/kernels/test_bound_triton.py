@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,17 @@ from triton.runtime import driver  # noqa: E402
 from sdquant import backends  # noqa: E402
 from sdquant.kernels.base import Coding, EightBit  # noqa: E402
 from sdquant.kernels.int8_reference import AGAIN_RUN, coding, needs_sums  # noqa: E402
-from sdquant.kernels.triton import activations, bound_eight, bound_linear, launch, products, rotation  # noqa: E402
+from sdquant.kernels.triton import (  # noqa: E402
+    activations,
+    bound_branch,
+    bound_decode,
+    bound_eight,
+    bound_linear,
+    branch,
+    launch,
+    products,
+    rotation,
+)
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
 
@@ -25,6 +36,7 @@ SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0
 KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
     activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
+    branch.branch_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 
@@ -65,7 +77,7 @@ class _NoCard:
 @pytest.fixture(autouse=True)
 def _no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors of the CPU count as those of device -1, which is the current one."""
-    monkeypatch.setattr(bound_linear, "_current", lambda x: -1)
+    monkeypatch.setattr(bound_linear, "current_index", lambda x: -1)
     monkeypatch.setattr(driver, "_active", _NoCard())
     LAUNCHED.clear()
     for kernel in KERNELS:
@@ -102,6 +114,45 @@ def test_the_arguments_are_those_of_tritons_own_launch(scheme: str, rows: int, b
         assert [v for i, v in enumerate(values) if i != out] == [v for i, v in enumerate(first) if i != out]
         if rows < 40:
             assert values[out] in [y.data_ptr() for y in kept if y is not None]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scheme", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])
+def test_a_weight_with_a_branch_is_decoded_whole(scheme: str, bias: bool) -> None:
+    spec = backends.parse(scheme)
+    floats = nn.Linear(512, 64, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+    of, parts = layer._backend.low_rank(layer.packed), layer.packed.parts
+    residual = replace(layer.packed, parts=of.residual_of(parts))
+    form = layer._backend.form(residual)
+    bound = bound_branch.BoundBranch(form, residual.parts, of, parts, torch.bfloat16, 4, PREFIX)
+    assert bound(torch.ones(4, 512, dtype=torch.bfloat16), layer._parameters) is None  # the products of its parts
+    x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
+    kept = [bound(x, layer._parameters) for _ in range(3)]
+    assert all(y is not None and y.shape == (1, 40, 64) for y in kept)
+    first, *others = LAUNCHED
+    assert len(others) == 2
+    for other in others:
+        _same(first, other, branch.branch_kernel, ("out",))
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "comfy:nvfp4", "mxfp8"])
+def test_weights_of_one_form_are_decoded_by_one_kernel(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_decode, "_bound", {})
+    spec = backends.parse(scheme)
+    codec = spec.scheme.codec
+    made = [codec.encode(torch.randn(64, 512).bfloat16(), spec) for _ in range(2)]
+    for packed in (made[0], made[1], made[1]):
+        bound_decode.decode_into(codec.form(made[0]), packed.parts, torch.empty(64, 512, dtype=torch.bfloat16))
+    _, second, third = LAUNCHED
+    assert len(bound_decode._bound) == 1
+    names = launch.decode_kernel.arg_names
+    given = dict(zip(names, second[2], strict=True))
+    assert given["codes"] == made[1].parts[codec.form(made[1]).codes].data_ptr()
+    _same(second, third, launch.decode_kernel, ("out",))
+    bound_decode._bound.clear()
+    launch.decode(codec.form(made[0]), made[1].parts, torch.empty(64, 512, dtype=torch.bfloat16))(torch.device("cpu"))
+    _same(LAUNCHED[-1], second, launch.decode_kernel, ("out",))
 
 
 def _same(first: tuple[Any, ...], other: tuple[Any, ...], kernel: Any, fresh: tuple[str, ...]) -> None:

@@ -54,7 +54,7 @@ def card(monkeypatch: pytest.MonkeyPatch, compiled_kernels: Path) -> Iterator[Ca
     ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     monkeypatch.setattr(int8_gemm, "device_tiles", lambda device: (tiles.tiles((8, 0)), 108))
-    monkeypatch.setattr(bound_linear, "_current", lambda x: x.get_device())
+    monkeypatch.setattr(bound_linear, "current_index", lambda x: x.get_device())
     for cache in caches:
         cache.cache_clear()
     with driver.use() as found:

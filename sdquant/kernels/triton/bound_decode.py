@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from . import bound_linear
 from .blocks import block_of
-from .bound_linear import BoundLaunch
 from .launch import decode
 from .launch_config import pointers
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 _ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
 _MOST_KEPT = 1024  # forms
-_bound: dict[tuple[object, ...], BoundLaunch | None] = {}
+_bound: dict[tuple[object, ...], bound_linear.BoundLaunch | None] = {}
 
 
 def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
@@ -36,7 +34,7 @@ def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
     index, bits = out.get_device(), 0
     for address in addresses:
         bits |= address
-    if bits & _ALIGNED or not out.is_cuda or torch.cuda.current_device() != index:
+    if bits & _ALIGNED or bound_linear.current_index(out) != index:
         decode(form, parts, out)(out.device)
         return
     key = (form, out.dtype, index, *(tensor.dtype for tensor in given.values()))
@@ -45,7 +43,7 @@ def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
         compiled = launch(out.device)
         if len(_bound) >= _MOST_KEPT:
             _bound.clear()
-        _bound[key] = BoundLaunch(launch, compiled, tuple(given))
+        _bound[key] = bound_linear.BoundLaunch(launch, compiled, tuple(given))
         return
     bound = _bound.get(key)
     try:

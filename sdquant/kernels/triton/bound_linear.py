@@ -104,7 +104,7 @@ class BoundWeight:
         device = self.device
         if x.dtype is not self.dtype or x.get_device() != device or x.requires_grad or not x.is_contiguous():
             return None
-        if x.shape[-1] != self.columns or is_autocast_enabled(self.kind) or _current(x) != device:
+        if x.shape[-1] != self.columns or is_autocast_enabled(self.kind) or current_index(x) != device:
             return None
         bits = added = x.data_ptr()
         bias = own.get("bias")
@@ -220,6 +220,6 @@ class BoundLinear(BoundWeight):
         return out if self.launched(("product", rows, bias is None), make, addresses) else None
 
 
-def _current(x: Tensor) -> int:
+def current_index(x: Tensor) -> int:
     """Return the index of the current device of x's type, on which kernels are launched."""
     return torch.cuda.current_device() if x.is_cuda else torch.xpu.current_device()
