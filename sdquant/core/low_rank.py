@@ -33,6 +33,10 @@ class LowRank:
         """Return the parts of R among those of W."""
         return {name: parts[name] for name in self.residual}
 
+    def rank(self, parts: Mapping[str, Tensor]) -> int:
+        """Return the number of columns of `up` among the parts of W."""
+        return parts[self.up].shape[1]
+
     def under(self, prefix: str) -> LowRank:
         """Return the same for parts whose names begin with `prefix`."""
 

@@ -178,12 +178,15 @@ def linear(
     branch = backend.low_rank(packed)
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
-        if compute is None and not x.is_cpu:
-            weight = _decoded_with_branch(backend, residual, branch, packed.parts, x)
-            if weight is not None:
-                return F.linear(x, weight, bias)
         multiply = partial(_multiply, backend, backend.form(residual), compute, residual)
-        return linear_with_branch.linear(branch, packed.parts, x, bias, multiply)
+        by_parts = partial(linear_with_branch.linear, branch, packed.parts, x, bias, multiply)
+        rank = branch.rank(packed.parts)
+        if compute is None and not x.is_cpu and not linear_with_branch.is_by_parts(packed.spec, rank, x):
+            whole = partial(_linear_with_whole, backend, residual, branch, packed.parts, x, bias)
+            y = whole()
+            if y is not None and linear_with_branch.prefers_whole(packed.spec, rank, x, by_parts, whole):
+                return y
+        return by_parts()
     block = block_scaled.block_of(packed, form, compute, x.dtype)
     if block and form is not None and block_scaled.has_enough_rows(x):
         return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))
@@ -239,7 +242,7 @@ def prepared(
             )
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
-            partial(_multiply, backend, form, compute), at_once,
+            partial(_multiply, backend, form, compute), at_once, branch.rank(packed.parts),
         )  # fmt: skip
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
@@ -299,18 +302,23 @@ def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Ten
     return weight
 
 
-def _decoded_with_branch(
-    backend: Backend, residual: Packed, branch: LowRank, parts: Mapping[str, Tensor], x: Tensor
+def _linear_with_whole(
+    backend: Backend,
+    residual: Packed,
+    branch: LowRank,
+    parts: Mapping[str, Tensor],
+    x: Tensor,
+    bias: Tensor | None,
 ) -> Tensor | None:
-    """Return the whole weight beside its low-rank branch in the dtype of x, in the workspace; None where the products
-    with its parts are faster, or no kernel decodes it."""
+    """Multiply x by a weight that is decoded together with its low-rank branch; None for few rows, or where no kernel
+    decodes it."""
     form = backend.form(residual)
     kernels = way(backend, residual, form, x.dtype)
     if form is None or kernels.reader is None or x.numel() <= kernels.few * form.columns:
         return None
     out = scratch((form.rows, form.columns), x.dtype, x.device)
     done = kernels.reader.decode_with_branch(form, residual.parts, branch, parts, out)
-    return out.view(residual.spec.shape) if done else None
+    return F.linear(x, out, bias) if done else None
 
 
 def convolve(

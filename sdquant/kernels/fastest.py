@@ -26,7 +26,8 @@ _found: dict[Hashable, bool] = {}
 def prefers_other(
     kind: Hashable, rows: int, device: torch.device, usual: Callable[[], object], other: Callable[[], object]
 ) -> bool:
-    """Return whether `other` is faster than `usual`, which compute the same results, for products like this one.
+    """Return whether `other` is faster than `usual`, which compute the same but for rounding, for products like this
+    one.
 
     Args:
         kind: what the choice depends on, but for the device and the number of `rows`.

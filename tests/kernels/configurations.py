@@ -142,7 +142,7 @@ def rotations(target: Target) -> Iterator[Configuration]:
 
 
 def branches(target: Target) -> Iterator[Configuration]:
-    dtypes, sides = cycle(DTYPES), cycle((torch.bfloat16, torch.float16, torch.float32, torch.bfloat16))
+    dtypes, sides = cycle(DTYPES), cycle((torch.bfloat16, torch.float16))
     for case, form, _ in weights():
         of, out, rank = next(sides), torch.empty(1, dtype=next(dtypes)), 32
         stored = {

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdquant import backends
 from sdquant.core import code_tables
 from sdquant.core.backend import Packed
-from sdquant.kernels import dispatch, fp8_linear, hadamard, int8_reference, int_matmul
+from sdquant.kernels import dispatch, fastest, fp8_linear, hadamard, int8_reference, int_matmul, linear_with_branch
 from sdquant.kernels.triton import imports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -66,6 +66,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     names: list[str] = []
     monkeypatch.setenv("SDQUANT_TUNE", "0")
+    monkeypatch.setattr(fastest, "_found", {})
     monkeypatch.setattr(launch_config.Launch, "__call__", lambda self, device: names.append(self.kernel.fn.__name__))
     for module in (launch_config, launch):
         monkeypatch.setattr(module, "works_on", lambda device: True)
@@ -166,7 +167,11 @@ def test_codes_of_integers(text: str, launched: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])
-def test_a_weight_with_a_branch(text: str, launched: list[str]) -> None:
+def test_a_weight_with_a_branch(text: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = launches(text, None, 4608, torch.bfloat16, launched)
+    assert {"decode_kernel", "addmm"} < set(names) and len(names) <= 7, names
+    monkeypatch.setattr(linear_with_branch, "is_by_parts", lambda *of: False)
+    monkeypatch.setattr(linear_with_branch, "prefers_whole", lambda *of: True)
     assert launches(text, None, 4608, torch.bfloat16, launched) == ["branch_kernel", "addmm"]
     assert len(launches(text, None, 1, torch.bfloat16, launched)) <= 5
 

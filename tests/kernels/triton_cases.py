@@ -558,7 +558,7 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
         yield f"rotated by {group}", partial(wrong_rotation, group, list(DTYPES)[number % 3], device)
     branched = [case for case in cases() if case.name in ("nvfp4", "sdnq4 float32", "int8 sixteens", "planes4 short")]
     for number, case in enumerate(branched if thorough else branched[:2]):
-        of, dtype = list(DTYPES)[number % 3], list(DTYPES)[-number % 3]
+        of, dtype = (torch.bfloat16, torch.float16)[number % 2], list(DTYPES)[-number % 3]
         yield f"{case.name} with a branch", partial(wrong_branch, case, (32, 5, 16, 40)[number], of, dtype, device)
     for bits, group, of_rows in ((4, 16, False), (4, 64, True), (6, 16, False), (4, 4, False)):
         for dtype in (torch.float32, torch.float8_e4m3fn) if thorough else (torch.float8_e4m3fn,):

@@ -1,7 +1,7 @@
 """Weights with a low-rank branch, decoded whole: the residual, its factors, and the product of the branch's two sides.
 
-Beside the product with the residual a branch takes two narrow ones, and three passes over activations and results. For
-many rows those are the larger part: on an H200 a layer of 3072 x 3072 took 1.7 of bf16 with 4608 rows.
+Beside the product with the residual a branch takes two narrow ones, and three passes over activations and results: the
+larger part of the time for many rows. Which way is faster is measured on each card (`prefers_whole`).
 """
 
 # ruff: noqa: SIM108  (branches on what is compiled in read better in full)
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core import LowRank, PackedLayout, dtype_name
 from .decoding import position, rounded, values
-from .launch_config import EXACT, INTERPRETED, Launch, plan_of, pointers
+from .launch_config import EXACT, Launch, plan_of, pointers
 
 if TYPE_CHECKING:
     from .blocks import Block
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["decoding_with_branch", "fits", "of_branch", "sound_branch"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_ROWS, _COLUMNS = 64, 64  # of a tile
+_ROWS, _COLUMNS = 32, 128  # of a tile
 _LEAST_RANK, _MOST_RANK = 16, 128
 
 
@@ -39,12 +39,15 @@ def branch_kernel(
     SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
     Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
-    OUT: tl.constexpr, SMOOTH: tl.constexpr, OF_ROWS: tl.constexpr, TURNED: tl.constexpr, WIDE: tl.constexpr,
+    OUT: tl.constexpr, SMOOTH: tl.constexpr, OF_ROWS: tl.constexpr, TURNED: tl.constexpr,
     RANK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of of_rows * residual / smooth + up down^T, computed in float32 and rounded once."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    """Write a tile of of_rows * residual / smooth + up down^T, computed in float32 and rounded once.
+
+    Tiles of the same rows follow each other: those that are in work at a time lie together in memory.
+    """
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_there = n < rows
     live = n_there[:, None] & (c < per_row)[None, :]
     g = n[:, None] * per_row + c[None, :]
@@ -70,7 +73,7 @@ def branch_kernel(
         else:
             at = down + k[None, :] * rank + r[:, None]
         right = tl.load(at, mask=(r < rank)[:, None] & k_there[None, :], other=0.0)
-        if WIDE:
+        if BITS:  # the interpreter has no products of bfloat16
             w += tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
         else:
             w += tl.dot(left, right)
@@ -94,6 +97,8 @@ def fits(form: PackedLayout, block: "Block", branch: LowRank, parts: Mapping[str
     given = of_branch(branch, parts)
     if any(tensor.dtype not in _DTYPES or not tensor.is_contiguous() for tensor in given.values()):
         return False
+    if given["up"].dtype != given["down"].dtype or given["up"].dtype == torch.float32:  # no tensor cores for those
+        return False
     whole = form.columns % block.weights == 0 and block.order == "run" and 1 < block.weights <= _COLUMNS
     return whole and given["up"].shape[1] <= _MOST_RANK
 
@@ -109,7 +114,6 @@ def decoding_with_branch(
     plan, given = plan_of(form, parts), of_branch(branch, of)
     rank, per_row = given["up"].shape[1], form.columns // plan.block.weights
     at_once = max(1, _COLUMNS // plan.block.weights)
-    is_wide = INTERPRETED or given["up"].dtype != given["down"].dtype or given["up"].dtype == torch.float32
     arguments = {
         "out": out,
         **given,
@@ -124,12 +128,11 @@ def decoding_with_branch(
         "SMOOTH": bool(branch.smooth),
         "OF_ROWS": bool(branch.rows),
         "TURNED": branch.is_turned,
-        "WIDE": is_wide,
         "RANK": max(_LEAST_RANK, triton.next_power_of_2(rank)),
         "BLOCK_N": _ROWS,
         "BLOCK_C": at_once,
     }
-    grid = (math.ceil(form.rows / _ROWS), math.ceil(per_row / at_once))
+    grid = (math.ceil(per_row / at_once), math.ceil(form.rows / _ROWS))
     return Launch(branch_kernel, grid, arguments, {"num_warps": 4, **EXACT})
 
 
@@ -141,7 +144,7 @@ def sound_branch(device: torch.device) -> bool:
     codes = (wave.view(rows, columns) * 100).to(torch.int8)
     scale, smooth = wave[: rows * 3].abs() + 0.01, wave[:columns].abs() + 0.5
     up, down = wave[: rows * rank].view(rows, rank), wave[: columns * rank].view(columns, rank)
-    for dtype in _DTYPES:
+    for dtype in (torch.bfloat16, torch.float16):
         sides = up.to(dtype), down.to(dtype)
         residual = (codes.view(-1, 32) * scale[:, None]).view(rows, columns)
         wanted = residual / smooth + sides[0].float() @ sides[1].float().T
