@@ -13,6 +13,7 @@ import shutil
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,7 @@ def _run(model: str, cell: Cell, work: Path) -> Run:
     runtime = cell.runtime
     if runtime == "default":
         scheme = backends.scheme(cell.scheme)
-        default = default_runtime(scheme, cell.device, isa=cpu.isa())
+        default = default_runtime(scheme, cell.device, isa=cpu.isa(), triton=find_spec("triton") is not None)
         # By default convolutions stay floats where the library has no module for them; the Flux has none.
         as_many = default == scheme.runtimes[0] or cell.mode == "found" or model == "digits-flux"
         runtime = default if as_many and _same_refusals(cell, default) else runtime

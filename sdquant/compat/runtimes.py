@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # of them was not measured, or the library is sometimes faster: without C kernels, bitsandbytes for nf4.
 PLAIN_FIRST = "cpu"
 MEASURED = frozenset({"amx", "avx512bf16", "avx2"})
+# Schemes whose libraries' modules are slower on an NVIDIA card than sdquant's layers with Triton. A step of Flux on an
+# H200, of bf16's (bench/results/gpu-h200.json): bnb-int8 2.71 against 1.04, qint8 1.32 against 1.06, qint4 12.0 against
+# 1.04. nf4 and fp4 stay with bitsandbytes: 1.09 against 1.03, but its kernel is the faster one for a single row.
+SLOW_ON_CARDS = frozenset({"bnb-int8", "qint8", "qint4", "qint2", "qfloat8"})
 
 
 def default_runtime(
@@ -28,6 +32,7 @@ def default_runtime(
     device: str,
     *,
     isa: str | None,
+    triton: bool = False,
     found: bool = False,
     versions: Mapping[str, str] | None = None,
 ) -> str:
@@ -37,13 +42,16 @@ def default_runtime(
         spec: the scheme; options that only the library's modules have select the library.
         device: the compute device, by torch name or matrix kind: "cpu", "cuda:0".
         isa: the instruction set of the C kernels there, as in `Machine.native`.
+        triton: whether Triton is installed there, as in `Machine.has_triton`.
         found: the weights are already quantized on disk; then plain layers also run them if the package is missing or
             too old, since they need it neither to read nor to dequantize.
         versions: installed packages; None: all are installed.
     """
     scheme, options = (spec.scheme, spec.options) if isinstance(spec, QuantSpec) else (spec, ())
     lacks = found and versions is not None and problem(scheme.codec, versions) is not None
-    faster = device.partition(":")[0] == PLAIN_FIRST and isa in MEASURED
+    kind = device.partition(":")[0]
+    faster = kind == PLAIN_FIRST and isa in MEASURED
+    faster = faster or (kind == "cuda" and triton and scheme.name in SLOW_ON_CARDS)
     for_library = any(scheme.options[name].library for name, _ in options if name in scheme.options)
     if lacks or ("plain" in scheme.runtimes and faster and not for_library):
         return "plain"

@@ -193,7 +193,9 @@ def _unquantized(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
     named = _runtime(name, src, request)
-    runtime = named or (default_runtime(spec, resolved.device, isa=machine.native) if spec else "plain")
+    runtime = named or "plain"
+    if spec and not named:
+        runtime = default_runtime(spec, resolved.device, isa=machine.native, triton=machine.has_triton)
     if spec is None:
         runtime = "plain" if runtime == openvino.NAME else runtime  # floats are torch's
         return ComponentPlan(
@@ -273,7 +275,9 @@ def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> 
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.prequantized.values()}
     scheme = registry.scheme(max(counts, key=lambda name: counts[name]))
-    default = default_runtime(scheme, resolved.device, isa=machine.native, found=True, versions=machine.versions)
+    default = default_runtime(
+        scheme, resolved.device, isa=machine.native, triton=machine.has_triton, found=True, versions=machine.versions
+    )
     runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
     plain = sum(nbytes(info.shape, _in_memory(src, key, resolved.dtype)) for key, info in src.plain.items())
     plain += sum(nbytes((count,), resolved.dtype or "float32") for count in decoded.values())

@@ -31,6 +31,9 @@ def test_by_device(measured: str) -> None:
         assert default_runtime(row, "cpu", isa=measured) == "plain"
         for device in ("cuda:0", "cuda", "mps", "xpu", "privateuseone:0"):
             assert default_runtime(row, device, isa=measured) == row.runtimes[0]
+        slow = row.name in ("bnb-int8", "qint8", "qint4", "qint2", "qfloat8")
+        assert default_runtime(row, "cuda:0", isa=measured, triton=True) == ("plain" if slow else row.runtimes[0])
+        assert default_runtime(row, "mps", isa=measured, triton=True) == row.runtimes[0]
 
 
 @pytest.mark.parametrize("isa", [None, "portable"])
