@@ -104,8 +104,8 @@ CHOICE = {
     "q8_0": "8 bits, in GGUF files",
 }
 GPU = ROOT / "bench" / "results" / "gpu-h200.json"
-# Rows of a Flux step on the H200, by scheme, as the scheme runs by default.
-ON_GPU = {"nf4": "nf4 · bitsandbytes", "q8_0": "q8_0", "q4_k": "q4_k", "sdnq-uint4": "sdnq-uint4"}
+# The libraries whose modules were measured there, by backend.
+LIBRARIES = {"bnb": "bitsandbytes", "quanto": "quanto"}
 
 
 WITHOUT_LIBRARY = ("fp8",)  # packed as float8 where bitsandbytes is missing
@@ -114,6 +114,7 @@ WITHOUT_LIBRARY = ("fp8",)  # packed as float8 where bitsandbytes is missing
 def choice(root: Path) -> str:
     """Return a few schemes with what a user chooses by: bits, size, quality, speed and what they need."""
     from sdquant import backends
+    from sdquant.compat import default_runtime
 
     snr = {row["scheme"]: row["snr"] for row in _rows(FIDELITY, root) if row["model"] == "digits-flux"}
     steps = {row["name"]: row["ratio"] for row in _rows(GPU, root) if row.get("phase") == "flux"}
@@ -121,7 +122,8 @@ def choice(root: Path) -> str:
     for name, purpose in CHOICE.items():
         scheme = backends.scheme(name)
         needs = backends.get(scheme.backend).requires
-        ratio = steps.get(ON_GPU.get(name, ""))
+        by_library = default_runtime(scheme, "cuda:0", isa=None, triton=True) == "library"
+        ratio = steps.get(f"{name} · {LIBRARIES.get(scheme.backend)}" if by_library else name)
         rows.append((
             f"`{name}`", purpose, f"{scheme.bits:g}", f"{float(_ratio(scheme)):.2f}",
             "-" if snr.get(name) is None else f"{snr[name]:.0f} dB", "-" if ratio is None else f"{ratio:.2f}",
