@@ -150,7 +150,7 @@ def branches(target: Target) -> Iterator[Configuration]:
         }  # fmt: skip
         branch = LowRank(residual=(), down="down", up="up", smooth="smooth")
         block = block_of(form)
-        if block is None or not launch.multiplies(form) or block.order != "run" or block.weights > 64:
+        if block is None or block.family != "form" or not launch.multiplies(form):
             continue
         made = low_rank.decoding_with_branch(form, case.parts, branch, stored, out)
         name = f"{case.name} as {out.dtype}, with sides of {of}"

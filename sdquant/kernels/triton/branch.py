@@ -99,7 +99,7 @@ def fits(form: PackedLayout, block: "Block", branch: LowRank, parts: Mapping[str
         return False
     if given["up"].dtype != given["down"].dtype or given["up"].dtype == torch.float32:  # no tensor cores for those
         return False
-    whole = form.columns % block.weights == 0 and block.order == "run" and 1 < block.weights <= _COLUMNS
+    whole = block.family == "form" and block.weights > 1 and form.columns % block.weights == 0
     return whole and given["up"].shape[1] <= _MOST_RANK
 
 
