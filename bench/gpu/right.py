@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 # Of the machine's processors, how many compile at once.
 MOST_PROCESSES = 14
+# After so many seconds what was looked at by then is told, before the phase is ended with all it knows.
+SECONDS = 115
+# Parts for each process: one that did not end loses what it looked at.
+PARTS = 4
 
 
 def measure(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
     """A row for each kind of check, with what is wrong in it, a line each."""
     processes = 1 if small else min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) - 2))
-    parts = 60 if small else processes  # small: one part of so many
+    parts = 60 if small else processes * PARTS  # small: one part of so many
     if device.type != "cuda":
         os.environ["TRITON_INTERPRET"] = "1"  # before the processes import triton
     context = multiprocessing.get_context("spawn")
@@ -34,9 +38,14 @@ def measure(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
             kind: [pool.submit(look, device.type, index, parts, small) for index in range(1 if small else parts)]
             for kind, look in kinds.items()
         }
+        wait([future for futures in waiting.values() for future in futures], SECONDS)
         for kind, futures in waiting.items():
             row: dict[str, Any] = {"name": kind, "case": "right", "looked": 0, "wrong": []}
             for future in futures:
+                if not future.done():
+                    future.cancel()
+                    row["wrong"].append("it did not end in time")
+                    continue
                 try:
                     looked, wrong = future.result()
                     row["looked"] += looked

@@ -37,9 +37,13 @@ def lazy_exports(package: str) -> Callable[[str], Any]:
 def _exports(package: str) -> dict[str, tuple[str | None, str]]:
     """Return, for each export, the module that has it and its name there; no module if it is one itself."""
     import ast
+    from pathlib import Path
 
-    loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
-    tree = ast.parse(loader.get_source(package))
+    module = sys.modules[package]
+    loader: Any = module.__spec__.loader  # type: ignore[union-attr]
+    # Loaders that wrap Python's own, as tools for coverage have them, may lack the method.
+    source = loader.get_source(package) if hasattr(loader, "get_source") else Path(str(module.__file__)).read_text()
+    tree = ast.parse(source)
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     own = [node for node in imports if node.level == 1]  # those of other rooms are for annotations
