@@ -14,7 +14,7 @@ class Loader(importlib.abc.Loader):  # as slipcover's: it has no get_source
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if not name.startswith("sdquant"): return None
-        for finder in sys.meta_path[1:]:
+        for finder in [one for one in sys.meta_path if one is not self]:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 spec.loader = Loader(spec.loader)
