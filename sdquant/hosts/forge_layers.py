@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core import dtype_name, torch_dtypes
 from ..models import quantize_weight
-from ..nn import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..nn import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear, packed_tensor
 from ..planning import planner
 from ..utils.malloc_trim import Trimmer, trim
 
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 _SWAP = "parameters_manual_cast"
 
 
-class _Swapped(QuantizedLayer):
+class Named(packed_tensor.PackedTensor):
+    """Packed weight in a layer's state dict. Forge sums up `nelement() * element_size()` for the memory that it takes."""
+
+    def nelement(self) -> int:
+        """Return a number of elements whose size is at least that of the packed tensors."""
+        return -(-self.packed.nbytes // self.element_size())
+
+
+class SwappedLayer(QuantizedLayer):
     """Layer that runs on its input's device, whichever device its weight is on."""
 
     parameters_manual_cast: bool
@@ -36,24 +44,31 @@ class _Swapped(QuantizedLayer):
         bias = self._parameters.get("bias")
         return None if bias is None else bias.to(x.device, x.dtype)
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save under the names of the float weights: Forge looks them up for LoRAs."""
+        destination[f"{prefix}weight"] = Named(self.packed, self.compute_dtype, self._path)
+        bias = self._parameters.get("bias")
+        if bias is not None:
+            destination[f"{prefix}bias"] = bias if keep_vars else bias.detach()
 
-class SwappedLinear(_Swapped, QuantizedLinear):
+
+class SwappedLinear(SwappedLayer, QuantizedLinear):
     """[..., in] -> [..., out]."""
 
 
-class SwappedConv1d(_Swapped, QuantizedConv1d):
+class SwappedConv1d(SwappedLayer, QuantizedConv1d):
     """[b, in, l] -> [b, out, l']."""
 
 
-class SwappedConv2d(_Swapped, QuantizedConv2d):
+class SwappedConv2d(SwappedLayer, QuantizedConv2d):
     """[b, in, h, w] -> [b, out, h', w']."""
 
 
-class SwappedConv3d(_Swapped, QuantizedConv3d):
+class SwappedConv3d(SwappedLayer, QuantizedConv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
 
 
-_CONVS: dict[type[nn.Module], type[_Swapped]] = {
+_CONVS: dict[type[nn.Module], type[SwappedLayer]] = {
     nn.Conv1d: SwappedConv1d, nn.Conv2d: SwappedConv2d, nn.Conv3d: SwappedConv3d
 }  # fmt: skip
 

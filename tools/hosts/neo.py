@@ -1,0 +1,135 @@
+"""Forge Neo's LoRAs on quantized layers, by its own processing of prompts such as "seven <lora:name:0.8>".
+
+    python -m tools.hosts.neo CHECKOUT --python VENV/bin/python
+
+CHECKOUT: the folder with Neo's webui.py. The environment: Neo's requirements.txt. Neo knows a model by its sizes: its row
+of Stable Diffusion 1.5 gets those of digits-sd.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import measure, sd_checkpoint
+
+PROMPT, SEED = "a handwritten seven", 3
+FEATURES = {
+    "LoRA": "<lora:digits_lora:1>",
+    "LoRA, 0.5": "<lora:digits_lora:0.5>",
+    "LoHa": "<lora:digits_loha:1>",
+    "LoKr": "<lora:digits_lokr:1>",
+    "LoCon": "<lora:digits_locon:1>",
+    "two": "<lora:digits_lora:0.6><lora:digits_lokr:0.7>",
+    "DoRA": "<lora:digits_dora:1>",
+    "text encoder": "<lora:digits_text:1>",
+}
+REPOSITORY = "runwayml/stable-diffusion-v1-5"  # of the configs that Neo ships for the models that it knows
+
+
+def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
+    """Measure, in Neo's process."""
+    host = _Host(checkout, work)
+    host.load()
+    print(host.draw(PROMPT).shape)
+    return []
+
+
+class _Host:
+    """Neo with sdquant's extension and the model digits-sd."""
+
+    def __init__(self, checkout: Path, work: Path) -> None:
+        self.data = work / "data"
+        for folder in ("Lora", "Stable-diffusion"):
+            (self.data / "models" / folder).mkdir(parents=True)
+        checkpoint = self.data / "models" / "Stable-diffusion" / "digits.safetensors"
+        sd_checkpoint.write(checkpoint)
+        checkpoint.with_suffix(".yaml").write_text("model: {params: {parameterization: v}}\n")
+        for file in measure.loras().glob("*.safetensors"):
+            shutil.copy(file, self.data / "models" / "Lora")
+        from sdquant.hosts import extension
+
+        shutil.copytree(Path(extension.__file__).parent / "webui", self.data / "extensions" / "sdquant")
+        sys.argv = ["launch.py", "--data-dir", str(self.data), "--cpu", "--skip-version-check", "--loglevel", "INFO"]
+        sys.path.insert(0, str(checkout))
+        os.chdir(checkout)
+        from modules import initialize  # type: ignore[import-not-found]
+        from modules_forge.initialization import initialize_forge  # type: ignore[import-not-found]
+
+        initialize_forge()
+        initialize.imports()
+        self._know_the_model(work)
+        initialize.initialize()
+        from modules import script_callbacks, sd_models, shared
+
+        script_callbacks.before_ui_callback()
+        self.shared, self.models = shared, sd_models
+        self.calls: list[Any] = []
+
+    def _know_the_model(self, work: Path) -> None:
+        """Give Neo's row of the model the sizes of digits-sd, and its configs."""
+        from backend import loader, operations  # type: ignore[import-not-found]
+        from huggingface_guess import model_list  # type: ignore[import-not-found]
+
+        from sdquant import demo
+
+        class Latents(model_list.latent.SD15):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale_factor = sd_checkpoint.SCALE
+
+        row = model_list.SD15
+        row.unet_config = row.unet_config | {"context_dim": 128, "model_channels": 32}
+        row.unet_extra_config = row.unet_extra_config | {"num_heads": sd_checkpoint.HEADS}
+        row.latent_format = Latents
+        shutil.copytree(demo.path("digits-sd"), work / REPOSITORY)
+        index = work / REPOSITORY / "model_index.json"
+        parts = json.loads(index.read_text()) | {"tokenizer": ["transformers", "CLIPTokenizerFast"]}
+        index.write_text(json.dumps(parts))
+        loader.HF = str(work)
+        norm = operations.ForgeOperations.GroupNorm
+        make = norm.__init__
+
+        def made(self: Any, num_groups: int, *args: Any, **kwargs: Any) -> None:
+            make(self, sd_checkpoint.GROUPS, *args, **kwargs)
+
+        def named(self: Any, *args: Any, num_groups: int = 0, **kwargs: Any) -> None:
+            made(self, num_groups, *args, **kwargs)
+
+        norm.__init__ = lambda self, *a, **k: made(self, *a, **k) if a else named(self, **k)
+
+    def set(self, **options: Any) -> None:
+        """Set options of Neo."""
+        for name, value in options.items():
+            self.shared.opts.set(name, value)
+
+    def load(self) -> None:
+        """Load the model anew, with the options as they are."""
+        from modules_forge import main_entry
+
+        self.set(sd_model_checkpoint="digits.safetensors", sd_vae="Automatic")
+        self.models.model_data.forge_hash = ""
+        main_entry.refresh_model_loading_parameters()
+        self.models.forge_model_reload()
+        self.engine = self.shared.sd_model
+
+    def draw(self, prompt: str) -> Any:
+        """The pixels of an image."""
+        import numpy as np
+        from modules import processing
+
+        p = processing.StableDiffusionProcessingTxt2Img(
+            prompt=prompt, seed=SEED, steps=6, width=64, height=64, cfg_scale=3.0, do_not_save_samples=True,
+            do_not_save_grid=True, sampler_name="Euler", scheduler="Automatic",
+        )  # fmt: skip
+        done = processing.process_images(p)
+        return np.array(done.images[0])
+
+
+if __name__ == "__main__":
+    measure.main("neo", inside)
