@@ -29,15 +29,34 @@ FEATURES = {
     "DoRA": "<lora:digits_dora:1>",
     "text encoder": "<lora:digits_text:1>",
 }
+# "online": Neo's own option to add LoRAs each time; "partly": what its lowvram mode does, for 40 % of the model's bytes
+WAYS = {
+    "whole": {"forge_unet_storage_dtype": "Automatic"},
+    "online": {"forge_unet_storage_dtype": "Automatic (fp16 LoRA)"},
+    "partly": {"forge_unet_storage_dtype": "Automatic"},
+}
+KEEP = {"partly": 0.4}
 REPOSITORY = "runwayml/stable-diffusion-v1-5"  # of the configs that Neo ships for the models that it knows
 
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
     """Measure, in Neo's process."""
     host = _Host(checkout, work)
+    rows = []
     host.load()
-    print(host.draw(PROMPT).shape)
-    return []
+    host.record()
+    floats = host.effects(FEATURES)
+    for scheme in schemes:
+        for way, options in WAYS.items():
+            host.keep = KEEP.get(way)
+            host.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme, **options)
+            host.load()
+            before = host.draw(PROMPT)
+            for name, found in host.effects(FEATURES).items():
+                same = bool((host.draw(PROMPT) == before).all())
+                rows.append(measure.row(f"{name} ({way})", scheme, found, floats[name], removed=same))
+                print(rows[-1], flush=True)
+    return rows
 
 
 class _Host:
@@ -68,8 +87,20 @@ class _Host:
         from modules import script_callbacks, sd_models, shared
 
         script_callbacks.before_ui_callback()
+        script_callbacks.ui_settings_callback()
         self.shared, self.models = shared, sd_models
         self.calls: list[Any] = []
+        self.keep: float | None = None
+        from backend import memory_management  # type: ignore[import-not-found]
+
+        patcher = memory_management.LoadedModel
+        load = patcher.model_load
+
+        def part(model: Any, lowvram_model_memory: float = 0, *args: Any, **kwargs: Any) -> Any:
+            size = self.keep * model.model.model_size() if self.keep else lowvram_model_memory
+            return load(model, size, *args, **kwargs)
+
+        patcher.model_load = part
 
     def _know_the_model(self, work: Path) -> None:
         """Give Neo's row of the model the sizes of digits-sd, and its configs."""
@@ -117,6 +148,48 @@ class _Host:
         main_entry.refresh_model_loading_parameters()
         self.models.forge_model_reload()
         self.engine = self.shared.sd_model
+
+    def record(self) -> None:
+        """Keep the inputs of the UNet in a drawing."""
+
+        def keep(module: Any, args: Any, kwargs: Any) -> None:
+            self.calls.append((args, dict(kwargs)))
+
+        handle = self._unet().register_forward_pre_hook(keep, with_kwargs=True)
+        self.draw(PROMPT)
+        handle.remove()
+
+    def _unet(self) -> Any:
+        return self.engine.forge_objects.unet.model.diffusion_model
+
+    def unet_after(self, prompt: str) -> Any:
+        """What the UNet gives for the recorded inputs after a drawing, whose LoRAs stay on it."""
+        import torch
+
+        self.draw(prompt)
+        with torch.inference_mode():
+            return torch.cat([self._unet()(*args, **kwargs).flatten() for args, kwargs in self.calls])
+
+    def text_in(self, prompt: str) -> Any:
+        """What the text encoder gives in a drawing."""
+        import torch
+
+        found: list[Any] = []
+        encoder = self.engine.text_processing_engine.text_encoder.transformer
+        handle = encoder.register_forward_hook(lambda _, __, out: found.append(out.last_hidden_state.flatten()))
+        self.draw(prompt)
+        handle.remove()
+        return torch.cat(found)
+
+    def effects(self, features: Iterable[str]) -> dict[str, Any]:
+        """Output with the LoRA - output without, by feature."""
+        found = {}
+        for name in features:
+            of = self.text_in if name == "text encoder" else self.unet_after
+            before = of(PROMPT)
+            found[name] = of(f"{PROMPT} {FEATURES[name]}") - before
+        self.draw(PROMPT)
+        return found
 
     def draw(self, prompt: str) -> Any:
         """The pixels of an image."""
