@@ -27,7 +27,7 @@ _NOT_IN_EVERY_FILE = "text_projection"
 
 
 class Named(packed_tensor.PackedTensor):
-    """Packed weight in a layer's state dict. Forge sums up `nelement() * element_size()` for the memory that it takes."""
+    """Packed weight in a state dict. Forge Neo sums up `nelement() * element_size()` for the memory that it takes."""
 
     def nelement(self) -> int:
         """Return a number of elements whose size is at least that of the packed tensors."""

@@ -2,8 +2,8 @@
 
     python -m tools.hosts.neo CHECKOUT --python VENV/bin/python
 
-CHECKOUT: the folder with Neo's webui.py. The environment: Neo's requirements.txt. Neo knows a model by its sizes: its row
-of Stable Diffusion 1.5 gets those of digits-sd.
+CHECKOUT: the folder with Neo's webui.py. The environment: Neo's requirements.txt. Neo knows a model by its sizes: its
+row of Stable Diffusion 1.5 gets those of digits-sd.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FEATURES = {
     "DoRA": "<lora:digits_dora:1>",
     "text encoder": "<lora:digits_text:1>",
 }
-# "online": Neo's own option to add LoRAs each time; "partly": what its lowvram mode does, for 40 % of the model's bytes
+# "online": Neo's own option to add LoRAs each time; "partly": what its lowvram mode does, for 80 % of the model's bytes
 WAYS = {
     "whole": {"forge_unet_storage_dtype": "Automatic"},
     "online": {"forge_unet_storage_dtype": "Automatic (fp16 LoRA)"},
     "partly": {"forge_unet_storage_dtype": "Automatic"},
 }
-KEEP = {"partly": 0.4}
+KEEP = {"partly": 0.8}
 REPOSITORY = "runwayml/stable-diffusion-v1-5"  # of the configs that Neo ships for the models that it knows
 
 
