@@ -1,7 +1,7 @@
 """Forge Neo's LoRAs on quantized layers.
 
-Neo adds a LoRA to the weights that it keeps on the device, and gives the layers that it leaves in RAM a function that
-adds it each time that the weight is used. A packed weight is not written to: its layer gets the function wherever it is.
+Neo adds a LoRA to the weights that it keeps on the device, and gives the layers that it leaves in RAM a function to add
+it each time that the weight is used. A packed weight is not written to: its layer gets the function wherever it is.
 """
 
 from __future__ import annotations
