@@ -102,13 +102,15 @@ HOSTS = (
         can=(
             "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Neo "
             "moves them",
-            "Neo's own mover keeps what fits on the GPU and brings the rest layer by layer, quantized layers too",
+            "Neo's own mover keeps what fits on the GPU and brings the rest layer by layer, quantized layers too; "
+            "--lowvram and --novram as well",
             _LORAS,
+            "ControlNet, Control-LoRA, IP-Adapter and textual inversion work, and merging, which reads files",
         ),
         cannot=(
             "Files that are quantized already are loaded by Neo itself. For sdquant, set Neo's 'Diffusion in Low Bits' "
             "to Automatic",
-            "A quantized model is not saved by 'Save Current Model', which writes float weights",
+            "A quantized model is not saved by 'Save Current Model', which writes float weights: Neo shows why",
             "The libraries' own layers (runtime=library) are not used: Neo's mover knows only plain tensors",
             "The VAE stays as it is",
         ),

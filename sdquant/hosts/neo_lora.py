@@ -60,8 +60,8 @@ def _merge(original: Any, patcher: Any, key: str, *args: Any, **kwargs: Any) -> 
 def _save(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise ConflictError in place of saving packed weights under float weights' names."""
     objects = engine.forge_objects
-    for module in (objects.unet.model, objects.clip.cond_stage_model):
-        if any(_is_ours(layer) for layer in module.modules()):
+    for module in (objects.unet.model, getattr(objects.clip, "cond_stage_model", None)):  # some models have no clip
+        if module is not None and any(_packed(module)):
             raise ConflictError(
                 "Cannot save this model with 'Save Current Model'",
                 "its weights are quantized, and Neo saves float ones",

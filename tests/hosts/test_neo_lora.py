@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sdquant.errors import ConflictError
+from sdquant.hosts import load_hooks
 from sdquant.hosts.forge_layers import SwappedLayer
 
 from .conftest import Running
@@ -164,6 +165,15 @@ def test_neo_saves_no_packed_weights(host: Start, sd: Path) -> None:
     for save in (at.engine.save_unet, at.engine.save_checkpoint):
         with pytest.raises(ConflictError, match="'Save Current Model'"):
             save("packed")
+
+
+def test_weights_that_only_say_that_they_are_floats_are_not_quantized_again() -> None:
+    """Neo's own fp8 and nvfp4 are tensors of a class of their own, in the dtype that they stand for."""
+    layer = torch.nn.Linear(4, 4)
+    assert not load_hooks.quantized_elsewhere(layer)
+    weight = torch.empty(4, 4).as_subclass(type("QuantizedTensor", (torch.Tensor,), {}))
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    assert load_hooks.quantized_elsewhere(layer)
 
 
 def test_unloaded_it_leaves_neo_as_it_was(host: Start) -> None:

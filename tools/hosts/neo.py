@@ -113,6 +113,7 @@ class _Host:
     def _know_the_model(self, work: Path) -> None:
         """Give Neo's row of the model the sizes of digits-sd, and its configs."""
         from backend import loader, operations  # type: ignore[import-not-found]
+
         from sdquant import demo
 
         for name in ("huggingface_guess", "modules_forge.packages.huggingface_guess"):  # Neo imports it by both

@@ -43,7 +43,7 @@ def control_lora(unet: Any) -> Any:
 
 
 def ip_adapter(unet: Any) -> Any:
-    """Neo's patcher of the UNet with an IP-Adapter for its 16 places in Stable Diffusion, three of them in digits-sd."""
+    """Neo's patcher of the UNet with an IP-Adapter for 16 places, as in Stable Diffusion; digits-sd has three."""
     import torch
     from lib_ipadapter.IPAdapterPlus import IPAdapterApply  # type: ignore[import-not-found]
 
