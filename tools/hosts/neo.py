@@ -18,18 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from . import measure, neo_features, sd_checkpoint
+from .classic import FEATURES, PROMPT, Host
 
-PROMPT, SEED = "a handwritten seven", 3
-FEATURES = {
-    "LoRA": "<lora:digits_lora:1>",
-    "LoRA, 0.5": "<lora:digits_lora:0.5>",
-    "LoHa": "<lora:digits_loha:1>",
-    "LoKr": "<lora:digits_lokr:1>",
-    "LoCon": "<lora:digits_locon:1>",
-    "two": "<lora:digits_lora:0.6><lora:digits_lokr:0.7>",
-    "DoRA": "<lora:digits_dora:1>",
-    "text encoder": "<lora:digits_text:1>",
-}
 # "online": Neo's own option to add LoRAs each time; "partly": what its lowvram mode does, for 80 % of the model's bytes
 WAYS = {
     "whole": {"forge_unet_storage_dtype": "Automatic"},
@@ -46,14 +36,14 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     rows = []
     host.load()
     host.record()
-    floats = host.effects(FEATURES) | host.others()
+    floats = host.effects() | host.others()
     for scheme in schemes:
         for way, options in WAYS.items():
             host.keep = KEEP.get(way)
             host.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme, **options)
             host.load()
             before = host.draw(PROMPT)
-            found = host.effects(FEATURES)
+            found = host.effects()
             if way != "online":
                 found |= host.others()
             checks = {"changed": host.changes(), "removed": host.removed and bool((host.draw(PROMPT) == before).all())}
@@ -65,22 +55,14 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     return rows
 
 
-class _Host:
+class _Host(Host):
     """Neo with sdquant's extension and the model digits-sd."""
 
     def __init__(self, checkout: Path, work: Path) -> None:
-        self.data = work / "data"
-        for folder in ("Lora", "Stable-diffusion"):
-            (self.data / "models" / folder).mkdir(parents=True)
+        super().__init__(work)
         checkpoint = self.data / "models" / "Stable-diffusion" / "digits.safetensors"
-        sd_checkpoint.write(checkpoint)
         checkpoint.with_suffix(".yaml").write_text("model: {params: {parameterization: v}}\n")
-        for file in measure.loras().glob("*.safetensors"):
-            shutil.copy(file, self.data / "models" / "Lora")
         neo_features.embedding(self.data / "models" / "embeddings")
-        from sdquant.hosts import extension
-
-        shutil.copytree(Path(extension.__file__).parent / "webui", self.data / "extensions" / "sdquant")
         sys.argv = ["launch.py", "--data-dir", str(self.data), "--cpu", "--skip-version-check", "--loglevel", "INFO"]
         sys.path.insert(0, str(checkout))
         os.chdir(checkout)
@@ -96,7 +78,6 @@ class _Host:
         script_callbacks.before_ui_callback()
         script_callbacks.ui_settings_callback()
         self.shared, self.models = shared, sd_models
-        self.calls: list[Any] = []
         self.keep: float | None = None
         self.removed = True
         from backend import memory_management  # type: ignore[import-not-found]
@@ -112,7 +93,7 @@ class _Host:
 
     def _know_the_model(self, work: Path) -> None:
         """Give Neo's row of the model the sizes of digits-sd, and its configs."""
-        from backend import loader, operations  # type: ignore[import-not-found]
+        from backend import loader, operations
 
         from sdquant import demo
 
@@ -138,11 +119,6 @@ class _Host:
 
         norm.__init__ = lambda self, *a, **k: made(self, *a, **k) if a else named(self, **k)
 
-    def set(self, **options: Any) -> None:
-        """Set options of Neo."""
-        for name, value in options.items():
-            self.shared.opts.set(name, value)
-
     def load(self) -> None:
         """Load the model anew, with the options as they are."""
         from modules_forge import main_entry
@@ -153,39 +129,15 @@ class _Host:
         self.models.forge_model_reload()
         self.engine = self.shared.sd_model
 
-    def record(self) -> None:
-        """Keep the inputs of the UNet in a drawing."""
-
-        def keep(module: Any, args: Any, kwargs: Any) -> None:
-            self.calls.append((args, dict(kwargs)))
-
-        handle = self._unet().register_forward_pre_hook(keep, with_kwargs=True)
-        self.draw(PROMPT)
-        handle.remove()
-
-    def _unet(self) -> Any:
+    def unet(self) -> Any:
+        """The network that draws."""
         return self.engine.forge_objects.unet.model.diffusion_model
 
-    def unet_after(self, prompt: str) -> Any:
-        """What the UNet gives for the recorded inputs after a drawing, whose LoRAs stay on it."""
-        import torch
+    def encoder(self) -> Any:
+        """The text encoder of transformers."""
+        return self.engine.text_processing_engine.text_encoder.transformer
 
-        self.draw(prompt)
-        with torch.inference_mode():
-            return torch.cat([self._unet()(*args, **kwargs).flatten() for args, kwargs in self.calls])
-
-    def text_in(self, prompt: str) -> Any:
-        """What the text encoder gives in a drawing."""
-        import torch
-
-        found: list[Any] = []
-        encoder = self.engine.text_processing_engine.text_encoder.transformer
-        handle = encoder.register_forward_hook(lambda _, __, out: found.append(out.last_hidden_state.flatten()))
-        self.draw(prompt)
-        handle.remove()
-        return torch.cat(found)
-
-    def effects(self, features: Iterable[str]) -> dict[str, Any]:
+    def effects(self, features: Iterable[str] = FEATURES) -> dict[str, Any]:
         """Output with the LoRA - output without, by feature. Notes whether each is gone with the next picture."""
         import torch
 
@@ -222,7 +174,7 @@ class _Host:
         outputs: list[Any] = []
         original = self.engine.forge_objects_original
         kept = original.unet
-        handle = self._unet().register_forward_hook(lambda _, __, out: outputs.append(out.flatten().clone()))
+        handle = self.unet().register_forward_hook(lambda _, __, out: outputs.append(out.flatten().clone()))
         try:
             original.unet = kept if add is None else add(kept)
             self.engine.current_lora_hash = ""  # so that Neo takes it
@@ -239,19 +191,6 @@ class _Host:
             return str(self.engine.save_checkpoint(str(self.data / "saved.safetensors")))
         except Exception as error:
             return str(error)
-
-    def draw(self, prompt: str) -> Any:
-        """The pixels of an image."""
-        import numpy as np
-        from modules import processing
-
-        p = processing.StableDiffusionProcessingTxt2Img(
-            prompt=prompt, seed=SEED, steps=6, width=64, height=64, cfg_scale=3.0, do_not_save_samples=True,
-            do_not_save_grid=True, sampler_name="Euler", scheduler="Automatic",
-        )  # fmt: skip
-        p.clear_prompt_cache()
-        done = processing.process_images(p)
-        return np.array(done.images[0])
 
 
 def _latents(base: type) -> type:
