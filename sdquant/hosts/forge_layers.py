@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core import dtype_name, torch_dtypes
 from ..models import quantize_weight
-from ..nn import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..nn import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear, packed_tensor
 from ..planning import planner
 from ..utils.malloc_trim import Trimmer, trim
 
@@ -22,9 +22,19 @@ if TYPE_CHECKING:
     from ..core import Packed, QuantSpec
 
 _SWAP = "parameters_manual_cast"
+# Forge builds it for each CLIP. Files of SD 1.5 have none, and its memory is left as it was: any numbers, not used.
+_NOT_IN_EVERY_FILE = "text_projection"
 
 
-class _Swapped(QuantizedLayer):
+class Named(packed_tensor.PackedTensor):
+    """Packed weight in a state dict. Forge Neo sums up `nelement() * element_size()` for the memory that it takes."""
+
+    def nelement(self) -> int:
+        """Return a number of elements whose size is at least that of the packed tensors."""
+        return -(-self.packed.nbytes // self.element_size())
+
+
+class SwappedLayer(QuantizedLayer):
     """Layer that runs on its input's device, whichever device its weight is on."""
 
     parameters_manual_cast: bool
@@ -36,24 +46,31 @@ class _Swapped(QuantizedLayer):
         bias = self._parameters.get("bias")
         return None if bias is None else bias.to(x.device, x.dtype)
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save under the names of the float weights: Forge looks them up for LoRAs."""
+        destination[f"{prefix}weight"] = Named(self.packed, self.compute_dtype, self._path)
+        bias = self._parameters.get("bias")
+        if bias is not None:
+            destination[f"{prefix}bias"] = bias if keep_vars else bias.detach()
 
-class SwappedLinear(_Swapped, QuantizedLinear):
+
+class SwappedLinear(SwappedLayer, QuantizedLinear):
     """[..., in] -> [..., out]."""
 
 
-class SwappedConv1d(_Swapped, QuantizedConv1d):
+class SwappedConv1d(SwappedLayer, QuantizedConv1d):
     """[b, in, l] -> [b, out, l']."""
 
 
-class SwappedConv2d(_Swapped, QuantizedConv2d):
+class SwappedConv2d(SwappedLayer, QuantizedConv2d):
     """[b, in, h, w] -> [b, out, h', w']."""
 
 
-class SwappedConv3d(_Swapped, QuantizedConv3d):
+class SwappedConv3d(SwappedLayer, QuantizedConv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
 
 
-_CONVS: dict[type[nn.Module], type[_Swapped]] = {
+_CONVS: dict[type[nn.Module], type[SwappedLayer]] = {
     nn.Conv1d: SwappedConv1d, nn.Conv2d: SwappedConv2d, nn.Conv3d: SwappedConv3d
 }  # fmt: skip
 
@@ -88,6 +105,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
         if not path or weight is None or weight.dtype not in torch_dtypes.COMPUTE_DTYPES or not hasattr(module, _SWAP):
+            continue
+        if path.endswith(_NOT_IN_EVERY_FILE):
             continue
         if isinstance(module, tuple(_CONVS)) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
             yield path, module
