@@ -158,10 +158,11 @@ COMFYUI = HostProgram(
     files=("comfy/sd.py", "folder_paths.py", "custom_nodes", "nodes.py", "main.py"),
     source="comfyui",
     into="custom_nodes/sdquant",
-    then="Its nodes are in the menu below 'sdquant'",
+    then="Its nodes are beside ComfyUI's own loaders in the menu; double-click and type 'sdquant'",
     can=(
         "'Load Diffusion Model (sdquant)' loads quantized files from the folder diffusion_models in every form that "
         "sdquant reads, or quantizes a float one while it loads",
+        "'Quantize Model (sdquant)' quantizes the model of any other node, such as that of a checkpoint",
         "LoRA nodes work as usual: a LoRA is applied to a quantized weight each time that it is used",
         "'Save Diffusion Model (sdquant)' writes the quantized model as one file; 'Inspect Model File (sdquant)' says "
         "what a file holds",

@@ -21,7 +21,7 @@ from .conftest import HERE
 Capture = pytest.CaptureFixture[str]
 FILES = {
     "webui": ["install.py", "metadata.ini", "scripts/sdquant_ext.py"],
-    "comfyui": ["__init__.py", "metadata.ini"],
+    "comfyui": ["__init__.py", "metadata.ini", "pyproject.toml", "web/show_text.js"],
 }
 # What the stand-ins have of a web UI's folder.
 FOLDERS = {
