@@ -76,7 +76,7 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     spec = None if quant == AS_FOUND else checked(quant, device)
     src = comfy_state.source(Path(path))
     for scheme in sorted({weight.scheme for weight in src.prequantized.values()}):
-        _check(scheme, "found", device)
+        check(scheme, "found", device)
     bar = comfy.utils.ProgressBar(comfy_state.size(src))
     state = comfy_state.read(src, spec, device, bar.update)
     log.info("%s: %d of %d tensors are packed (%s)", path, state.packed, len(state.tensors), spec or "as found")
@@ -93,7 +93,7 @@ def checked(quant: str, device: Any) -> QuantSpec:
     """
     spec = registry.parse(quant)
     _refuse_rules(spec)
-    _check(str(spec), "pre", device)
+    check(str(spec), "pre", device)
     return spec
 
 
@@ -126,21 +126,22 @@ def patcher_of(state: comfy_state.State, what: str, spec: QuantSpec | None) -> A
     return patcher
 
 
-def _check(scheme: str, mode: str, device: Any) -> None:
+def check(scheme: str, mode: str, device: Any) -> None:
     """Check the matrix. ComfyUI does the offload itself, and moves packed tensors like any others."""
     compat.check(scheme, "none", mode=mode, runtime="plain", device=str(device), machine=hardware.probe())
 
 
 def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
     """Call ComfyUI's loader with the arguments that its version accepts."""
-    known = inspect.signature(function).parameters
     # Its dynamic mover keeps one tensor per weight in a buffer of its own, where the parts of a packed one do not fit.
-    options = {"metadata": state.metadata, "disable_dynamic": True}
-    return function(
-        dict(state.tensors),
-        model_options={"custom_operations": ops},
-        **{name: value for name, value in options.items() if name in known},
-    )
+    options = known(function, metadata=state.metadata, disable_dynamic=True)
+    return function(dict(state.tensors), model_options={"custom_operations": ops}, **options)
+
+
+def known(function: Any, **options: Any) -> dict[str, Any]:
+    """Return those of the options that a function of the running ComfyUI has."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in names}
 
 
 def _require_packed(path: str, total: int, packed: int, spec: QuantSpec | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import comfy_inspect, comfy_paths
+from .comfy_clip import DEFAULT_TYPE, types
 from .comfy_load import AS_FOUND, choices
 
 
@@ -64,6 +65,13 @@ def _load(model_name: str, quantize: str = AS_FOUND) -> Any:
     return load(comfy_paths.diffusion_model(model_name), quantize)
 
 
+def _load_clip(clip_name: str, type: str, quantize: str = AS_FOUND, **more: str) -> Any:
+    from .comfy_clip import load
+
+    names = [clip_name, *(more[name] for name in _MORE if more.get(name, NONE) != NONE)]
+    return load([comfy_paths.text_encoder(name) for name in names], type, quantize)
+
+
 def _quantize(model: Any, quantize: str) -> Any:
     from .comfy_quantize import quantized
 
@@ -86,6 +94,8 @@ _FILE = Input(
     choices=comfy_paths.diffusion_models,
     tooltip="A .safetensors or .gguf file in models/diffusion_models",
 )
+NONE = "none"
+_MORE = ("clip_name2", "clip_name3", "clip_name4")
 _MODEL = Output(type="MODEL", name="MODEL", tooltip="For samplers, LoRA nodes and whatever else takes a model")
 _SCHEMES = (
     "int8_convrot is close to the original at half the size, w4a8 and nf4 are a quarter of it. The list has what this "
@@ -111,6 +121,49 @@ NODES = (
         outputs=(_MODEL,),
         run=_load,
         aliases=("unet loader", "gguf", "nf4", "quantize", "sdnq", "bitsandbytes"),
+    ),
+    Node(
+        id="SdquantLoadCLIP",
+        title="Load CLIP (sdquant)",
+        summary="Loads text encoders that are quantized in any form that sdquant reads (GGUF, float8, nf4, SVDQuant, "
+        "...), or quantizes float ones while they load. One file, or those that the model takes together: CLIP-L and "
+        "T5 for Flux, both CLIPs for SDXL.",
+        inputs=(
+            Input(
+                name="clip_name",
+                type="COMBO",
+                choices=comfy_paths.text_encoders,
+                tooltip="A .safetensors or .gguf file in models/text_encoders",
+            ),
+            Input(
+                name="type",
+                type="COMBO",
+                choices=types,
+                default=DEFAULT_TYPE,
+                tooltip="The model that the text encoder is for, as in ComfyUI's own loaders",
+            ),
+            Input(
+                name="quantize",
+                type="COMBO",
+                choices=choices,
+                default=AS_FOUND,
+                tooltip=f"What to quantize float text encoders to; {AS_FOUND!r} leaves files as they are. {_SCHEMES}",
+            ),
+            *(
+                Input(
+                    name=name,
+                    type="COMBO",
+                    choices=lambda: [NONE, *comfy_paths.text_encoders()],
+                    default=NONE,
+                    tooltip="Another text encoder of the same model",
+                    optional=True,
+                )
+                for name in _MORE
+            ),
+        ),
+        outputs=(Output(type="CLIP", name="CLIP", tooltip="For text encoding and LoRA nodes"),),
+        run=_load_clip,
+        aliases=("text encoder", "clip loader", "dual clip loader", "t5", "gguf"),
     ),
     Node(
         id="SdquantQuantizeModel",

@@ -37,16 +37,23 @@ class State:
     metadata: Mapping[str, str] | None
 
 
-def source(path: Path) -> Checkpoint:
-    """Return the diffusion model of a file, which may be a checkpoint of several models.
+def source(path: Path, component: str | None = None) -> Checkpoint:
+    """Return the diffusion model of a file, which may be a checkpoint of several models, or another component of a file
+    of its own.
 
     Raises:
-        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder.
+        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder, or no such component.
     """
     detected = detection.read_headers(path, find_classes=False)
     if set(detected.sources) != {LONE} or path.is_dir():
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(detected, None, single=True)  # refuses a LoRA
+    if component is not None and detected.component not in (component, None):
+        raise UnsupportedFileError(
+            f"Cannot load {path} as {component.replace('_', ' ')}",
+            f"it is a {detected.component.replace('_', ' ')} ({detected.family})",
+            "Pick another file, or load this one with the node that is for it",
+        )
     src = original_layout.main_only(detected.sources[LONE])
     weights = {name: row for name, row in src.prequantized.items() if set(row.keys.values()) <= set(src.tensors)}
     return replace(src, prequantized=weights)

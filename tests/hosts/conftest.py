@@ -82,7 +82,7 @@ def _forget() -> None:
 
 @pytest.fixture
 def comfy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """ComfyUI's stand-in with empty folders: `.models`, `.encoders`, `.output`, `.folder_paths`, `.nodes` and `.comfy`."""
+    """ComfyUI's stand-in, empty folders: `.models`, `.encoders`, `.output`, `.folder_paths`, `.nodes`, `.comfy`."""
     from sdquant.hosts import comfy_ops, comfy_patcher
 
     names = [name for name in sys.modules if name.partition(".")[0] in ("comfy", "folder_paths")]
