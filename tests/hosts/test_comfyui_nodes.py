@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import sdquant
 from sdquant.hosts import comfy_nodes, comfy_schema
 from sdquant.hosts import host as host_rows
+from tools.hosts import comfy_workflows
 
 from .conftest import HERE
 
@@ -45,5 +46,13 @@ def test_the_files_beside_the_nodes_agree_with_them() -> None:
     project = pytest.importorskip("tomllib").loads((FOLDER / "pyproject.toml").read_text())
     assert project["project"]["version"] == sdquant.__version__
     assert {"PublisherId", "DisplayName"} <= project["tool"]["comfy"].keys()
+    for path, text in comfy_workflows.written().items():
+        assert path.read_text() == text, "run python -m tools.hosts.comfy_workflows"
+    rows = {row.id: row for row in comfy_nodes.NODES}
+    for node in [one for nodes in comfy_workflows.WORKFLOWS.values() for one in nodes if one.kind in rows]:
+        widgets = [one for one in rows[node.kind].inputs if one.type in ("COMBO", "STRING")]
+        assert len(node.widgets) == len(widgets) and node.given.keys() == {
+            one.name for one in rows[node.kind].inputs if one not in widgets
+        }
     script = (FOLDER / "web" / "show_text.js").read_text()
     assert all((f'"{row.id}"' in script) is row.shows for row in comfy_nodes.NODES)
