@@ -36,10 +36,10 @@ def problem(quant: str) -> str | None:
     """Return why a scheme, which may have options, cannot be made here, with a way out; None if it can."""
     if quant == AS_FOUND:
         return None
+    import comfy.model_management  # type: ignore[import-not-found]
+
     try:
-        spec = registry.parse(quant)
-        _refuse_rules(spec)
-        requirements.require(spec.scheme, "pre", "plain", hardware.versions())
+        checked(quant, comfy.model_management.get_torch_device())
     except SdquantError as error:
         return str(error)
     return None

@@ -446,6 +446,7 @@ def test_the_list_of_schemes_has_what_can_be_made_and_others_are_refused_before_
     )
     assert "bitsandbytes" in node.VALIDATE_INPUTS(quantize="nf4")
     assert "no list of rules" in node.VALIDATE_INPUTS(quantize="rules")
+    assert "q4_k" in node.VALIDATE_INPUTS(quantize="q4_k")  # which files have, and nothing makes on load
     assert "nosuch" in node.VALIDATE_INPUTS(quantize="nosuch")
     with pytest.raises(IncompatibleError, match="no list of rules"):
         load(comfy, written(comfy, "float"), "rules")
