@@ -31,7 +31,7 @@ _RENAMED = (
 )
 
 
-def types() -> list[str]:
+def clip_types() -> list[str]:
     """Return the types of models that text encoders are for, as ComfyUI's own loaders call them."""
     import comfy.sd  # type: ignore[import-not-found]
 
@@ -39,12 +39,14 @@ def types() -> list[str]:
     return [DEFAULT_TYPE, *(name for name in names if name != DEFAULT_TYPE)]
 
 
-def load(paths: Sequence[str], kind: str, quant: str = comfy_load.AS_FOUND, disable_dynamic: bool = True) -> Any:
+def load_text_encoders(
+    paths: Sequence[str], kind: str, quant: str = comfy_load.AS_FOUND, disable_dynamic: bool = True
+) -> Any:
     """Load text encoders from a file each, and return ComfyUI's CLIP of them.
 
     Args:
         paths: `.safetensors` or `.gguf` files, quantized or not.
-        kind: one of `types`.
+        kind: one of `clip_types`.
         quant: what to quantize those to that have float weights.
 
     Raises:
@@ -62,7 +64,7 @@ def load(paths: Sequence[str], kind: str, quant: str = comfy_load.AS_FOUND, disa
     spec = None if quant == comfy_load.AS_FOUND else comfy_load.checked(quant, device)
     sources = [comfy_state.source(Path(path), component="text_encoder") for path in paths]
     for scheme in sorted({weight.scheme for src in sources for weight in src.prequantized.values()}):
-        comfy_load.check(scheme, "found", device)
+        comfy_load.check_scheme(scheme, "found", device)
     bar = comfy.utils.ProgressBar(sum(comfy_state.size(src) for src in sources))
     states = [comfy_state.read(src, None if src.prequantized else spec, device, bar.update) for src in sources]
     packed = sum(state.packed for state in states)
@@ -74,7 +76,7 @@ def load(paths: Sequence[str], kind: str, quant: str = comfy_load.AS_FOUND, disa
         embedding_directory=folder_paths.get_folder_paths("embeddings"),
         clip_type=comfy.sd.CLIPType[kind.upper()],
         model_options={"custom_operations": operations()},
-        **comfy_load.known(function, disable_dynamic=True),
+        **comfy_load.known_options(function, disable_dynamic=True),
     )
     clip.patcher.__class__ = patcher_class()  # of the same object: ComfyUI may have loaded it, and looks for it
     _require_loaded(clip, what, packed, spec)
@@ -83,7 +85,7 @@ def load(paths: Sequence[str], kind: str, quant: str = comfy_load.AS_FOUND, disa
 
 
 def _load_patcher(*args: Any, **kwargs: Any) -> Any:
-    return load(*args, **kwargs).patcher
+    return load_text_encoders(*args, **kwargs).patcher
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..utils.byte_sizes import size
 
 
-def described(path: str, name: str) -> str:
+def file_description(path: str, name: str) -> str:
     """Describe a file by its header, a fact a line."""
     from ..models import detection
 

@@ -32,7 +32,7 @@ def choices() -> list[str]:
     return [AS_FOUND, *(row.name for row in rows if _is_there(row, versions))]
 
 
-def problem(quant: str) -> str | None:
+def scheme_problem(quant: str) -> str | None:
     """Return why a scheme, which may have options, cannot be made here, with a way out; None if it can."""
     if quant == AS_FOUND:
         return None
@@ -69,14 +69,14 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     Raises:
         SdquantError: the file cannot be loaded.
     """
-    import comfy.model_management  # type: ignore[import-not-found]
+    import comfy.model_management
     import comfy.utils  # type: ignore[import-not-found]
 
     device = comfy.model_management.get_torch_device()
     spec = None if quant == AS_FOUND else checked(quant, device)
     src = comfy_state.source(Path(path))
     for scheme in sorted({weight.scheme for weight in src.prequantized.values()}):
-        check(scheme, "found", device)
+        check_scheme(scheme, "found", device)
     bar = comfy.utils.ProgressBar(comfy_state.size(src))
     state = comfy_state.read(src, spec, device, bar.update)
     log.info("%s: %d of %d tensors are packed (%s)", path, state.packed, len(state.tensors), spec or "as found")
@@ -93,7 +93,7 @@ def checked(quant: str, device: Any) -> QuantSpec:
     """
     spec = registry.parse(quant)
     _refuse_rules(spec)
-    check(str(spec), "pre", device)
+    check_scheme(str(spec), "pre", device)
     return spec
 
 
@@ -126,7 +126,7 @@ def patcher_of(state: comfy_state.State, what: str, spec: QuantSpec | None) -> A
     return patcher
 
 
-def check(scheme: str, mode: str, device: Any) -> None:
+def check_scheme(scheme: str, mode: str, device: Any) -> None:
     """Check the matrix. ComfyUI does the offload itself, and moves packed tensors like any others."""
     compat.check(scheme, "none", mode=mode, runtime="plain", device=str(device), machine=hardware.probe())
 
@@ -134,11 +134,11 @@ def check(scheme: str, mode: str, device: Any) -> None:
 def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
     """Call ComfyUI's loader with the arguments that its version accepts."""
     # Its dynamic mover keeps one tensor per weight in a buffer of its own, where the parts of a packed one do not fit.
-    options = known(function, metadata=state.metadata, disable_dynamic=True)
+    options = known_options(function, metadata=state.metadata, disable_dynamic=True)
     return function(dict(state.tensors), model_options={"custom_operations": ops}, **options)
 
 
-def known(function: Any, **options: Any) -> dict[str, Any]:
+def known_options(function: Any, **options: Any) -> dict[str, Any]:
     """Return those of the options that a function of the running ComfyUI has."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in names}

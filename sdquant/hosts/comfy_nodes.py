@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import comfy_inspect, comfy_paths
-from .comfy_clip import DEFAULT_TYPE, types
+from .comfy_clip import DEFAULT_TYPE, clip_types
 from .comfy_load import AS_FOUND, choices
 
 
@@ -66,16 +66,16 @@ def _load(model_name: str, quantize: str = AS_FOUND) -> Any:
 
 
 def _load_clip(clip_name: str, type: str, quantize: str = AS_FOUND, **more: str) -> Any:
-    from .comfy_clip import load
+    from .comfy_clip import load_text_encoders
 
     names = [clip_name, *(more[name] for name in _MORE if more.get(name, NONE) != NONE)]
-    return load([comfy_paths.text_encoder(name) for name in names], type, quantize)
+    return load_text_encoders([comfy_paths.text_encoder(name) for name in names], type, quantize)
 
 
 def _quantize(model: Any, quantize: str) -> Any:
-    from .comfy_quantize import quantized
+    from .comfy_quantize import quantized_patcher
 
-    return quantized(model, quantize)
+    return quantized_patcher(model, quantize)
 
 
 def _save(model: Any, filename_prefix: str) -> str:
@@ -85,7 +85,7 @@ def _save(model: Any, filename_prefix: str) -> str:
 
 
 def _inspect(model_name: str) -> str:
-    return comfy_inspect.described(comfy_paths.diffusion_model(model_name), model_name)
+    return comfy_inspect.file_description(comfy_paths.diffusion_model(model_name), model_name)
 
 
 _FILE = Input(
@@ -138,7 +138,7 @@ NODES = (
             Input(
                 name="type",
                 type="COMBO",
-                choices=types,
+                choices=clip_types,
                 default=DEFAULT_TYPE,
                 tooltip="The model that the text encoder is for, as in ComfyUI's own loaders",
             ),

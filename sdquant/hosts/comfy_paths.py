@@ -14,7 +14,7 @@ FOLDERS = {
 EXTENSIONS = frozenset({".safetensors", ".sft", ".gguf"})
 
 
-def register() -> None:
+def register_folders() -> None:
     """Register ComfyUI's folders under other names, with `.gguf` among the extensions."""
     import folder_paths  # type: ignore[import-not-found]
 

@@ -18,7 +18,7 @@ _PREFIX = "diffusion_model."
 _SHOWN = "the model"
 
 
-def quantized(patcher: Any, quant: str) -> Any:
+def quantized_patcher(patcher: Any, quant: str) -> Any:
     """Return a ModelPatcher of a new model with packed weights; the given one stays as it is.
 
     Args:
@@ -43,7 +43,7 @@ def quantized(patcher: Any, quant: str) -> Any:
             _refuse(quant)
     bar = comfy.utils.ProgressBar(sum(rows[0][0].nbytes for rows in entries.values()))
     tensors = _Merged(entries)
-    state = comfy_state.quantize(tensors, spec, device, bar.update)
+    state = comfy_state.quantize_tensors(tensors, spec, device, bar.update)
     log.info("%d of %d tensors are packed (%s)", state.packed, len(state.tensors), spec)
     made = comfy_load.patcher_of(state, _SHOWN, spec)
     made.object_patches = dict(patcher.object_patches)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import display
-from .comfy_load import problem
+from .comfy_load import scheme_problem
 from .comfy_nodes import NODES, Input, Node
 
 _CATEGORY = "model/loaders"
@@ -24,7 +24,7 @@ def v1_classes() -> dict[str, type]:
     return {node.id: _v1(node) for node in NODES}
 
 
-def titles() -> dict[str, str]:
+def node_titles() -> dict[str, str]:
     """Return the titles of all nodes by their ids."""
     return {node.id: node.title for node in NODES}
 
@@ -56,7 +56,7 @@ def _is_valid(quantize: str | None = None) -> bool | str:
     """Return True, or why a scheme cannot be used. ComfyUI leaves inputs that are named here to this check, so that a
     workflow of somebody with more libraries, or with options ("nf4,double_quant"), is told of them or runs.
     """
-    return (quantize and problem(quantize)) or True
+    return (quantize and scheme_problem(quantize)) or True
 
 
 def _asks_scheme(node: Node) -> bool:
@@ -115,7 +115,7 @@ def _v3(node: Node) -> type:
         known = io.Schema.__dataclass_fields__
         return io.Schema(**{name: value for name, value in fields.items() if name in known})
 
-    def execute(cls: type, **inputs: Any) -> Any:
+    def execute(cls: type, /, **inputs: Any) -> Any:
         done = node.run(**inputs)
         if not node.shows:
             return io.NodeOutput(done)

@@ -106,7 +106,7 @@ def read(src: Checkpoint, spec: QuantSpec | None, device: Any, tick: Callable[[i
     return State(tensors=tensors, packed=packed, metadata={"config": config} if isinstance(config, str) else None)
 
 
-def quantize(tensors: Mapping[str, Tensor], spec: QuantSpec, device: Any, tick: Callable[[int], Any]) -> State:
+def quantize_tensors(tensors: Mapping[str, Tensor], spec: QuantSpec, device: Any, tick: Callable[[int], Any]) -> State:
     """Quantize the float weights of a diffusion model that ComfyUI has loaded.
 
     Args:

@@ -9,11 +9,11 @@ except ModuleNotFoundError as error:
         "sdquant is not installed in the Python that runs ComfyUI: python -m pip install --no-deps PATH/TO/SDQUANT"
     ) from None
 
-comfy_paths.register()
+comfy_paths.register_folders()
 
 WEB_DIRECTORY = "./web"  # shows the texts of nodes, which ComfyUI does for its own only
 
 if comfy_schema.has_v3():
     comfy_entrypoint = comfy_schema.entrypoint
 else:
-    NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS = comfy_schema.v1_classes(), comfy_schema.titles()
+    NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS = comfy_schema.v1_classes(), comfy_schema.node_titles()
