@@ -1,135 +1,215 @@
-"""Nodes for ComfyUI: load a quantized diffusion model, quantize one on load, save it, inspect a file."""
+"""The nodes for ComfyUI, a row each: what they ask for, give and do. `comfy_schema` makes ComfyUI's classes of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import MissingComponentError
-from ..utils.byte_sizes import size
-from .comfy_load import choices
-
-FOLDER = "sdquant_diffusion_models"
-EXTENSIONS = frozenset({".safetensors", ".sft", ".gguf"})
-CATEGORY = "sdquant"
+from . import comfy_inspect, comfy_paths
+from .comfy_clip import DEFAULT_TYPE, clip_types
+from .comfy_load import AS_FOUND, choices
 
 
-def register_folder() -> None:
-    """Register ComfyUI's diffusion model folders under another name, with `.gguf` among the extensions."""
-    import folder_paths  # type: ignore[import-not-found]
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """What a node asks for.
 
-    known = folder_paths.folder_names_and_paths
-    paths = known["diffusion_models" if "diffusion_models" in known else "unet"][0]
-    known[FOLDER] = (paths, set(EXTENSIONS))  # the same list: folders that are added later are in it
+    Attributes:
+        name: as workflows store it. type: ComfyUI's: COMBO, STRING, MODEL, ...
+        choices: of a COMBO, at the time that ComfyUI asks.
+        optional: whether it may be left out; then it is not given to the node.
+    """
 
-
-def _path(name: str) -> str:
-    import folder_paths
-
-    path = folder_paths.get_full_path(FOLDER, name)
-    if path is None:
-        raise MissingComponentError(
-            f"Cannot load {name!r}",
-            "it is in none of ComfyUI's diffusion_models folders",
-            "Put it there, and refresh",
-        )
-    return str(path)
+    name: str
+    type: str
+    tooltip: str
+    choices: Callable[[], list[str]] | None = None
+    default: str | None = None
+    optional: bool = False
 
 
-class _OfFile:
-    """Base of nodes for a file: a choice among the files in the folders at the time that ComfyUI asks."""
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a node gives. `type`: ComfyUI's. `name`: shown beside it."""
 
-    CATEGORY = CATEGORY
-
-    @classmethod
-    def _files(cls) -> tuple[list[str]]:
-        import folder_paths
-
-        return (folder_paths.get_filename_list(FOLDER),)
+    type: str
+    name: str
+    tooltip: str
 
 
-class LoadDiffusionModel(_OfFile):
-    """Node that loads a file in any format that sdquant reads, or quantizes a float one while it loads."""
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node.
 
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "load"
-    DESCRIPTION = (
-        "Loads a diffusion model that is quantized in any form that sdquant reads (bitsandbytes, quanto, float8, GGUF, "
-        "SDNQ, ...), or quantizes a float one while it loads. LoRA nodes work as usual."
-    )
+    Attributes:
+        id: as workflows store it. title: in the menu. summary: a sentence or two.
+        run: called with the inputs by name. Returns the output, or the text of a node that `shows` it.
+        shows: whether it runs with nothing behind it, and shows a text.
+        aliases: further words that find it.
+    """
 
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        """Return the inputs: the file, and the scheme to quantize it to."""
-        return {"required": {"model_name": cls._files(), "quantize": (choices(),)}}
-
-    def load(self, model_name: str, quantize: str) -> tuple[Any]:
-        """Load the model."""
-        from .comfy_load import load
-
-        return (load(_path(model_name), quantize),)
-
-
-class SaveDiffusionModel:
-    """Node that writes a model of LoadDiffusionModel."""
-
-    CATEGORY = CATEGORY
-    RETURN_TYPES = ()
-    FUNCTION = "save"
-    OUTPUT_NODE = True
-    DESCRIPTION = "Writes a quantized diffusion model as one safetensors file below ComfyUI's output folder."
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        """Return the inputs: the model, and the prefix of the file name."""
-        name = ("STRING", {"default": "diffusion_models/quantized"})
-        return {"required": {"model": ("MODEL",), "filename_prefix": name}}
-
-    def save(self, model: Any, filename_prefix: str) -> dict[str, Any]:
-        """Save the model, and return the file name for ComfyUI to show under the node."""
-        from .comfy_save import save
-
-        return {"ui": {"text": [save(model, filename_prefix).name]}}
+    id: str
+    title: str
+    summary: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    run: Callable[..., Any]
+    shows: bool = False
+    aliases: tuple[str, ...] = ()
 
 
-class Inspect(_OfFile):
-    """Node that describes the contents of a file."""
+def _load(model_name: str, quantize: str = AS_FOUND) -> Any:
+    from .comfy_load import load
 
-    RETURN_TYPES = ("STRING",)
-    FUNCTION = "inspect"
-    OUTPUT_NODE = True
-    DESCRIPTION = (
-        "Says what a model file holds: family, quantization, size, and how that is known. Reads its header only."
-    )
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        """Return the input: the file."""
-        return {"required": {"model_name": cls._files()}}
-
-    def inspect(self, model_name: str) -> dict[str, Any]:
-        """Describe the file, as text for ComfyUI to show and for the next node."""
-        from ..models import detection
-
-        detected = detection.read_headers(_path(model_name), find_classes=False)
-        lines = [
-            model_name,
-            f"{detected.family or 'unknown'} {detected.component or ''}, {detected.container}".strip(),
-            f"quantization: {f'{detected.quant} ({detected.backend})' if detected.quant else 'none'}",
-            f"weights: {size(detected.bytes)} in {detected.tensors} tensors",
-            *detected.evidence,
-            *(f"warning: {line}" for line in detected.warnings),
-        ]
-        text = "\n".join(lines)
-        return {"ui": {"text": [text]}, "result": (text,)}
+    return load(comfy_paths.diffusion_model(model_name), quantize)
 
 
-NODE_CLASS_MAPPINGS: dict[str, type] = {
-    "SdquantLoadDiffusionModel": LoadDiffusionModel,
-    "SdquantSaveDiffusionModel": SaveDiffusionModel,
-    "SdquantInspect": Inspect,
-}
-NODE_DISPLAY_NAME_MAPPINGS = {
-    "SdquantLoadDiffusionModel": "Load Diffusion Model (sdquant)",
-    "SdquantSaveDiffusionModel": "Save Diffusion Model (sdquant)",
-    "SdquantInspect": "Inspect Model File (sdquant)",
-}
+def _load_clip(clip_name: str, type: str, quantize: str = AS_FOUND, **more: str) -> Any:
+    from .comfy_clip import load_text_encoders
+
+    names = [clip_name, *(more[name] for name in _MORE if more.get(name, NONE) != NONE)]
+    return load_text_encoders([comfy_paths.text_encoder(name) for name in names], type, quantize)
+
+
+def _quantize(model: Any, quantize: str) -> Any:
+    from .comfy_quantize import quantized_patcher
+
+    return quantized_patcher(model, quantize)
+
+
+def _save(model: Any, filename_prefix: str) -> str:
+    from .comfy_save import save
+
+    return f"Saved as {save(model, filename_prefix).name}"
+
+
+def _inspect(model_name: str) -> str:
+    return comfy_inspect.file_description(comfy_paths.diffusion_model(model_name), model_name)
+
+
+_FILE = Input(
+    name="model_name",
+    type="COMBO",
+    choices=comfy_paths.diffusion_models,
+    tooltip="A .safetensors or .gguf file in models/diffusion_models",
+)
+NONE = "none"
+_MORE = ("clip_name2", "clip_name3", "clip_name4")
+_MODEL = Output(type="MODEL", name="MODEL", tooltip="For samplers, LoRA nodes and whatever else takes a model")
+_SCHEMES = (
+    "int8_convrot is close to the original at half the size, w4a8 and nf4 are a quarter of it. The list has what this "
+    "Python can make: nf4, int8 (NNCF), qint4 and sdnq-... are in it once their libraries are installed"
+)
+
+NODES = (
+    Node(
+        id="SdquantLoadDiffusionModel",
+        title="Load Diffusion Model (sdquant)",
+        summary="Loads a diffusion model that is quantized in any form that sdquant reads (bitsandbytes, quanto, "
+        "float8, GGUF, SDNQ, ...), or quantizes a float one while it loads. LoRA nodes work as usual.",
+        inputs=(
+            _FILE,
+            Input(
+                name="quantize",
+                type="COMBO",
+                choices=choices,
+                default=AS_FOUND,
+                tooltip=f"What to quantize a float model to; {AS_FOUND!r} leaves the file as it is. {_SCHEMES}",
+            ),
+        ),
+        outputs=(_MODEL,),
+        run=_load,
+        aliases=("unet loader", "gguf", "nf4", "quantize", "sdnq", "bitsandbytes"),
+    ),
+    Node(
+        id="SdquantLoadCLIP",
+        title="Load CLIP (sdquant)",
+        summary="Loads text encoders that are quantized in any form that sdquant reads (GGUF, float8, nf4, SVDQuant, "
+        "...), or quantizes float ones while they load. One file, or those that the model takes together: CLIP-L and "
+        "T5 for Flux, both CLIPs for SDXL.",
+        inputs=(
+            Input(
+                name="clip_name",
+                type="COMBO",
+                choices=comfy_paths.text_encoders,
+                tooltip="A .safetensors or .gguf file in models/text_encoders",
+            ),
+            Input(
+                name="type",
+                type="COMBO",
+                choices=clip_types,
+                default=DEFAULT_TYPE,
+                tooltip="The model that the text encoder is for, as in ComfyUI's own loaders",
+            ),
+            Input(
+                name="quantize",
+                type="COMBO",
+                choices=choices,
+                default=AS_FOUND,
+                tooltip=f"What to quantize float text encoders to; {AS_FOUND!r} leaves files as they are. {_SCHEMES}",
+            ),
+            *(
+                Input(
+                    name=name,
+                    type="COMBO",
+                    choices=lambda: [NONE, *comfy_paths.text_encoders()],
+                    default=NONE,
+                    tooltip="Another text encoder of the same model",
+                    optional=True,
+                )
+                for name in _MORE
+            ),
+        ),
+        outputs=(Output(type="CLIP", name="CLIP", tooltip="For text encoding and LoRA nodes"),),
+        run=_load_clip,
+        aliases=("text encoder", "clip loader", "dual clip loader", "t5", "gguf"),
+    ),
+    Node(
+        id="SdquantQuantizeModel",
+        title="Quantize Model (sdquant)",
+        summary="Quantizes a float model that another node loaded, such as that of a checkpoint. LoRAs before this "
+        "node are merged into it; those after it are applied to the quantized weights each time that they are used.",
+        inputs=(
+            Input(name="model", type="MODEL", tooltip="A model with float weights"),
+            Input(
+                name="quantize",
+                type="COMBO",
+                choices=lambda: choices()[1:],
+                tooltip=f"What to quantize its weights to. {_SCHEMES}",
+            ),
+        ),
+        outputs=(_MODEL,),
+        run=_quantize,
+        aliases=("compress", "int8", "nf4", "low vram"),
+    ),
+    Node(
+        id="SdquantSaveDiffusionModel",
+        title="Save Diffusion Model (sdquant)",
+        summary="Writes a quantized diffusion model as one safetensors file below ComfyUI's output folder.",
+        inputs=(
+            Input(name="model", type="MODEL", tooltip="A model that one of sdquant's nodes loaded or quantized"),
+            Input(
+                name="filename_prefix",
+                type="STRING",
+                default="diffusion_models/quantized",
+                tooltip="The beginning of the file's name, with folders, below the output folder",
+            ),
+        ),
+        outputs=(),
+        run=_save,
+        shows=True,
+        aliases=("export", "model save"),
+    ),
+    Node(
+        id="SdquantInspect",
+        title="Inspect Model File (sdquant)",
+        summary="Says what a model file holds: family, quantization, size, and how that is known. Reads its header "
+        "only.",
+        inputs=(_FILE,),
+        outputs=(Output(type="STRING", name="text", tooltip="The same text, for another node"),),
+        run=_inspect,
+        shows=True,
+        aliases=("detect", "model info"),
+    ),
+)

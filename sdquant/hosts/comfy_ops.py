@@ -13,13 +13,13 @@ values dequantizes it first, which is correct but takes more memory. Writing int
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..kernels import dispatch, scratch
+from ..kernels import dispatch, ops, scratch
 from ..nn import LIKE_KEY, QuantizedLayer, packed_tensor
 from ..utils.malloc_trim import look_beside
 
@@ -142,7 +142,8 @@ class ComfyPackedLayer(QuantizedLayer):
 
     def forward_comfy_cast_weights(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer with its dequantized weight; called by ComfyUI's forward."""
-        look_beside(x)
+        if not torch.compiler.is_compiling():
+            look_beside(x)
         weight = self.decoded(x.dtype, x.device, fresh=torch.is_grad_enabled() and x.requires_grad)
         for function in self.weight_function:
             weight = function(weight)
@@ -155,6 +156,9 @@ class ComfyPackedLayer(QuantizedLayer):
 
     def decoded(self, dtype: torch.dtype, device: torch.device, *, fresh: bool = True) -> Tensor:
         """Dequantize the weight, into new memory if `fresh`, else into the workspace, which the next call reuses."""
+        if torch.compiler.is_compiling():  # one node of the graph, for whatever scheme
+            parts = [part.to(device) for part in self._part_tensors()]
+            return cast("Tensor", ops.weight(parts, self._text, dtype))
         packed = self.packed.to(device)
         shape = self.spec.shape
         out = torch.empty(shape, dtype=dtype, device=device) if fresh else scratch(shape, dtype, device)

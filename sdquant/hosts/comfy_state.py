@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import FLOATS, LONE, Packed, TensorInfo, Unfit, dtype_named
+from ..core import FLOATS, LONE, Packed, TensorInfo, Unfit, dtype_name, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import gguf_conventions, main_dtype
-from ..models import detection, original_names
+from ..formats import Checkpoint, gguf_conventions, main_dtype, model_families
+from ..models import OutputTensor, detection, original_names
 from ..planning import planner
 from ..saving import export_single_file, original_layout
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import QuantSpec
-    from ..formats import Checkpoint, Family, TensorFile
-    from ..models import OutputTensor
+    from ..formats import Family, TensorFile
     from .comfy_ops import ComfyPackedTensor
 
 
@@ -38,16 +37,23 @@ class State:
     metadata: Mapping[str, str] | None
 
 
-def source(path: Path) -> Checkpoint:
-    """Return the diffusion model of a file, which may be a checkpoint of several models.
+def source(path: Path, component: str | None = None) -> Checkpoint:
+    """Return the diffusion model of a file, which may be a checkpoint of several models, or another component of a file
+    of its own.
 
     Raises:
-        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder.
+        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder, or no such component.
     """
     detected = detection.read_headers(path, find_classes=False)
     if set(detected.sources) != {LONE} or path.is_dir():
         raise UnsupportedFileError(f"Cannot load {path}", "it is a folder", "Pick one .safetensors or .gguf file")
     original_layout.chosen(detected, None, single=True)  # refuses a LoRA
+    if component is not None and detected.component not in (component, None):
+        raise UnsupportedFileError(
+            f"Cannot load {path} as {component.replace('_', ' ')}",
+            f"it is a {detected.component.replace('_', ' ')} ({detected.family})",
+            "Pick another file, or load this one with the node that is for it",
+        )
     src = original_layout.main_only(detected.sources[LONE])
     weights = {name: row for name, row in src.prequantized.items() if set(row.keys.values()) <= set(src.tensors)}
     return replace(src, prequantized=weights)
@@ -98,6 +104,36 @@ def read(src: Checkpoint, spec: QuantSpec | None, device: Any, tick: Callable[[i
     config = src.metadata.get("config")
     packed = sum(isinstance(tensor, ComfyPackedTensor) for tensor in tensors.values())
     return State(tensors=tensors, packed=packed, metadata={"config": config} if isinstance(config, str) else None)
+
+
+def quantize_tensors(tensors: Mapping[str, Tensor], spec: QuantSpec, device: Any, tick: Callable[[int], Any]) -> State:
+    """Quantize the float weights of a diffusion model that ComfyUI has loaded.
+
+    Args:
+        tensors: by ComfyUI's names, without the name of the model before them.
+        device: to quantize on. tick: called with the bytes of each tensor.
+
+    Raises:
+        IncompatibleError: no weight fits the scheme. BadFileError: values that are no numbers.
+    """
+    from .comfy_ops import ComfyPackedTensor
+
+    infos = {
+        name: TensorInfo(dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape), nbytes=tensor.nbytes)
+        for name, tensor in tensors.items()
+    }
+    src = Checkpoint(path=Path("the model"), files=(), tensors=infos, home={}, prequantized={})
+    parts = [OutputTensor(name, (name,)) for name in tensors]
+    to_quantize = _chosen(src, parts, model_families.recognise(src.names), spec)
+    done: dict[str, Tensor] = {}
+    for part in parts:
+        tensor = tensors[part.name]
+        if part.name in to_quantize:
+            done[part.name] = ComfyPackedTensor(_encoded(part, tensor, spec, device))
+        else:
+            done[part.name] = _plain(part, tensor, spec)
+        tick(tensor.nbytes)
+    return State(tensors=done, packed=len(to_quantize), metadata=None)
 
 
 def _packed(src: Checkpoint, files: Mapping[Path, TensorFile], name: str) -> Packed:

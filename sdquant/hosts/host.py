@@ -188,17 +188,19 @@ COMFYUI = HostProgram(
     files=("comfy/sd.py", "folder_paths.py", "custom_nodes", "nodes.py", "main.py"),
     source="comfyui",
     into="custom_nodes/sdquant",
-    then="Its nodes are in the menu below 'sdquant'",
+    then="Its nodes are beside ComfyUI's own loaders in the menu; double-click and type 'sdquant'",
     can=(
         "'Load Diffusion Model (sdquant)' loads quantized files from the folder diffusion_models in every form that "
         "sdquant reads, or quantizes a float one while it loads",
+        "'Load CLIP (sdquant)' does the same with text encoders, one to four files at once",
+        "'Quantize Model (sdquant)' quantizes the model of any other node, such as that of a checkpoint",
         "LoRA nodes work as usual: a LoRA is applied to a quantized weight each time that it is used",
         "'Save Diffusion Model (sdquant)' writes the quantized model as one file; 'Inspect Model File (sdquant)' says "
         "what a file holds",
         "Moving between RAM and the GPU stays with ComfyUI",
     ),
     cannot=(
-        "Text encoders and VAEs stay as they are: load them with ComfyUI's own nodes",
+        "VAEs stay as they are: load them with ComfyUI's own node. Text encoders are not saved: keep their files",
         "Folders in diffusers' form are not loaded: `sdquant quantize` makes one file of the model in them",
         "The libraries' own layers (runtime=library) are not used: ComfyUI moves only plain tensors",
         "A model with a LoRA on it is not saved: save it first, then add the LoRA",

@@ -85,7 +85,7 @@ def _forget() -> None:
 
 @pytest.fixture
 def comfy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The stand-in for ComfyUI with empty folders: `.models`, `.output`, `.folder_paths`, `.nodes` and `.comfy`."""
+    """ComfyUI's stand-in, empty folders: `.models`, `.encoders`, `.output`, `.folder_paths`, `.nodes`, `.comfy`."""
     from sdquant.hosts import comfy_ops, comfy_patcher
 
     names = [name for name in sys.modules if name.partition(".")[0] in ("comfy", "folder_paths")]
@@ -93,17 +93,20 @@ def comfy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNam
     monkeypatch.syspath_prepend(str(HERE / "comfy_standin"))
     folder_paths = importlib.import_module("folder_paths")
     models, output = tmp_path / "models", tmp_path / "output"
-    models.mkdir()
-    output.mkdir()
+    encoders = tmp_path / "text_encoders"
+    for folder in (models, output, encoders):
+        folder.mkdir()
     folder_paths.folder_names_and_paths["diffusion_models"] = ([str(models), str(output / "diffusion_models")], set())
+    folder_paths.folder_names_and_paths["text_encoders"] = ([str(encoders)], set())
     folder_paths.output_directory = str(output)
     for cached in (comfy_ops.operations, comfy_patcher.patcher_class):
         cached.cache_clear()
     importlib.import_module("comfy.sd")
     found = importlib.import_module("comfy")
     nodes = importlib.import_module("sdquant.hosts.comfyui")
-    nodes.register_folder()
-    yield SimpleNamespace(models=models, output=output, folder_paths=folder_paths, nodes=nodes, comfy=found)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("comfy", "folder_paths")]:
+    yield SimpleNamespace(
+        models=models, encoders=encoders, output=output, folder_paths=folder_paths, nodes=nodes, comfy=found
+    )
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("comfy", "comfy_api", "folder_paths")]:
         del sys.modules[name]
     sys.modules.pop("sdquant.hosts.comfyui", None)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends
+from sdquant.compat import hardware
 from sdquant.errors import (
     ConflictError,
     IncompatibleError,
@@ -23,7 +24,7 @@ from sdquant.errors import (
     SettingsError,
     UnsupportedFileError,
 )
-from sdquant.hosts import comfy_load
+from sdquant.hosts import comfy_load, comfy_nodes
 from sdquant.kernels import prepack
 from sdquant.models.pipelines import main_part
 from sdquant.nn.weights import quantized
@@ -107,9 +108,17 @@ def floats(comfy: SimpleNamespace) -> dict[str, torch.Tensor]:
 
 
 def load(comfy: SimpleNamespace, path: Path, quant: str = comfy_load.AS_FOUND) -> Any:
-    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantLoadDiffusionModel"]()
-    (patcher,) = getattr(node, node.FUNCTION)(path.name, quant)
-    return patcher
+    return run(comfy, "LoadDiffusionModel", model_name=path.name, quantize=quant)[0]
+
+
+def run(comfy: SimpleNamespace, name: str, **inputs: Any) -> Any:
+    """What a node gives."""
+    node = comfy.nodes.NODE_CLASS_MAPPINGS[f"Sdquant{name}"]()
+    return getattr(node, node.FUNCTION)(**inputs)
+
+
+def save(comfy: SimpleNamespace, model: Any, prefix: str) -> Any:
+    return run(comfy, "SaveDiffusionModel", model=model, filename_prefix=prefix)
 
 
 @pytest.mark.parametrize("form", ["nf4", "fp8", "qint8", "int8_convrot", "q4_k", "iq4_xs", "int8_sym", "float"])
@@ -134,9 +143,8 @@ def test_fields_apart_give_the_same_images_and_files(comfy: SimpleNamespace, mon
     assert {name for row in dict(quantized(fields.model)).values() for name in row.parts} == {"fields"}
     assert fields.model_size() == blocks.model_size()
     torch.testing.assert_close(theirs(fields), theirs(blocks), rtol=1e-4, atol=1e-4)
-    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]()
     for patcher, name in ((fields, "fields"), (blocks, "blocks")):
-        node.save(patcher, name)
+        save(comfy, patcher, name)
     one, other = (comfy.output / f"{name}_00001_.safetensors" for name in ("fields", "blocks"))
     assert one.read_bytes() == other.read_bytes()
 
@@ -314,9 +322,8 @@ def test_a_model_can_be_merged_into_another(comfy: SimpleNamespace) -> None:
 def test_a_saved_model_reloads_equal(comfy: SimpleNamespace, quant: str) -> None:
     found = quant == "q4_k"
     patcher = load(comfy, written(comfy, quant if found else "float"), comfy_load.AS_FOUND if found else quant)
-    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]()
-    shown = node.save(patcher, "diffusion_models/mine")
-    assert shown == {"ui": {"text": ["mine_00001_.safetensors"]}}
+    shown = save(comfy, patcher, "diffusion_models/mine")
+    assert shown == {"ui": {"text": ["Saved as mine_00001_.safetensors"]}, "result": ()}
     path = comfy.output / "diffusion_models" / "mine_00001_.safetensors"
     again = load(comfy, path)
     before, after = dict(quantized(patcher.model)), dict(quantized(again.model))
@@ -337,7 +344,7 @@ def test_a_saved_model_reloads_equal(comfy: SimpleNamespace, quant: str) -> None
             )
             assert torch.equal(decoded[name].to(torch.bfloat16), weight), name
     content = path.read_bytes()
-    assert node.save(patcher, "diffusion_models/mine")["ui"]["text"] == ["mine_00002_.safetensors"]
+    assert "mine_00002_.safetensors" in save(comfy, patcher, "diffusion_models/mine")["ui"]["text"][0]
     assert path.read_bytes() == content
 
 
@@ -349,22 +356,21 @@ def test_nothing_is_written_outside_the_output_folder(comfy: SimpleNamespace, pr
     patcher = load(comfy, written(comfy, "qint8"))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SettingsError):
-        comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]().save(patcher, prefix)
+        save(comfy, patcher, prefix)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_model_with_a_lora_or_without_packed_weights_is_not_saved(comfy: SimpleNamespace) -> None:
-    save = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]().save
     patcher = load(comfy, written(comfy, "qint8"))
     patcher.add_patches(lora())
     with pytest.raises(ConflictError, match="LoRA"):
-        save(patcher, "x")
+        save(comfy, patcher, "x")
     with pytest.raises(ConflictError, match="Save Diffusion Model"):  # which ComfyUI's own nodes call
         comfy.comfy.sd.save_checkpoint(str(comfy.output / "own.safetensors"), patcher)
     with pytest.raises(ConflictError, match="Save Diffusion Model"):  # in later versions
         patcher.state_dict_for_saving(None, None, None)
     with pytest.raises(SettingsError, match="no weights that sdquant packed"):
-        save(load(comfy, written(comfy, "float")), "x")
+        save(comfy, load(comfy, written(comfy, "float")), "x")
     assert list(comfy.output.iterdir()) == []
 
 
@@ -414,29 +420,67 @@ def test_packed_weights_that_the_model_has_fused_are_joined_or_refused(comfy: Si
 def test_the_nodes_say_what_they_are_and_can(comfy: SimpleNamespace) -> None:
     assert comfy.nodes.NODE_CLASS_MAPPINGS.keys() == comfy.nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     for node in comfy.nodes.NODE_CLASS_MAPPINGS.values():
-        assert callable(getattr(node, node.FUNCTION)) and node.INPUT_TYPES()["required"]
-    inputs = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantLoadDiffusionModel"].INPUT_TYPES()["required"]
-    schemes = inputs["quantize"][0]
-    assert (
-        schemes[0] == comfy_load.AS_FOUND and {"nf4", "int8", "qint4", "fp8"} < set(schemes) and "q4_k" not in schemes
-    )
+        assert callable(getattr(node, node.FUNCTION)) and node.CATEGORY == "model/loaders" and node.DESCRIPTION
+        for _, options in node.INPUT_TYPES()["required"].values():
+            assert options["tooltip"]
     path = written(comfy, "nf4")
-    shown = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantInspect"]().inspect(path.name)
+    shown = run(comfy, "Inspect", model_name=path.name)
     assert shown["ui"]["text"] == list(shown["result"]) and "quantization: nf4 (bnb)" in shown["result"][0]
+
+
+def test_the_list_of_schemes_has_what_can_be_made_and_others_are_refused_before_the_run(
+    comfy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantLoadDiffusionModel"]
+
+    def schemes() -> list[str]:
+        found: list[str] = node.INPUT_TYPES()["required"]["quantize"][0]
+        return found
+
+    assert schemes()[0] == comfy_load.AS_FOUND and {"nf4", "int8", "qint4", "fp8", "int8_convrot"} < set(schemes())
+    assert not {"q4_k", "rules"} & set(schemes())
+    assert node.VALIDATE_INPUTS(quantize="nf4,double_quant") is True and node.VALIDATE_INPUTS() is True
+    monkeypatch.setattr(hardware, "versions", dict)  # the two documented lines, and no other package
+    assert {"fp8", "int8_convrot", "w4a8"} < set(schemes()) and not {"nf4", "int8", "qint4", "sdnq-int8"} & set(
+        schemes()
+    )
+    assert "bitsandbytes" in node.VALIDATE_INPUTS(quantize="nf4")
+    assert "no list of rules" in node.VALIDATE_INPUTS(quantize="rules")
+    assert "q4_k" in node.VALIDATE_INPUTS(quantize="q4_k")  # which files have, and nothing makes on load
+    assert "nosuch" in node.VALIDATE_INPUTS(quantize="nosuch")
+    with pytest.raises(IncompatibleError, match="no list of rules"):
+        load(comfy, written(comfy, "float"), "rules")
+
+
+def test_a_model_of_another_node_is_quantized_with_its_lora_and_saved(comfy: SimpleNamespace) -> None:
+    whole = load(comfy, written(comfy, "float"))
+    changed = whole.clone()
+    changed.add_patches(lora(), 0.8)
+    changed.model_options["transformer_options"] = {"mine": 1}
+    before, meant = theirs(whole), theirs(changed)
+    (made,) = run(comfy, "QuantizeModel", model=changed, quantize="int8")
+    assert len(dict(quantized(made.model))) > 10 and made.model_options["transformer_options"] == {"mine": 1}
+    error = (theirs(made) - meant).norm() / (meant - before).norm()
+    assert error < 0.5  # with the LoRA
+    assert torch.equal(theirs(whole), before)
+    save(comfy, made, "diffusion_models/merged")
+    again = load(comfy, comfy.output / "diffusion_models" / "merged_00001_.safetensors")
+    assert torch.equal(theirs(again), theirs(made))
+    with pytest.raises(ConflictError, match="already quantized"):
+        run(comfy, "QuantizeModel", model=made, quantize="int8")
 
 
 def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNamespace, tmp_path: Path) -> None:
     target = tmp_path / "custom_nodes" / "sdquant"
-    target.mkdir(parents=True)
-    shutil.copy(Path(comfy.nodes.__file__), target)
+    shutil.copytree(Path(comfy.nodes.__file__).parent, target)
     # As ComfyUI does: under the name of the path, so that the package of that name stays what it is.
     run = (
         "import importlib.util, sys; sys.path.insert(0, sys.argv[1])\n"
-        "import folder_paths; folder_paths.folder_names_and_paths['diffusion_models'] = ([], set())\n"
+        "import folder_paths; folder_paths.folder_names_and_paths.update(unet=([], set()), clip=([], set()))\n"
         "if sys.argv[3] == 'without': sys.modules['sdquant'] = None\n"
         "spec = importlib.util.spec_from_file_location('custom_nodes.x', sys.argv[2])\n"
         "made = importlib.util.module_from_spec(spec); spec.loader.exec_module(made)\n"
-        "print(*sorted(made.NODE_CLASS_MAPPINGS))\n"
+        "print(len(made.NODE_CLASS_MAPPINGS), made.WEB_DIRECTORY)\n"
         "print([name for name in ('gradio', 'diffusers', 'transformers') if name in sys.modules])"
     )
     standin = str(Path(__file__).parent / "comfy_standin")
@@ -446,5 +490,5 @@ def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNa
         )
         for how in ("with", "without")
     ]
-    assert done[0].stdout.splitlines() == ["SdquantInspect SdquantLoadDiffusionModel SdquantSaveDiffusionModel", "[]"]
+    assert done[0].stdout.splitlines() == [f"{len(comfy_nodes.NODES)} ./web", "[]"]
     assert done[1].returncode == 1 and install_alone("python") in done[1].stderr

@@ -15,13 +15,20 @@ import pytest
 from sdquant import SettingsError, cli, hosts
 from sdquant.hosts.host import PLACES, HostProgram, in_folder
 from sdquant.utils.install import install_alone
+from tools.hosts import comfy_workflows
 
 from .conftest import HERE
 
 Capture = pytest.CaptureFixture[str]
 FILES = {
     "webui": ["install.py", "metadata.ini", "scripts/sdquant_ext.py"],
-    "comfyui": ["__init__.py", "metadata.ini"],
+    "comfyui": [
+        "__init__.py",
+        *(f"example_workflows/{path.name}" for path in comfy_workflows.written()),
+        "metadata.ini",
+        "pyproject.toml",
+        "web/show_text.js",
+    ],
 }
 # What the stand-ins have of a web UI's folder.
 FOLDERS = {
@@ -56,7 +63,9 @@ def _run(capsys: Capture, *args: object) -> dict[str, Any]:
 def test_installed_again_and_removed(webui: Path, capsys: Capture) -> None:
     target = webui / _row(webui).into
     assert _run(capsys, webui)["host"] == webui.name
-    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == FILES[_row(webui).source]
+    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == sorted(
+        FILES[_row(webui).source]
+    )
     assert "--overwrite" in _run(capsys, webui)["fix"]
     (target / "old.py").write_text("")
     assert _run(capsys, webui, "--overwrite")["done"] == "installed"

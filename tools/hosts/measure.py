@@ -19,8 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SCHEMES = ("int8", "qint8", "fp8", "nf4", "int4")
 
 
-def main(name: str, inside: Callable[[Path, Path, list[str]], list[dict[str, Any]]]) -> None:
-    """Make the files and run `inside(checkout, work, schemes)` with the host's Python; print its rows."""
+def main(
+    name: str,
+    inside: Callable[[Path, Path, list[str]], list[dict[str, Any]]],
+    write: Callable[[Path], Any] | None = None,
+) -> None:
+    """Make the files and run `inside(checkout, work, schemes)` with the host's Python; print its rows.
+
+    Args:
+        write: writes the files of the LoRAs into a folder; None for those of digits-sd.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m tools.hosts.{name}")
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--python", default=sys.executable, help="the one of the host's environment")
@@ -40,7 +48,7 @@ def main(name: str, inside: Callable[[Path, Path, list[str]], list[dict[str, Any
             from . import lora_files
 
             loras.mkdir()
-            lora_files.write(loras)
+            (write or lora_files.write)(loras)
         command = [args.python, "-m", f"tools.hosts.{name}", str(args.checkout.resolve()), "--inside", folder]
         command += [word for scheme in schemes for word in ("--scheme", scheme)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDQUANT_LORAS": str(loras.resolve())}

@@ -1,7 +1,7 @@
 """sdquant's nodes for ComfyUI. A copy of this folder lies in `custom_nodes`; all that it does is in the package."""
 
 try:
-    from sdquant.hosts.comfy_nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, register_folder
+    from sdquant.hosts import comfy_paths, comfy_schema
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "sdquant":
         raise
@@ -9,6 +9,11 @@ except ModuleNotFoundError as error:
         "sdquant is not installed in the Python that runs ComfyUI: python -m pip install --no-deps PATH/TO/SDQUANT"
     ) from None
 
-register_folder()
+comfy_paths.register_folders()
 
-__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+WEB_DIRECTORY = "./web"  # shows the texts of nodes, which ComfyUI does for its own only
+
+if comfy_schema.has_v3():
+    comfy_entrypoint = comfy_schema.entrypoint
+else:
+    NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS = comfy_schema.v1_classes(), comfy_schema.node_titles()

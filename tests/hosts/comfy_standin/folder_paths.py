@@ -10,6 +10,10 @@ def get_output_directory():
     return output_directory
 
 
+def get_folder_paths(folder_name):
+    return list(folder_names_and_paths.get(folder_name, ([], set()))[0])
+
+
 def is_within_directory(directory, target):
     directory, target = os.path.realpath(directory), os.path.realpath(target)
     return os.path.commonpath((directory, target)) == directory

@@ -76,3 +76,7 @@ def load_models_gpu(
             other.detach(unpatch_all=False)
         model.partially_load(model.load_device, 1e32, force_patch_weights=force_patch_weights)
         LOADED.append(model)
+
+
+def text_encoder_device():
+    return get_torch_device()

@@ -10,6 +10,11 @@ import comfy.model_management
 import comfy.utils
 
 
+def create_model_options_clone(orig_model_options):
+    copied = lambda value: {k: copied(v) for k, v in value.items()} if isinstance(value, dict) else value  # noqa: E731
+    return copied(orig_model_options)
+
+
 def wipe_lowvram_weight(m):
     if hasattr(m, "prev_comfy_cast_weights"):
         m.comfy_cast_weights = m.prev_comfy_cast_weights
@@ -42,6 +47,7 @@ class ModelPatcher:
         self.load_device, self.offload_device = load_device, offload_device
         self.weight_inplace_update, self.fast_disk = weight_inplace_update, fast_disk
         self.patches, self.backup = {}, {}
+        self.object_patches, self.model_options = {}, {"transformer_options": {}}
         self.weight_wrapper_patches = {}
         self.hook_patches, self.hook_backup, self.current_hooks = {}, {}, None
         self.patches_uuid = uuid.uuid4()
@@ -69,6 +75,7 @@ class ModelPatcher:
         n = self.__class__(self.model, self.load_device, self.offload_device, self.model_size())
         n.patches = {key: list(patches) for key, patches in self.patches.items()}
         n.patches_uuid, n.parent, n.backup = self.patches_uuid, self, self.backup
+        n.object_patches, n.model_options = self.object_patches.copy(), create_model_options_clone(self.model_options)
         n.weight_wrapper_patches = self.weight_wrapper_patches.copy()
         n.cached_patcher_init = self.cached_patcher_init
         n.hook_patches = {hook: dict(patches) for hook, patches in self.hook_patches.items()}

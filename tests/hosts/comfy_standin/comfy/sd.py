@@ -1,5 +1,6 @@
 """From a state dict to a model, as in `comfy/sd.py`; the one model that is known is Flux."""
 
+import enum
 import logging
 
 import safetensors.torch
@@ -64,3 +65,70 @@ def load_diffusion_model_state_dict(sd, model_options={}, metadata=None, disable
     patcher = kind(model, load_device=load_device, offload_device=offload_device)
     model.load_model_weights(sd, "", assign=patcher.is_dynamic())
     return patcher
+
+
+class CLIPType(enum.Enum):
+    STABLE_DIFFUSION = 1
+    SD3 = 3
+    FLUX = 6
+
+
+class _Encoder(torch.nn.Module):
+    """A text encoder: a module by each name, matrices in Linear layers, and T5's first block for a forward."""
+
+    def __init__(self, sd, operations):
+        super().__init__()
+        for name, tensor in sd.items():
+            *path, leaf = name.split(".")
+            if leaf == "bias":
+                continue
+            linear = tensor.ndim == 2 and "relative" not in name and "shared" not in name and "embed" not in name
+            made = torch.nn.Module()
+            if linear:
+                made = operations.Linear(
+                    tensor.shape[1], tensor.shape[0], bias=f"{name[:-6]}bias" in sd, dtype=torch.float32
+                )
+            else:
+                made.weight = torch.nn.Parameter(torch.zeros(tensor.shape))
+                if f"{name[:-6]}bias" in sd:
+                    made.bias = torch.nn.Parameter(torch.zeros(tensor.shape[:1]))
+            owner = self
+            for step in path[:-1]:
+                if step not in owner._modules:
+                    owner.add_module(step, torch.nn.Module())
+                owner = owner._modules[step]
+            owner.add_module(path[-1], made)
+
+    def forward(self, x):
+        layer = self.get_submodule("encoder.block.0.layer.0.SelfAttention")
+        return layer.o(layer.v(x))
+
+
+class CLIP:
+    def __init__(self, model, load_device, offload_device, kind):
+        self.cond_stage_model = model
+        self.patcher = kind(model, load_device=load_device, offload_device=offload_device)
+        self.patcher.is_clip = True
+
+
+def load_text_encoder_state_dicts(
+    state_dicts=[],  # noqa: B006
+    embedding_directory=None,
+    clip_type=CLIPType.STABLE_DIFFUSION,
+    model_options={},  # noqa: B006
+    disable_dynamic=False,
+):
+    model = torch.nn.Module()
+    for number, sd in enumerate(state_dicts):
+        known = "t5xxl" if "encoder.block.0.layer.0.SelfAttention.k.weight" in sd else None
+        known = "clip_l" if "text_model.encoder.layers.0.mlp.fc1.weight" in sd else known
+        if known is None:
+            sd = {}
+        encoder = _Encoder(sd, model_options["custom_operations"])
+        encoder.load_state_dict(sd, strict=False)
+        model.add_module(known or f"unknown{number}", encoder)
+    model.requires_grad_(False)
+    device = model_management.get_torch_device()
+    kind = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    SEEN["clip"] = (embedding_directory, clip_type)
+    return CLIP(model, device, model_management.unet_offload_device(), kind)
