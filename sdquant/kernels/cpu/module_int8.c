@@ -185,6 +185,27 @@ PyObject *py_rotate(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+PyObject *py_rotate_within(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 8);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rotate_rows_within((Type)n[0], address(n[1]), n[2], n[3], n[4], address(n[5]), address(n[6]), address(n[7]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_code_within(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 10);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    code_rows_within(address(n[0]), n[1], n[2], n[3], address(n[4]), address(n[5]), n[6], n[7], address(n[8]),
+                     address(n[9]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyObject *py_expand(PyObject *module, PyObject *bytes) {
     const int64_t *n = numbers(bytes, 13);
     (void)module;
