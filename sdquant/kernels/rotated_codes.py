@@ -3,7 +3,7 @@
 Weights are rotated as comfy-kitchen does it, by a product in float32 with the matrix of `core.hadamard`, and are to
 have the same codes. The product takes ten times as long as butterflies, which sum in another order. But the order
 matters for few codes: butterflies, with a bound of how far each group is from any other order
-(kernels/cpu/rotate_bounds.h), decide nearly all of bfloat16's and float16's weights. Groups in which the order may decide
+(kernels/cpu/rotate_bounds.h), decide nearly all of bfloat16's and float16's weights. Groups in which it may decide
 a row's scale or a code, one in twenty of bfloat16's, are multiplied with the matrix after all.
 """
 
