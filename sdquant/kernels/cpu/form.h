@@ -102,6 +102,8 @@ typedef struct {
     const struct Rotation *rotation; /* see rotate.h */
     void (*expand)(const uint8_t *low, const uint8_t *high, const float *table, const float *scales, int64_t groups,
                    int64_t group, int8_t *out); /* see expand.h */
+    void (*narrow)(const float *x, int64_t rows, int64_t terms, const float *by, int turned, int64_t columns, int adds,
+                   float *out); /* see narrow.h; NULL: none */
 } Kernels;
 
 enum {
