@@ -34,9 +34,12 @@ from sdquant import backends
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "load.json"
-# of the model in bench.models, and how many files it is in
-SIZES = {"1.2b": 5, "12b": 12}
+SIZES = {"1.2b": 5, "12b": 12}  # of the model in bench.models, and how many files it is in
 TOUCHED = 4 << 30  # bytes: more than any row takes
+# At most so many times the CPU time of another row of the same run; and of each row that quantizes, the peak over the
+# model's packed size plus its largest tensor.
+TIMES = {"int8_convrot": ("int8", 2.0)}
+PEAK = 1.1
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def _gguf(path: Path) -> Any:
 
 def rows() -> list[Row]:
     """All ways."""
-    made = [
+    return [
         Row("bf16", "bf16", False, "bf16", _ours(None), _import_ours),
         *(
             Row(row.name, row.name, False, "bf16", _ours(row.name), _import_ours)
@@ -193,7 +196,6 @@ def rows() -> list[Row]:
         Row("nncf-int8", "int8", True, "bf16", _nncf, _import_nncf),
         Row("diffusers-gguf-q8_0", "q8_0", True, "q8_0", _gguf, _import_diffusers),
     ]
-    return made
 
 
 # The model.
@@ -334,8 +336,7 @@ def _median(row: Row, runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _write(args: argparse.Namespace, made: list[dict[str, Any]]) -> None:
-    old = json.loads(args.out.read_text()) if args.out.exists() else {}
-    kept = old.get("sizes", {})
+    kept = json.loads(args.out.read_text()).get("sizes", {}) if args.out.exists() else {}
     before = {row["name"]: row for row in kept.get(args.size, {}).get("rows", [])}
     rows_now = list((before | {row["name"]: row for row in made}).values())
     kept[args.size] = {"machine": machine(), "versions": versions(), "rows": rows_now}
@@ -346,15 +347,29 @@ def _write(args: argparse.Namespace, made: list[dict[str, Any]]) -> None:
 
 
 def report(made: list[dict[str, Any]]) -> None:
-    """The rows as a table."""
+    """The rows as a table, and those above their limits."""
     print(f"{'row':24}{'CPU s':>8}{'system':>8}{'wall s':>8}{'peak MB':>9}{'model MB':>10}{'limit MB':>10}")
     for row in made:
         model = f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else "-"
-        limit = f"{(1.1 * row['bytes'] + row['largest']) / 1e6:.0f}" if "bytes" in row else "-"
+        limit = f"{(PEAK * row['bytes'] + row['largest']) / 1e6:.0f}" if "bytes" in row else "-"
         print(
             f"{row['name']:24}{row['cpu']:8.2f}{row['system']:8.2f}{row['wall']:8.2f}{row['peak'] / 1e6:9.0f}"
             f"{model:>10}{limit:>10}"
         )
+    print("\n".join(missed(made)) or "every limit holds")
+
+
+def missed(made: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each row above its limit."""
+    by_name = {row["name"]: row for row in made}
+    slow = [
+        f"{name}: more than {limit} times the CPU time of {other}"
+        for name, (other, limit) in TIMES.items()
+        if {name, other} <= by_name.keys() and by_name[name]["cpu"] > limit * by_name[other]["cpu"]
+    ]
+    quantized = [row for row in made if row["files"] == "bf16" and row.get("quantized")]
+    large = (row["name"] for row in quantized if row["peak"] > PEAK * row["bytes"] + row["largest"])
+    return [*slow, *(f"{name}: its peak is above the limit" for name in large)]
 
 
 def main() -> None:

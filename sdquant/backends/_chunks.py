@@ -30,15 +30,16 @@ def row_chunks(codes: Tensor, columns: int) -> Iterator[slice]:
 
 
 def by_rows(
-    weight: Tensor, layout: Mapping[str, TensorSpec], encode: Callable[[Tensor], Mapping[str, Tensor]]
+    weight: Tensor, layout: Mapping[str, TensorSpec], encode: Callable[[Tensor], Mapping[str, Tensor]], times: int = 1
 ) -> dict[str, Tensor]:
     """Encode `weight`, [rows, ...], some rows at a time. Return the parts that `encode` would give for all of it.
 
     Args:
         layout: the parts of the whole. The first dimension of each must be in proportion to the weight's rows.
+        times: how much larger than others a chunk on a CPU is.
     """
-    rows = len(weight)
-    step = CHUNK.get(weight.device.type, CHUNK_ELSEWHERE) // max(1, weight[0].numel()) // ROWS * ROWS
+    rows, kind = len(weight), weight.device.type
+    step = (CHUNK[kind] * times if kind in CHUNK else CHUNK_ELSEWHERE) // max(1, weight[0].numel()) // ROWS * ROWS
     step = max(ROWS, step)
     if rows <= step:
         return dict(encode(weight))

@@ -20,11 +20,11 @@ from ..core import (
     TensorSpec,
     Unfit,
     dtype_name,
-    hadamard,
     leaf,
     registry,
 )
 from ..kernels import hadamard as fast_hadamard
+from ..kernels import rotated_codes
 from ..utils.tensors import divided
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
@@ -54,12 +54,11 @@ class Int4(RotatedCodec):
 
     def parts_of(self, weight: Tensor, rotation: int, layout: Mapping[str, TensorSpec]) -> Mapping[str, Tensor]:
         def encode(rows: Tensor) -> dict[str, Tensor]:
-            values = hadamard.rotate_by_matrix(rows.float(), rotation)
-            scale = divided(values.abs().amax(dim=1, keepdim=True).clamp_(min=_LEAST), _LARGEST)
-            codes = (values / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(ZERO).to(torch.uint8)
+            integers, scale = rotated_codes.quantize(rows, rotation, _scale, -_LARGEST, _LARGEST)
+            codes = integers.add_(ZERO).view(torch.uint8)
             return {"codes": codes[:, ::2] | codes[:, 1::2] << 4, "scale": scale}
 
-        return by_rows(weight, layout, encode)
+        return by_rows(weight, layout, encode, rotated_codes.chunks(weight))
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, rotation = packed.parts["codes"], packed.parts["scale"], packed.spec.rotation
@@ -102,6 +101,10 @@ class Int4(RotatedCodec):
             scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details={ROTATION: rotation}
         )
         return Packed(spec=spec, parts=parts)
+
+
+def _scale(largest: Tensor) -> Tensor:
+    return divided(largest.clamp(min=_LEAST), _LARGEST)
 
 
 def nibbles(codes: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from ..core import (
 )
 from ..errors import UnsupportedFileError
 from ..kernels import hadamard as fast_hadamard
+from ..kernels import rotated_codes
 from ..utils.tensors import divided
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
@@ -57,6 +58,9 @@ class Int8(RotatedCodec):
             whole = _scale(torch.maximum(-low, high).float())
 
         def encode(rows: Tensor) -> dict[str, Tensor]:
+            if rotation and whole is None:
+                codes, scale = rotated_codes.quantize(rows, rotation, _scale, -_LARGEST - 1, _LARGEST)
+                return {"codes": codes, "scale": scale}
             values = rows.float()
             if rotation:
                 values = hadamard.rotate_by_matrix(values, rotation)
@@ -64,7 +68,7 @@ class Int8(RotatedCodec):
             codes = (values / scale).round_().clamp_(-_LARGEST - 1, _LARGEST).to(torch.int8)
             return {"codes": codes} if whole is not None else {"codes": codes, "scale": scale}
 
-        parts = by_rows(weight, layout, encode)
+        parts = by_rows(weight, layout, encode, rotated_codes.chunks(weight) if rotation and whole is None else 1)
         return parts if whole is None else {**parts, "scale": whole}
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:

@@ -13,6 +13,8 @@ import torch
 
 from ..core import Packed
 from . import fp32_gemm
+from .cpu import narrow
+from .dispatch_guard import plain, seen
 from .fastest import is_settled, prefers_other
 from .layer_parts import usable_parts
 from .workspace import scratch
@@ -43,7 +45,10 @@ def linear(
     else:
         y = multiply(inputs, bias)
     down, up = parts[branch.down], parts[branch.up]
-    _add_product(y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1]), down.t() if branch.is_turned else down, up)
+    to, of = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
+    is_added = plain(x) and not seen(x) and narrow.add_product(to, of, down, up, is_turned=branch.is_turned)
+    if not is_added:
+        _add_product(to, of, down.t() if branch.is_turned else down, up)
     return y
 
 
@@ -62,8 +67,8 @@ def _add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
     step = fp32_gemm.ROWS if x.is_cpu else max(len(x), 1)
     for start in range(0, len(x), step):
         some_x, some_y = x[start : start + step], y[start : start + step]
-        narrow = scratch(some_x.shape, dtype, x.device).copy_(some_x) @ down
-        some_y.copy_(scratch(some_y.shape, dtype, x.device).copy_(some_y).addmm_(narrow, up.t()))
+        between = scratch(some_x.shape, dtype, x.device).copy_(some_x) @ down
+        some_y.copy_(scratch(some_y.shape, dtype, x.device).copy_(some_y).addmm_(between, up.t()))
 
 
 def prefers_whole(

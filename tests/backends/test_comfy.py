@@ -75,7 +75,7 @@ class TestGolden:
 
 
 @pytest.mark.parametrize(("columns", "group"), [(512, 256), (320, 64), (48, 16), (40, 0)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_int8_convrot_is_that_of_comfy_kitchen(columns: int, group: int, dtype: torch.dtype) -> None:
     """Bit for bit, where it rotates in float32, as the programs do that make such files."""
     weight = torch.randn(700, columns, generator=torch.Generator().manual_seed(3)).to(dtype)

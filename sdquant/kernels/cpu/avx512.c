@@ -10,6 +10,7 @@
 #include "portable.h"
 #include "integers.h"
 #include "expand.h"
+#include "narrow.h"
 #include "rotate.h"
 
 void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
@@ -27,11 +28,11 @@ static DecodeAndDot *dotter512(const Form *form) {
     return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, rotate_avx2, expand_avx2};
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, &rotation_avx2, expand_avx2, multiply_narrow512};
 
 #ifdef AMX
 /* The same, but for products of more rows. */
-const Kernels amx_kernels = {"amx", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, product_amx, 1 << BF16, 0, rotate_avx2, expand_avx2};
+const Kernels amx_kernels = {"amx", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, product_amx, 1 << BF16, 0, &rotation_avx2, expand_avx2, multiply_narrow512};
 #endif
 #ifdef __clang__
 #pragma clang attribute pop

@@ -99,9 +99,11 @@ typedef struct {
     Product *product; /* of more rows than `dotter` takes; NULL where `dots` does it */
     int products;     /* the types that it is for: bits 1 << type */
     int (*unrounded)(const Form *form, Type type); /* whether `product` has weights that are not rounded; NULL: never */
-    void (*rotate)(float *x, int64_t count, int64_t group); /* see rotate.h */
+    const struct Rotation *rotation; /* see rotate.h */
     void (*expand)(const uint8_t *low, const uint8_t *high, const float *table, const float *scales, int64_t groups,
                    int64_t group, int8_t *out); /* see expand.h */
+    void (*narrow)(const float *x, int64_t rows, int64_t terms, const float *by, int turned, int64_t columns, int adds,
+                   float *out); /* see narrow.h; NULL: none */
 } Kernels;
 
 enum {

@@ -10,6 +10,7 @@
 #include "expand.h"
 #include "int8.h"
 #include "module_int8.h"
+#include "narrow.h"
 #include "patches.h"
 #include "rotate.h"
 
@@ -185,6 +186,27 @@ PyObject *py_rotate(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+PyObject *py_rotate_within(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 8);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rotate_rows_within((Type)n[0], address(n[1]), n[2], n[3], n[4], address(n[5]), address(n[6]), address(n[7]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_code_within(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 10);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    code_rows_within(address(n[0]), n[1], n[2], n[3], address(n[4]), address(n[5]), n[6], n[7], address(n[8]),
+                     address(n[9]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyObject *py_expand(PyObject *module, PyObject *bytes) {
     const int64_t *n = numbers(bytes, 13);
     (void)module;
@@ -194,6 +216,22 @@ PyObject *py_expand(PyObject *module, PyObject *bytes) {
     expand_rows(&from, n[9], n[10], address(n[11]), address(n[12]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+/* Of the two products of a low-rank branch: out += (x down) up^T, for rows of x. Whether these kernels have it. */
+PyObject *py_branch(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 10);
+    (void)module;
+    if (!n) return NULL;
+    if (!kernels()->narrow) Py_RETURN_FALSE;
+    const float *x = address(n[0]), *down = address(n[3]), *up = address(n[6]);
+    const int64_t rows = n[1], inputs = n[2], rank = n[5], outputs = n[7];
+    float *between = address(n[8]), *out = address(n[9]);
+    Py_BEGIN_ALLOW_THREADS
+    kernels()->narrow(x, rows, inputs, down, (int)n[4], rank, 0, between);
+    kernels()->narrow(between, rows, rank, up, 1, outputs, 1, out);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_TRUE;
 }
 
 PyObject *py_patches(PyObject *module, PyObject *bytes) {

@@ -13,7 +13,10 @@ PyObject *py_int8_quantize(PyObject *module, PyObject *bytes);
 PyObject *py_int8_rows(PyObject *module, PyObject *bytes);
 PyObject *py_int8_panels(PyObject *module, PyObject *args);
 PyObject *py_rotate(PyObject *module, PyObject *bytes);
+PyObject *py_rotate_within(PyObject *module, PyObject *bytes);
+PyObject *py_code_within(PyObject *module, PyObject *bytes);
 PyObject *py_expand(PyObject *module, PyObject *bytes);
+PyObject *py_branch(PyObject *module, PyObject *bytes);
 PyObject *py_patches(PyObject *module, PyObject *bytes);
 PyObject *py_large_pages(PyObject *module, PyObject *bytes);
 
@@ -34,7 +37,12 @@ PyObject *py_large_pages(PyObject *module, PyObject *bytes);
     {"int8_rows", py_int8_rows, METH_VARARGS, "int8_rows(form, numbers)\n--\n\nSee int8.h."},                         \
     {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."},   \
     {"rotate", py_rotate, METH_O, "rotate(numbers)\n--\n\nSee rotate_rows in rotate.h."},           \
+    {"rotate_within", py_rotate_within, METH_O,                                                     \
+     "rotate_within(numbers)\n--\n\nSee rotate_rows_within in rotate.h."},                          \
+    {"code_within", py_code_within, METH_O,                                                         \
+     "code_within(numbers)\n--\n\nSee code_rows_within in rotate.h."},                              \
     {"expand", py_expand, METH_O, "expand(numbers)\n--\n\nSee expand_rows in expand.h."},           \
+    {"branch", py_branch, METH_O, "branch(numbers)\n--\n\nSee narrow.h. Whether these kernels have it."}, \
     {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."},                        \
     {"large_pages", py_large_pages, METH_O,                                                             \
      "large_pages(numbers)\n--\n\nAsk for pages of 2 MB for memory that is not used yet; see kernels/workspace.py."}

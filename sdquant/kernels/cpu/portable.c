@@ -8,4 +8,4 @@
 
 static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : portable_blocks(form); }
 
-const Kernels portable_kernels = {"portable", decoder, 0, 0, dots, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, rotate_portable, expand_portable};
+const Kernels portable_kernels = {"portable", decoder, 0, 0, dots, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, &rotation_portable, expand_portable, 0};
