@@ -54,10 +54,12 @@ def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
 def _codes(words: Tensor, out: Tensor, zero: int = 0) -> None:
     """Write the bytes of `words`, less `zero`, as floats to `out`."""
     codes = words.reshape(len(out), -1).view(torch.int8)
-    if zero:
-        torch.sub(codes, zero, out=out)
+    if zero and bit_fields.launches(out.device):
+        torch.sub(codes, zero, out=out)  # which is several times slower on a CPU
     else:
         out.copy_(codes)
+        if zero:
+            out.sub_(zero)
 
 
 def _nibbles(blocks: Tensor, start: int) -> Tensor:
