@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdquant import backends
 from sdquant.core import code_tables
 from sdquant.core.backend import Packed
+from sdquant.core.packed_layout import Geometry
 from sdquant.kernels import dispatch, fp8_linear, hadamard, int8_reference, int_matmul
 from sdquant.kernels.triton import imports
 
@@ -58,6 +60,16 @@ def _item(self: Tensor, key: Any) -> Tensor:
     return self
 
 
+def _movedim(self: Tensor, source: int, target: int) -> Tensor:
+    order = [axis for axis in range(self.ndim) if axis != source % self.ndim]
+    order.insert(target % self.ndim, source % self.ndim)
+    return torch.ops.aten.permute(self, order)
+
+
+def _contiguous(self: Tensor) -> Tensor:
+    return self if self.is_contiguous() else torch.ops.aten.clone(self, memory_format=torch.contiguous_format)
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of kernels that are launched, on a card where everything works."""
@@ -83,6 +95,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(launch_config, "table_of", lambda name, arithmetic, device: torch.empty(256, device=device))
     monkeypatch.setattr(code_tables, "dynamic_code", lambda device: torch.empty(256, device=device))
     monkeypatch.setattr(FakeTensor, "__getitem__", _item, raising=False)
+    monkeypatch.setattr(FakeTensor, "movedim", _movedim, raising=False)
+    monkeypatch.setattr(FakeTensor, "contiguous", _contiguous, raising=False)
     yield names
 
 
@@ -163,3 +177,25 @@ def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pyt
 def test_a_product_of_8_bit_floats(text: str, count: int, launched: list[str]) -> None:
     names = launches(text, "fp8", 4608, torch.bfloat16, launched)
     assert "_scaled_mm" in names and len(names) == count, names
+
+
+@pytest.mark.parametrize("size", [32, 64, 512])
+@pytest.mark.parametrize(("text", "again"), [("int8_sym", 0), ("q4_k", 1), ("nf4", 1)])
+def test_the_weight_of_a_convolution_is_quantized_once_for_all_images(
+    text: str, again: int, size: int, launched: list[str]
+) -> None:
+    """Two images of 64 x 64 in one product; of 512 x 512 in as many as their patches need, on a card of no size."""
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    made = backend.encode(torch.randn(512, 256, 3, 3).bfloat16(), spec)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = {key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in made.parts.items()}
+        packed = Packed(spec=made.spec, parts=parts)
+        x = torch.empty(2, 256, size, size, dtype=torch.bfloat16, device="cuda:0")
+        geometry = Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+        launched.clear()
+        y = dispatch.convolve(backend, packed, backend.form(packed), x, None, geometry, "int8")
+    assert y.shape == (2, 512, size, size)
+    products = launched.count("product_kernel") + launched.count("runs_kernel")
+    assert launched.count("again_kernel") == again and launched.count("quantize_kernel") == products
+    assert products == 1 if size < 512 else products == 2 * math.ceil(512 / ((1 << 26) // (256 * 9 * 512)))
