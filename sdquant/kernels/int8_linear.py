@@ -31,10 +31,11 @@ import torch
 from torch import Tensor
 
 from ..core import Geometry, hadamard, packed_rows, torch_dtypes
-from . import int8_reference, int_matmul
+from . import int8_or_torch, int8_reference, int_matmul
 from .base import Coding, EightBit
 from .cpu import int8 as native
 from .dispatch_guard import undisturbed
+from .fastest import by_the_faster
 from .hadamard import rotate
 from .im2col import outputs, patches
 from .triton import imports
@@ -118,10 +119,10 @@ def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.
     """Return the product of activations of `dtype` for a reader that prepares it."""
     if packed.device.type != "cpu":
         return int8_reference.launched(backend, packed, form, dtype, least(packed, form, dtype))
-    coding = None
-    if dtype in torch_dtypes.COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
-        coding = int8_reference.coding(packed, form)
-    return EightBit(least(packed, form, dtype), coding)
+    if dtype not in torch_dtypes.COMPUTE_DTYPES or not _by_c(backend, packed, form, dtype):
+        return EightBit(least(packed, form, dtype), None)
+    coding = int8_reference.coding(packed, form)
+    return EightBit(least(packed, form, dtype), coding, left=int8_or_torch.left(packed, form, dtype))
 
 
 def rotates(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:
@@ -142,10 +143,16 @@ def linear(
         rotation: how many columns of x are to be rotated together; only where it `rotates`.
     """
     flat = x.reshape(-1, x.shape[-1])
-    if form is not None and _by_c(backend, packed, form, x.dtype):
+    if form is None or not _by_c(backend, packed, form, x.dtype):
+        out = by_steps(backend, packed, flat, bias, rotation=rotation)
+    elif rotation or not int8_or_torch.may_be_torchs(packed, form, len(flat), x.dtype):
         out = native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias, rotation)
     else:
-        out = by_steps(backend, packed, flat, bias, rotation=rotation)
+        out = by_the_faster(
+            int8_or_torch.kind(packed, form, x.dtype), len(flat),
+            lambda: native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias),
+            lambda: by_steps(backend, packed, flat, bias, tile=int8_or_torch.TILE),
+        )  # fmt: skip
     return out.view(*x.shape[:-1], packed.spec.shape[0])
 
 
@@ -173,16 +180,18 @@ def by_steps(
     bias: Tensor | None,
     by: type[int8_reference.Steps] | None = None,
     rotation: int = 0,
+    tile: int = _TILE,
 ) -> Tensor:
     """Multiply x [m, in] in integers, step by step.
 
     Args:
-        by: the implementation; None for the fastest. rotation: of x, as in `linear`.
+        by: the implementation; None for the fastest. rotation: of x, as in `linear`. tile: sums, or weights, that are
+            in memory at a time on a CPU.
     """
     impl = int8_reference.fastest(x) if by is None else by(x.device)
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
     needs_sums = int8_reference.needs_sums(backend.form(packed))
-    _multiply(impl, x, needs_sums, _operands(impl, backend, packed, len(x)), bias, out, rotation)
+    _multiply(impl, x, needs_sums, _operands(impl, backend, packed, len(x), tile), bias, out, rotation)
     return out
 
 
@@ -298,9 +307,11 @@ class _Operand:
     by_run: tuple[Tensor, Tensor] | None = None
 
 
-def _operands(impl: int8_reference.Steps, backend: Backend, packed: Packed, m: int) -> Iterator[_Operand]:
+def _operands(
+    impl: int8_reference.Steps, backend: Backend, packed: Packed, m: int, tile: int = _TILE
+) -> Iterator[_Operand]:
     """Yield the weight for products of `m` rows of activations, in tiles of rows; on CPUs valid until the next one."""
-    for start, stop, part in _tiles(backend, packed, m if impl.sums_in_memory else 1):
+    for start, stop, part in _tiles(backend, packed, m if impl.sums_in_memory else 1, tile):
         form = backend.form(part)
         if form is not None and int8_reference.coding(part, form) & Coding.BY_RUN:
             by_run = impl.weight_by_run(backend, part, form)
@@ -333,11 +344,11 @@ def _multiply(
             impl.by_row(codes, x_scale, sums, of.by_row, of_bias, of_out)
 
 
-def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:
+def _tiles(backend: Backend, packed: Packed, m: int, tile: int) -> Iterator[tuple[int, int, Packed]]:
     """Yield ranges of a weight's rows, each as a packed weight, so that their codes and the sums for `m` rows of x are
     few."""
     rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-    tile = _TILE if packed.device.type == "cpu" else int8_reference.MOST_SUMS
+    tile = tile if packed.device.type == "cpu" else int8_reference.MOST_SUMS
     step = max(tile // max(m, columns), 128) // 64 * 64
     if step >= rows or not backend.by_row(packed):
         yield 0, rows, packed
