@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _WARM, _TIMED = 3, 5
 # Clock cycles that the GPU waits before what is timed, about a millisecond: launching it must not be what takes longer.
 _CYCLES = 2_000_000
-_CALLS = 5  # of each implementation on a CPU, of which the fastest counts
+CALLS = 5  # of each implementation on a CPU, of which the fastest counts
 _CLEARLY = 0.95  # of the usual one's time: what the other one has to take at most on a CPU
 _found: dict[Hashable, bool] = {}
 _seen: dict[Hashable, tuple[list[float], list[float]]] = {}
@@ -70,6 +70,11 @@ def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
     return _found.get(_key(kind, rows, device)) is False
 
 
+def found() -> dict[Hashable, bool]:
+    """Return what has been found in this process: by device, power of two of rows, and kind."""
+    return dict(_found)
+
+
 def forget(device: torch.device) -> None:
     """Forget what was found on a device, also in earlier runs of the program."""
     for key in [key for key in _found if isinstance(key, tuple) and key[0] == device]:
@@ -109,7 +114,7 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
         _found[key] = False
         return usual()
     times[turn].append(perf_counter() - start)
-    if len(times[1]) >= _CALLS:
+    if len(times[1]) >= CALLS:
         _settle(key, min(times[1]) < _CLEARLY * min(times[0]))
         _seen.pop(key, None)
     return result

@@ -102,7 +102,7 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> boo
         return True
     if int8_reference.coding(packed, form) & Coding.BY_RUN:  # in torch a pass over the results for each run
         return x.is_cuda and imports.products(x.device) is not None
-    return (x.is_cuda and imports.products(x.device) is not None) or int_matmul.fast(x.device)
+    return (x.is_cuda and imports.products(x.device) is not None) or int_matmul.beats_floats(x.device)
 
 
 def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry) -> bool:

@@ -65,8 +65,8 @@ def test_the_first_calls_of_a_layer_find_out(products: list[int]) -> None:
     layer, x = layer_of("int8_sym"), torch.randn(ROWS, 512, dtype=torch.bfloat16)
     layer(x[:1])
     products.clear()
-    results = [layer(x) for _ in range(2 * fastest._CALLS)]
-    assert len(products) == fastest._CALLS and all(torch.equal(one, results[0]) for one in results)
+    results = [layer(x) for _ in range(2 * fastest.CALLS)]
+    assert len(products) == fastest.CALLS and all(torch.equal(one, results[0]) for one in results)
     (verdict,) = [found for key, found in fastest._found.items() if key[0] == x.device]  # type: ignore[index]
     products.clear()
     layer(x)

@@ -17,7 +17,16 @@ from sdquant import backends
 from sdquant.core import code_tables
 from sdquant.core.backend import Packed
 from sdquant.core.packed_layout import Geometry
-from sdquant.kernels import dispatch, fp8_linear, hadamard, int8_reference, int_matmul
+from sdquant.kernels import (
+    dispatch,
+    fastest,
+    fp8_linear,
+    hadamard,
+    int8_linear,
+    int8_reference,
+    int_matmul,
+    verdicts,
+)
 from sdquant.kernels.triton import imports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -199,3 +208,39 @@ def test_the_weight_of_a_convolution_is_quantized_once_for_all_images(
     products = launched.count("product_kernel") + launched.count("runs_kernel")
     assert launched.count("again_kernel") == again and launched.count("quantize_kernel") == products
     assert products == 1 if size < 512 else products == 2 * math.ceil(512 / ((1 << 26) // (256 * 9 * 512)))
+
+
+@pytest.mark.parametrize(("capability", "pays"), [((9, 0), True), ((10, 0), False), ((10, 3), False), ((12, 0), True)])
+def test_without_triton_products_in_integers_are_left_where_torchs_are_slow(
+    capability: tuple[int, int], pays: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datacenter Blackwell has no tensor cores for them in torch's kernel; with Triton's both are timed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(imports, "products", lambda device: None)
+    device = torch.device("cuda", 0)
+    assert int_matmul.beats_floats(device) == pays
+    backend = backends.of_scheme("int8_sym")
+    made = backend.encode(torch.randn(512, 512).bfloat16(), backends.parse("int8_sym"))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parts = {key: torch.empty(part.shape, dtype=part.dtype, device=device) for key, part in made.parts.items()}
+        packed = Packed(spec=made.spec, parts=parts)
+        x = torch.empty(4608, 512, dtype=torch.bfloat16, device=device)
+        assert int8_linear.pays(packed, backend.form(packed), x, len(x)) == pays
+
+
+@pytest.mark.parametrize("other_is_faster", [True, False])
+def test_what_is_timed_on_datacenter_blackwell_decides(
+    other_is_faster: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is told what it shows stands for the card: 13 times slower is torch's product on a GB300."""
+    monkeypatch.setenv("SDQUANT_TUNE", "1")
+    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(verdicts, "known", lambda *of: None)
+    monkeypatch.setattr(verdicts, "keep", lambda *of: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    times = iter([1.0, 13.0] if other_is_faster else [13.0, 1.0])  # of torch's product, and of ours
+    monkeypatch.setattr(fastest, "_seconds", lambda run, device: next(times))
+    for _ in range(2):
+        names = launches("int8_sym", "int8", 4608, torch.bfloat16, launched)
+        assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster
