@@ -244,3 +244,24 @@ def test_what_is_timed_on_datacenter_blackwell_decides(
     for _ in range(2):
         names = launches("int8_sym", "int8", 4608, torch.bfloat16, launched)
         assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster
+
+
+# Of these the Triton kernels read no scales in 8 bits (mxfp8, NVFP4) or no codes (w4a8, w6a8), so that torch decodes
+# them in up to 18 operators (tests/backends/test_few_launches.py), and SVDQuant has two products beside the residual's.
+IN_TORCH = {"mxfp8", "comfy:nvfp4", "svdquant_nvfp4", "w4a8", "w6a8"}
+BESIDE = {"svdquant_w4a4": 3}
+EVERY = [row.name for row in backends.schemes() if row.on_the_fly and row.name not in IN_TORCH]
+
+
+@pytest.mark.parametrize("m", [1, 4608])
+@pytest.mark.parametrize("text", EVERY)
+def test_every_scheme_takes_three_launches(text: str, m: int, launched: list[str]) -> None:
+    names = launches(text, None, m, torch.bfloat16, launched)
+    assert len(names) <= 3 + BESIDE.get(text, 0), names
+
+
+@pytest.mark.parametrize("compute", ["int8", "fp8"])
+@pytest.mark.parametrize("text", EVERY)
+def test_every_scheme_takes_four_launches_in_8_bits(text: str, compute: str, launched: list[str]) -> None:
+    names = launches(text, compute, 4608, torch.bfloat16, launched, most=8)
+    assert len(names) <= 4 + BESIDE.get(text, 0), names
