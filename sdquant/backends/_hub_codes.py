@@ -31,7 +31,7 @@ def integers(codes: Tensor, bits: int) -> Tensor:
         return codes
     if bits == 4:
         return nibbles(codes)
-    values = bit_fields.unpack(codes.reshape(-1, bits), bit_fields.stream(bits), torch.uint8)
+    values = bit_fields.unpack_units(codes.reshape(-1, bits), bit_fields.stream(bits), torch.uint8)
     return values.view(*codes.shape[:-1], -1)
 
 

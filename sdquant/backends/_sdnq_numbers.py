@@ -23,7 +23,7 @@ def numbers(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtyp
     per_unit = len(code.fields)
     units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
     units = units if code.bits < 8 else units.to(torch.int32)  # a shift to the left needs room
-    values = bit_fields.unpack(units, code.fields, exact)
+    values = bit_fields.unpack_units(units, code.fields, exact)
     if code.exponent:
         return _floats(code, values, dtype)
     return (values.add_(code.low) if code.low else values).to(dtype)

@@ -46,7 +46,7 @@ def _column(shifts: tuple[int, ...], after: int, dtype: torch.dtype, device: tor
     return torch.tensor(shifts, dtype=dtype, device="cpu").view(-1, *[1] * after).to(device)
 
 
-def unpack(units: Tensor, codes: Codes, dtype: torch.dtype) -> Tensor:
+def unpack_units(units: Tensor, codes: Codes, dtype: torch.dtype) -> Tensor:
     """Unpack units [n, words], uint8 or int32, to codes [n, len(codes)] in `dtype`, which has to hold them exactly."""
     values = torch.empty((len(units), len(codes)), dtype=dtype, device=units.device)
     (_at_once if launches(units.device) else _one_by_one)(units, codes, values)

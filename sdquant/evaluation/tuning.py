@@ -40,7 +40,7 @@ class Tuned:
 
 def tune(device: torch.device) -> Iterator[Tuned]:
     """Forget what was found on a device, find it anew, and yield it; what was found is kept at the end."""
-    fastest.forget(device)
+    fastest.start_over(device)
     with torch.inference_mode():
         for inputs, outputs in SIZES:
             floats = nn.Linear(inputs, outputs, dtype=torch.bfloat16, device=device).requires_grad_(False)

@@ -75,12 +75,12 @@ def found() -> dict[Hashable, bool]:
     return dict(_found)
 
 
-def forget(device: torch.device) -> None:
+def start_over(device: torch.device) -> None:
     """Forget what was found on a device, also in earlier runs of the program."""
     for key in [key for key in _found if isinstance(key, tuple) and key[0] == device]:
         del _found[key]
     _seen.clear()
-    verdicts.forget(device)
+    verdicts.drop_verdicts(device)
 
 
 def _key(kind: Hashable, rows: int, device: torch.device) -> tuple[torch.device, int, Hashable]:

@@ -64,7 +64,7 @@ def keep(device: torch.device, kind: object, verdict: bool) -> None:
         _new.setdefault(_machine(device), {})[repr(kind)] = verdict
 
 
-def forget(device: torch.device) -> None:
+def drop_verdicts(device: torch.device) -> None:
     """Forget what was found on a device."""
     with _lock:
         _new.pop(_machine(device), None)

@@ -145,7 +145,7 @@ def test_the_fields_of_every_width(bits: int, monkeypatch: pytest.MonkeyPatch) -
     units = torch.randint(0, most, (50, words(bits)), generator=torch.Generator().manual_seed(0)).to(dtype)
     if bits > 8:
         units = units.to(torch.int16).to(dtype)  # as they are read: half of them negative
-    one_by_one = bit_fields.unpack(units, fields(bits), torch.int32)
+    one_by_one = bit_fields.unpack_units(units, fields(bits), torch.int32)
     monkeypatch.setattr(bit_fields, "launches", lambda device: True)
-    assert torch.equal(bit_fields.unpack(units, fields(bits), torch.int32), one_by_one)
+    assert torch.equal(bit_fields.unpack_units(units, fields(bits), torch.int32), one_by_one)
     assert one_by_one.min() >= 0 and one_by_one.max() < 1 << bits

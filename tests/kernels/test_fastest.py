@@ -150,7 +150,7 @@ def test_two_programs_write_one_file(clock: Clock, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(verdicts, "_new", {})
     assert verdicts.known(CPU, "one") and verdicts.known(CPU, "two")
     assert len(json.loads(verdicts.path().read_text())["machines"]) == 1
-    fastest.forget(CPU)
+    fastest.start_over(CPU)
     assert verdicts.known(CPU, "one") is None
 
 

@@ -39,4 +39,6 @@ def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
         codes[..., 0] = packed & 15
         codes[..., 1] = packed >> 4
         return codes.flatten(1)[:, :row]
-    return bit_fields.unpack(packed.reshape(-1, bits), bit_fields.stream(bits), torch.uint8).view(rows, -1)[:, :row]
+    return bit_fields.unpack_units(packed.reshape(-1, bits), bit_fields.stream(bits), torch.uint8).view(rows, -1)[
+        :, :row
+    ]
