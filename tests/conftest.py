@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sys
 import warnings
@@ -23,6 +24,10 @@ Saved = Callable[..., Path]
 
 
 _frozen: tuple[int, Path | None] = 0, None  # how many modules there were, and the file of the test
+
+
+# What is faster is found out while models run, and kept beside the user's settings: in tests it is never asked.
+os.environ.setdefault("SDQUANT_TUNE", "0")
 
 
 def _freeze(file: Path | None = None) -> None:

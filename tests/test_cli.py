@@ -465,3 +465,33 @@ def test_what_is_for_one_process_is_not_done_by_each(
         monkeypatch.setenv(name, value)
     code, _, error = run(capsys, *words)
     assert code == 2 and f"{words[0]} is for one process" in error and not [*tmp_path.iterdir()]
+
+
+def test_tuning_measures_anew_and_keeps_what_it_finds(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from sdquant.evaluation import tuning
+    from sdquant.kernels import fastest, verdicts
+
+    monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
+    monkeypatch.setenv("SDQUANT_TUNE", "1")
+    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(verdicts, "_new", {})
+    monkeypatch.setattr(tuning, "SIZES", [(512, 128)])
+    monkeypatch.setattr(tuning, "ROWS", (8, 40))
+    verdicts._stored.cache_clear()
+    code, out, _ = run(capsys, "doctor", "--tune", "--json")
+    rows = json.loads(out)["tuned"]
+    assert code == 0 and [(row["scheme"], row["rows"]) for row in rows] == [
+        (scheme, count) for scheme in tuning.SCHEMES for count in (8, 40)
+    ]
+    assert all(row["seconds"] > 0 for row in rows)
+    found = [row["by_torch"] for row in rows if row["by_torch"] is not None]
+    assert len(found) == len(fastest.found())
+    assert not found or verdicts.path().exists()
+    _, out, _ = run(capsys, "doctor", "--tune")
+    assert "512 to 128" in out and "sdquant's, the only one" in out
+    monkeypatch.setenv("SDQUANT_TUNE", "0")
+    code, _, error = run(capsys, "doctor", "--tune")
+    assert code == 2 and "Unset SDQUANT_TUNE" in error
+    verdicts._stored.cache_clear()

@@ -16,7 +16,7 @@ from ..core import code_tables
 from ..utils.buffers import empty
 from ..utils.device_constants import constant
 
-TILE = 1 << 18  # weights at a time: what stays in a core's cache
+TILE = 1 << 18  # weights encoded at a time: what stays in a core's cache
 TILE_ELSEWHERE = 1 << 25
 _SHIFT = 21  # of a float32's bits: sign, exponent and two bits of mantissa remain
 _CELLS = 1 << (32 - _SHIFT)

@@ -1,4 +1,4 @@
-"""Encode a weight some rows at a time, for codecs whose rows do not depend on each other.
+"""Encode a weight some rows at a time, for codecs whose rows do not depend on each other, and decode it so.
 
 A library's own function makes several temporaries of the size of the weight. Fresh memory costs more than the
 arithmetic does: for int8 on a CPU, three quarters of the time are page faults. A chunk's temporaries stay in the cache.
@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 
 from ..core import dtype_named
 from ..utils.buffers import empty
+from ..utils.chunk_sizes import weights_at_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import TensorSpec
 
-CHUNK = {"cpu": 1 << 18}  # weights at a time
+CHUNK = {"cpu": 1 << 18}  # weights encoded at a time
 CHUNK_ELSEWHERE = 1 << 25  # a GPU wants large pieces, and its memory is given back at once
 ROWS = 8  # chunks begin at multiples of it: codes of two rows that share a byte stay together
 
 
 def row_chunks(codes: Tensor, columns: int) -> Iterator[slice]:
-    """Yield slices of the rows of `codes` in which about a chunk of weights are, for `columns` weights in a row."""
-    step = max(1, CHUNK.get(codes.device.type, CHUNK_ELSEWHERE) // max(1, columns))
+    """Yield slices of the rows of `codes` of which so many are decoded at a time, for `columns` weights in a row."""
+    step = max(1, weights_at_once(codes.device) // max(1, columns))
     for start in range(0, len(codes), step):
         yield slice(start, start + step)
 

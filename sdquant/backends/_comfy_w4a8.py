@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, dtype_name, hadamard, leaf, registry
+from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, bit_fields, dtype_name, hadamard, leaf, registry
 from ..errors import BadFileError
 from ..kernels import expand_rows, scratch
 from ..kernels import hadamard as fast_hadamard
@@ -199,7 +199,7 @@ def _integers_by_torch(packed: Packed, rows: slice) -> Tensor:
     codes = nibbles(stored[:, : columns // 2])
     if packed.spec.scheme.name == "w6a8":
         upper = stored[:, columns // 2 :]
-        codes |= torch.stack([upper >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(1) << 4
+        codes |= bit_fields.split(upper, (0, 2, 4, 6), 3, 2).flatten(1) << 4
     if codebook is None:
         values = codes.float().sub_(32 if packed.spec.scheme.name == "w6a8" else 8)
     elif codebook.ndim == 2:

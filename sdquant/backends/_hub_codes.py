@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import PackedLayout
+from ..core import PackedLayout, bit_fields
 from ._chunks import row_chunks
 from ._comfy_int4 import nibbles
 
@@ -31,10 +31,8 @@ def integers(codes: Tensor, bits: int) -> Tensor:
         return codes
     if bits == 4:
         return nibbles(codes)
-    units = codes.view(*codes.shape[:-1], -1, bits).long()
-    places = torch.arange(bits, device=codes.device) * 8
-    values = (units << places).sum(-1, keepdim=True) >> torch.arange(unit(bits), device=codes.device) * bits
-    return (values & (1 << bits) - 1).to(torch.uint8).flatten(-2)
+    values = bit_fields.unpack_units(codes.reshape(-1, bits), bit_fields.stream(bits), torch.uint8)
+    return values.view(*codes.shape[:-1], -1)
 
 
 def packed(values: Tensor, bits: int) -> Tensor:

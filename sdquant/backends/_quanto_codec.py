@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core import TensorSpec, code_tables
 from ..utils.buffers import empty
+from ..utils.chunk_sizes import weights_at_once
 from ..utils.tensors import divided
 from ._chunks import by_rows
 from ._quanto_extension import shift_right
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..core import Packed
-
-SLAB = {"cpu": 1 << 18}  # weights decoded at a time: what stays in a core's cache
-SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches
 
 
 def encode(weight: Tensor, scheme: str, group: int | None, layout: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
@@ -154,7 +152,7 @@ def _slabs(packed: Packed, shape: torch.Size) -> Iterator[tuple[slice, Tensor]]:
     """Yield the codes of the weight viewed as `shape` (its groups as rows), some rows at a time: (rows, codes)."""
     data = packed.parts["data"]
     bits = BITS[packed.spec.scheme.name]
-    step = max(1, SLAB.get(data.device.type, SLAB_ELSEWHERE) // max(1, shape[1:].numel()))
+    step = max(1, weights_at_once(data.device) // max(1, shape[1:].numel()))
     if bits == 8 or bits == 3:
         for start in range(0, len(data), step):
             span = slice(start, min(start + step, len(data)))

@@ -1,6 +1,6 @@
-"""SDNQ's codes: the storage of each kind, and their values.
+"""SDNQ's codes: the storage of each kind.
 
-Bit-equal to SDNQ's own, in plain torch; sdnq is not needed. Which kinds there are: every one that sdnq 0.2.8 writes.
+Their values: `_sdnq_numbers`. Which kinds there are: every one that sdnq 0.2.8 writes.
 """
 
 from __future__ import annotations
@@ -8,13 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ._sdnq_bits import Field, fields, words
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +22,8 @@ class Code:
         dtype: torch dtype name of the stored tensor.
         low: number added to a stored code to get its value.
         zero_point: whether each scale comes with a zero point.
-        fields: for packed codes, the bits of each of the codes in a unit: see `_sdnq_bits`. Empty if a code is a tensor
-            element.
+        fields: for packed codes, the bits of each of the codes in a unit: see `core.bit_fields`. Empty if a code is
+            a tensor element.
         unit: words in a unit.
         exponent, mantissa: bits of a float that torch has no dtype for, below a sign bit if it has no zero point; it
             has no infinities and NaNs. 0 exponent bits: it is no such float.
@@ -127,45 +122,3 @@ CODES = {
     "sdnq-uint3": _known("uint3"),
 }
 OF_DTYPE = {code.sdnq: name for name, code in CODES.items()}
-
-
-def numbers(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtype) -> Tensor:
-    """Unpack the codes of some rows into a new tensor of `dtype`; flat if they are packed."""
-    import torch
-
-    exact = dtype if code.bits < 8 and not code.exponent else torch.int32  # what holds every code
-    if not code.fields:
-        codes = stored[rows]
-        return _floats(code, codes.to(torch.int32), dtype) if code.exponent else codes.to(dtype, copy=True)
-    per_unit = len(code.fields)
-    units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
-    units = units if code.bits < 8 else units.to(torch.int32)  # a shift to the left needs room
-    values = torch.empty((len(units), per_unit), dtype=exact, device=stored.device)
-    for column, places in enumerate(code.fields):
-        values[:, column] = sum(_field(units[:, word], shift, mask) for word, shift, mask in places)
-    if code.exponent:
-        return _floats(code, values, dtype)
-    return (values.add_(code.low) if code.low else values).to(dtype)
-
-
-def _field(words_: Tensor, shift: int, mask: int) -> Tensor:
-    return ((words_ >> shift) if shift >= 0 else (words_ << -shift)) & mask
-
-
-def _floats(code: Code, codes: Tensor, dtype: torch.dtype) -> Tensor:
-    return _values(code, codes.device)[codes].to(dtype)
-
-
-def _values(code: Code, device: torch.device) -> Tensor:
-    """Return the value of every code of a float that torch has no dtype for: float32 [2 ** bits]."""
-    import torch
-
-    codes = torch.arange(1 << code.bits, device=device)
-    mantissa = (codes & ((1 << code.mantissa) - 1)).double() / (1 << code.mantissa)
-    exponent = (codes >> code.mantissa) & ((1 << code.exponent) - 1)
-    # As in IEEE 754, with denormal numbers at exponent 0; but the largest exponent is one like the others.
-    power = torch.pow(2.0, (exponent.clamp(min=1) - (1 << (code.exponent - 1)) + 1).double())
-    values = (mantissa + (exponent > 0)) * power
-    if not code.zero_point:
-        values = torch.where(codes >> (code.bits - 1) > 0, -values, values)
-    return values.float()

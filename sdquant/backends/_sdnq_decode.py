@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core import hadamard
-from ._sdnq_codes import numbers
+from ._sdnq_numbers import numbers
 from ._sdnq_storage import Storage, group_shape, groups_of, storage_of, stored_count
 
 if TYPE_CHECKING:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUPS = (128, 64, 32)
-CHUNK = 1 << 18  # weights decoded at a time: 512 KiB of float16, which stays in the cache
 
 _GROUP_SIZE = Option(
     default=64,
@@ -136,6 +135,8 @@ class NNCF(Backend):
         """Dequantize as NNCF's decompressors do: in float16, then cast. A few rows at a time, to save memory."""
         import torch
 
+        from ._chunks import row_chunks
+
         shape, codes, scale = packed.spec.shape, packed.parts["codes"], packed.parts["scale"]
         row, groups = math.prod(shape[1:]), scale.shape[1]
         zeros: Tensor | int
@@ -145,9 +146,7 @@ class NNCF(Backend):
             zeros = _unpack(packed.parts["zero_point"], torch.float16)[: scale.numel()].view(scale.shape)
         else:
             zeros = packed.parts["zero_point"].to(torch.float16)
-        step = max(1, CHUNK // max(1, row))
-        for start in range(0, shape[0], step):
-            rows = slice(start, start + step)
+        for rows in row_chunks(codes, row):
             part = codes[rows]
             floats = part.to(torch.float16) if part.shape[1] == row else _unpack(part, torch.float16)
             grouped = floats.view(len(part), groups, row // groups)

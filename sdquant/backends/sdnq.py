@@ -46,6 +46,7 @@ from ..core import (
     registry,
 )
 from ..errors import BadFileError, UnsupportedFileError
+from ..utils.chunk_sizes import weights_at_once
 from . import _sdnq_encode, _sdnq_layout
 from ._sdnq_codes import CODES
 from ._sdnq_files import float_dtype, shape_of, stored_as, upright, words
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
     from ._sdnq_codes import Code
 
-CHUNK = 1 << 18  # weights decoded at a time
 HADAMARD, RANK = 256, 32  # SDNQ's defaults: values rotated together at most; rank of the SVD
 BITS, PRODUCTS = "bits", "products"  # in the details of what is found in a file; not in those of a packed weight
 # SDNQ's names of codes, as `core.packed_layout` names their packing.
@@ -172,7 +172,7 @@ class SDNQ(Backend):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         from . import _sdnq_decode
 
-        _sdnq_decode.decode_into(packed, out, CHUNK)
+        _sdnq_decode.decode_into(packed, out, weights_at_once(out.device))
 
     def form(self, packed: Packed) -> PackedLayout | None:
         way, parts, shape = storage_of(packed.spec.scheme.name, packed.spec.details), packed.parts, packed.spec.shape

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingsError
 from ..kernels import cpu_state as native_state
 from ..utils.distributed import local_rank
+from ..utils.processor import processor_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -226,16 +227,7 @@ def _container(folder: Path) -> tuple[int | None, int]:
 
 
 def _cpu(total: int, available: int) -> Device:
-    return Device(kind="cpu", index=0, name=_cpu_name(), memory_total=total, memory_free=available)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return Device(kind="cpu", index=0, name=processor_name(), memory_total=total, memory_free=available)
 
 
 def _accelerators() -> Iterator[Device]:

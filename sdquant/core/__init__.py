@@ -40,7 +40,7 @@ __all__ = [
     "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION", "Activations",
     "Backend", "Cut", "FloatGemm", "Geometry", "LowRank", "Option", "Packed", "PackedLayout", "PackedSpec",
     "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit",
-    "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq", "gguf_fields",
+    "bit_fields", "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq", "gguf_fields",
     "gguf_mixes", "gguf_types", "hadamard", "input_columns",
     "is_range", "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
     "require_sound", "torch_dtypes",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..utils.device_constants import constant
+from . import bit_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +37,9 @@ def contiguous(part: Tensor) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def half(blocks: Tensor, at: int) -> Tensor:
-    """Read the fp16 number at byte `at` of each block: float32 [n, 1]."""
-    return contiguous(blocks[:, at : at + 2]).view(torch.float16).float()
+def half(blocks: Tensor, at: int, count: int = 1) -> Tensor:
+    """Read the fp16 numbers from byte `at` of each block: float32 [n, count]."""
+    return contiguous(blocks[:, at : at + 2 * count]).view(torch.float16).float()
 
 
 @cache
@@ -78,19 +79,19 @@ def _even_signs(device: torch.device) -> Tensor:
 
 
 def _ints(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Read bytes of each block as unsigned integers of 1, 2 or 4 bytes: int64 [n, count]."""
+    """Read bytes of each block as unsigned integers of 2 or 4 bytes: int64 [n, count]."""
     return contiguous(blocks[:, start:stop]).view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
 
 
 def _split(numbers: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
     """Split each number into bit fields: [n, a] to [n, a * len(shifts)]."""
-    return torch.stack([numbers >> shift & mask for shift in shifts], dim=2).flatten(1)
+    return bit_fields.split(numbers, shifts, mask, 2).flatten(1)
 
 
 def _looked_up(table: tuple[int, ...], blocks: Tensor, start: int, stop: int, group: int) -> Tensor:
     """Look up 4-bit codes in a table: float32 [n, 2 * bytes]; of each `group` bytes the low nibbles come first."""
-    codes = blocks[:, start:stop].reshape(len(blocks), -1, 1, group)
-    index = torch.cat((codes & 15, codes >> 4), dim=2).flatten().int()
+    codes = blocks[:, start:stop].reshape(len(blocks), -1, group)
+    index = bit_fields.split(codes, (0, 4), 15, 2).flatten().int()
     return _values(table, blocks.device).index_select(0, index).view(len(blocks), -1)
 
 
@@ -116,61 +117,64 @@ def _iq2_xxs(blocks: Tensor, out: Tensor) -> None:
 
 def _iq2_xs(blocks: Tensor, out: Tensor) -> None:
     codes = _ints(blocks, 2, 66, torch.int16)
-    scales = _split(_ints(blocks, 66, 74, torch.uint8), (0, 4), 15)
+    scales = _split(blocks[:, 66:74], (0, 4), 15)
     scale = half(blocks, 0) * (0.5 + scales.float()) * 0.25
     _signed(out, scale, "iq2_xs", codes & 511, _even_signs(out.device)[codes >> 9])
 
 
 def _iq2_s(blocks: Tensor, out: Tensor) -> None:
-    high = _split(_ints(blocks, 66, 74, torch.uint8), (0, 2, 4, 6), 3)
-    signs = _signs(out.device)[_ints(blocks, 34, 66, torch.uint8)]
-    scales = _split(_ints(blocks, 74, 82, torch.uint8), (0, 4), 15)
+    high = _split(blocks[:, 66:74], (0, 2, 4, 6), 3)
+    signs = _signs(out.device)[blocks[:, 34:66].long()]
+    scales = _split(blocks[:, 74:82], (0, 4), 15)
     scale = half(blocks, 0) * (0.5 + scales.float()) * 0.25
-    _signed(out, scale, "iq2_s", _ints(blocks, 2, 34, torch.uint8) | high << 8, signs)
+    _signed(out, scale, "iq2_s", _of_bytes(blocks[:, 2:34], high), signs)
 
 
 def _iq3_xxs(blocks: Tensor, out: Tensor) -> None:
     high = _ints(blocks, 66, 98, torch.int32)
     signs = _even_signs(out.device)[_split(high, (0, 7, 14, 21), 127)]
     scale = half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.5
-    _signed(out, scale, "iq3_xxs", _ints(blocks, 2, 66, torch.uint8), signs)
+    _signed(out, scale, "iq3_xxs", blocks[:, 2:66].long(), signs)
 
 
 def _iq3_s(blocks: Tensor, out: Tensor) -> None:
-    high = _split(_ints(blocks, 66, 74, torch.uint8), tuple(range(8)), 1)
-    signs = _signs(out.device)[_ints(blocks, 74, 106, torch.uint8)]
-    scale = half(blocks, 0) * (1 + 2 * _split(_ints(blocks, 106, 110, torch.uint8), (0, 4), 15))
-    _signed(out, scale, "iq3_s", _ints(blocks, 2, 66, torch.uint8) | high << 8, signs)
+    high = _split(blocks[:, 66:74], tuple(range(8)), 1)
+    signs = _signs(out.device)[blocks[:, 74:106].long()]
+    scale = half(blocks, 0) * (1 + 2 * _split(blocks[:, 106:110], (0, 4), 15))
+    _signed(out, scale, "iq3_s", _of_bytes(blocks[:, 2:66], high), signs)
 
 
-def _shifted(out: Tensor, scale: Tensor, index: Tensor, negative: Tensor) -> None:
-    """Compute IQ1's out = scale * (table weights ± shift)."""
-    shift = torch.where(negative, -_DELTA, _DELTA).unsqueeze(2)
-    values = _grid("iq1_s", out.device)[index].view(*negative.shape, -1) + shift
-    _put(out, scale, values)
+def _of_bytes(low: Tensor, high: Tensor) -> Tensor:
+    """Return low + 256 * high, of bytes: int64."""
+    return torch.add(low, high.long(), alpha=256)
 
 
 def _iq1_s(blocks: Tensor, out: Tensor) -> None:
     high = _ints(blocks, 34, 50, torch.int16)
-    index = _ints(blocks, 2, 34, torch.uint8) | _split(high, (0, 3, 6, 9), 7) << 8
+    index = _of_bytes(blocks[:, 2:34], _split(high, (0, 3, 6, 9), 7))
     scale = half(blocks, 0) * (2 * (high >> 12 & 7) + 1)
-    _shifted(out, scale, index, high >= 1 << 15)
+    shift = torch.where(high >= 1 << 15, -_DELTA, _DELTA).unsqueeze(2)
+    _put(out, scale, _grid("iq1_s", out.device)[index].view(*high.shape, -1) + shift)
 
 
 def _iq1_m(blocks: Tensor, out: Tensor) -> None:
-    scales = _ints(blocks, 48, 56, torch.int16)
-    high = _split(_ints(blocks, 32, 48, torch.uint8), (0, 4), 15)
-    index = _ints(blocks, 0, 32, torch.uint8) | (high & 7) << 8
+    scales = contiguous(blocks[:, 48:56]).view(torch.int16)
+    index = _of_bytes(blocks[:, :32], _split(blocks[:, 32:48], (0, 4), 15))
     scale = iq1_m_scale(blocks) * (2 * _split(scales, (0, 3, 6, 9), 7) + 1)
-    _shifted(out, scale, index, high >= 8)
+    _put(out, scale, _grid_with_shift(out.device)[index])
+
+
+@constant
+def _grid_with_shift(device: torch.device) -> Tensor:
+    """Return IQ1's table with its shift, the twelfth bit of an index that says whether it is negative."""
+    table = grid("iq1_s").float()
+    return torch.cat((table + _DELTA, table - _DELTA)).to(device)
 
 
 def iq1_m_scale(blocks: Tensor) -> Tensor:
     """Read the fp16 scale that IQ1_M stores in the upper four bits of four numbers: float32 [n, 1]."""
-    scales = _ints(blocks, 48, 56, torch.int16)
-    bits = sum((scales[:, part] >> 12) << 4 * part for part in range(4))
-    assert isinstance(bits, Tensor)
-    return torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16).view(torch.float16).float()[:, None]
+    upper = blocks[:, 49:56:2]
+    return (upper[:, ::2] >> 4 | upper[:, 1::2] & 0xF0).view(torch.float16).float()
 
 
 def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
@@ -178,9 +182,8 @@ def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
 
 
 def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
-    low = _split(_ints(blocks, 4, 8, torch.uint8), (0, 4), 15)
-    high = _split(_ints(blocks, 2, 4, torch.int16), tuple(range(0, 16, 2)), 3)
-    scale = half(blocks, 0) * ((low | high << 4) - 32).float()
+    low, high = _split(blocks[:, 4:8], (0, 4), 15), _split(blocks[:, 2:4], (0, 2, 4, 6), 3)
+    scale = half(blocks, 0) * ((low | high << 4).view(torch.int8) - 32)
     _put(out, scale, _looked_up(NON_LINEAR, blocks, 8, 136, 16))
 
 
@@ -194,26 +197,36 @@ def _tq1_0(blocks: Tensor, out: Tensor) -> None:
 
 
 def _tq2_0(blocks: Tensor, out: Tensor) -> None:
-    codes = blocks[:, :64].reshape(-1, 2, 1, 32)
-    codes = torch.cat([codes >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1).view(torch.int8).sub_(1)
+    codes = bit_fields.split(blocks[:, :64].reshape(-1, 2, 32), (0, 2, 4, 6), 3, 2).flatten(1).view(torch.int8).sub_(1)
     torch.mul(half(blocks, 64), codes, out=out)
 
 
 def _mxfp4(blocks: Tensor, out: Tensor) -> None:
-    exponent = _ints(blocks, 0, 1, torch.uint8)
-    # Half of 2 ** (exponent - 127): the table has twice the values.
-    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
-    scale = bits.to(torch.int32).view(torch.float32)
+    scale = _exponents(out.device)[blocks[:, :1].long()]
     _put(out, scale, _looked_up(_E2M1, blocks, 1, 17, 16))
 
 
+@constant
+def _exponents(device: torch.device) -> Tensor:
+    """Return 2 ** (exponent - 128) for each byte: half of the scale, as the table has twice the values."""
+    exponent = torch.arange(256, device="cpu")
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
+    return bits.to(torch.int32).view(torch.float32).to(device)
+
+
 def _nvfp4(blocks: Tensor, out: Tensor) -> None:
-    codes = _ints(blocks, 0, 4, torch.uint8)
+    scale = _halves_of_e4m3(out.device)[blocks[:, :4].long()]
+    _put(out, scale, _looked_up(_E2M1, blocks, 4, 36, 8))
+
+
+@constant
+def _halves_of_e4m3(device: torch.device) -> Tensor:
+    """Return half of the value of each byte as a float without a sign; 0x7F is 0."""
+    codes = torch.arange(256, device="cpu")
     exponent, mantissa = codes >> 3 & 15, (codes & 7).float()
     normal = (1.0 + mantissa / 8.0) * torch.exp2(exponent.float() - 7)
     scale = torch.where(exponent == 0, mantissa * 2.0**-9, normal) * 0.5
-    scale = torch.where((codes == 0) | (codes == 0x7F), 0.0, scale)
-    _put(out, scale, _looked_up(_E2M1, blocks, 4, 36, 8))
+    return torch.where((codes == 0) | (codes == 0x7F), 0.0, scale).float().to(device)
 
 
 # Type name to its decoder.

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from .benchmark import CLOCKS, INPUT_KINDS, PROMPT, Benchmark, BenchmarkRow, bench
     from .benchmark import figure as benchmark_figure
     from .comparison import Comparison, ComparisonRow
+    from .tuning import Tuned, tune
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "CLOCKS", "INPUT_KINDS", "PROMPT", "Benchmark", "BenchmarkRow", "Comparison", "ComparisonRow", "bench",
-    "benchmark_figure", "compare",
+    "CLOCKS", "INPUT_KINDS", "PROMPT", "Benchmark", "BenchmarkRow", "Comparison", "ComparisonRow", "Tuned",
+    "bench", "benchmark_figure", "compare", "tune",
 ]  # fmt: skip

@@ -22,6 +22,6 @@ else:
 
 __all__ = [
     "Prepared", "block_floats", "block_scaled", "cpu", "cpu_int8", "cpu_state", "dispatch", "dispatch_guard",
-    "expand_rows", "hadamard", "int8_linear", "int_matmul", "onednn", "ops", "prepack", "rotated_codes",
-    "scheme_activations", "scratch", "sdpa",
+    "expand_rows", "fastest", "hadamard", "int8_linear", "int_matmul", "onednn", "ops", "prepack", "rotated_codes",
+    "scheme_activations", "scratch", "sdpa", "verdicts",
 ]  # fmt: skip

@@ -1,26 +1,34 @@
-"""Which of two implementations is faster for products of a size on a GPU: measured when the first one is computed.
+"""Which of two implementations is faster for products of a size: measured where the first ones are computed.
 
-Some milliseconds for each power of two of rows, kept while the process runs. With SDQUANT_TUNE=0 nothing is measured,
-and while a CUDA graph is recorded nothing can be: the usual implementation is taken then.
+On a GPU some milliseconds for each power of two of rows. On a CPU the first products are computed by turns by one and
+by the other, whose results have to be the same bits, so that measuring costs next to nothing. What is found is kept for
+the process, and in a file for the next one (`verdicts`). With SDQUANT_TUNE=0 nothing is measured, and while a CUDA
+graph is recorded nothing can be: the usual implementation is taken then.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 from collections.abc import Callable, Hashable
 from itertools import pairwise
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeVar
 
 import torch
+
+from . import verdicts
 
 log = logging.getLogger(__name__)
 
 _WARM, _TIMED = 3, 5
 # Clock cycles that the GPU waits before what is timed, about a millisecond: launching it must not be what takes longer.
 _CYCLES = 2_000_000
+CALLS = 5  # of each implementation on a CPU, of which the fastest counts
+_CLEARLY = 0.95  # of the usual one's time: what the other one has to take at most on a CPU
 _found: dict[Hashable, bool] = {}
+_seen: dict[Hashable, tuple[list[float], list[float]]] = {}
+_T = TypeVar("_T")
 
 
 def prefers_other(
@@ -30,21 +38,87 @@ def prefers_other(
     one.
 
     Args:
-        kind: what the choice depends on, but for the device and the number of `rows`.
+        kind: what the choice depends on, but for the device and the number of `rows`. Its `repr` is kept in a file.
     """
-    key = (device, (rows - 1).bit_length(), kind)
-    known = _found.get(key)
-    if known is None:
-        tunes = device.type == "cuda" and os.environ.get("SDQUANT_TUNE") != "0"
-        if tunes and torch.cuda.is_current_stream_capturing():
+    key = _key(kind, rows, device)
+    verdict = _known(key)
+    if verdict is None:
+        may = device.type == "cuda" and verdicts.tunes()
+        if may and torch.cuda.is_current_stream_capturing():
             return False
-        known = _found[key] = tunes and _slower(usual, other, device)
-    return known
+        verdict = may and _slower(usual, other, device)
+        _settle(key, verdict)
+    return verdict
+
+
+def by_the_faster(kind: Hashable, rows: int, usual: Callable[[], _T], other: Callable[[], _T]) -> _T:
+    """Compute a product on the CPU by whichever of two implementations is faster for such ones, and return it.
+
+    Args:
+        kind: as for `prefers_other`.
+    """
+    key = _key(kind, rows, torch.device("cpu"))
+    verdict = _known(key)
+    if verdict is None:
+        if verdicts.tunes():
+            return _by_turns(key, usual, other)
+        _found[key] = verdict = False
+    return other() if verdict else usual()
 
 
 def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
-    """Return whether `prefers_other` has said that it prefers the usual implementation."""
-    return _found.get((device, (rows - 1).bit_length(), kind)) is False
+    """Return whether it has been found that the usual implementation is to be preferred."""
+    return _found.get(_key(kind, rows, device)) is False
+
+
+def found() -> dict[Hashable, bool]:
+    """Return what has been found in this process: by device, power of two of rows, and kind."""
+    return dict(_found)
+
+
+def start_over(device: torch.device) -> None:
+    """Forget what was found on a device, also in earlier runs of the program."""
+    for key in [key for key in _found if isinstance(key, tuple) and key[0] == device]:
+        del _found[key]
+    _seen.clear()
+    verdicts.drop_verdicts(device)
+
+
+def _key(kind: Hashable, rows: int, device: torch.device) -> tuple[torch.device, int, Hashable]:
+    return device, (rows - 1).bit_length(), kind
+
+
+def _known(key: tuple[torch.device, int, Hashable]) -> bool | None:
+    verdict = _found.get(key)
+    if verdict is None:
+        verdict = verdicts.known(key[0], key[1:])
+        if verdict is not None:
+            _found[key] = verdict
+    return verdict
+
+
+def _settle(key: tuple[torch.device, int, Hashable], verdict: bool) -> None:
+    _found[key] = verdict
+    verdicts.keep(key[0], key[1:], verdict)
+
+
+def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], other: Callable[[], _T]) -> _T:
+    times = _seen.setdefault(key, ([], []))
+    turn = len(times[1]) < len(times[0])
+    start = perf_counter()
+    try:
+        result = other() if turn else usual()
+    except RuntimeError as error:
+        if not turn:
+            raise
+        log.debug("An implementation is not used on the CPU: %s", error)
+        _found[key] = False
+        return usual()
+    times[turn].append(perf_counter() - start)
+    if len(times[1]) >= CALLS:
+        _settle(key, min(times[1]) < _CLEARLY * min(times[0]))
+        _seen.pop(key, None)
+    return result
 
 
 def _slower(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> bool:

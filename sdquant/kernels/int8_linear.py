@@ -22,25 +22,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..core import Geometry, hadamard, packed_rows, torch_dtypes
-from . import int8_reference, int_matmul
+from . import int8_or_torch, int8_reference, int_matmul
 from .base import Coding, EightBit
 from .cpu import int8 as native
 from .dispatch_guard import undisturbed
+from .fastest import by_the_faster
 from .hadamard import rotate
 from .im2col import outputs, patches
 from .triton import imports
 
 if TYPE_CHECKING:
     from ..core import Backend, Packed, PackedLayout
+    from .row_codes import RowCodes
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ def pays(packed: Packed, form: PackedLayout | None, x: Tensor, rows: int) -> boo
         return True
     if int8_reference.coding(packed, form) & Coding.BY_RUN:  # in torch a pass over the results for each run
         return x.is_cuda and imports.products(x.device) is not None
-    return (x.is_cuda and imports.products(x.device) is not None) or int_matmul.fast(x.device)
+    return (x.is_cuda and imports.products(x.device) is not None) or int_matmul.beats_floats(x.device)
 
 
 def pays_convolved(packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry) -> bool:
@@ -117,10 +119,10 @@ def prepared(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.
     """Return the product of activations of `dtype` for a reader that prepares it."""
     if packed.device.type != "cpu":
         return int8_reference.launched(backend, packed, form, dtype, least(packed, form, dtype))
-    coding = None
-    if dtype in torch_dtypes.COMPUTE_DTYPES and _by_c(backend, packed, form, dtype):
-        coding = int8_reference.coding(packed, form)
-    return EightBit(least(packed, form, dtype), coding)
+    if dtype not in torch_dtypes.COMPUTE_DTYPES or not _by_c(backend, packed, form, dtype):
+        return EightBit(least(packed, form, dtype), None)
+    coding = int8_reference.coding(packed, form)
+    return EightBit(least(packed, form, dtype), coding, left=int8_or_torch.left(packed, form, dtype))
 
 
 def rotates(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:
@@ -141,10 +143,16 @@ def linear(
         rotation: how many columns of x are to be rotated together; only where it `rotates`.
     """
     flat = x.reshape(-1, x.shape[-1])
-    if form is not None and _by_c(backend, packed, form, x.dtype):
+    if form is None or not _by_c(backend, packed, form, x.dtype):
+        out = by_steps(backend, packed, flat, bias, rotation=rotation)
+    elif rotation or not int8_or_torch.may_be_torchs(packed, form, len(flat), x.dtype):
         out = native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias, rotation)
     else:
-        out = by_steps(backend, packed, flat, bias, rotation=rotation)
+        out = by_the_faster(
+            int8_or_torch.kind(packed, form, x.dtype), len(flat),
+            lambda: native.linear(form, packed.parts, int8_reference.coding(packed, form), flat, bias),
+            lambda: by_steps(backend, packed, flat, bias, tile=int8_or_torch.TILE),
+        )  # fmt: skip
     return out.view(*x.shape[:-1], packed.spec.shape[0])
 
 
@@ -172,14 +180,18 @@ def by_steps(
     bias: Tensor | None,
     by: type[int8_reference.Steps] | None = None,
     rotation: int = 0,
+    tile: int = _TILE,
 ) -> Tensor:
     """Multiply x [m, in] in integers, step by step.
 
     Args:
-        by: the implementation; None for the fastest. rotation: of x, as in `linear`.
+        by: the implementation; None for the fastest. rotation: of x, as in `linear`. tile: sums, or weights, that are
+            in memory at a time on a CPU.
     """
+    impl = int8_reference.fastest(x) if by is None else by(x.device)
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
-    _multiply(backend, packed, x, bias, out, by, rotation)
+    needs_sums = int8_reference.needs_sums(backend.form(packed))
+    _multiply(impl, x, needs_sums, _operands(impl, backend, packed, len(x), tile), bias, out, rotation)
     return out
 
 
@@ -191,20 +203,51 @@ def convolve_by_steps(
     geometry: Geometry,
     by: type[int8_reference.Steps] | None = None,
 ) -> Tensor:
-    """Convolve x [b, in, ...] in integers: im2col, a tile of patches at a time, and the product."""
+    """Convolve x [b, in, ...] in integers: im2col, a tile of patches at a time, and the product.
+
+    A GPU has as large tiles as its memory allows, and the codes of the weight once for all of them.
+    """
+    impl = int8_reference.fastest(x) if by is None else by(x.device)
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
     windows = patches(x, kernel, geometry)
     places = windows.shape[: 1 + len(kernel)]  # b, and the places of an output
     columns = math.prod(packed.spec.shape[1:])
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
-    most = 8 * _TILE if x.device.type == "cpu" else int8_reference.MOST_SUMS  # values of patches
-    step = max(most // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
-    for one, to in zip(windows, out, strict=True):
-        for start in range(0, places[1], step):
-            part = one[start : start + step].reshape(-1, columns)
-            _multiply(backend, packed, part, bias, to[start : start + step].view(-1, rows), by)
+    needs_sums = int8_reference.needs_sums(backend.form(packed))
+    operands: list[_Operand] = []
+    for some in _pieces(places, columns, _most_patches(x.device)):
+        part, to = windows[some].reshape(-1, columns), out[some].view(-1, rows)
+        if x.device.type == "cpu":  # where they are in the workspace, which the next ones take
+            _multiply(impl, part, needs_sums, _operands(impl, backend, packed, len(part)), bias, to)
+            continue
+        operands = operands or [*_operands(impl, backend, packed, len(part))]
+        _multiply(impl, part, needs_sums, operands, bias, to)
     last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return out.movedim(-1, 1) if last else out.movedim(-1, 1).contiguous()
+
+
+def _pieces(places: tuple[int, ...], columns: int, most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield parts of a batch's outputs [b, h', ...], the first the largest: images, or else rows of an image, whose
+    patches of `columns` are about `most` values."""
+    batch, high, *wide = places
+    row = max(columns * math.prod(wide), 1)
+    images = most // max(row * high, 1)
+    if images:
+        yield from ((slice(start, start + images),) for start in range(0, batch, images))
+        return
+    step = max(most // row, 1)
+    for image in range(batch):
+        yield from ((slice(image, image + 1), slice(start, start + step)) for start in range(0, high, step))
+
+
+@cache
+def _most_patches(device: torch.device) -> int:
+    """Return how many values of patches are in memory at a time: on a GPU, with their codes, a twentieth of it."""
+    if device.type == "cpu":
+        return 8 * _TILE
+    known = device.type == "cuda" and torch.cuda.is_available()
+    memory = torch.cuda.get_device_properties(device).total_memory if known else 0
+    return max(int(memory) // 64, int8_reference.MOST_SUMS)
 
 
 _verdicts: dict[tuple[object, ...], bool] = {}
@@ -253,38 +296,59 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     return same
 
 
+@dataclass(frozen=True)
+class _Operand:
+    """Rows `start` to `stop` of a weight, of `whole` or not, as codes and scales: see `Steps`."""
+
+    start: int
+    stop: int
+    whole: bool
+    by_row: RowCodes | None = None
+    by_run: tuple[Tensor, Tensor] | None = None
+
+
+def _operands(
+    impl: int8_reference.Steps, backend: Backend, packed: Packed, m: int, tile: int = _TILE
+) -> Iterator[_Operand]:
+    """Yield the weight for products of `m` rows of activations, in tiles of rows; on CPUs valid until the next one."""
+    for start, stop, part in _tiles(backend, packed, m if impl.sums_in_memory else 1, tile):
+        form = backend.form(part)
+        if form is not None and int8_reference.coding(part, form) & Coding.BY_RUN:
+            by_run = impl.weight_by_run(backend, part, form)
+            yield _Operand(start, stop, part is packed, by_run=by_run)
+        else:
+            yield _Operand(start, stop, part is packed, by_row=impl.weight(backend, part, form))
+
+
 def _multiply(
-    backend: Backend,
-    packed: Packed,
+    impl: int8_reference.Steps,
     x: Tensor,
+    needs_sums: bool,
+    operands: Iterable[_Operand],
     bias: Tensor | None,
     out: Tensor,
-    by: type[int8_reference.Steps] | None,
     rotation: int = 0,
 ) -> None:
-    """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows], in tiles of rows."""
-    impl = int8_reference.fastest(x) if by is None else by(x.device)
-    needs_sums = int8_reference.needs_sums(backend.form(packed))
+    """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows]."""
     if rotation and isinstance(impl, int8_reference.InTriton):
         codes, x_scale, sums = impl.rows(x, needs_sums, rotation)
     else:
         codes, x_scale, sums = impl.rows(rotate(x.float(), rotation) if rotation else x, needs_sums)
-    for start, stop, part in _tiles(backend, packed, len(x) if impl.sums_in_memory else 1):
-        whole = part is packed
-        of_bias = bias if bias is None or whole else bias[start:stop]
-        of_out = out if whole else out[:, start:stop]
-        form = backend.form(part)
-        if form is not None and int8_reference.coding(part, form) & Coding.BY_RUN:
-            impl.by_run(codes, *impl.weight_by_run(backend, part, form), x_scale, of_bias, of_out)
+    for of in operands:
+        of_bias = bias if bias is None or of.whole else bias[of.start : of.stop]
+        of_out = out if of.whole else out[:, of.start : of.stop]
+        if of.by_run is not None:
+            impl.by_run(codes, *of.by_run, x_scale, of_bias, of_out)
         else:
-            impl.by_row(codes, x_scale, sums, impl.weight(backend, part, form), of_bias, of_out)
+            assert of.by_row is not None
+            impl.by_row(codes, x_scale, sums, of.by_row, of_bias, of_out)
 
 
-def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:
+def _tiles(backend: Backend, packed: Packed, m: int, tile: int) -> Iterator[tuple[int, int, Packed]]:
     """Yield ranges of a weight's rows, each as a packed weight, so that their codes and the sums for `m` rows of x are
     few."""
     rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-    tile = _TILE if packed.device.type == "cpu" else int8_reference.MOST_SUMS
+    tile = tile if packed.device.type == "cpu" else int8_reference.MOST_SUMS
     step = max(tile // max(m, columns), 128) // 64 * 64
     if step >= rows or not backend.by_row(packed):
         yield 0, rows, packed

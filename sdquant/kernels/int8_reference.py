@@ -359,9 +359,12 @@ def fastest(x: Tensor) -> Steps:
         return WholeInTriton(x.device)
     if x.is_cuda and imports.eight(x.device) is not None:
         return InTriton(x.device)
-    if x.device.type == "cpu" and extension() is not None and _c_is_right(x.dtype):
-        return InC(x.device)
-    return Steps(x.device)
+    return InC(x.device) if x.device.type == "cpu" and steps_in_c(x.dtype) else Steps(x.device)
+
+
+def steps_in_c(dtype: torch.dtype) -> bool:
+    """Return whether the steps in C can be used for activations of `dtype`."""
+    return extension() is not None and _c_is_right(dtype)
 
 
 @cache

@@ -40,6 +40,16 @@ def fast(device: torch.device) -> bool:
     return (device.type == "cuda" and _good_on_cuda(device)) or (device.type == "cpu" and _good_on_cpu())
 
 
+def beats_floats(device: torch.device) -> bool:
+    """Return whether that kernel is faster than products of 16-bit floats. On datacenter Blackwell it is one of
+    Ampere's, 6 to 13 times slower than those (pytorch#187094)."""
+    if not fast(device):
+        return False
+    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return True
+    return not (10, 0) <= torch.cuda.get_device_capability(device) < (12, 0)
+
+
 def exactly(left: Tensor, right: Tensor) -> Tensor:
     """Multiply left [M, K] by right [N, K] transposed, 8- or 16-bit codes: int64, in floats that hold all sums.
 

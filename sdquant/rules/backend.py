@@ -27,6 +27,7 @@ from ..core import (
     dtype_name,
 )
 from ..errors import SettingsError
+from ..utils.chunk_sizes import weights_at_once
 from . import prequantized_files
 from .core.how_to_quantize import tile_sizes
 from .core.qtypes import QTYPES, qtype
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TYPES = tuple(row.name for row in QTYPES)
-CHUNK = 1 << 18  # weights decoded at a time
 # Packings of `core.packed_layout` by bits, as `core.bit_packing` makes them, in rows of whole units; and the tables of
 # types whose codes are not numbers.
 _PACKINGS = {8: "int8", 7: "sevens", 6: "sixes", 5: "fives", 4: "nibbles-low", 3: "threes", 2: "twos"}
@@ -114,7 +114,7 @@ class RulesBackend(Backend):
         from .packed_qarray import weight_of
 
         shape, rule = packed.spec.shape, _rule_of(packed.spec)
-        step = max(1, CHUNK // max(1, math.prod(shape[1:])))
+        step = max(1, weights_at_once(out.device) // max(1, math.prod(shape[1:])))
         for start in range(0, shape[0], step):
             rows = slice(start, min(start + step, shape[0]))
             out[rows].copy_(values(weight_of(packed, rule, rows)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
@@ -20,9 +19,9 @@ from ..errors import SdquantError, SettingsError
 from ..planning import Settings, fields
 from ..utils import strict_json
 from ..utils.atomic_write import place_of, whole_file
+from ..utils.settings_path import default_path as default_path
 
 FORMAT, VERSION = "sdquant-settings", 1
-ENVIRONMENT = "SDQUANT_SETTINGS"
 LARGEST = 1 << 20  # bytes; all settings together take a thousandth of it
 PRIVATE = 0o600
 
@@ -34,22 +33,6 @@ MIGRATIONS: Mapping[int, Callable[[Values], Values]] = {}
 
 _AWAY = "set the file aside to start with the defaults"
 _saving = Lock()
-
-
-def default_path() -> Path:
-    """Return the path of this user's settings: $SDQUANT_SETTINGS, else a file in the platform's settings folder."""
-    named = os.environ.get(ENVIRONMENT)
-    if named:
-        return Path(os.path.expanduser(named))
-    home = Path(os.path.expanduser("~"))
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("APPDATA") or home / "AppData" / "Roaming")
-    elif sys.platform == "darwin":
-        folder = home / "Library" / "Application Support"
-    else:
-        config_home = os.environ.get("XDG_CONFIG_HOME", "")
-        folder = Path(config_home) if os.path.isabs(config_home) else home / ".config"  # XDG: ignore relative paths
-    return folder / "sdquant" / "settings.json"
 
 
 def dumps(settings: Settings) -> str:

@@ -23,6 +23,7 @@ from sdquant.core.gguf_types import TYPES
 from sdquant.errors import BackendUnavailableError, BadFileError
 from sdquant.formats.gguf.file import GGUFFile, write_gguf
 from sdquant.nn import quantized_layer
+from sdquant.utils import chunk_sizes
 from sdquant.utils.install import install_extra
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class TestDecode:
     def test_tiles_do_not_show(self, name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
         packed = packed_of(name, random_blocks(name, 40))
         whole = BACKEND.decode(packed, torch.float32)
-        monkeypatch.setattr(_gguf_decode, "CPU_TILE", tile)
+        monkeypatch.setattr(chunk_sizes, "CPU", tile)
         assert same_bits(BACKEND.decode(packed, torch.float32), whole)
         out = torch.empty(packed.spec.shape, dtype=torch.bfloat16)
         BACKEND.decode_into(packed, out)
@@ -125,7 +126,7 @@ class TestDecode:
 
         with Largest():  # type: ignore[no-untyped-call]
             BACKEND.decode_into(packed, out)
-        assert 0 < Largest.seen <= 4 * _gguf_decode.CPU_TILE < out.nbytes
+        assert 0 < Largest.seen <= 4 * chunk_sizes.CPU < out.nbytes
 
 
 @pytest.mark.parametrize("name", ["f32", "f16", "bf16"])

@@ -175,7 +175,7 @@ def test_decoding_in_chunks_changes_nothing(scheme: str, monkeypatch: pytest.Mon
     weight = torch.randn(70, 64, generator=torch.Generator().manual_seed(0))
     packed = BACKEND.encode(weight, backends.parse(scheme))
     whole = BACKEND.decode(packed, torch.bfloat16)
-    monkeypatch.setattr("sdquant.backends.nncf.CHUNK", 3 * 64)
+    monkeypatch.setattr("sdquant.utils.chunk_sizes.CPU", 3 * 64)
     assert torch.equal(BACKEND.decode(packed, torch.bfloat16), whole)
 
 

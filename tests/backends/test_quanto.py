@@ -191,7 +191,7 @@ class TestBitEqualToTheLibrary:
 class TestDecode:
     @pytest.mark.parametrize("scheme", [*THEIRS, "qint3"])
     def test_slabs_and_strides_change_nothing(self, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sdquant.backends import _quanto_codec
+        from sdquant.utils import chunk_sizes
 
         packed = BACKEND.encode(_linear(384, out=21, dtype=torch.bfloat16).weight.data, backends.parse(scheme))
         for dtype in DTYPES:
@@ -199,7 +199,7 @@ class TestDecode:
             strided = torch.empty(384, 21, dtype=dtype).t()
             BACKEND.decode_into(packed, strided)
             with monkeypatch.context() as patch:
-                patch.setattr(_quanto_codec, "SLAB", {"cpu": 1000})
+                patch.setattr(chunk_sizes, "CPU", 1000)
                 small = BACKEND.decode(packed, dtype)
             assert torch.equal(whole, strided) and torch.equal(whole, small)
 

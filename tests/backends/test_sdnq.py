@@ -24,6 +24,7 @@ from sdquant.core.backend import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
+from sdquant.utils import chunk_sizes
 
 from ..test_keep_in_fp32 import run_wan, snr, wan
 
@@ -71,7 +72,7 @@ def _layer(kind: str, dtype: torch.dtype) -> nn.Module:
 def test_codes_and_decoded_weights_are_sdnqs(
     sdnq: Any, scheme: str, option: str, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 1000)  # many chunks
+    monkeypatch.setattr(chunk_sizes, "CPU", 1000)  # many chunks
     layer: Any = _layer(kind, dtype)
     packed = BACKEND.encode(layer.weight.data, backends.parse(scheme + option))
     own = _own(sdnq, layer, scheme + option)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import atexit
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from sdquant.kernels import fastest
+from sdquant.kernels import fastest, verdicts
 
 CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing is known, and what is found is kept in a folder of the test's."""
+    monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
+    monkeypatch.setattr(verdicts, "_new", {})
+    verdicts._stored.cache_clear()
     monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_seen", {})
     monkeypatch.delenv("SDQUANT_TUNE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    yield
+    atexit.unregister(verdicts.write)
+    verdicts._stored.cache_clear()
 
 
 @pytest.fixture
@@ -70,3 +81,100 @@ def test_one_that_does_not_work_is_not_taken(timed: list[float]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     assert not fastest.prefers_other("a", 300, CARD, lambda: 1.0, raises)
+
+
+class Clock:
+    """Time that passes while something is computed, and what was computed."""
+
+    def __init__(self) -> None:
+        self.now, self.made = 0.0, list[str]()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, name: str, seconds: float) -> Callable[[], str]:
+        def run() -> str:
+            self.now += seconds
+            self.made.append(name)
+            return name
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(fastest, "perf_counter", made)
+    return made
+
+
+def compute(clock: Clock, usual: float, other: float, times: int, rows: int = 300) -> list[str]:
+    clock.made.clear()
+    for _ in range(times):
+        result = fastest.by_the_faster("a", rows, clock.work("usual", usual), clock.work("other", other))
+        assert result == clock.made[-1]
+    return clock.made
+
+
+@pytest.mark.parametrize(("usual", "other", "taken"), [(2.0, 1.0, "other"), (1.0, 2.0, "usual"), (1.0, 0.98, "usual")])
+def test_a_cpu_computes_the_first_products_by_turns(clock: Clock, usual: float, other: float, taken: str) -> None:
+    assert compute(clock, usual, other, 10) == ["usual", "other"] * 5
+    assert compute(clock, other, usual, 3) == [taken] * 3  # the clock is not asked any more
+    assert fastest.is_settled("a", 300, CPU) == (taken == "usual")
+    assert compute(clock, usual, other, 2, rows=513) == ["usual", "other"]  # another power of two
+
+
+def test_a_cpu_that_is_not_to_be_tuned_takes_the_usual_one(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDQUANT_TUNE", "0")
+    assert compute(clock, 2.0, 1.0, 9) == ["usual"] * 9 and fastest.is_settled("a", 300, CPU)
+    verdicts.write()
+    assert not verdicts.path().exists()
+
+
+def test_verdicts_are_kept_for_the_next_run(clock: Clock, timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    compute(clock, 2.0, 1.0, 10)
+    assert choose(1.0, 2.0) is False and not verdicts.path().exists()
+    verdicts.write()
+    monkeypatch.setattr(fastest, "_found", {})
+    assert compute(clock, 1.0, 2.0, 2) == ["other"] * 2
+    assert choose(2.0, 1.0) is False and len(timed) == 2
+    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(verdicts, "_machine", lambda device: "another")
+    assert compute(clock, 1.0, 2.0, 2) == ["usual", "other"]
+
+
+def test_two_programs_write_one_file(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("one", "two"):
+        verdicts.keep(CPU, kind, True)
+        verdicts.write()
+        monkeypatch.setattr(verdicts, "_new", {})
+    assert verdicts.known(CPU, "one") and verdicts.known(CPU, "two")
+    assert len(json.loads(verdicts.path().read_text())["machines"]) == 1
+    fastest.start_over(CPU)
+    assert verdicts.known(CPU, "one") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "sdquant-verdicts", "machines": {"a": [1]}}', "[" * 99999])
+def test_a_file_that_is_none_counts_as_none(text: str) -> None:
+    verdicts.path().write_text(text)
+    assert verdicts.known(CPU, "a") is None
+    verdicts.keep(CPU, "a", True)
+    verdicts.write()
+    assert verdicts.known(CPU, "a") is True
+
+
+def test_a_folder_that_cannot_be_written_loses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "file" / "settings.json"))
+    verdicts.keep(CPU, "a", True)
+    verdicts.write()
+    assert verdicts.known(CPU, "a") is None
+
+
+def test_one_that_raises_on_a_cpu_is_not_taken(clock: Clock) -> None:
+    def raises() -> str:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    for _ in range(3):
+        assert fastest.by_the_faster("a", 300, clock.work("usual", 1.0), raises) == "usual"
+    assert fastest.is_settled("a", 300, CPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdquant import backends
 from sdquant.core import code_tables
 from sdquant.core.backend import Packed
-from sdquant.kernels import dispatch, fastest, fp8_linear, hadamard, int8_reference, int_matmul, linear_with_branch
+from sdquant.core.packed_layout import Geometry
+from sdquant.kernels import (
+    dispatch,
+    fastest,
+    fp8_linear,
+    hadamard,
+    int8_linear,
+    int8_reference,
+    int_matmul,
+    linear_with_branch,
+    verdicts,
+)
 from sdquant.kernels.triton import imports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -58,6 +70,16 @@ def _item(self: Tensor, key: Any) -> Tensor:
     return self
 
 
+def _movedim(self: Tensor, source: int, target: int) -> Tensor:
+    order = [axis for axis in range(self.ndim) if axis != source % self.ndim]
+    order.insert(target % self.ndim, source % self.ndim)
+    return torch.ops.aten.permute(self, order)
+
+
+def _contiguous(self: Tensor) -> Tensor:
+    return self if self.is_contiguous() else torch.ops.aten.clone(self, memory_format=torch.contiguous_format)
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of kernels that are launched, on a card where everything works."""
@@ -89,6 +111,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(launch_config, "table_of", lambda name, arithmetic, device: torch.empty(256, device=device))
     monkeypatch.setattr(code_tables, "dynamic_code", lambda device: torch.empty(256, device=device))
     monkeypatch.setattr(FakeTensor, "__getitem__", _item, raising=False)
+    monkeypatch.setattr(FakeTensor, "movedim", _movedim, raising=False)
+    monkeypatch.setattr(FakeTensor, "contiguous", _contiguous, raising=False)
     yield names
 
 
@@ -189,3 +213,82 @@ def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pyt
 def test_a_product_of_8_bit_floats(text: str, count: int, launched: list[str]) -> None:
     names = launches(text, "fp8", 4608, torch.bfloat16, launched)
     assert "_scaled_mm" in names and len(names) == count, names
+
+
+@pytest.mark.parametrize("size", [32, 64, 512])
+@pytest.mark.parametrize(("text", "again"), [("int8_sym", 0), ("q4_k", 1), ("nf4", 1)])
+def test_the_weight_of_a_convolution_is_quantized_once_for_all_images(
+    text: str, again: int, size: int, launched: list[str]
+) -> None:
+    """Two images of 64 x 64 in one product; of 512 x 512 in as many as their patches need, on a card of no size."""
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    made = backend.encode(torch.randn(512, 256, 3, 3).bfloat16(), spec)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = {key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in made.parts.items()}
+        packed = Packed(spec=made.spec, parts=parts)
+        x = torch.empty(2, 256, size, size, dtype=torch.bfloat16, device="cuda:0")
+        geometry = Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+        launched.clear()
+        y = dispatch.convolve(backend, packed, backend.form(packed), x, None, geometry, "int8")
+    assert y.shape == (2, 512, size, size)
+    products = launched.count("product_kernel") + launched.count("runs_kernel")
+    assert launched.count("again_kernel") == again and launched.count("quantize_kernel") == products
+    assert products == 1 if size < 512 else products == 2 * math.ceil(512 / ((1 << 26) // (256 * 9 * 512)))
+
+
+@pytest.mark.parametrize(("capability", "pays"), [((9, 0), True), ((10, 0), False), ((10, 3), False), ((12, 0), True)])
+def test_without_triton_products_in_integers_are_left_where_torchs_are_slow(
+    capability: tuple[int, int], pays: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datacenter Blackwell has no tensor cores for them in torch's kernel; with Triton's both are timed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(imports, "products", lambda device: None)
+    device = torch.device("cuda", 0)
+    assert int_matmul.beats_floats(device) == pays
+    backend = backends.of_scheme("int8_sym")
+    made = backend.encode(torch.randn(512, 512).bfloat16(), backends.parse("int8_sym"))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parts = {key: torch.empty(part.shape, dtype=part.dtype, device=device) for key, part in made.parts.items()}
+        packed = Packed(spec=made.spec, parts=parts)
+        x = torch.empty(4608, 512, dtype=torch.bfloat16, device=device)
+        assert int8_linear.pays(packed, backend.form(packed), x, len(x)) == pays
+
+
+@pytest.mark.parametrize("other_is_faster", [True, False])
+def test_what_is_timed_on_datacenter_blackwell_decides(
+    other_is_faster: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is told what it shows stands for the card: 13 times slower is torch's product on a GB300."""
+    monkeypatch.setenv("SDQUANT_TUNE", "1")
+    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(verdicts, "known", lambda *of: None)
+    monkeypatch.setattr(verdicts, "keep", lambda *of: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    times = iter([1.0, 13.0] if other_is_faster else [13.0, 1.0])  # of torch's product, and of ours
+    monkeypatch.setattr(fastest, "_seconds", lambda run, device: next(times))
+    for _ in range(2):
+        names = launches("int8_sym", "int8", 4608, torch.bfloat16, launched)
+        assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster
+
+
+# Of these the Triton kernels read no scales in 8 bits (mxfp8, NVFP4) or no codes (w4a8, w6a8), so that torch decodes
+# them in up to 18 operators (tests/backends/test_few_launches.py), and SVDQuant has two products beside the residual's.
+IN_TORCH = {"mxfp8", "comfy:nvfp4", "svdquant_nvfp4", "w4a8", "w6a8"}
+BESIDE = {"svdquant_w4a4": 3}
+EVERY = [row.name for row in backends.schemes() if row.on_the_fly and row.name not in IN_TORCH]
+
+
+@pytest.mark.parametrize("m", [1, 4608])
+@pytest.mark.parametrize("text", EVERY)
+def test_every_scheme_takes_three_launches(text: str, m: int, launched: list[str]) -> None:
+    names = launches(text, None, m, torch.bfloat16, launched)
+    assert len(names) <= 3 + BESIDE.get(text, 0), names
+
+
+@pytest.mark.parametrize("compute", ["int8", "fp8"])
+@pytest.mark.parametrize("text", EVERY)
+def test_every_scheme_takes_four_launches_in_8_bits(text: str, compute: str, launched: list[str]) -> None:
+    names = launches(text, compute, 4608, torch.bfloat16, launched, most=8)
+    assert len(names) <= 4 + BESIDE.get(text, 0), names

@@ -7,7 +7,7 @@ four bits with one row, a third of that of one in integers with 77.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import float32, get_num_threads, is_autocast_enabled, is_grad_enabled
@@ -115,9 +115,10 @@ class Few(_Held):
 
 
 class Integers(_Held):
-    """`cpu.int8.linear` bound to a layer: 8-bit integers, from `least` rows on; fewer rows are left to `few`."""
+    """`cpu.int8.linear` bound to a layer: 8-bit integers, from `least` rows on; fewer rows are left to `few`, and some
+    numbers of rows to others, as `left` says."""
 
-    __slots__ = ("coding", "each", "few", "least", "rotation")
+    __slots__ = ("coding", "each", "few", "least", "left", "rotation")
 
     def __init__(
         self,
@@ -129,9 +130,10 @@ class Integers(_Held):
         few: Prepared | None,
         prefix: str,
         rotation: int = 0,
+        left: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(form, parts, dtype, prefix)
-        self.coding, self.each, self.rotation = int(coding), scales_in(form, coding), rotation
+        self.coding, self.each, self.rotation, self.left = int(coding), scales_in(form, coding), rotation, left
         self.few, self.least = few, least * form.columns
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
@@ -139,6 +141,8 @@ class Integers(_Held):
         size = x.numel()
         if size < self.least:
             return None if self.few is None else self.few(x, own)
+        if self.left is not None and size and self.left(size // self.columns):
+            return None
         at = self._addresses(x, own)
         if at is None or not size:
             return None

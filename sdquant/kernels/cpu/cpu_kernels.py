@@ -126,7 +126,7 @@ class Native(Reader):
         few_kernel = Few(form, parts, dtype, few, prefix) if few else None
         if eight is None or eight.coding is None:
             return few_kernel
-        return Integers(form, parts, dtype, eight.coding, eight.least, few_kernel, prefix)
+        return Integers(form, parts, dtype, eight.coding, eight.least, few_kernel, prefix, left=eight.left)
 
     def prepared_with_rotation(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...core import bit_fields
 from ..packed_layout import UNIT
 
 
@@ -38,11 +39,6 @@ def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
         codes[..., 0] = packed & 15
         codes[..., 1] = packed >> 4
         return codes.flatten(1)[:, :row]
-    units = packed.view(rows, -1, bits)
-    word = units[..., 0].to(torch.int64)
-    for byte in range(1, bits):
-        word |= units[..., byte].to(torch.int64) << (8 * byte)
-    unpacked = torch.empty((*word.shape, UNIT), dtype=torch.uint8, device=packed.device)
-    for place in range(UNIT):
-        unpacked[..., place] = (word >> (bits * place)) & ((1 << bits) - 1)
-    return unpacked.flatten(1)[:, :row]
+    return bit_fields.unpack_units(packed.reshape(-1, bits), bit_fields.stream(bits), torch.uint8).view(rows, -1)[
+        :, :row
+    ]
