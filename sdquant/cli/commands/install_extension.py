@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy the folder or remove it, and say which web UI it was and what comes next."""
-    from ...hosts import host
+    from ...hosts import host, preflight
     from ...utils.atomic_write import remove, whole_folder
 
     if args.remove and args.overwrite:
@@ -58,12 +58,16 @@ def run(args: argparse.Namespace) -> int:
             ignore = shutil.ignore_patterns("__pycache__")
             shutil.copytree(source, new, dirs_exist_ok=True, ignore=ignore, copy_function=_copy)
     done = "removed" if args.remove else "installed"
+    trouble = None if args.remove else preflight.warning(args.folder, webui)
     steps = [f"Start {webui.title} again"] if args.remove else _next(args.folder, webui)
     if args.json:
         answer = {"host": webui.name, "title": webui.title, "extension": str(target), "done": done, "next": steps}
+        answer |= {"warning": trouble} if trouble is not None else {}
         _common.print_json(answer)
         return 0
     print(f"{webui.title}: {done} {target}")
+    if trouble is not None:
+        print(f"It will not run yet. {trouble}")
     for number, text in enumerate(steps, 1):
         print(f"  {number}. {text}")
     if not args.remove:

@@ -1,9 +1,17 @@
 """Looks whether sdquant can be used by this web UI. It installs nothing: that is the user's choice."""
 
-import importlib
 import sys
 
 try:
-    importlib.import_module("sdquant.hosts.extension")
+    from sdquant.errors import SdquantError
+    from sdquant.hosts import extension, preflight
+    from sdquant.utils import install
 except ImportError as error:
     print(f"sdquant: the extension cannot run: {error}. Run: {sys.executable} -m pip install --no-deps PATH/TO/SDQUANT")
+else:
+    assert extension
+    install.set_inside(True)
+    try:
+        preflight.require()
+    except SdquantError as error:
+        print(f"sdquant: {error}")

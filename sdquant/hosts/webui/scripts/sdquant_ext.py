@@ -2,4 +2,4 @@
 
 from sdquant.hosts import extension
 
-extension.register()
+extension.start()
