@@ -65,15 +65,19 @@ def new_torch() -> str:
     )
 
 
-def warning(folder: Path, webui: HostProgram) -> str | None:
+def warning(folder: Path, webui: HostProgram, bundled: Path) -> str | None:
     """Return why sdquant cannot run in the web UI in `folder`, as one sentence; None if nothing speaks against it.
 
     Looks at the packages of its own environment, or, before its first start, at the torch that it will install.
+
+    Args:
+        bundled: the folder of packages that the extension brings; it need not exist.
     """
     try:
         environment = site_packages(folder)
         if environment is not None:
-            require(in_folder(environment), python_of(environment))
+            theirs, ours = in_folder(environment), in_folder(bundled)
+            require(lambda name: theirs(name) or ours(name), python_of(environment))
         elif (torch := torch_to_come(folder)) is not None and is_older(torch, TORCH):
             why = f"{webui.title} installs torch {torch}, and sdquant needs {TORCH} or newer"
             raise _cannot(why, new_torch())

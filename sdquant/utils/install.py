@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -72,7 +72,10 @@ def install_packages(*names: str) -> str:
 
 def install_beside(*requirements: str) -> str:
     """Return the command that installs packages, and what they need and is missing, beside all that is there."""
-    return f"{_python()} -m pip install --no-deps {' '.join(map(_quoted, with_needs(requirements)))}"
+    where = f"--target {_spaced(str(bundle / 'packages'))} " if (bundle := _bundle()) is not None else ""
+    return (
+        f"{_spaced(sys.executable)} -m pip install --no-deps {where}{' '.join(map(_quoted, with_needs(requirements)))}"
+    )
 
 
 def install_alone(python: str) -> str:
@@ -80,10 +83,11 @@ def install_alone(python: str) -> str:
     return f"{python} -m pip install --no-deps {SOURCE}"
 
 
-def with_needs(requirements: tuple[str, ...]) -> list[str]:
+def with_needs(requirements: tuple[str, ...], is_installed: Callable[[str], bool] | None = None) -> list[str]:
     """Return requirements and the packages that they need and that are not installed."""
+    there = is_installed or _is_installed
     needs = [name for row in requirements for name in NEEDS.get(re.split("[<>=!~]", row)[0], ())]
-    return [*requirements, *(name for name in dict.fromkeys(needs) if not _is_installed(name))]
+    return [*requirements, *(name for name in dict.fromkeys(needs) if not there(name))]
 
 
 def _is_installed(name: str) -> bool:
@@ -94,8 +98,14 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _python() -> str:
-    return f'"{sys.executable}"' if " " in sys.executable else sys.executable
+def _bundle() -> Path | None:
+    """Return the folder of the bundle in a web UI's extension that this sdquant is in; None if it is in none."""
+    code = Path(__file__).parents[2]
+    return code.parent if (code.name, code.parent.name) == ("code", "bundle") else None
+
+
+def _spaced(path: str) -> str:
+    return f'"{path}"' if " " in path else path
 
 
 def _quoted(requirement: str) -> str:

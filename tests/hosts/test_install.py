@@ -203,3 +203,63 @@ def test_the_oldest_versions_are_those_of_the_project() -> None:
     assert f'"torch>={preflight.TORCH}"' in project
     assert f'requires-python = ">={".".join(map(str, preflight.PYTHON))}"' in project
     assert all(f'"{name}>=' in project for name in preflight.PACKAGES)
+
+
+BUNDLED = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("it", sys.argv[1])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+import sdquant, pathlib
+print(pathlib.Path(sdquant.__file__).parent)
+from sdquant.utils import install
+print(install.install_packages("sentencepiece"))
+import spare
+"""
+
+
+def test_a_bundle_runs_in_a_python_without_sdquant(
+    webui: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the web UI lacks is put beside it; the stand-in for pip writes a package where it is told to."""
+    python = webui / "venv" / "bin" / "python"
+    packages = webui / "venv" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    for folder in (python.parent, packages):
+        folder.mkdir(parents=True)
+    pip = 'import sys, pathlib as p; d = p.Path(sys.argv[sys.argv.index("--target") + 1]); d.mkdir(parents=True);'
+    pip += ' (d / "spare.py").write_text(""); (d / "asked").write_text(" ".join(sys.argv))'
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pip}' \"$@\"\n")
+    python.chmod(0o755)
+    for name in ("torch", "safetensors", "psutil", "packaging", "filelock", "tqdm"):
+        (packages / f"{name}-3.dist-info").mkdir()
+        (packages / f"{name}-3.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 3\n")
+    target = webui / _row(webui).into
+    answer = _run(capsys, webui, "--bundle", "quanto")
+    assert not any("pip install" in step for step in answer["next"])
+    asked = (target / "bundle" / "packages" / "asked").read_text()
+    assert asked.endswith("pyyaml optimum-quanto>=0.2.7 ninja huggingface_hub")
+    script = target / ("__init__.py" if webui.name == "comfyui" else "install.py")
+    if webui.name == "comfyui":  # whose own modules the nodes import
+        script.write_text(script.read_text(encoding="utf-8").partition("from sdquant.hosts.comfy_nodes")[0])
+    out = subprocess.run(
+        [sys.executable, "-c", BUNDLED, str(script)], cwd="/", env={}, capture_output=True, text=True, check=True
+    )
+    *_, where, advice = out.stdout.splitlines()
+    assert Path(where) == target / "bundle" / "code" / "sdquant"
+    assert (
+        advice == f"{sys.executable} -m pip install --no-deps --target {target / 'bundle' / 'packages'} sentencepiece"
+    )
+    assert _run(capsys, webui, "--overwrite", "--bundle", "quant")["why"].startswith("the extras for web UIs are bnb, ")
+    assert target.exists()
+    assert _run(capsys, webui, "--remove")["done"] == "removed" and not target.exists()
+
+
+@pytest.mark.parametrize(("python", "said"), [(None, "has no Python in its folder"), ("exit 1", "it ended with 1")])
+def test_a_bundle_that_cannot_be_made_leaves_no_extension(
+    webui: Path, capsys: Capture, python: str | None, said: str
+) -> None:
+    if python is not None:
+        (webui / "venv" / "bin").mkdir(parents=True)
+        (webui / "venv" / "bin" / "python").write_text(f"#!/bin/sh\n{python}\n")
+        (webui / "venv" / "bin" / "python").chmod(0o755)
+    assert said in _run(capsys, webui, "--bundle", "bnb")["why"]
+    assert not (webui / _row(webui).into).exists()

@@ -1,5 +1,13 @@
 """sdquant's nodes for ComfyUI. A copy of this folder lies in `custom_nodes`; all that it does is in the package."""
 
+import sys
+from pathlib import Path
+
+bundle = Path(__file__).resolve().parent / "bundle"  # of `install-extension --bundle`
+if bundle.is_dir():
+    sys.path[:] = [str(bundle / "code"), *(path for path in sys.path if not path.startswith(str(bundle)))]
+    sys.path.append(str(bundle / "packages"))
+
 try:
     from sdquant.hosts import preflight
     from sdquant.utils import install

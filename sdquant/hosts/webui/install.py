@@ -1,6 +1,12 @@
 """Looks whether sdquant can be used by this web UI. It installs nothing: that is the user's choice."""
 
 import sys
+from pathlib import Path
+
+bundle = Path(__file__).resolve().parent / "bundle"  # of `install-extension --bundle`
+if bundle.is_dir():
+    sys.path[:] = [str(bundle / "code"), *(path for path in sys.path if not path.startswith(str(bundle)))]
+    sys.path.append(str(bundle / "packages"))
 
 try:
     from sdquant.errors import SdquantError
