@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingsError
 from ..kernels import cpu_state as native_state
 from ..utils.distributed import local_rank
+from ..utils.quiet_imports import quiet_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -239,7 +240,8 @@ def _cpu_name() -> str:
 
 
 def _accelerators() -> Iterator[Device]:
-    import torch
+    with quiet_imports():  # nothing imports torch before
+        import torch
 
     if torch.cuda.is_available():
         kind = "rocm" if torch.version.hip else "cuda"
