@@ -3,7 +3,7 @@
     python -m tools.release DIST           a wheel for this machine
     python -m tools.release DIST --all     cibuildwheel's, by the rules in pyproject.toml; on Linux it takes Docker
 
-The C kernels use Python's limited interface, so that one wheel of a platform serves every Python from 3.10 on. Nothing is
+The C kernels use Python's limited interface, so that a platform's wheel serves every Python from 3.10 on. Nothing is
 uploaded.
 """
 
