@@ -32,6 +32,8 @@ import sdquant
 for row in pkgutil.walk_packages(sdquant.__path__, "sdquant."):
     if row.name.startswith(("sdquant.hosts.comfy", "sdquant.hosts.webui", "sdquant.__main__")):
         continue  # they run in a web UI
+    if row.name == "sdquant.integrations.transformers_quantizer" and transformers.__version__ < "5":
+        continue  # which is left out where transformers is older than 5
     try:
         importlib.import_module(row.name)
     except ModuleNotFoundError as error:  # of an extra

@@ -19,7 +19,9 @@ FOLDER = "bundle"
 _ENDS = 3  # lines of pip's that an error repeats
 
 
-def add(extension: Path, extras: tuple[str, ...], python: Path | None, there: preflight.Versions | None) -> list[str]:
+def add_bundle(
+    extension: Path, extras: tuple[str, ...], python: Path | None, there: preflight.Versions | None
+) -> list[str]:
     """Write the bundle into the folder of an extension.
 
     Args:

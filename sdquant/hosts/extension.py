@@ -85,7 +85,7 @@ def register() -> None:
         _session = None
     install.set_inside(True)
     try:
-        preflight.require()
+        preflight.require_packages()
         session = Session()
     except SdquantError:
         install.set_inside(False)

@@ -26,7 +26,7 @@ PACKAGES = ("safetensors", "psutil", "packaging", "filelock", "pyyaml", "tqdm")
 Versions = Callable[[str], "str | None"]  # of a distribution; None: it is not installed
 
 
-def installed(name: str) -> str | None:
+def version_here(name: str) -> str | None:
     """Return the version of a distribution in this Python; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
@@ -34,13 +34,13 @@ def installed(name: str) -> str | None:
         return None
 
 
-def require(version_of: Versions | None = None, python: tuple[int, ...] = sys.version_info[:2]) -> None:
+def require_packages(version_of: Versions | None = None, python: tuple[int, ...] = sys.version_info[:2]) -> None:
     """Check that sdquant runs with a Python and its packages; imports none of them.
 
     Raises:
         BackendUnavailableError: it does not; names all that is missing or too old.
     """
-    version_of = version_of or installed
+    version_of = version_of or version_here
     torch = version_of("torch")
     if python < PYTHON:
         have, need = (".".join(map(str, pair)) for pair in (python, PYTHON))
@@ -77,7 +77,7 @@ def warning(folder: Path, webui: HostProgram, bundled: Path) -> str | None:
         environment = site_packages(folder)
         if environment is not None:
             theirs, ours = in_folder(environment), in_folder(bundled)
-            require(lambda name: theirs(name) or ours(name), python_of(environment))
+            require_packages(lambda name: theirs(name) or ours(name), python_of(environment))
         elif (torch := torch_to_come(folder)) is not None and is_older(torch, TORCH):
             why = f"{webui.title} installs torch {torch}, and sdquant needs {TORCH} or newer"
             raise _cannot(why, new_torch())

@@ -208,7 +208,7 @@ def test_what_cannot_run_is_told_in_the_console_and_the_tab(
         monkeypatch.setattr(running.modules.sd_models, "forge_loader", _module("modules_forge.loader"))
         said = "has another thing as modules.sd_models.forge_loader"
     else:
-        monkeypatch.setattr(preflight, "installed", lambda name: "2.3.1+cu121" if name == "torch" else "1")
+        monkeypatch.setattr(preflight, "version_here", lambda name: "2.3.1+cu121" if name == "torch" else "1")
         said = "the web UI has torch 2.3.1+cu121, and sdquant needs 2.6 or newer. Set the variable TORCH_COMMAND"
     before = dict(vars(running.modules.sd_models))
     running.start()

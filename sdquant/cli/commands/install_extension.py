@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 extras, python = tuple(args.bundle), _python(args.folder)
                 environment = preflight.site_packages(args.folder)
                 known = None if environment is None else preflight.in_folder(environment)
-                packages = bundle.add(new, extras, python, known)
+                packages = bundle.add_bundle(new, extras, python, known)
     if packages:
         print(f"Bundled beside sdquant: {', '.join(packages)}", file=sys.stderr)
     done = "removed" if args.remove else "installed"

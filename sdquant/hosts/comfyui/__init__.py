@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 install.set_inside(True)
-preflight.require()
+preflight.require_packages()
 
 from sdquant.hosts.comfy_nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, register_folder  # noqa: E402
 

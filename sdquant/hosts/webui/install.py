@@ -18,6 +18,6 @@ else:
     assert extension
     install.set_inside(True)
     try:
-        preflight.require()
+        preflight.require_packages()
     except SdquantError as error:
         print(f"sdquant: {error}")
