@@ -62,6 +62,7 @@ class BuildTogether(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildTogether},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},  # as the extension: one wheel for every Python from 3.10 on
     ext_modules=[
         Extension(
             "sdquant.kernels.cpu._kernels",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sdquant import cli
 from sdquant.compat import requirements
 from sdquant.core import registry
-from sdquant.hosts import host
+from sdquant.hosts import host, preflight
 from sdquant.utils import install
 
 ROOT = Path(__file__).parents[1]
@@ -48,3 +52,45 @@ def test_all_texts_change_with_one_constant(
     assert cli.main(["install-extension", str(tmp_path)]) == 0
     copies = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / program.into).rglob("*.py"))
     assert install.install_alone("-").removeprefix("- -m ") in copies and install.CHECKOUT not in copies
+
+
+def test_advice_in_a_web_ui_names_its_python_and_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = requirements.pip_line(registry.scheme("qint8").codec)
+    assert needed == 'pip install "PATH/TO/SDQUANT[quanto]"'
+    monkeypatch.setattr(install.sys, "executable", "/the web UI/venv/bin/python")
+    monkeypatch.setattr(install, "_is_installed", lambda name: name != "ninja")
+    for prefix, file in (("venv", "webui.py"), ("venv", "comfy/sd.py"), ("python_embeded", "ComfyUI/comfy/sd.py")):
+        home = tmp_path / file.replace("/", "-")
+        (home / file).parent.mkdir(parents=True)
+        (home / file).write_text("")
+        monkeypatch.setattr(install.sys, "prefix", str(home / prefix))
+        line = '"/the web UI/venv/bin/python" -m pip install --no-deps'
+        assert requirements.pip_line(registry.scheme("qint8").codec) == f'{line} "optimum-quanto>=0.2.7" ninja'
+        assert install.install_packages("sentencepiece") == f"{line} sentencepiece"
+
+
+def test_the_packages_of_extras_are_those_of_the_project() -> None:
+    """And what they need in turn is listed, but for what a web UI has in any case."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert {name: tuple(extras[name]) for name in install.EXTRAS} == install.EXTRAS
+    there = {"torch", "numpy", "huggingface-hub", "transformers", "diffusers", "accelerate", *preflight.PACKAGES}
+    for rows in (*install.EXTRAS.values(), ("peft",)):
+        for row in rows:
+            name = Requirement(row).name
+            listed = {canonicalize_name(one) for one in install.NEEDS.get(name, ())}
+            assert _needs(name, there) <= listed | there, name
+
+
+def _needs(name: str, stop: set[str]) -> set[str]:
+    found: set[str] = set()
+    for row in metadata.requires(name) or []:
+        needed = Requirement(row)
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            found.add(canonicalize_name(needed.name))
+    return found.union(*(_needs(one, stop) for one in found - stop if one in EXPANDED))
+
+
+EXPANDED = {"pydot", "rich", "markdown-it-py", "scikit-learn", "python-dateutil"}

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core import torch_dtypes
 from ._bnb_codec import bad, scales
 
 Block = tuple[int, int]
 
-_E8M0: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)  # since torch 2.7
 _LEAST = 16  # no format has smaller blocks, but for those of a single row
 _USUAL = 128  # both sides of DeepSeek's blocks, of which the last in a row or column may be cut off
 
@@ -33,7 +33,7 @@ def fitted(key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, A
     Raises:
         BadFileError: it is of a dtype or shape that no known format has.
     """
-    exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
+    exponents = scale.dtype == torch_dtypes.E8M0 or details.get("scale") == "e8m0"
     scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
     ones, file_block = (1,) * (len(shape) - 1), details.get("block")
     if file_block is not None and not _is_block(file_block):

@@ -78,8 +78,14 @@ class _TopParser(argparse.ArgumentParser):
         super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in suggestions.items()))
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
+def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Build the parser of the whole command line.
+
+    Args:
+        argv: if its first word is a command, the others are named only, and not imported: `install-extension` runs in a
+            Python that has none of the packages that they need.
+    """
+    alone = argv[0] if argv and argv[0] in COMMANDS else None
     top = _TopParser(
         prog="sdquant",
         description="Quantization for diffusion pipelines.",
@@ -89,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="show the log, other libraries' remarks, tracebacks")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=ConfigParser)
     for name in COMMANDS:
+        if alone not in (None, name):
+            commands.add_parser(name)
+            continue
         module = importlib.import_module(f".commands.{name.replace('-', '_')}", __package__)
         summary = (module.__doc__ or "").splitlines()[0]
         sub = commands.add_parser(name, help=summary, description=module.__doc__)
@@ -103,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = Stop()
     try:
         with stop:
-            args = parser().parse_args(argv)
+            argv = sys.argv[1:] if argv is None else argv
+            args = parser(argv).parse_args(argv)
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
                 args.progress = False  # bars are for terminals, and for one process
             if args.command in _OF_ONE and launched():

@@ -22,6 +22,7 @@ from ..errors import SettingsError
 from ..kernels import cpu_state as native_state
 from ..utils.distributed import local_rank
 from ..utils.processor import processor_name
+from ..utils.quiet_imports import quiet_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -231,7 +232,8 @@ def _cpu(total: int, available: int) -> Device:
 
 
 def _accelerators() -> Iterator[Device]:
-    import torch
+    with quiet_imports():  # nothing imports torch before
+        import torch
 
     if torch.cuda.is_available():
         kind = "rocm" if torch.version.hip else "cuda"

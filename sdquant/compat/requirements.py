@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # fp8 has a second packing, torch's own float8, which is used if bitsandbytes is missing.
 PACKAGE_OPTIONAL = frozenset({"fp8"})
+_NAMED = 3  # schemes in an error, those of the nearest number of bits
 
 
 def problem(backend: Backend, versions: Mapping[str, str]) -> str | None:
@@ -48,6 +49,17 @@ def pip_line(backend: Backend, runtime: str = "default") -> str | None:
     return install_extra(needs.extra) if needs is not None else None
 
 
+def usable(versions: Mapping[str, str]) -> list[Scheme]:
+    """Return the schemes to which a load can quantize with the packages in `versions`, given nothing but a name."""
+    return [
+        row
+        for row in registry.schemes()
+        if row.on_the_fly
+        and row.backend != "rules"  # which asks for rules
+        and (problem(row.codec, versions) is None or row.name in PACKAGE_OPTIONAL)
+    ]
+
+
 def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:
     """Check that the packages of the scheme and the runtime are installed, if they are needed: the scheme's to quantize
     and for the library's own modules.
@@ -56,7 +68,7 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
         mode: pre | post | found. runtime: library | plain | openvino | default.
 
     Raises:
-        BackendUnavailableError: it is missing or too old; names the pip command and the available backends.
+        BackendUnavailableError: it is missing or too old; names the pip command and the nearest usable schemes.
     """
     backend = scheme.codec
     lacks = runtime_problem(backend, runtime, versions)
@@ -66,6 +78,6 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return
-    here = [one.name for one in registry.backends() if problem(one, versions) is None]
-    instead = f". Or use a scheme of {' or '.join(here)}, which can be used here" if here else ""
+    here = [row.name for row in sorted(usable(versions), key=lambda row: abs(row.bits - scheme.bits))[:_NAMED]]
+    instead = f". Or use {' or '.join(filter(None, (', '.join(here[:-1]), here[-1])))}, which can be used here"
     raise BackendUnavailableError(f"Cannot use {scheme.name}", why, f"Run: {pip_line(backend)}{instead}")

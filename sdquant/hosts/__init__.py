@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from . import bundle, preflight
     from .host import HostProgram
 else:
     __getattr__ = lazy_exports(__name__)
 
-__all__ = ["HostProgram", "host"]
+__all__ = ["HostProgram", "bundle", "host", "preflight"]

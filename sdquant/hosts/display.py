@@ -43,6 +43,12 @@ def working(text: str) -> Iterator[None]:
             state.textinfo = before
 
 
+def tell(text: str) -> None:
+    """Print a sentence to the host's console: by its own log, where it has one. SD.Next shows no other."""
+    theirs: Any = getattr(module("modules.shared"), "log", log) if has("modules.shared") else log
+    theirs.warning("%s", f"{TASK}: {text}")
+
+
 def failed(error: SdquantError) -> None:
     """Show an error in the host's own error display."""
     module("modules.errors").display(expected(error), TASK)

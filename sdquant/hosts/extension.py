@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import Any
 
 from ..errors import SdquantError
-from . import display, folders, host, options, tab
+from ..utils import install
+from . import display, folders, host, options, preflight, tab
 from .monkeypatch import Patches
 from .status import Status
-
-log = logging.getLogger(__name__)
 
 ROUTE = "/sdquant/status"
 
@@ -44,7 +42,7 @@ class Session:
     def settings(self) -> None:
         """Add the settings when the host asks for them."""
         for message in options.import_old(self.host):
-            log.warning("%s", message)
+            display.tell(message)
         options.add(self.host, onchange=self.adapter.changed)
 
     def app_started(self, demo: Any, app: Any) -> None:
@@ -55,6 +53,7 @@ class Session:
     def unload(self) -> None:
         """Restore the host."""
         self.patches.undo()
+        install.set_inside(False)
 
     def _told(self, error: SdquantError) -> None:
         self.status.failed(error)
@@ -63,17 +62,34 @@ class Session:
             callback(error)
 
 
+def start() -> None:
+    """Register with the running host; if that cannot be, say why in its console and in the tab, and leave it alone."""
+    try:
+        register()
+    except SdquantError as error:
+        text = str(error)  # the name `error` ends with this block
+        display.tell(text)
+        display.module("modules.script_callbacks").on_ui_tabs(lambda: tab.build_refusal(text))
+
+
 def register() -> None:
     """Register with the running host. A second call (hosts reload their scripts) unregisters the first session.
 
     Raises:
         SettingsError: this process is not a host that sdquant knows.
+        BackendUnavailableError: its packages are too old, or some are missing.
     """
     global _session
     if _session is not None:
         _session.unload()
         _session = None
-    session = Session()
+    install.set_inside(True)
+    try:
+        preflight.require_packages()
+        session = Session()
+    except SdquantError:
+        install.set_inside(False)
+        raise
     try:
         session.register()
     except SdquantError:

@@ -127,8 +127,8 @@ HOSTS = (
     Host(
         name="forge",
         title="Forge",
-        module="modules_forge",
-        files=("modules_forge", "modules/script_callbacks.py", "webui.py"),
+        module="backend.loader",
+        files=("backend/loader.py", "modules_forge", "modules/script_callbacks.py", "webui.py"),
         can=(
             "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Forge "
             "moves them",
@@ -210,12 +210,36 @@ COMFYUI = HostProgram(
 PLACES: tuple[HostProgram, ...] = (*HOSTS, COMFYUI)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherProgram:
+    """A program that looks like one of these and loads models otherwise: told by `file`, where it runs by `module`."""
+
+    title: str
+    file: str
+    module: str
+    why: str
+
+
+# Asked first: they have A1111's files and modules, and Forge's name.
+OTHERS = (
+    OtherProgram(
+        title="reForge, Forge Classic or a Forge of before August 2024",
+        file="modules_forge/forge_loader.py",
+        module="modules_forge.forge_loader",
+        why="it loads models by code of its own, which sdquant does not hook into: nothing would be quantized",
+    ),
+)
+
+
 def running() -> Host:
     """Return the web UI that this process runs.
 
     Raises:
         SettingsError: sdquant does not know it.
     """
+    for other in OTHERS:
+        if display.has(other.module):
+            raise _not_served(other)
     for row in HOSTS:
         if display.has(row.module):
             return row
@@ -232,6 +256,9 @@ def in_folder(folder: Path) -> HostProgram:
     Raises:
         SettingsError: the folder contains none that sdquant knows.
     """
+    for other in OTHERS:
+        if (folder / other.file).exists():
+            raise _not_served(other)
     for row in PLACES:
         if all((folder / name).exists() for name in row.files):
             return row
@@ -241,6 +268,11 @@ def in_folder(folder: Path) -> HostProgram:
     )
 
 
-def _titles(rows: Iterable[HostProgram]) -> str:
+def _not_served(other: OtherProgram) -> SettingsError:
+    fix = f"Use {_titles(PLACES, 'or')}, or sdquant's own page: sdquant ui"
+    return SettingsError(f"Cannot use sdquant in {other.title}", other.why, fix)
+
+
+def _titles(rows: Iterable[HostProgram], word: str = "and") -> str:
     *most, last = (row.title for row in rows)
-    return f"{', '.join(most)} and {last}"
+    return f"{', '.join(most)} {word} {last}"

@@ -40,10 +40,11 @@ class Patches:
             SettingsError: this version of the host, or a fork of it, has no such function.
         """
         original = getattr(owner, name, None)
-        if original is None:
+        if not callable(original):  # a fork may call a module, or anything else, by this name
+            lacks = "has no" if original is None else "has another thing as"
             raise SettingsError(
                 "Cannot load sdquant's extension",
-                f"this version of the web UI has no {owner.__name__}.{name}, which the extension hooks into",
+                f"this version of the web UI {lacks} {owner.__name__}.{name}, which the extension hooks into",
                 "Update the web UI, or remove the extension: sdquant install-extension <its folder> --remove",
             )
 

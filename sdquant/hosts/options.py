@@ -8,8 +8,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SdquantError
-from ..planning import fields
+from ..compat import hardware, requirements
+from ..core import registry
+from ..errors import BackendUnavailableError, SdquantError
+from ..planning import NOT_QUANTIZED, fields
 from ..settings import Field, Settings
 from . import display
 
@@ -40,6 +42,9 @@ def add(host: Host, onchange: Callable[[], object]) -> None:
     for row in host.fields():
         shared.opts.add_option(key_of(row), _option(shared, row, onchange))
     _note(shared, "theirs", _theirs(host))
+    lacking = _lacking()
+    if lacking:
+        _note(shared, "lacking", lacking)
 
 
 def read(host: Host) -> Settings:
@@ -71,12 +76,28 @@ def import_old(host: Host) -> tuple[str, ...]:
     from ..settings import sdnext
 
     result = sdnext.read(json.dumps(old))
+    refused = []
     for name, value in result.settings.to_dict().items():
         if name in known:
+            try:
+                _require_package(known[name], value)
+            except BackendUnavailableError as error:  # no model would load
+                refused.append(f"{known[name].label} stays as it is. {error}")
+                continue
             data[key_of(known[name])] = known[name].shown(value)
     data[IMPORTED] = True
-    messages = (f"SD.Next's {name} was not imported: {why}" for name, why in result.left)
-    return (*(f"SD.Next's {name} was imported, see Quantization" for name in result.taken), *messages)
+    left = (f"SD.Next's {name} was not imported: {why}" for name, why in result.left)
+    return (*(f"SD.Next's {name} was read, see Quantization" for name in result.taken), *refused, *left)
+
+
+def _require_package(row: Field, value: Any) -> None:
+    """Check that the package of a scheme is installed.
+
+    Raises:
+        BackendUnavailableError: it is missing or too old.
+    """
+    if row.kind == "scheme" and isinstance(value, str) and value != NOT_QUANTIZED:
+        requirements.require(registry.parse(value).scheme, "post", "plain", hardware.versions())
 
 
 def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
@@ -110,7 +131,9 @@ def _changed(shared: Any, row: Field, onchange: Callable[[], object]) -> None:
     Only the single value can be checked: settings that are changed together are set one after the other.
     """
     try:
-        Settings({row.name: row.parse(shared.opts.data.get(key_of(row), row.shown(row.default)))})
+        value = row.parse(shared.opts.data.get(key_of(row), row.shown(row.default)))
+        Settings({row.name: value})
+        _require_package(row, value)
     except SdquantError as error:
         raise display.expected(error) from error
     onchange()
@@ -121,8 +144,10 @@ def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
 
     def choices() -> Mapping[str, Any]:
         value = shared.opts.data.get(key_of(row))
-        more = [value] if isinstance(value, str) and value and value not in row.choices else []
-        return {"choices": [*row.choices, *more]}
+        gone = {name for names in _without_package().values() for name in names}
+        choices = [name for name in row.choices if name not in gone]
+        more = [value] if isinstance(value, str) and value and value not in choices else []
+        return {"choices": [*choices, *more]}
 
     return choices
 
@@ -142,6 +167,30 @@ def _about(host: Host) -> str:
     rows += "".join(f"<li><b>Not here:</b> {html.escape(text)}.</li>" for text in host.cannot)
     head = f"Choose a scheme for a part of the model: {title} uses it from the next model that it loads."
     return f"<p>{head} The tab sdquant shows what became of it.</p><ul>{rows}</ul>"
+
+
+def _without_package() -> dict[str, list[str]]:
+    """Return the names of the schemes whose package is missing or too old here, by what to run."""
+    versions = hardware.versions()
+    usable = {row.name for row in requirements.usable(versions)}
+    schemes: dict[str, list[str]] = {}
+    for row in registry.schemes():
+        line = requirements.pip_line(row.codec)
+        if row.on_the_fly and row.name not in usable and line is not None:
+            schemes.setdefault(line, []).append(row.name)
+    return schemes
+
+
+def _lacking() -> str:
+    rows = "".join(
+        f"<li>{html.escape(', '.join(names))}: <code>{html.escape(line)}</code></li>"
+        for line, names in _without_package().items()
+    )
+    return (
+        f"<p>Not in the lists, because their package is missing here, and how to get it:</p><ul>{rows}</ul>"
+        if rows
+        else ""
+    )
 
 
 def _theirs(host: Host) -> str:

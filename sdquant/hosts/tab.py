@@ -1,6 +1,6 @@
 """The tab: the last load and its quantization, and the inspection of files in the host's folders.
 
-Uses only the common API of gradio 3.41, 3.43 and 4.40: Blocks, Row, Dropdown, Button, HTML, click, update.
+Uses only the common API of gradio 3.41, 3.43 and 4.40: Blocks, Row, Dropdown, Button, HTML, load, click, update.
 """
 
 from __future__ import annotations
@@ -31,8 +31,22 @@ def build(status: Status) -> list[tuple[Any, str, str]]:
             file = gr.Dropdown(label="File or folder of a model", choices=_names(), value=None)
             look = gr.Button(value="Inspect")
         result = gr.HTML(value="")
-        again.click(fn=lambda: (status_html(status), gr.update(choices=_names())), inputs=[], outputs=[shown, file])
+
+        def refresh() -> tuple[str, Any]:
+            return status_html(status), gr.update(choices=_names())
+
+        blocks.load(fn=refresh, inputs=[], outputs=[shown, file])  # a page that is opened is older than this build
+        again.click(fn=refresh, inputs=[], outputs=[shown, file])
         look.click(fn=inspected_html, inputs=[file], outputs=[result])
+    return [(blocks, TITLE, ID)]
+
+
+def build_refusal(text: str) -> list[tuple[Any, str, str]]:
+    """Build the tab of an extension that cannot run: why, and what to do."""
+    import gradio as gr
+
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        gr.HTML(value=f"<p><b>sdquant is not active.</b> {html.escape(text)}</p>")
     return [(blocks, TITLE, ID)]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core import Packed
-from . import fp32_gemm
+from . import fp32_gemm, verdicts
 from .cpu import narrow
 from .dispatch_guard import plain, seen
 from .fastest import is_settled, prefers_other
@@ -80,8 +80,8 @@ def prefers_whole(
 
 
 def is_by_parts(spec: PackedSpec, rank: int, x: Tensor) -> bool:
-    """Return whether the product with the parts has been found to be the faster one."""
-    return is_settled(_kind(spec, rank, x), x.numel() // spec.shape[1], x.device)
+    """Return whether the product with the parts has been found to be the faster one, or may not be measured."""
+    return not verdicts.tunes() or is_settled(_kind(spec, rank, x), x.numel() // spec.shape[1], x.device)
 
 
 def _kind(spec: PackedSpec, rank: int, x: Tensor) -> tuple[object, ...]:

@@ -170,12 +170,13 @@ def load_planned(request: Request, plan: Plan, on_bytes: Callable[[int, int], No
 
 def import_classes(plan: Plan) -> None:
     """Import the classes of diffusers and transformers that the plan needs, so that import is not timed as loading."""
-    from ..models import model_class, pipeline_folders, quiet
+    from ..models import model_class, pipeline_folders
+    from ..utils.quiet_imports import quiet_imports
 
     for component in plan.components:
         model_class(*class_of(source_of(plan, component)))
     if [component.name for component in plan.components] != [LONE]:
-        with quiet():
+        with quiet_imports():
             pipeline_folders.pipeline_class(folder_of(plan))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families, refuse_endless
 from ..utils.process_state import Shared, errors_only, no_warnings
+from ..utils.quiet_imports import CHATTY, quiet_imports
 from . import libraries, without_vision
 from .bounds import refuse_oversized
 
@@ -56,7 +57,7 @@ def model_class(library: str | None, name: str) -> Any:
 @cache
 def _model_libraries() -> dict[str, tuple[Any, Any]]:
     """Return diffusers and transformers, each with the base of its model classes."""
-    with quiet():
+    with quiet_imports():
         diffusers, transformers = libraries.diffusers(), libraries.transformers()
         return {
             "diffusers": (diffusers, diffusers.ModelMixin),
@@ -68,7 +69,7 @@ def _pipelines_module(name: str | None) -> Any:
     """Return diffusers' pipeline module of that name, such as "stable_diffusion"; None if there is none."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         return None
-    with quiet():
+    with quiet_imports():
         module = getattr(_pipelines(), name, None)
     return module if isinstance(module, ModuleType) else None
 
@@ -86,7 +87,7 @@ def _home(name: str) -> Any:
 @cache
 def single_file() -> tuple[Mapping[str, Any], Any]:
     """Return diffusers' single-file converters by class ({"checkpoint_mapping_fn": ...}), and their module."""
-    with quiet():
+    with quiet_imports():
         models = libraries.module("diffusers.loaders.single_file_model")
         return models.SINGLE_FILE_LOADABLE_CLASSES, libraries.module("diffusers.loaders.single_file_utils")
 
@@ -139,17 +140,9 @@ def remapped(cls: Any, config: Mapping[str, Any]) -> Any:
         return loading._fetch_remapped_cls_from_config({"norm_type": None, **config}, cls)
 
 
-# Who says what while classes are imported, models made and pipelines put together, and why nobody needs to hear it:
-_CHATTY = (
-    "diffusers",  # config fields that it does not know; the weights tell what matters
-    "transformers",  # torchvision, which some image processors could use
-    "bitsandbytes.backends.cpu.ops",  # the package `kernels`; diffusers imports bitsandbytes wherever it is installed
-)
-
-
 def quiet() -> contextlib.AbstractContextManager[None]:
     """Keep remarks of libraries off the terminal; errors still come through."""
-    return errors_only(*_CHATTY)
+    return errors_only(*CHATTY)
 
 
 @contextlib.contextmanager
@@ -298,5 +291,5 @@ def _public(package: Any, name: Any) -> Any:
         return None
     if name in vars(package):  # what was imported has nothing more to say
         return vars(package)[name]
-    with quiet():
+    with quiet_imports():
         return getattr(package, name, None)

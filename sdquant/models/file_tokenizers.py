@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError, BadFileError, MissingComponentError
 from ..formats import checkpoint, folders, gguf_file, text_encoders
+from ..utils.install import install_packages
 from ..utils.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _required(folder: Path, name: str, kind: str, sources: Mapping[str, Checkpoi
         raise BackendUnavailableError(
             f"Cannot make the {name} of {folder} of {carrier.tensor!r} in {carrier.file}",
             f"{' and '.join(lack)}, by which transformers reads it, {'is' if len(lack) == 1 else 'are'} not installed",
-            f"Run `pip install {' '.join(lack)}`, or put the {name} ({kind}) into {folder / name}",
+            f"Run `{install_packages(*lack)}`, or put the {name} ({kind}) into {folder / name}",
         )
     return carrier
 

@@ -8,11 +8,16 @@ again after it has waited. So nothing in this package has an import statement fo
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..utils.quiet_imports import quiet_imports
+
 if TYPE_CHECKING:
     from torch import nn
+
+_WHOLE = ("transformers", "diffusers")
 
 
 def module(name: str) -> Any:
@@ -23,7 +28,14 @@ def module(name: str) -> Any:
     Raises:
         ImportError: there is no such module in the version that is installed.
     """
-    for whole in ("transformers", "diffusers"):
+    if name in sys.modules and all(one in sys.modules for one in _WHOLE):  # perhaps not whole yet, in another thread
+        return _module(name)
+    with quiet_imports():
+        return _module(name)
+
+
+def _module(name: str) -> Any:
+    for whole in _WHOLE:
         import_module(whole)
     return import_module(name)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError, BadFileError, SettingsError
+from ..utils.install import install_packages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,7 @@ def _need(module: str, package: str) -> None:
 
     if importlib.util.find_spec(module) is None:
         raise BackendUnavailableError(
-            "Cannot train", f"training needs {package}, which is not installed", f"Run: pip install {package}"
+            "Cannot train", f"training needs {package}, which is not installed", f"Run: {install_packages(package)}"
         )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError, SettingsError
+from ..utils.install import install_packages
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -197,5 +198,6 @@ def _peft(what: str) -> Any:
     try:
         import peft
     except ImportError as error:
-        raise BackendUnavailableError(what, "it needs peft, which is not installed", "Run: pip install peft") from error
+        fix = f"Run: {install_packages('peft')}"
+        raise BackendUnavailableError(what, "it needs peft, which is not installed", fix) from error
     return peft

@@ -197,9 +197,15 @@ def _unmake(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _locked(place: Path, lock_file: Path) -> FileLock:
-    """Return the acquired lock of a target. File systems without locks (network) are ignored."""
-    from filelock import FileLock, Timeout
+def _locked(place: Path, lock_file: Path) -> FileLock | None:
+    """Return the acquired lock of a target. File systems without locks (network) are ignored.
+
+    None without filelock: a Python without sdquant's packages writes no model, but `install-extension` its folder.
+    """
+    try:
+        from filelock import FileLock, Timeout
+    except ModuleNotFoundError:
+        return None
 
     lock = FileLock(lock_file, timeout=_WAIT, mode=0o600, thread_local=False, poll_interval=_WAIT / 5)
     try:

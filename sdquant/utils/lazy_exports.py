@@ -17,6 +17,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from .quiet_imports import quiet_imports
+
 
 def lazy_exports(package: str) -> Callable[[str], Any]:
     """Return the module `__getattr__` of a package whose `__init__` has such a block."""
@@ -25,12 +27,19 @@ def lazy_exports(package: str) -> Callable[[str], Any]:
         if name.startswith("__") or name not in _exports(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = _exports(package)[name]
-        if module is None:
-            return importlib.import_module(f"{package}.{attribute}")
-        # What `from module import attribute` does: it imports the attribute if that is a module.
-        return getattr(__import__(f"{package}.{module}", fromlist=(attribute,)), attribute)
+        if f"{package}.{module or attribute}" in sys.modules:
+            return _imported(package, module, attribute)
+        with quiet_imports():  # torch's too, and of what it imports
+            return _imported(package, module, attribute)
 
     return get
+
+
+def _imported(package: str, module: str | None, attribute: str) -> Any:
+    if module is None:
+        return importlib.import_module(f"{package}.{attribute}")
+    # What `from module import attribute` does: it imports the attribute if that is a module.
+    return getattr(__import__(f"{package}.{module}", fromlist=(attribute,)), attribute)
 
 
 @cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BackendUnavailableError, BadFileError, SettingsError
+from .install import install_packages
 
 LARGEST = 1 << 18  # bytes; all keys with a line of comment each take a fiftieth of it
 DEEPEST = 20
@@ -91,7 +92,7 @@ def _composed(text: str, what: str) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise BackendUnavailableError(what, "PyYAML is not installed", "pip install pyyaml") from error
+        raise BackendUnavailableError(what, "PyYAML is not installed", f"Run: {install_packages('pyyaml')}") from error
 
     class Loader(yaml.SafeLoader):
         depth = 0

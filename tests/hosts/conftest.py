@@ -42,7 +42,7 @@ class Running:
         """
         self.modules.shared.opts.data.update(stored or {})
         script = Path(extension.__file__).parent / "webui" / "scripts" / "sdquant_ext.py"
-        exec(compile(script.read_text(), str(script), "exec"), {"__name__": "sdquant_ext.py"})
+        exec(compile(script.read_text(), str(script), "exec"), {"__name__": "sdquant_ext.py", "__file__": str(script)})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what gradio says while it is imported
             self.modules.script_callbacks.ui_settings_callback()

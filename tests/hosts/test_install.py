@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sdquant import SettingsError, cli, hosts
+from sdquant.hosts import preflight
 from sdquant.hosts.host import PLACES, HostProgram, in_folder
 from sdquant.utils.install import install_alone
 from tools.hosts import comfy_workflows
@@ -114,6 +117,41 @@ def test_each_is_told_from_all_others(webui: Path) -> None:
         in_folder(webui)
 
 
+@pytest.mark.parametrize("name", ["reforge", "classic"])
+def test_a_fork_that_loads_otherwise_is_refused_by_name(tmp_path: Path, capsys: Capture, name: str) -> None:
+    """reForge 3b56b268 and Forge Classic 1f95d717: sd_models imports the module modules_forge/forge_loader.py."""
+    folder = tmp_path / name
+    shutil.copytree(HERE / "classic", folder)
+    (folder / "modules_forge").mkdir()
+    for file in ("webui.py", "modules/sd_models.py", "modules_forge/forge_loader.py"):
+        (folder / file).write_text("")
+    error = _run(capsys, folder)
+    assert error["what"] == "Cannot use sdquant in reForge, Forge Classic or a Forge of before August 2024"
+    assert not (folder / "extensions").exists()
+
+
+def test_an_old_torch_is_told_before_the_first_start_and_after(webui: Path, capsys: Capture) -> None:
+    launcher = "torch_command = os.environ.get('TORCH_COMMAND', f\"pip install torch==2.3.1 torchvision==0.18.1\")"
+    (webui / "modules").mkdir(exist_ok=True)
+    (webui / "modules" / "launch_utils.py").write_text(launcher)
+    assert "installs torch 2.3.1, and sdquant needs 2.6 or newer" in _run(capsys, webui)["warning"]
+    packages = webui / "venv" / "lib" / "python3.10" / "site-packages"
+    for name, version in (
+        ("torch", "2.6.0"),
+        ("Safetensors", "1"),
+        ("psutil", "1"),
+        ("filelock", "1"),
+        ("PyYAML", "1"),
+    ):
+        (packages / f"{name}-{version}.dist-info").mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (packages / f"{name}-{version}.dist-info" / "METADATA").write_text(text)
+    warning = _run(capsys, webui, "--overwrite")["warning"]
+    assert "packaging and tqdm are not installed in the web UI's Python. Run: " in warning
+    assert cli.main(["install-extension", str(webui), "--overwrite"]) == 0
+    assert f"It will not run yet. {warning}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("there", ["link", "folder", "named", "garbled", "file"])
 def test_anothers_extension_stays(webui: Path, capsys: Capture, there: str) -> None:
     target = webui / _row(webui).into
@@ -151,10 +189,87 @@ def test_the_hosts_check_says_what_is_missing_and_installs_nothing(tmp_path: Pat
     check = tmp_path / "install.py"
     shutil.copy(Path(hosts.__file__).parent / "webui" / "install.py", check)
     here = str(Path(hosts.__file__).parents[2])
-    for path, said in ((here, ""), ("", install_alone(sys.executable))):
+    old = tmp_path / "packages" / "torch-2.1.2.dist-info"
+    old.mkdir(parents=True)
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.1.2\n")
+    newer = "the web UI has torch 2.1.2, and sdquant needs 2.6 or newer. Set the variable TORCH_COMMAND"
+    packages = Path(torch.__file__).parents[1]
+    for path, said in (
+        (f"{here}{os.pathsep}{packages}", ""),
+        (f"{here}{os.pathsep}{old.parent}", newer),
+        (here, "torch, safetensors, psutil, packaging, filelock, pyyaml and tqdm are not installed"),
+        ("", install_alone(sys.executable)),
+    ):
         out = subprocess.run(
-            [sys.executable, "-S", str(check)], cwd=tmp_path, env={"PYTHONPATH": path}, capture_output=True, text=True
+            [sys.executable, "-S", str(check)], cwd="/", env={"PYTHONPATH": path}, capture_output=True, text=True
         )
         assert out.returncode == 0, out.stderr
         assert said in out.stdout
         assert bool(said) == bool(out.stdout)
+
+
+def test_the_oldest_versions_are_those_of_the_project() -> None:
+    project = (Path(hosts.__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"torch>={preflight.TORCH}"' in project
+    assert f'requires-python = ">={".".join(map(str, preflight.PYTHON))}"' in project
+    assert all(f'"{name}>=' in project for name in preflight.PACKAGES)
+
+
+BUNDLED = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("it", sys.argv[1])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+import sdquant, pathlib
+print(pathlib.Path(sdquant.__file__).parent)
+from sdquant.utils import install
+print(install.install_packages("sentencepiece"))
+import spare
+"""
+
+
+def test_a_bundle_runs_in_a_python_without_sdquant(
+    webui: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the web UI lacks is put beside it; the stand-in for pip writes a package where it is told to."""
+    python = webui / "venv" / "bin" / "python"
+    packages = webui / "venv" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    for folder in (python.parent, packages):
+        folder.mkdir(parents=True)
+    pip = 'import sys, pathlib as p; d = p.Path(sys.argv[sys.argv.index("--target") + 1]); d.mkdir(parents=True);'
+    pip += ' (d / "spare.py").write_text(""); (d / "asked").write_text(" ".join(sys.argv))'
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pip}' \"$@\"\n")
+    python.chmod(0o755)
+    for name in ("torch", "safetensors", "psutil", "packaging", "filelock", "tqdm"):
+        (packages / f"{name}-3.dist-info").mkdir()
+        (packages / f"{name}-3.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 3\n")
+    target = webui / _row(webui).into
+    answer = _run(capsys, webui, "--bundle", "quanto")
+    assert not any("pip install" in step for step in answer["next"])
+    asked = (target / "bundle" / "packages" / "asked").read_text()
+    assert asked.endswith("pyyaml optimum-quanto>=0.2.7 ninja huggingface_hub")
+    script = target / ("__init__.py" if webui.name == "comfyui" else "install.py")
+    if webui.name == "comfyui":  # whose own modules the nodes import
+        script.write_text(script.read_text(encoding="utf-8").partition("from sdquant.hosts.comfy_nodes")[0])
+    out = subprocess.run(
+        [sys.executable, "-c", BUNDLED, str(script)], cwd="/", env={}, capture_output=True, text=True, check=True
+    )
+    *_, where, advice = out.stdout.splitlines()
+    assert Path(where) == target / "bundle" / "code" / "sdquant"
+    assert (
+        advice == f"{sys.executable} -m pip install --no-deps --target {target / 'bundle' / 'packages'} sentencepiece"
+    )
+    assert _run(capsys, webui, "--overwrite", "--bundle", "quant")["why"].startswith("the extras for web UIs are bnb, ")
+    assert target.exists()
+    assert _run(capsys, webui, "--remove")["done"] == "removed" and not target.exists()
+
+
+@pytest.mark.parametrize(("python", "said"), [(None, "has no Python in its folder"), ("exit 1", "it ended with 1")])
+def test_a_bundle_that_cannot_be_made_leaves_no_extension(
+    webui: Path, capsys: Capture, python: str | None, said: str
+) -> None:
+    if python is not None:
+        (webui / "venv" / "bin").mkdir(parents=True)
+        (webui / "venv" / "bin" / "python").write_text(f"#!/bin/sh\n{python}\n")
+        (webui / "venv" / "bin" / "python").chmod(0o755)
+    assert said in _run(capsys, webui, "--bundle", "bnb")["why"]
+    assert not (webui / _row(webui).into).exists()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.machinery
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +17,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sdquant import SettingsError
-from sdquant.hosts import extension, options, tab
+from sdquant.compat import hardware
+from sdquant.hosts import extension, options, preflight, tab
 from sdquant.hosts.host import HOSTS
 from sdquant.planning.settings_fields import fields
+from sdquant.utils import install
 
 from .conftest import Running
 
@@ -131,7 +135,7 @@ def test_the_tab_inspects_what_is_below_the_hosts_folders(host: Start, name: str
     running.modules.paths.models_path = str(tmp_path / "models")
     ((blocks, title, elem_id),) = asyncio.run(_tabs(running))
     assert (title, elem_id) == ("sdquant", "sdquant_tab")
-    assert len(blocks.fns) == 2
+    assert len(blocks.fns) == 3
     assert "models/quantized" in tab._names()
     assert "int8" in tab.inspected_html("models/quantized")
     outside = tmp_path / "other" / "model.safetensors"
@@ -189,9 +193,81 @@ def test_a_version_without_the_functions_is_told_and_left_as_it_was(host: Start,
     delattr(models, missing)
     before = dict(vars(models))
     with pytest.raises(SettingsError, match=f"no modules.sd_models.{missing}"):
-        running.start()
+        extension.register()
     assert _changed(vars(models), before) == []
     assert not any(running.modules.script_callbacks.callback_map.values())
+
+
+@pytest.mark.parametrize("what", ["reforge", "module", "torch"])
+def test_what_cannot_run_is_told_in_the_console_and_the_tab(
+    host: Start, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """reForge, where `forge_loader` is a module; a fork that calls another thing so; and Forge's own torch."""
+    running = host("forge")
+    if what == "reforge":
+        monkeypatch.setitem(sys.modules, "modules_forge.forge_loader", _module("modules_forge.forge_loader"))
+        said = "Cannot use sdquant in reForge, Forge Classic"
+    elif what == "module":
+        monkeypatch.setattr(running.modules.sd_models, "forge_loader", _module("modules_forge.loader"))
+        said = "has another thing as modules.sd_models.forge_loader"
+    else:
+        monkeypatch.setattr(preflight, "version_here", lambda name: "2.3.1+cu121" if name == "torch" else "1")
+        said = "the web UI has torch 2.3.1+cu121, and sdquant needs 2.6 or newer. Set the variable TORCH_COMMAND"
+    before = dict(vars(running.modules.sd_models))
+    running.start()
+    assert _changed(vars(running.modules.sd_models), before) == []
+    assert said in caplog.text
+    ((blocks, *_),) = asyncio.run(_tabs(running))
+    assert said in str(blocks.get_config_file()["components"])
+    assert not install.in_web_ui()
+
+
+def _module(name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    return module
+
+
+def test_the_status_is_that_of_when_the_page_is_opened(host: Start) -> None:
+    running = host("forge")
+    running.start()
+    ((blocks, *_),) = asyncio.run(_tabs(running))
+    extension._session.status.begin("late.safetensors")
+    rows = enumerate(blocks.get_config_file()["dependencies"])
+    (number,) = [number for number, row in rows if any(event == "load" for _, event in row["targets"])]
+    assert "late.safetensors" in blocks.fns[number].fn()[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scheme_without_its_package_is_not_offered_and_taken_back(
+    host: Start, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {row: version for row, version in hardware.versions().items() if row != "bitsandbytes"}
+    monkeypatch.setattr(hardware, "versions", lambda: here)
+    running = host(name)
+    running.start()
+    opts = running.modules.shared.opts
+    choices = opts.data_labels["sdquant_quant_model"].component_args()["choices"]
+    assert "nf4" not in choices and {"fp8", "int8_row", "qint8"} <= set(choices)
+    assert "nf4, fp4, bnb-int8: <code>" in opts.data_labels["sdquant_lacking"].default
+    assert not opts.set("sdquant_quant_model", "nf4")
+    (said,) = running.shown
+    python = sys.executable
+    assert f'which is not installed. Run: {python} -m pip install --no-deps "bitsandbytes>=0.48"' in said
+
+
+def test_old_options_of_sdnext_are_not_imported_without_their_package(
+    host: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = {row: version for row, version in hardware.versions().items() if row != "bitsandbytes"}
+    monkeypatch.setattr(hardware, "versions", lambda: here)
+    running = host("sdnext")
+    shown = []
+    log = types.SimpleNamespace(warning=lambda text, *args: shown.append(text % args))
+    monkeypatch.setattr(running.modules.shared, "log", log, raising=False)
+    running.start(stored={"bnb_quantization": ["Model"], "bnb_quantization_type": "nf4"})
+    assert options.read(extension._session.host)["quant.model"] is None
+    assert any("stays as it is. Cannot use nf4: it needs bitsandbytes" in text for text in shown), shown
 
 
 @pytest.mark.parametrize("layers", [False, True])

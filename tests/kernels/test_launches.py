@@ -273,11 +273,9 @@ def test_what_is_timed_on_datacenter_blackwell_decides(
         assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster
 
 
-# Of these the Triton kernels read no scales in 8 bits (mxfp8, NVFP4) or no codes (w4a8, w6a8), so that torch decodes
-# them in up to 18 operators (tests/backends/test_few_launches.py), and SVDQuant has two products beside the residual's.
-IN_TORCH = {"mxfp8", "comfy:nvfp4", "svdquant_nvfp4", "w4a8", "w6a8"}
-BESIDE = {"svdquant_w4a4": 3}
-EVERY = [row.name for row in backends.schemes() if row.on_the_fly and row.name not in IN_TORCH]
+# SVDQuant has a division and two products beside the residual's; codes of integers are expanded first.
+BESIDE = {"svdquant_w4a4": 3, "svdquant_nvfp4": 3, "w4a8": 1, "w6a8": 1}
+EVERY = [row.name for row in backends.schemes() if row.on_the_fly]
 
 
 @pytest.mark.parametrize("m", [1, 4608])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...core import code_tables, ggml_iq, gguf_types
+from ...core import code_tables, ggml_iq, gguf_types, torch_dtypes
 from . import extension
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NAMES = {"float32": 0, "bfloat16": 1, "float16": 2}
 _NONE, _NESTED, _LOOKED_UP = -1, 3, 4
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-# torch 2.6 has no float8_e8m0fnu.
-_SCALES = (torch.float8_e4m3fn, getattr(torch, "float8_e8m0fnu", None))
+_SCALES = (torch.float8_e4m3fn, torch_dtypes.E8M0)
 _CPU = torch.device("cpu")
 
 
