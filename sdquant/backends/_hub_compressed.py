@@ -120,6 +120,9 @@ def _weight(
         words = "4-bit floats (NVFP4), scales of 16 in the order of the weight"
         details: dict[str, Any] = {DTYPE: dtype, INVERSE: True}
         return _found(name, _NVFP4, keys, hints, words, details, None)
+    settings = _settings_of(stem, groups)
+    if settings.get("symmetric") is False and "zero" not in keys:
+        raise lacking(name, f"{stem}.{_MORE['zero']}")
     rows = tensors[codes].shape[0]
     several = tensors[scale].shape[-1] if len(tensors[scale].shape) == 2 else 1
     nbytes = tensors[codes].nbytes + tensors[scale].nbytes + (rows * several if "zero" in keys else 0)
@@ -132,7 +135,6 @@ def _weight(
             return _found(name, scheme, plain, hints, f"8-bit integers, {of}", {DTYPE: dtype}, None)
         details = {DTYPE: dtype, PACKING: BYTES, GROUP_SIZE: tensors[codes].shape[1] // max(several, 1)}
         return _found(name, "hub-int8", keys, hints, f"8-bit integers, {of}", details, nbytes)
-    settings = _settings_of(stem, groups)
     bits, size = settings.get("num_bits"), settings.get("group_size")
     if bits is None:
         raise untold(
