@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.errors import BackendUnavailableError, BadFileError, MissingComponentError
+from sdquant.models import file_tokenizers, libraries
 
 from . import test_language_encoder_files as files
 from .gguf_text_encoders import ARCH, write_text
@@ -88,6 +89,28 @@ def test_of_a_gguf_file(qwen: tuple[Path, Path, tokenizers.Tokenizer], caplog: p
     padded = pipe.tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert padded.input_ids.shape == padded.attention_mask.shape
     assert pipe.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a"
+
+
+def test_with_the_constructor_of_transformers_4(
+    qwen: tuple[Path, Path, tokenizers.Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which reads the file that `vocab_file` names; 4.57.3 itself makes the same tokenizer of it."""
+    base, file, _ = qwen
+    asked: list[dict[str, Any]] = []
+    whole = libraries.transformers()
+    original: Any = whole.PreTrainedTokenizerFast
+
+    class Older(original):  # type: ignore[misc]
+        def __init__(self, **values: Any) -> None:
+            asked.append(dict(values))
+            path = Path(values.pop("vocab_file"))
+            super().__init__(**values | {"name_or_path": str(path.parent), "gguf_file": path.name})
+
+    monkeypatch.setattr(whole, "PreTrainedTokenizerFast", Older)
+    monkeypatch.setattr(whole, "__version__", "4.57.3")
+    (source,) = sdquant.detect(file).sources.values()
+    made = file_tokenizers.built(base, {"text_encoder": source})["tokenizer"]
+    assert made("a quick").input_ids and asked[0]["gguf_file"] == file.name
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "Qwen2Tokenizer"])

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from ..errors import BackendUnavailableError, BadFileError, MissingComponentError
 from ..formats import checkpoint, folders, gguf_file, text_encoders
 from ..utils.temp_dirs import temporary_folder
@@ -29,6 +31,7 @@ _TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # by the end of a tenso
 _PIECES = "tokenizer.model"  # what transformers 5 looks for, whatever its class calls it
 _GGUF = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
 _SPLIT = "tokenizer.ggml.pre"  # how texts are split into words
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _PACKAGES = {"google.protobuf": "protobuf"}
 # Classes that pad on the left unless a folder's config says otherwise, as it does in pipelines: HunyuanVideo's cuts its
 # template off the start of what was padded.
@@ -145,10 +148,11 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
     try:
         with quiet():
             if carrier.tensor is None:
-                place, name = str(carrier.file.parent), carrier.file.name
-                tokenizer = anyone(name_or_path=place, gguf_file=name, local_files_only=True, **sides)
-                if carrier.source.headers[carrier.file].metadata.get(_SPLIT) == "qwen2":
+                tokenizer = anyone(**_place(transformers, carrier.file), local_files_only=True, **sides)
+                metadata = carrier.source.headers[carrier.file].metadata
+                if metadata.get(_SPLIT) == "qwen2":
                     _compose(tokenizer)
+                _name_tokens(tokenizer, metadata)
             else:
                 own = carrier.kind != "tekken_model" and hasattr(named, "vocab_files_names")
                 tokenizer = _of_bytes(carrier, named if own else anyone, sides)
@@ -161,11 +165,25 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
     return _with_padding(tokenizer)
 
 
+def _place(transformers: Any, file: Path) -> dict[str, str]:
+    """Return the arguments by which a tokenizer finds a GGUF file: before transformers 5 the whole path is another."""
+    place = {"name_or_path": str(file.parent), "gguf_file": file.name}
+    return place if Version(transformers.__version__).major >= 5 else place | {"vocab_file": str(file)}
+
+
 def _compose(tokenizer: Any) -> None:
     """Have a tokenizer compose accents (NFC), as Qwen's own does and no header says."""
     from tokenizers import normalizers
 
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+def _name_tokens(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
+    """Tell a tokenizer its special tokens that a header names, of which transformers 4 passes over some."""
+    for word, key in _SPECIAL.items():
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if getattr(tokenizer, word) is None and type(index) is int and 0 <= index < len(tokenizer):
+            setattr(tokenizer, word, tokenizer.convert_ids_to_tokens(index))
 
 
 def _of_bytes(carrier: _Carrier, kind: Any, sides: Mapping[str, Any]) -> Any:
