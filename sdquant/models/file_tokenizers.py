@@ -32,6 +32,7 @@ _PIECES = "tokenizer.model"  # what transformers 5 looks for, whatever its class
 _GGUF = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
 _SPLIT = "tokenizer.ggml.pre"  # how texts are split into words
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"  # sentencepiece's table of spellings, of T5 and UMT5
 _PACKAGES = {"google.protobuf": "protobuf"}
 # Classes that pad on the left unless a folder's config says otherwise, as it does in pipelines: HunyuanVideo's cuts its
 # template off the start of what was padded.
@@ -153,6 +154,7 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
                 if metadata.get(_SPLIT) == "qwen2":
                     _compose(tokenizer)
                 _name_tokens(tokenizer, metadata)
+                _normalize(tokenizer, carrier.file, metadata.get(_CHARSMAP))
             else:
                 own = carrier.kind != "tekken_model" and hasattr(named, "vocab_files_names")
                 tokenizer = _of_bytes(carrier, named if own else anyone, sides)
@@ -176,6 +178,21 @@ def _compose(tokenizer: Any) -> None:
     from tokenizers import normalizers
 
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+def _normalize(tokenizer: Any, file: Path, table: Any) -> None:
+    """Have a tokenizer spell characters as its pieces do (full width, ligatures), by the table in a GGUF header, which
+    transformers leaves there. One whose words need no table has none."""
+    from tokenizers import normalizers
+
+    if isinstance(table, gguf_file.Skipped) and table.type in ("uint8", "int8"):
+        with file.open("rb") as content:
+            content.seek(table.offset)
+            table = content.read(table.length)
+    elif isinstance(table, list):
+        table = bytes(value & 0xFF for value in table)
+    if isinstance(table, bytes) and table and tokenizer.backend_tokenizer.normalizer is None:
+        tokenizer.backend_tokenizer.normalizer = normalizers.Precompiled(table)
 
 
 def _name_tokens(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
