@@ -125,10 +125,10 @@ def _weight(
     keys |= {part: f"{stem}.{last}" for part, last in _MORE.items() if f"{stem}.{last}" in tensors}
     hints = tuple(key for key in (f"{stem}.{hint}" for hint in _HINTS) if key in tensors and key not in keys.values())
     if tensors[codes].dtype == "uint8" and f"{stem}.weight_global_scale" not in tensors:
-        keys, size = {"blocks": codes, "scale": scale}, tensors[codes].shape
+        keys, stored = {"blocks": codes, "scale": scale}, tensors[codes].shape
         words = "4-bit floats (MXFP4), powers of two as scales of 32"
         found = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, "type": "mxfp4"}, None)
-        return replace(found, shape=(size[0], size[1] * 2))
+        return replace(found, shape=(stored[0], stored[1] * 2))
     if tensors[codes].dtype == "uint8":
         keys = {"codes": codes, "scale": scale, "factor": f"{stem}.weight_global_scale"}
         words = "4-bit floats (NVFP4), scales of 16 in the order of the weight"
