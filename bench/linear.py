@@ -45,6 +45,8 @@ INTEGERS = (
     "qint4",
     "nf4",
     "q8_0",
+    "svdq-int4",
+    "svdq-nvfp4",
     "q4_0",
     "q4_k",
     "int8_convrot",

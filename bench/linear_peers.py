@@ -230,6 +230,21 @@ def comfy_kitchen(floats: nn.Linear, scheme: str) -> Run | None:
     return lambda x: F.linear(x, weight)
 
 
+def comfy_kitchen_svdquant(held: Packed) -> Run | None:
+    """comfy-kitchen's product with the same codes and branch, and activations of 4 bits."""
+    if held.spec.scheme.name != "svdquant_w4a4" or importlib.util.find_spec("comfy_kitchen") is None:
+        return None
+    from comfy_kitchen.tensor import QuantizedTensor, TensorCoreSVDQuantW4A4Layout
+
+    codes, scale, smooth, down, up, _ = held.spec.scheme.codec.export("proj.weight", held).values()
+    params = TensorCoreSVDQuantW4A4Layout.Params(
+        scale=scale, orig_dtype=torch.bfloat16, orig_shape=held.spec.shape, proj_down=down, proj_up=up,
+        smooth_factor=smooth,
+    )  # fmt: skip
+    weight = QuantizedTensor(codes, "TensorCoreSVDQuantW4A4Layout", params)
+    return lambda x: F.linear(x, weight)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family("nf4", _FOUR),
     Family("nf4,double_quant", _FOUR),
@@ -262,3 +277,8 @@ RULES: tuple[Family, ...] = tuple(Family(f"rules{options}", _TORCH) for options 
     ",weight_qtype=int4,act_qtype=int8", ",weight_qtype=nf4,tile_size=64,act_qtype=int8",
     ",weight_qtype=float8_e4m3fn,act_qtype=float8_e4m3fn",
 ))  # fmt: skip
+# Their low-rank branch has no place among products that differ in the codes alone (`bench.pairs` measures it).
+SVDQUANT = (
+    Family("svdq-int4", {"comfy-kitchen": lambda floats, scheme: comfy_kitchen_svdquant(packed(floats, scheme))}),
+    Family("svdq-nvfp4", {}),
+)

@@ -18,7 +18,6 @@ foretell images, and differences below half a dB say nothing.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bench._results import read, write
 from bench.linear import INTEGER, OURS
-from bench.linear_peers import FAMILIES, Family, Run, packed, sdnq_layer, sdnq_matmul
+from bench.linear_peers import FAMILIES, Family, Run, comfy_kitchen_svdquant, packed, sdnq_layer, sdnq_matmul
 from bench.snr import snr
 from sdquant import backends
 from sdquant.core.backend import Packed, QuantSpec
@@ -85,27 +83,12 @@ def _held(floats: nn.Linear, scheme: str, x: Tensor) -> Packed:
     return row.codec.encode(floats.weight.data, _Calibrated(row, found=x[::2].float().abs().amax(dim=0)))
 
 
-def _comfy_kitchen(held: Packed) -> Run | None:
-    """comfy-kitchen's product with the same codes and branch, and activations of 4 bits."""
-    if held.spec.scheme.name != "svdquant_w4a4" or importlib.util.find_spec("comfy_kitchen") is None:
-        return None
-    from comfy_kitchen.tensor import QuantizedTensor, TensorCoreSVDQuantW4A4Layout
-
-    codes, scale, smooth, down, up, _ = held.spec.scheme.codec.export("proj.weight", held).values()
-    params = TensorCoreSVDQuantW4A4Layout.Params(
-        scale=scale, orig_dtype=torch.bfloat16, orig_shape=held.spec.shape, proj_down=down, proj_up=up,
-        smooth_factor=smooth,
-    )  # fmt: skip
-    weight = QuantizedTensor(codes, "TensorCoreSVDQuantW4A4Layout", params)
-    return lambda x: F.linear(x, weight)
-
-
 def _runs(family: Family, floats: nn.Linear, x: Tensor) -> dict[str, Run]:
     held = _held(floats, family.scheme, x)
     runs = {OURS: quantized_layer(floats, held), INTEGER: quantized_layer(floats, held, compute="int8")}
     peers = {name: make(floats, family.scheme) for name, make in family.peers.items()}
     if held.spec.scheme.calibrated:
-        peers["comfy-kitchen"] = _comfy_kitchen(held)
+        peers["comfy-kitchen"] = comfy_kitchen_svdquant(held)
     return {**runs, **{name: run for name, run in peers.items() if run is not None}}
 
 

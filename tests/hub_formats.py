@@ -123,6 +123,19 @@ def nvfp4(weight: Tensor) -> Made:
     return {"weight_packed": codes, "weight_scale": scale, "weight_global_scale": whole}, values.flatten(1)
 
 
+def mxfp4(weight: Tensor) -> Made:
+    blocks = weight.float().view(len(weight), -1, 32)
+    exponents = blocks.abs().amax(-1).clamp(min=1e-30).log2().floor() - 2
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    levels = torch.cat([levels, -levels])
+    steps = 2.0 ** exponents.unsqueeze(-1)
+    codes = (blocks / steps).unsqueeze(-1).sub(levels).abs().argmin(-1)
+    values = (levels[codes] * steps).view(weight.shape)
+    flat = codes.to(torch.uint8).view(weight.shape)
+    layer = {"weight_packed": flat[:, ::2] | flat[:, 1::2] << 4, "weight_scale": (exponents + 127).to(torch.uint8)}
+    return layer, values
+
+
 def float8(rows: int, columns: int, *, key: str = "weight_scale_inv") -> Callable[[Tensor], Made]:
     """One scale for each block of so many rows and columns; 0 for all of them."""
 
@@ -217,6 +230,7 @@ KINDS: Mapping[str, Kind] = {
     "ct w8a8": Kind("int8_row", "a scale for each row", _ct(8, format="int-quantized"), int8()),
     "ct w8a8 whole": Kind("int8_tensor", "one scale", _ct(8), int8(whole=True)),
     "ct w8a8 asymmetric": Kind("hub-int8", "compressed-tensors: 8-bit", _ct(8), int8(symmetric=False)),
+    "ct mxfp4": Kind("mxfp4", "MXFP4", _ct(4, format="mxfp4-pack-quantized"), mxfp4),
     "ct nvfp4": Kind("comfy:nvfp4", "NVFP4", _ct(4, format="nvfp4-pack-quantized"), nvfp4, exact=False),
     "gptq": Kind("hub-int4", "GPTQ, as its config.json says, zero points less one", _gptq(), gptq(4)),
     "gptq symmetric": Kind("hub-int4", "GPTQ", _gptq() | {"sym": True}, gptq(4, symmetric=True)),

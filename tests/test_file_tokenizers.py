@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.errors import BackendUnavailableError, BadFileError, MissingComponentError
+from sdquant.models import file_tokenizers, libraries
 
 from . import test_language_encoder_files as files
 from .gguf_text_encoders import ARCH, write_text
@@ -88,6 +90,65 @@ def test_of_a_gguf_file(qwen: tuple[Path, Path, tokenizers.Tokenizer], caplog: p
     padded = pipe.tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert padded.input_ids.shape == padded.attention_mask.shape
     assert pipe.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a"
+
+
+def _charsmap(spelling: str, plain: str) -> bytes:
+    """sentencepiece's table with one entry: a trie (darts-clone) whose leaf is an offset into texts, and those."""
+    units, offsets, at = [0] * 0x400, (0x100, 0x300, 0x100, 0x200), 0
+    key = spelling.encode()
+    assert len(key) == 3
+    units[0], at = offsets[0] << 10, offsets[0]
+    for place, byte in enumerate(key):
+        at ^= byte
+        units[at] = offsets[place + 1] << 10 | (place == 2) << 8 | byte
+        at ^= offsets[place + 1]
+    units[at] = 1 << 31  # offset 0
+    return struct.pack("<1025I", 0x1000, *units) + plain.encode() + b"\0"
+
+
+def test_a_table_of_spellings(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """T5's pieces are of normal forms, which llama.cpp keeps in the header."""
+    words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581fi", "x", "\u2581fix"]
+    table = _charsmap("\ufb01", "fi")
+
+    def fields(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("t5")
+        writer.add_token_list(words)
+        writer.add_token_scores([0.0, 0.0, 0.0, -2.0, -1.0, -3.0, -0.5])
+        writer.add_token_types([3, 3, 2, 1, 1, 1, 1])
+        writer.add_eos_token_id(1)
+        writer.add_pad_token_id(0)
+        writer.add_precompiled_charsmap(table)
+
+    case, file = case_of("umt5_xxl"), tmp_path / "model.gguf"
+    write_text(case.model, file, ARCH.T5ENCODER, None, fields=fields)
+    base = _base(case, tmp_path / "base", "T5TokenizerFast")
+    (source,) = sdquant.detect(file).sources.values()
+    made = file_tokenizers.built(base, {"text_encoder": source})["tokenizer"]
+    assert made("\ufb01x fix").input_ids == made("fix fix").input_ids == [6, 6, 1]
+    assert made("a").input_ids == [3, 2, 1] and made.pad_token == "<pad>"
+
+
+def test_with_the_constructor_of_transformers_4(
+    qwen: tuple[Path, Path, tokenizers.Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which reads the file that `vocab_file` names; 4.57.3 itself makes the same tokenizer of it."""
+    base, file, _ = qwen
+    asked: list[dict[str, Any]] = []
+    whole = libraries.transformers()
+    original: Any = whole.PreTrainedTokenizerFast
+
+    class Older(original):  # type: ignore[misc]
+        def __init__(self, **values: Any) -> None:
+            asked.append(dict(values))
+            path = Path(values.pop("vocab_file"))
+            super().__init__(**values | {"name_or_path": str(path.parent), "gguf_file": path.name})
+
+    monkeypatch.setattr(whole, "PreTrainedTokenizerFast", Older)
+    monkeypatch.setattr(whole, "__version__", "4.57.3")
+    (source,) = sdquant.detect(file).sources.values()
+    made = file_tokenizers.built(base, {"text_encoder": source})["tokenizer"]
+    assert made("a quick").input_ids and asked[0]["gguf_file"] == file.name
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "Qwen2Tokenizer"])

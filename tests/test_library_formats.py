@@ -194,3 +194,16 @@ def test_svdquant_beside_it_is_written_once(tmp_path: Path) -> None:
     keys = load_file(tmp_path / "out" / "diffusion_pytorch_model.safetensors").keys()
     assert {key for key in keys if key.startswith(path)} == {f"{path}.weight", f"{path}.bias"}
     assert path + ".weight" not in dict(quantized(sdquant.load_model(tmp_path / "out", progress=False)))
+
+
+def test_portable_refuses_to_write_most_weights_as_floats(tmp_path: Path) -> None:
+    """One layer that diffusers reads does not make the others floats without a word."""
+    given: dict[str, Any] = {"components": ("transformer",), "progress": False}
+    path = "single_transformer_blocks.0.proj_out"
+    model = sdquant.load_model(demo.path("digits-flux"), "int8_row", **given).transformer
+    for scheme in ("svdq-int4", "nf4"):
+        other = sdquant.load_model(demo.path("digits-flux"), scheme, **given).transformer
+        model.set_submodule(path, other.get_submodule(path))
+        with pytest.raises(ConflictError, match=r"(?s)int8_row.*portable='torchao'"):
+            sdquant.save(model, tmp_path / scheme, portable=True)
+    assert not list(tmp_path.iterdir())

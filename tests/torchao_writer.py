@@ -39,6 +39,8 @@ def makers() -> list[Any]:
         lambda w: IntxUnpackedToInt8Tensor.from_hp(w, (1, 32), torch.int3, mapping_type=MappingType.SYMMETRIC),
         lambda w: MXTensor.to_mx(w, e4m3, 32, is_swizzled_scales=True),
         lambda w: MXTensor.to_mx(w, e4m3, 32),
+        lambda w: MXTensor.to_mx(w, torch.float4_e2m1fn_x2, 32, is_swizzled_scales=True),
+        lambda w: MXTensor.to_mx(w, torch.float4_e2m1fn_x2, 32),
         lambda w: NVFP4Tensor.to_nvfp4(w, per_tensor_scale=per_tensor_amax_to_scale(w.float().abs().max())),
         lambda w: NVFP4Tensor.to_nvfp4(w, is_swizzled_scales=True),
     ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ._nunchaku_find import piece as nunchaku_piece
     from ._nunchaku_order import picked as nunchaku_rows
     from ._nunchaku_pack import lite as nunchaku_lite
-    from ._nunchaku_pack import lite_config as nunchaku_lite_config
+    from ._nunchaku_pack import lite_kind as nunchaku_lite_kind
     from ._quanto_extension import without_compiler
 else:
     __getattr__ = lazy_exports(__name__)
@@ -44,6 +44,6 @@ __all__ = [
     "COMFY_FORMATS", "COMFY_METADATA", "COMFY_SHIFTED", "FLOAT8_FORMATS", "FLOAT8_MARKER",
     "NUNCHAKU_ORDER", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight",
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry", "get",
-    "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_config",
+    "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_kind",
     "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ LOW_FIRST = "low first"  # in those of others' weights in tiles: halves of bytes
 SHIFTED = "act_unsigned"  # of SVDQuant: what is added to its activations was taken out of the layer's bias
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
 GROUP_SIZE = "group_size"
+LINEAR_DTYPE = "linear_dtype"  # of convrot_w4a4: what comfy-kitchen rounds activations to, "int4" or "int8"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
 
 
@@ -150,7 +151,8 @@ def entry(spec: PackedSpec) -> dict[str, Any]:
     flag = {"convrot": True} if spec.rotation and form == INT8 else {}
     turned = {"convrot_groupsize": spec.rotation} if spec.rotation else {}
     shift = {"act_unsigned": False} if form == SVDQUANT else {}  # of some layers ComfyUI assumes it
-    return {"format": form, **of_groups, **flag, **turned, **shift}
+    eight = {LINEAR_DTYPE: spec.details[LINEAR_DTYPE]} if LINEAR_DTYPE in spec.details else {}
+    return {"format": form, **of_groups, **flag, **turned, **eight, **shift}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
@@ -189,7 +191,7 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
         evidence=f"ComfyUI's {form.name}: {evidence}",
         details={
             **form.details,
-            **{option: row[option] for option in (ROTATION, GROUP_SIZE) if option in row},
+            **{option: row[option] for option in (ROTATION, GROUP_SIZE, LINEAR_DTYPE) if option in row},
             **({SHIFTED: True} if is_shifted else {}),
         },
         nbytes=_nbytes(form, tensors[name]),

@@ -29,19 +29,25 @@ from ..utils.tensors import divided
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import RotatedCodec, dtype_of, marker, require_matrix
+from ._comfy_find import LINEAR_DTYPE
 from ._comfy_rotation import rotation_in
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight
 
 _LARGEST, ZERO = 7, 8
+_FOUR, _EIGHT = "int4", "int8"
 _LEAST = 1e-10  # the least magnitude of a row that its scale is made of
 _INPUTS = 64  # of which comfy-kitchen's kernels want a multiple
 SIGNS = 0x88  # exchanges nibbles in two's complement and codes with 8 added
 
 
 class Int4(RotatedCodec):
-    """Parts: codes, uint8 [out, in / 2], with 8 added, the even column in the low half; scale, float32 [out, 1]."""
+    """Parts: codes, uint8 [out, in / 2], with 8 added, the even column in the low half; scale, float32 [out, 1].
+
+    Details have a linear_dtype if a file says "int8": then comfy-kitchen's product (`runtime="library"`) has
+    activations of 8 bits.
+    """
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         require_matrix(shape, dtype)
@@ -97,9 +103,11 @@ class Int4(RotatedCodec):
             "codes": codes.view(torch.uint8) ^ SIGNS if codes.dtype == torch.int8 else codes,
             "scale": scales(key, scale).reshape(-1, 1),
         }
-        spec = PackedSpec(
-            scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details={ROTATION: rotation}
-        )
+        product = found.details.get(LINEAR_DTYPE, _FOUR)
+        if product not in (_FOUR, _EIGHT):
+            raise bad(found.name, f"its {LINEAR_DTYPE} is {product!r:.40}, neither {_FOUR!r} nor {_EIGHT!r}")
+        details = {ROTATION: rotation} | ({LINEAR_DTYPE: product} if product == _EIGHT else {})
+        spec = PackedSpec(scheme=registry.scheme(found.scheme), shape=shape, dtype=dtype_of(found), details=details)
         return Packed(spec=spec, parts=parts)
 
 

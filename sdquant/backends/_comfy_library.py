@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ..core import FACTOR
 from ..kernels import block_floats
+from ._comfy_find import LINEAR_DTYPE
 from ._comfy_int4 import SIGNS
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ def _w4a4(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
     if not rotation:
         return None
     signed = (codes ^ SIGNS).view(torch.int8)
-    y: Tensor = kitchen().convrot_w4a4_linear(x, signed, scale.view(-1), bias=bias, convrot_groupsize=rotation)
+    y: Tensor = kitchen().convrot_w4a4_linear(
+        x, signed, scale.view(-1), bias=bias, convrot_groupsize=rotation,
+        linear_dtype=packed.spec.details.get(LINEAR_DTYPE, "int4"),
+    )  # fmt: skip
     return y
 
 

@@ -7,8 +7,9 @@ A scale is always what the codes are multiplied by to get the weight, whatever i
 * `X.weight_scale_inv`: DeepSeek and transformers' fine-grained fp8. It is the inverse of the factor used in quantizing:
   DeepSeek's `weight_dequant` and transformers' `_dequantize_fp8_weight` multiply by it.
 
-Their shapes are in `_float8_scales`. `X.scale_input` and its like are hints for quantizing activations, which sdquant
-does not do.
+Their shapes are in `_float8_scales`. `X.input_scale` (`X.scale_input`) is what activations are divided by to become
+float8, with a scale for the whole weight or its rows: products in float8 use it (`kernels.fp8_linear`). transformers'
+`X.activation_scale` is of blocks, and is not used.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from ..core import (
     BYTE_PACKINGS,
     COMPUTE_DTYPES,
+    INPUT_SCALE,
     Packed,
     PackedLayout,
     PackedSpec,
@@ -31,13 +33,14 @@ from ..core import (
     Unfit,
     dtype_name,
     registry,
+    usable_scale,
 )
 from ..utils import strict_json
 from ..utils.tensors import divided
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import tile
 from ._chunks import by_rows
-from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
+from ._float8_find import FLOAT8, FORMATS, HINTS, INPUT_SCALES, MARKER, SCALES, WHOLE
 from ._float8_scales import factors, fitted, rows_of_scales
 from ._float8_values import floats_of
 from ._hub_modelopt import OF_QUANTIZER
@@ -47,12 +50,13 @@ if TYPE_CHECKING:
 
     from ..core import QuantSpec, Scheme
 
+DTYPES_OF_SCALES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = {name: getattr(torch, name) for name in FLOAT8}
 _LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN
 
 
 class Float8(Codec):
-    """The float8 packing of fp8. Parts: codes float8 [out, in...]; scale unless plain.
+    """The float8 packing of fp8. Parts: codes float8 [out, in...]; scale unless plain. Details may have an input_scale.
 
     The scale is float32, or uint8 of exponents where details["scale"] is "e8m0": [out or 1, 1...], or, where details
     have a "block" [rows, columns], one for each block of the weight.
@@ -123,11 +127,13 @@ class Float8(Codec):
             raise bad(key, f"its shape is {list(shape)}, which has no values")
         parts: dict[str, Tensor] = {"codes": codes}
         details: dict[str, Any] = {"packing": "float8"}
+        of_inputs = _input_scale(detected, get)
         if "scale" in detected.keys:
             key, scale = require(detected, "scale", get)
             scale, block = fitted(key, scale, shape, dict(detected.details))
             parts["scale"] = scale
             details |= {"block": list(block)} if block is not None else {}
+            details |= {INPUT_SCALE: of_inputs} if block is None and of_inputs is not None else {}
             details |= {"scale": "e8m0"} if scale.dtype == torch.uint8 else {}
         # The file does not say what was encoded; bfloat16 holds every value of float8.
         return Packed(spec=_spec(registry.scheme(detected.scheme), shape, "bfloat16", details), parts=parts)
@@ -143,6 +149,16 @@ def _encode(rows: Tensor) -> dict[str, Tensor]:
 
 def _spec(scheme: Scheme, shape: tuple[int, ...], dtype: str, details: dict[str, Any] | None = None) -> PackedSpec:
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
+
+
+def _input_scale(detected: PrequantizedWeight, get: Callable[[str], Tensor]) -> float | None:
+    """Return the static scale of the layer's activations, from sdquant's own description or a tensor beside."""
+    if INPUT_SCALE in detected.details:
+        return usable_scale(detected.details[INPUT_SCALE])
+    key = next((key for key in detected.extra if key.rpartition(".")[2] in INPUT_SCALES), None)
+    tensor = None if key is None else get(key)
+    is_one = tensor is not None and tensor.numel() == 1 and tensor.dtype in DTYPES_OF_SCALES
+    return usable_scale(tensor.item()) if tensor is not None and is_one else None
 
 
 def _check_marker(detected: PrequantizedWeight, get: Callable[[str], Tensor]) -> None:

@@ -15,7 +15,8 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.
 SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
 MARKER = "comfy_quant"  # ComfyUI's line of JSON beside a weight
-HINTS = ("scale_input", "input_scale", "activation_scale", MARKER)
+INPUT_SCALES = ("scale_input", "input_scale")  # of activations, for the whole layer
+HINTS = (*INPUT_SCALES, "activation_scale", MARKER)
 WHOLE = "scaled_fp8"  # about the whole file
 # ComfyUI's names for the formats that are read here, and the dtype of their codes.
 FORMATS: Mapping[str, str] = {

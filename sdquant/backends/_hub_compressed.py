@@ -8,6 +8,7 @@ A weight X [out, in] has, next to each other:
 * int-quantized: X.weight, int8 [out, in]; X.weight_scale [out, groups] or [1]; perhaps X.weight_zero_point.
 * nvfp4-pack-quantized: X.weight_packed, uint8 [out, in / 2], the even column in the low half; X.weight_scale, E4M3
   [out, in / 16]; X.weight_global_scale, which divides.
+* mxfp4-pack-quantized: X.weight_packed, uint8 [out, in / 2], alike; X.weight_scale, bytes of E8M0 [out, in / 32].
 
 The bits are those of the config group whose targets have the layer's name or class.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo
@@ -63,7 +65,8 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
 def _is_codes(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], is_told: bool) -> bool:
     stem, _, last = key.rpartition(".")
     if last == "weight_packed" and len(info.shape) == 2:
-        return info.dtype == "int32" or (info.dtype == "uint8" and f"{stem}.weight_global_scale" in tensors)
+        is_float = f"{stem}.weight_global_scale" in tensors or _is_mxfp4(f"{stem}.weight_scale", info, tensors)
+        return info.dtype == "int32" or (info.dtype == "uint8" and is_float)
     return (
         is_told
         and last == "weight"
@@ -71,6 +74,12 @@ def _is_codes(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], is_
         and len(info.shape) == 2
         and f"{stem}.weight_scale" in tensors
     )
+
+
+def _is_mxfp4(scale: str, codes: TensorInfo, tensors: Mapping[str, TensorInfo]) -> bool:
+    rows, columns = codes.shape
+    one = tensors.get(scale)
+    return one is not None and one.dtype in ("uint8", "float8_e8m0fnu") and one.shape == (rows, columns // 16)
 
 
 def _groups(place: str, table: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
@@ -115,11 +124,19 @@ def _weight(
     keys = {"codes": codes, "scale": scale}
     keys |= {part: f"{stem}.{last}" for part, last in _MORE.items() if f"{stem}.{last}" in tensors}
     hints = tuple(key for key in (f"{stem}.{hint}" for hint in _HINTS) if key in tensors and key not in keys.values())
+    if tensors[codes].dtype == "uint8" and f"{stem}.weight_global_scale" not in tensors:
+        keys, stored = {"blocks": codes, "scale": scale}, tensors[codes].shape
+        words = "4-bit floats (MXFP4), powers of two as scales of 32"
+        found = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, "type": "mxfp4"}, None)
+        return replace(found, shape=(stored[0], stored[1] * 2))
     if tensors[codes].dtype == "uint8":
         keys = {"codes": codes, "scale": scale, "factor": f"{stem}.weight_global_scale"}
         words = "4-bit floats (NVFP4), scales of 16 in the order of the weight"
         details: dict[str, Any] = {DTYPE: dtype, INVERSE: True}
         return _found(name, _NVFP4, keys, hints, words, details, None)
+    settings = _settings_of(stem, groups)
+    if settings.get("symmetric") is False and "zero" not in keys:
+        raise lacking(name, f"{stem}.{_MORE['zero']}")
     rows = tensors[codes].shape[0]
     several = tensors[scale].shape[-1] if len(tensors[scale].shape) == 2 else 1
     nbytes = tensors[codes].nbytes + tensors[scale].nbytes + (rows * several if "zero" in keys else 0)
@@ -132,7 +149,6 @@ def _weight(
             return _found(name, scheme, plain, hints, f"8-bit integers, {of}", {DTYPE: dtype}, None)
         details = {DTYPE: dtype, PACKING: BYTES, GROUP_SIZE: tensors[codes].shape[1] // max(several, 1)}
         return _found(name, "hub-int8", keys, hints, f"8-bit integers, {of}", details, nbytes)
-    settings = _settings_of(stem, groups)
     bits, size = settings.get("num_bits"), settings.get("group_size")
     if bits is None:
         raise untold(

@@ -208,7 +208,9 @@ def _as_weight(weight: _Weight, scheme: str, details: dict[str, Any], evidence: 
     dtype = next((weight.data[key] for key in ("dtype", "orig_dtype") if key in weight.data), None)
     word = dtype.get("_data") if isinstance(dtype, Mapping) else None
     packed = scheme == "hub-int4" and details[PACKING] == BYTES
+    rows, columns = weight.infos["qdata"].shape
     parts = _PARTS | ({"zero_point": "shift"} if details.get(PACKING) == NIBBLES else {})
+    parts |= {"qdata": "blocks"} if scheme == "mxfp4" else {}
     return PrequantizedWeight(
         name=weight.name,
         scheme=scheme,
@@ -217,6 +219,7 @@ def _as_weight(weight: _Weight, scheme: str, details: dict[str, Any], evidence: 
         evidence=evidence,
         details={**details, **({"dtype": word} if word in ("float32", "float16", "bfloat16") else {})},
         nbytes=_packed_bytes(weight) if packed else None,
+        shape=(rows, columns * 2) if scheme == "mxfp4" else None,
     )
 
 
@@ -250,12 +253,15 @@ def _float8(weight: _Weight) -> tuple[str, dict[str, Any]]:
     return "fp8", {PACKING: "float8", **({} if whole else {"block": list(block)})}
 
 
+_MX = {"float8_e4m3fn": "mxfp8", "float4_e2m1fn_x2": "mxfp4"}  # what it is here, by `elem_dtype`
+
+
 def _mx(weight: _Weight) -> tuple[str, dict[str, Any]]:
     element = weight.data.get("elem_dtype")
     word = element.get("_data") if isinstance(element, Mapping) else element
-    if word != "float8_e4m3fn" or weight.data.get("block_size") != 32:
+    if word not in _MX or weight.data.get("block_size") != 32:
         raise _unknown(weight.name, f"an MXTensor of {word!r:.40} in blocks of {weight.data.get('block_size')!r:.20}")
-    return "mxfp8", _tiles(weight)
+    return _MX[word], _tiles(weight) | ({"type": "mxfp4"} if _MX[word] == "mxfp4" else {})
 
 
 def _nvfp4(weight: _Weight) -> tuple[str, dict[str, Any]]:
@@ -312,7 +318,7 @@ _KINDS: Mapping[str, _Kind] = {
         read=_int4,
     ),
     "MXTensor": _Kind(
-        words="8-bit floats, powers of two as scales of 32",
+        words="floats of 8 or 4 bits, powers of two as scales of 32",
         parts=_SCALED,
         optional=_NONE,
         attributes=frozenset(

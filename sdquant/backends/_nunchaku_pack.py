@@ -7,14 +7,13 @@ are those of the layer, so that nothing can be padded, and all have the same pre
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..core import FACTOR, Packed, dtype_name
+from ..core import FACTOR, Packed, dtype_name, dtype_named
 from ._comfy_int4 import SIGNS
 from ._nunchaku_find import NVFP4, SVDQUANT
 from ._nunchaku_order import TILE
@@ -22,9 +21,9 @@ from ._nunchaku_order import TILE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-METHOD = "nunchaku_lite"
 _DEPTH = 64
 _BRANCH = ("smooth", "down", "up")
+_FLOATS = (torch.float16, torch.bfloat16)
 
 
 def _scattered(rows: Tensor, sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Tensor:
@@ -70,56 +69,78 @@ def pack_up(rows: Tensor) -> Tensor:
     return _scattered(rows, sizes, (0, 4, 2, 1, 5, 3, 6), rows.shape)
 
 
-def lite(path: str, packed: Packed, bias: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors of the layer at `path`, by their keys. The bias is [out], in any dtype."""
-    parts = packed.parts
-    floats = parts["smooth"].dtype
+@dataclass(frozen=True, kw_only=True)
+class LiteKind:
+    """What the layers of a model have in common. precision, group, rank: as in the config. dtype: of its floats, in
+    which it computes, by name."""
+
+    precision: str
+    group: int
+    rank: int
+    dtype: str
+
+
+def lite(packed: Packed, dtype: str, bias: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors of a layer, by the last words of their keys.
+
+    Args:
+        dtype: of its floats. bias: [out], in any dtype.
+    """
+    parts, floats = packed.parts, dtype_named(dtype)
+    branch = {name: parts[name].to(floats) for name in _BRANCH}
     tensors = {
-        "smooth_factor": pack_vector(parts["smooth"]), "proj_down": pack_down(parts["down"]),
-        "proj_up": pack_up(parts["up"]),
+        "smooth_factor": pack_vector(branch["smooth"]), "proj_down": pack_down(branch["down"]),
+        "proj_up": pack_up(branch["up"]),
     }  # fmt: skip
     if packed.spec.scheme.name == NVFP4:
-        rows = parts["rows"] if "rows" in parts else torch.ones(packed.spec.shape[0], dtype=floats)
+        ones = torch.ones(packed.spec.shape[0], dtype=floats, device=packed.device)
         tensors |= {
             "qweight": pack_codes(parts["codes"]), "wscales": pack_small_scales(parts["scale"]),
-            "wcscales": pack_vector(rows), "wtscale": torch.tensor([packed.spec.details[FACTOR]], dtype=floats),
+            "wcscales": pack_vector(parts.get("rows", ones).to(floats)),
+            "wtscale": torch.tensor([packed.spec.details[FACTOR]], dtype=floats, device=packed.device),
         }  # fmt: skip
     else:
-        tensors |= {"qweight": pack_codes(parts["codes"] ^ SIGNS), "wscales": pack_scales(parts["scale"])}
+        tensors |= {"qweight": pack_codes(parts["codes"] ^ SIGNS), "wscales": pack_scales(parts["scale"].to(floats))}
     if bias is not None:
         tensors["bias"] = pack_vector(bias.to(floats))
-    return {f"{path}.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def lite_config(weights: Mapping[str, Packed]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the `quantization_config` of as many of these weights as one can describe, by name, and their names: those
-    of the most common precision, rank and dtype. ({}, nothing) if there are none."""
-    kinds = {name: kind for name, packed in weights.items() if (kind := _kind(packed)) is not None}
-    if not kinds:
-        return {}, frozenset()
-    most = Counter(kinds.values()).most_common(1)[0][0]
-    names = frozenset(name for name, kind in kinds.items() if kind == most)
-    scheme, rank, dtype = most
-    targets = sorted(name.removesuffix(".weight") for name in names)
-    precision, group = ("nvfp4", 16) if scheme == NVFP4 else ("int4", 64)
-    layers = {"precision": precision, "group_size": group, "rank": rank, "targets": targets}
-    return {"quant_method": METHOD, "compute_dtype": dtype, "svdq_w4a4": layers}, names
+def lite_kind(packed: Packed, computing: str) -> LiteKind | None:
+    """Return what a layer is of as nunchaku_lite has it; None if it has no such layers.
 
-
-def _kind(packed: Packed) -> tuple[str, int, str] | None:
-    """Return the scheme, the rank and the dtype of floats of a weight; None if no layer of nunchaku_lite is so."""
+    Args:
+        computing: the dtype that the layer computes in, by name, which its floats become: the kernels take no other.
+            (They have only those of 16 bits. A layer that computes in float32 keeps its own.)
+    """
     parts, shape = packed.parts, packed.spec.shape
     if packed.spec.scheme.name not in SVDQUANT or len(shape) != 2 or any(size % TILE for size in shape):
         return None
-    floats = [part for name, part in parts.items() if name in (*_BRANCH, "rows")]
-    is_nvfp4 = packed.spec.scheme.name == NVFP4
-    dtype, rank = parts["smooth"].dtype, parts["down"].shape[1]
-    scale_dtype = torch.float8_e4m3fn if is_nvfp4 else dtype
-    if dtype not in (torch.float16, torch.bfloat16) or {part.dtype for part in floats} != {dtype} or rank % 16:
+    is_nvfp4, rank = packed.spec.scheme.name == NVFP4, parts["down"].shape[1]
+    small = (torch.float8_e4m3fn,) if is_nvfp4 else _FLOATS
+    dtype = dtype_named(computing) if dtype_named(computing) in _FLOATS else parts["smooth"].dtype
+    if rank % 16 or dtype not in _FLOATS or parts["scale"].dtype not in small:
         return None
-    if parts["scale"].dtype != scale_dtype or (is_nvfp4 and not _is_exact(packed.spec.details[FACTOR], dtype)):
+    if is_nvfp4 and not _is_exact(packed.spec.details[FACTOR], dtype):
         return None
-    return packed.spec.scheme.name, rank, dtype_name(dtype)
+    cast = [*_BRANCH, *(() if is_nvfp4 else ("scale",)), *(("rows",) if "rows" in parts else ())]
+    if not all(_survives(parts[name], dtype, each=name not in ("down", "up")) for name in cast):
+        return None
+    precision, group = ("nvfp4", 16) if is_nvfp4 else ("int4", shape[1] // parts["scale"].shape[1])
+    return LiteKind(precision=precision, group=group, rank=rank, dtype=dtype_name(dtype)) if group in (16, 64) else None
+
+
+def _survives(values: Tensor, dtype: torch.dtype, *, each: bool) -> bool:
+    """Return whether values in `dtype` are as exact as in bfloat16.
+
+    Args:
+        each: every one; else their differences together, as in a sum of products.
+    """
+    if values.dtype == dtype:
+        return True
+    rounded, values = values.to(dtype).float(), values.float()
+    errors, limits = (rounded - values).abs(), values.abs() * (torch.finfo(torch.bfloat16).eps / 2)
+    return bool((errors <= limits).all()) if each else bool(errors.norm() <= limits.norm())
 
 
 def _is_exact(number: float, dtype: torch.dtype) -> bool:

@@ -219,6 +219,10 @@ class GGUF(Backend):
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """Read a weight. `shape` may differ from the file's in dimensions of 1, which ggml drops."""
+        if "scale" in found.keys:  # MXFP4 of other tools, the same numbers in another order
+            from ._gguf_mxfp4 import read
+
+            return read(found, shape, get)
         kind = gguf_types.TYPES[found.details["type"]]
         blocks = get(found.keys[BLOCKS])
         stored = tuple(found.details.get("shape", shape or ()))  # a file of blocks alone, as `save` writes, has none

@@ -33,8 +33,8 @@ _MOST = 4096  # bytes of a line; ComfyUI writes some tens
 _INT8 = "int8_tensorwise"
 _ROTATED = ("convrot_w4a4", "asym_w4a8_int8")  # the formats whose weights always are
 _GROUP = 256  # of a rotation whose size is not said
-# Other options that change what a weight means.
-_OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis")
+# Other options that change what a weight means, or its product.
+_OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis", "linear_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)

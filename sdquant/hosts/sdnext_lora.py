@@ -95,11 +95,12 @@ def _calculate(original: Any, layer: Any, name: str, use_previous: bool = False,
     common = display.module("modules.lora.lora_common")
     everything, update, bias = common.loaded_networks, None, None
     layer.sdquant_networks = []
+    with_it = [network for network in everything if network.modules.get(name) is not None]
+    if not with_it:  # SD.Next asks for every layer of the model
+        return None, None
     floats = _Floats(layer.dequantize())
     try:
-        for network in everything:
-            if network.modules.get(name) is None:
-                continue
+        for network in with_it:
             common.loaded_networks = [network]
             weight_change, bias_change = original(floats, name, **more)
             if weight_change is not None or bias_change is not None:

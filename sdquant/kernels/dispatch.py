@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import input_columns, packed_rows
+from ..core import input_columns, input_scale_of, packed_rows
 from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
 from .base import EightBit
 from .dispatch_guard import plain, require_beside
@@ -247,7 +247,8 @@ def prepared(
     kernels = way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
         return None
-    if compute == fp8_linear.NAME and packed.device.type != "cuda":  # it has no effect there, which `linear` says
+    # It has no effect elsewhere, which `linear` says; and kernels that quantize activations do so by rows.
+    if compute == fp8_linear.NAME and (packed.device.type != "cuda" or input_scale_of(packed) is not None):
         return None
     eight = _eight(backend, packed, form, dtype, compute)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)

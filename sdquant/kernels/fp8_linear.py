@@ -6,10 +6,13 @@ the weight:
     y[m, n] = sum_k x_code[m, k] * w_code[n, k] * x_scale[m] * w_scale[n] + bias[n]
 
 A code is value * (448 / largest), rounded to the nearest e4m3, ties to even; its scale largest / 448, where `largest`
-is the largest size in the row. The product is `torch._scaled_mm` with fast sums, whose error on Hopper and Ada is far
-below that of the codes; on most cards its results are bfloat16. Weights that are e4m3 already, with one scale for a
-row, are taken as they are; all others are decoded and quantized again at every call, as in `int8`. Convolutions, few
-rows, and sizes that are no multiples of 16 are left to the exact product.
+is the largest size in the row. Where the weight's file has one scale for all activations (`core.input_scale`), a code
+is value / scale in float32, and what is beyond 448 is 448, as ComfyUI has it.
+
+The product is `torch._scaled_mm` with fast sums, whose error on Hopper and Ada is far below that of the codes; on most
+cards its results are bfloat16. Weights that are e4m3 already, with one scale for a row, are taken as they are; all
+others are decoded and quantized again at every call, as in `int8`. Convolutions, few rows, and sizes that are no
+multiples of 16 are left to the exact product.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import torch_dtypes
+from ..core import input_scale_of, torch_dtypes
 from .base import Coding, EightBit
 from .hadamard import rotate
 from .int8_reference import scaled_rows
@@ -149,7 +152,8 @@ def linear(
     """
     rows, columns = packed.spec.shape
     flat = x.reshape(-1, columns)
-    x_codes, x_scale = quantized_rows(flat, rotation=rotation)
+    static = input_scale_of(packed)
+    x_codes, x_scale = quantized_rows(flat, rotation=rotation) if static is None else _quantized_by(static, flat)
     if weight is None:
         assert form is not None
         codes = packed.parts[form.codes].view(_CODES).view(rows, columns)
@@ -176,6 +180,12 @@ def quantized_rows(x: Tensor, out: Tensor | None = None, rotation: int = 0) -> t
         return codes, scale
     values, scale = scaled_rows(rotate(x.float(), rotation) if rotation else x, LARGEST)
     return codes.copy_(values), scale
+
+
+def _quantized_by(scale: float, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize rows by one scale that is known before; see `quantized_rows`."""
+    codes = x.float().div(scale).clamp_(-LARGEST, LARGEST).to(_CODES)
+    return codes, torch.full((len(x), 1), scale, dtype=torch.float32, device=x.device)
 
 
 def product(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, of: Way) -> Tensor:

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from ..errors import BackendUnavailableError, BadFileError, MissingComponentError
 from ..formats import checkpoint, folders, gguf_file, text_encoders
 from ..utils.install import install_packages
@@ -30,6 +32,8 @@ _TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # by the end of a tenso
 _PIECES = "tokenizer.model"  # what transformers 5 looks for, whatever its class calls it
 _GGUF = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
 _SPLIT = "tokenizer.ggml.pre"  # how texts are split into words
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"  # sentencepiece's table of spellings, of T5 and UMT5
 _PACKAGES = {"google.protobuf": "protobuf"}
 # Classes that pad on the left unless a folder's config says otherwise, as it does in pipelines: HunyuanVideo's cuts its
 # template off the start of what was padded.
@@ -146,10 +150,12 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
     try:
         with quiet():
             if carrier.tensor is None:
-                place, name = str(carrier.file.parent), carrier.file.name
-                tokenizer = anyone(name_or_path=place, gguf_file=name, local_files_only=True, **sides)
-                if carrier.source.headers[carrier.file].metadata.get(_SPLIT) == "qwen2":
+                tokenizer = anyone(**_place(transformers, carrier.file), local_files_only=True, **sides)
+                metadata = carrier.source.headers[carrier.file].metadata
+                if metadata.get(_SPLIT) == "qwen2":
                     _compose(tokenizer)
+                _name_tokens(tokenizer, metadata)
+                _normalize(tokenizer, carrier.file, metadata.get(_CHARSMAP))
             else:
                 own = carrier.kind != "tekken_model" and hasattr(named, "vocab_files_names")
                 tokenizer = _of_bytes(carrier, named if own else anyone, sides)
@@ -162,11 +168,40 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
     return _with_padding(tokenizer)
 
 
+def _place(transformers: Any, file: Path) -> dict[str, str]:
+    """Return the arguments by which a tokenizer finds a GGUF file: before transformers 5 the whole path is another."""
+    place = {"name_or_path": str(file.parent), "gguf_file": file.name}
+    return place if Version(transformers.__version__).major >= 5 else place | {"vocab_file": str(file)}
+
+
 def _compose(tokenizer: Any) -> None:
     """Have a tokenizer compose accents (NFC), as Qwen's own does and no header says."""
     from tokenizers import normalizers
 
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+def _normalize(tokenizer: Any, file: Path, table: Any) -> None:
+    """Have a tokenizer spell characters as its pieces do (full width, ligatures), by the table in a GGUF header, which
+    transformers leaves there. One whose words need no table has none."""
+    from tokenizers import normalizers
+
+    if isinstance(table, gguf_file.Skipped) and table.type in ("uint8", "int8"):
+        with file.open("rb") as content:
+            content.seek(table.offset)
+            table = content.read(table.length)
+    elif isinstance(table, list):
+        table = bytes(value & 0xFF for value in table)
+    if isinstance(table, bytes) and table and tokenizer.backend_tokenizer.normalizer is None:
+        tokenizer.backend_tokenizer.normalizer = normalizers.Precompiled(table)
+
+
+def _name_tokens(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
+    """Tell a tokenizer its special tokens that a header names, of which transformers 4 passes over some."""
+    for word, key in _SPECIAL.items():
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if getattr(tokenizer, word) is None and type(index) is int and 0 <= index < len(tokenizer):
+            setattr(tokenizer, word, tokenizer.convert_ids_to_tokens(index))
 
 
 def _of_bytes(carrier: _Carrier, kind: Any, sides: Mapping[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """Products with a weight that functions change each time it is used, as hosts do for LoRAs; the packed one stays.
 
 The functions are in the layer's `weight_function` and `bias_function`: ComfyUI's and Forge Neo's names, which set them.
-Each gets the dequantized values in memory of their own, which it may change in place, and returns those to use.
+Each gets the dequantized values in memory of their own, which it may change in place, and returns those to use. A layer
+without a bias has one of zeros for its `bias_function`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def changed_linear(layer: Any, x: Tensor) -> Tensor:
     if not _computes(layer):
         return F.linear(x, _weight(layer, x), bias)
     y = cast("Tensor", ops.linear(x, _parts(layer, x), bias, layer._text, layer.compute or ""))
-    return y + F.linear(x, _difference(layer, x))
+    return y if not layer.weight_function else y + F.linear(x, _difference(layer, x))
 
 
 def changed_convolution(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
@@ -37,7 +38,7 @@ def changed_convolution(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
     if not _computes(layer):
         return cast("Tensor", run(x, _weight(layer, x), bias, *how))
     y = ops.convolved(x, _parts(layer, x), bias, layer._text, geometry, layer.compute)
-    return cast("Tensor", y + run(x, _difference(layer, x), None, *how))
+    return cast("Tensor", y + run(x, _difference(layer, x), None, *how) if layer.weight_function else y)
 
 
 def changed_embedding(layer: Any, indices: Tensor, like: Tensor) -> Tensor:
@@ -52,7 +53,10 @@ def _weight(layer: Any, x: Tensor) -> Tensor:
 
 def _bias(layer: Any, x: Tensor) -> Tensor | None:
     bias: Tensor | None = layer._bias(x)
-    return bias if bias is None or not layer.bias_function else _changed(bias.clone(), layer.bias_function)
+    if not layer.bias_function:
+        return bias
+    own = x.new_zeros(layer.spec.shape[0]) if bias is None else bias.clone()
+    return _changed(own, layer.bias_function)
 
 
 def _changed(values: Tensor, functions: Sequence[Function]) -> Tensor:

@@ -14,12 +14,14 @@ from ..core import FACTOR
 from .library_format import LibraryFormat, StoredWeight
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..core import Packed
 
 _BLOCK = 16
 
 
-def _fp8r(packed: Packed, dtype: str) -> StoredWeight | None:
+def _fp8r(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | None:
     import torch
 
     codes, scale, rows = packed.parts["codes"], packed.parts.get("scale"), packed.spec.shape[0]
@@ -31,7 +33,7 @@ def _fp8r(packed: Packed, dtype: str) -> StoredWeight | None:
     return StoredWeight(tensors={"weight": codes, "weight_scale": scale.float().reshape(-1).expand(rows).contiguous()})
 
 
-def _nvfp4(packed: Packed, dtype: str) -> StoredWeight | None:
+def _nvfp4(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | None:
     import torch
 
     if packed.spec.shape[1] % _BLOCK or "columns" in packed.parts:
@@ -47,7 +49,7 @@ def _nvfp4(packed: Packed, dtype: str) -> StoredWeight | None:
     )
 
 
-def _config(schemes: Collection[str], floats: list[str]) -> dict[str, Any]:
+def _config(stored: Mapping[str, StoredWeight], floats: list[str]) -> dict[str, Any]:
     return {}
 
 

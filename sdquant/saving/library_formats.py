@@ -6,7 +6,8 @@ cannot represent is written as floats, and a component with none that it can is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ..errors import ConflictError, SettingsError
 from ..models import is_of_transformers, matched
 from ..nn import quantized
 from ..utils.suggestions import did_you_mean
-from . import bfl_format, torchao_format
+from . import bfl_format, nunchaku_lite, torchao_format
 from .quantization_config import float_linears, readable
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ..core import Packed, Scheme
     from .library_format import LibraryFormat, StoredWeight
 
-FORMATS = {one.name: one for one in (torchao_format.FORMAT, bfl_format.FORMAT)}
+FORMATS = {one.name: one for one in (torchao_format.FORMAT, bfl_format.FORMAT, nunchaku_lite.FORMAT)}
 _CODES = frozenset({"codes", "scale"})  # the parts of a weight that a format can have
 
 
@@ -116,35 +117,54 @@ def store_weights(form: LibraryFormat, model: nn.Module) -> dict[str, StoredWeig
     if is_of_transformers(model) and not form.encoders:
         return {}
     stored = {name: _stored(form, model, name, packed) for name, packed in quantized(model)}
-    return {name: one for name, one in stored.items() if one is not None}
+    return dict(form.choose({name: one for name, one in stored.items() if one is not None}))
+
+
+def format_of(form: LibraryFormat | None, model: nn.Module) -> tuple[LibraryFormat | None, dict[str, StoredWeight]]:
+    """Return the format that a component of a portable folder is written in, and the weights that are in it: `form`,
+    else the one that diffusers reads by itself, if most of what it reads is of this; (None, {}) if neither has any."""
+    if form is not None and (stored := store_weights(form, model)):
+        return form, stored
+    counts = Counter(packed.spec.scheme for _, packed in quantized(model) if readable(packed.spec.scheme))
+    lite = nunchaku_lite.FORMAT
+    is_most = bool(counts) and counts.most_common(1)[0][0].name in lite.schemes
+    return (lite, stored) if is_most and (stored := store_weights(lite, model)) else (None, {})
 
 
 def _stored(form: LibraryFormat, model: nn.Module, name: str, packed: Packed) -> StoredWeight | None:
     from torch import nn
 
     spec, path = packed.spec, name.rpartition(".")[0]
-    writer = form.schemes.get(spec.scheme.name)
-    table = isinstance(model.get_submodule(path), nn.Embedding)
+    writer, layer = form.schemes.get(spec.scheme.name), model.get_submodule(path)
+    table = isinstance(layer, nn.Embedding)
     is_float32 = matched(path, getattr(model, "_keep_in_fp32_modules", None) or ())
     if writer is None or table or is_float32 or len(spec.shape) != 2:
         return None
-    return writer(packed, dtype_name(compute_dtype(model, name, packed))) if "codes" in packed.parts else None
+    bias = getattr(layer, "bias", None)
+    computing = dtype_name(compute_dtype(model, name, packed))
+    return writer(packed, computing, None if bias is None else bias.detach()) if "codes" in packed.parts else None
 
 
-def config_entries(form: LibraryFormat, model: nn.Module, stored: Collection[str]) -> dict[str, Any]:
-    """Return the entries of config.json for a component whose weights of these names are stored in the format."""
-    schemes = [packed.spec.scheme.name for name, packed in quantized(model) if name in stored]
-    config = form.config(schemes, float_linears(model, stored))
+def config_entries(form: LibraryFormat, model: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str, Any]:
+    """Return the entries of config.json for a component with these weights, by name, in the format."""
+    config = form.config(stored, float_linears(model, stored))
     return {"quantization_config": config} if config else {}
 
 
 def join_tensors(stored: Mapping[str, StoredWeight]) -> dict[str, Tensor]:
     """Return the tensors of stored weights, given by their keys, by their own keys."""
-    return {
-        key.rpartition(".")[0] + f".{last}": tensor
-        for key, one in stored.items()
-        for last, tensor in one.tensors.items()
-    }
+    return {name: tensor for key, one in stored.items() for name, tensor in _under(key, one.tensors).items()}
+
+
+def create_tensors(stored: Mapping[str, StoredWeight]) -> Iterator[dict[str, Tensor]]:
+    """Yield those that are created only now, a weight's at a time."""
+    for key, one in stored.items():
+        if one.create is not None:
+            yield _under(key, one.create())
+
+
+def _under(key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{key.rpartition('.')[0]}.{last}": tensor for last, tensor in tensors.items()}
 
 
 def compute_dtype(model: nn.Module, name: str, packed: Packed) -> torch.dtype:

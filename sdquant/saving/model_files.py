@@ -30,10 +30,9 @@ from ..models import key_names, peft_hooks, weight_bytes
 from ..nn import plain, quantized
 from ..utils.arguments import answered
 from ..utils.atomic_write import place_of, whole_folder
-from . import nunchaku_lite
 from .file_layout import as_filed, file_shape, reordered
 from .portable import decoded
-from .quantization_config import library_config, reading, said_rules
+from .quantization_config import library_config, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +55,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             written as floats, and SVDQuant's as its `nunchaku_lite` has them. A warning names what the libraries
             refuse only on this machine. Or a format that diffusers reads with another library or from a file alone:
             "torchao" (a folder, of `int8_row`, `int8_tensor`, `fp8,packing=float8`, `mxfp8` and `comfy:nvfp4`, which
-            transformers reads too) or "bfl" (one file, of `fp8,packing=float8` and `comfy:nvfp4`).
+            transformers reads too), "bfl" (one file, of `fp8,packing=float8` and `comfy:nvfp4`) or "nunchaku_lite".
 
     Returns:
         The path.
@@ -99,7 +98,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             log.warning("%s", advice(unread))
         floats = {row.component: row.names for row in unread} if portable else {}
         more = sum(row.nbytes for row in unread) if portable else 0
-        for line in not_here(model, floats) if portable else ():
+        for line in not_here(model, floats, form) if portable else ():
             log.warning("%s", line)
         with whole_folder(target, weight_bytes(model) + more) as folder:
             if whole:
@@ -194,10 +193,11 @@ def _write_component(
     model: nn.Module, folder: Path, floats: frozenset[str], form: LibraryFormat | None, *, portable: bool
 ) -> None:
     """Write config and weights. `floats`: quantized weights to write as floats, so that the libraries read the rest."""
+    from . import library_formats
+
     stem, guard = write_config(model, folder, floats, form, portable=portable)
-    # What another library's format lacks are floats, those that diffusers reads in other tensors among them.
-    rewritten = reading(model).rewritten - floats if portable else frozenset()
-    _write_weights(model, folder / f"{stem}.safetensors", floats, rewritten, guard=guard, form=form)
+    used = library_formats.format_of(form, model)[0] if portable else None
+    _write_weights(model, folder / f"{stem}.safetensors", floats, guard=guard, form=used)
 
 
 def write_config(
@@ -213,14 +213,10 @@ def write_config(
     Returns:
         The name of the weights file without its suffix, and whether it has to be `guarded`.
     """
-    from . import library_formats
+    from .portable import config_entries
 
     config = config_of(model)
-    stored = library_formats.store_weights(form, model) if form is not None else {}
-    if form is not None and stored:
-        extra = library_formats.config_entries(form, model, stored)
-    else:
-        extra = library_config(model, floats, portable=portable)
+    extra = config_entries(model, floats, form) if portable else library_config(model, floats)
     (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
     ours = extra.get("quantization_config", {}).get("quant_method") == METHOD
@@ -231,7 +227,6 @@ def _write_weights(
     model: nn.Module,
     path: Path,
     floats: frozenset[str] = frozenset(),
-    rewritten: frozenset[str] = frozenset(),
     *,
     guard: bool = False,
     form: LibraryFormat | None = None,
@@ -239,20 +234,21 @@ def _write_weights(
     from . import library_formats
 
     stored = library_formats.store_weights(form, model) if form is not None else {}
-    without = floats | stored.keys() | rewritten
+    without = floats | stored.keys()
     tensors, metadata = contents(model, without, empty=True)
     if guard:
         tensors = guarded(model, tensors)
     keys = keys_of(model)
     later = {keys.get(name, name): one for name, one in decoded(model, floats).items()}
     later |= reordered(model, without, keys)
-    others = {key: one.form for key, one in later.items()} | nunchaku_lite.forms(model, rewritten)
-    tensors = {key: tensor for key, tensor in tensors.items() if key not in others}
+    others = {key: one.form for key, one in later.items()}
+    rows = {keys.get(name, name): one for name, one in stored.items()}
     if form is not None and stored:
-        rows = {keys.get(name, name): one for name, one in stored.items()}
         metadata = form.metadata(rows, [*tensors, *others])
-        tensors |= library_formats.join_tensors(rows)
-    created = chain(({key: one.make()} for key, one in later.items()), nunchaku_lite.created(model, rewritten))
+        others |= library_formats.join_tensors({key: one for key, one in rows.items() if one.create is not None})
+        tensors |= library_formats.join_tensors({key: one for key, one in rows.items() if one.create is None})
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in others}
+    created = chain(({key: one.make()} for key, one in later.items()), library_formats.create_tensors(rows))
     parts = {key: safetensors_writer.part_of(tensor) for key, tensor in {**tensors, **others}.items()}
     safetensors_writer.write_parts(path, parts, chain([tensors], created), {"format": "pt", **metadata})
 

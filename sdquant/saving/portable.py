@@ -16,7 +16,7 @@ from ..models import is_of_transformers, weight_parts
 from ..nn import quantized
 from . import library_formats
 from .library_formats import compute_dtype
-from .quantization_config import readable, reading, refused_here, said_rules
+from .quantization_config import library_config, readable, reading, refused_here, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,13 +68,14 @@ def of_model(model: Any, form: LibraryFormat | None = None) -> tuple[FloatWeight
 
 
 def refuse(model: Any, form: LibraryFormat | None = None) -> None:
-    """Raise ConflictError if a component is quantized to a scheme that the libraries cannot read at all."""
+    """Raise ConflictError if a component is quantized to a scheme that the libraries cannot read at all, or most of its
+    weights are: the folder would hold nearly a float model."""
     for name, part in weight_parts(model).items():
         schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
         if schemes and form is not None and library_formats.store_weights(form, part):
             continue
-        if schemes and ((form is not None and form.file) or not any(readable(scheme) for scheme in schemes)):
-            most = schemes.most_common(1)[0][0]
+        most = schemes.most_common(1)[0][0] if schemes else None
+        if most is not None and ((form is not None and form.file) or not readable(most)):
             if form is not None:
                 library_formats.refuse_component(form, part, most, f"the {name}")
             refuse_scheme(most, f"the {name}")
@@ -87,11 +88,13 @@ def refuse_scheme(scheme: Scheme, what: str = "a model") -> None:
     if readable(scheme):
         return
     config = scheme.codec.config(QuantSpec(scheme), "bfloat16")
+    names = [name for name, form in library_formats.FORMATS.items() if scheme.name in form.schemes]
+    others = "".join(f"use portable={name!r} (--portable-as {name}), " for name in names)
     package = f" without the package {config['quant_method']}" if config else ""
     raise ConflictError(
         f"Cannot save {what} in {scheme} for diffusers without sdquant (portable)",
         f"diffusers and transformers cannot read {scheme}{package}",
-        "Leave portable out, or quantize to nf4, fp4, bnb-int8, qint8, qfloat8, qint4 or qint2",
+        f"Leave portable out, {others}or quantize to nf4, fp4, bnb-int8, qint8, qfloat8, qint4 or qint2",
     )
 
 
@@ -118,15 +121,28 @@ def advice(floats: Iterable[FloatWeights]) -> str:
     return f"{what}: portable=True (--portable) writes it as floats, which need no sdquant"
 
 
-def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
+def config_entries(model: nn.Module, floats: Collection[str], form: LibraryFormat | None) -> dict[str, Any]:
+    """Return the entries of a component's config.json that describe its quantization in a portable folder.
+
+    Args:
+        floats: the quantized weights that are written as floats.
+    """
+    used, stored = library_formats.format_of(form, model)
+    return library_config(model, floats) if used is None else library_formats.config_entries(used, model, stored)
+
+
+def not_here(model: Any, floats: Mapping[str, Collection[str]], form: LibraryFormat | None = None) -> list[str]:
     """Return a line for each component that its library reads elsewhere, and refuses on this machine.
 
     Args:
-        floats: by component, the quantized weights that are written as floats.
+        floats: by component, the quantized weights that are written as floats. form: a format that was asked for,
+            of which the user knows what reads it.
     """
     lines = []
     for name, part in weight_parts(model).items():
-        why = refused_here(part, frozenset(floats.get(name, ())))
+        is_asked = form is not None and library_formats.format_of(form, part)[0] is form
+        entries = {} if is_asked else config_entries(part, frozenset(floats.get(name, ())), form)
+        why = refused_here(part, entries)
         if why:
             library = "transformers" if is_of_transformers(part) else "diffusers"
             lines.append(
@@ -138,7 +154,7 @@ def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
 
 def _of_component(name: str, part: nn.Module, form: LibraryFormat | None) -> FloatWeights | None:
     packed = dict(quantized(part))
-    stored = library_formats.store_weights(form, part) if form is not None else {}
+    _, stored = library_formats.format_of(form, part)
     if not stored and not any(readable(row.spec.scheme) for row in packed.values()):
         return None
     names = frozenset(packed) - stored.keys() if stored else reading(part).floats

@@ -30,27 +30,22 @@ class Reading:
         config: their `quantization_config` for it; {} if no weight is quantized, or none that they read.
         floats: the quantized weights that they do not read. With these the component needs sdquant; once they are
             written as floats, `config` describes the rest.
-        rewritten: weights that they read in other tensors than sdquant's own, which only a portable folder has.
         package: package that has to be imported first, such as sdnq; None if they need none.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     floats: frozenset[str] = frozenset()
-    rewritten: frozenset[str] = frozenset()
     package: str | None = None
 
 
-def library_config(
-    model: nn.Module, floats: Collection[str] = frozenset(), *, portable: bool = False
-) -> dict[str, Any]:
+def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> dict[str, Any]:
     """Return the entries of a component's config.json that describe its quantization; {} if it is not quantized.
 
     If the libraries do not read all of it, the config names sdquant: they load the folder after `import sdquant`, and
     refuse it otherwise.
 
     Args:
-        floats: quantized weights that are written as floats. portable: those that a library reads in other tensors
-            are written in these.
+        floats: quantized weights that are written as floats.
     """
     specs = _specs(model)
     if not set(specs) - set(floats):
@@ -58,7 +53,7 @@ def library_config(
             return {}
         return {"quantization_config": own_config(model)}
     read = reading(model)
-    if read.config and read.floats <= set(floats) and (portable or not read.rewritten):
+    if read.config and read.floats <= set(floats):
         return {"quantization_config": dict(read.config)}
     return {"quantization_config": own_config(model)}
 
@@ -91,8 +86,6 @@ def reading(model: nn.Module) -> Reading:
     scheme = counts.most_common(1)[0][0]
     first = next(spec for spec in specs.values() if spec.scheme == scheme)
     weights = dict(quantized(model))
-    if scheme.name in NUNCHAKU_SCHEMES:
-        return _nunchaku_lite(model, weights)
     described = scheme.codec.config_of(
         {name: packed for name, packed in weights.items() if packed.spec.scheme.codec is scheme.codec}
     )
@@ -113,15 +106,15 @@ def reading(model: nn.Module) -> Reading:
     return Reading(config, floats, package=config["quant_method"])
 
 
-def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str:
+def refused_here(model: nn.Module, entries: Mapping[str, Any]) -> str:
     """Return the error with which a component's library refuses it on this machine; "" if it accepts it.
 
     The library itself validates it: bitsandbytes runs on CPUs, but diffusers 0.42 loads none of its models there.
 
     Args:
-        floats: quantized weights that are written as floats.
+        entries: those of its config.json that describe its quantization.
     """
-    config = library_config(model, floats, portable=True).get("quantization_config")
+    config = entries.get("quantization_config")
     if not config or config["quant_method"] == METHOD:
         return ""
     theirs = is_of_transformers(model)
@@ -180,16 +173,6 @@ def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: Scheme, c
     unquantized = sorted({_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)})
     floats = frozenset(name for name in specs if _path(name) not in read)
     return Reading({**config, "modules_to_not_convert": unquantized} if read else {}, floats)
-
-
-def _nunchaku_lite(model: nn.Module, weights: Mapping[str, Packed]) -> Reading:
-    """Return the reading of SVDQuant: by diffusers, of the layers that its config lists, all of one kind."""
-    from ..backends import nunchaku_lite_config  # which imports torch
-
-    if is_of_transformers(model):
-        return Reading(floats=frozenset(weights))
-    config, names = nunchaku_lite_config({name: one for name, one in weights.items() if _is_run(model, name)})
-    return Reading(config, frozenset(weights) - names, rewritten=names)
 
 
 # By the `quant_method` of the configs.

@@ -23,7 +23,7 @@ _MX, _NV = 32, 16  # weights that share a scale
 _PER_ROW = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
 
 
-def _int8(packed: Packed, dtype: str) -> StoredWeight:
+def _int8(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight:
     import torch
 
     scale, block = _scale(packed.parts["scale"], packed.spec.shape)
@@ -32,7 +32,7 @@ def _int8(packed: Packed, dtype: str) -> StoredWeight:
     return _stored("Int8Tensor", parts, metadata)
 
 
-def _fp8(packed: Packed, dtype: str) -> StoredWeight | None:
+def _fp8(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | None:
     import torch
 
     codes, scale = packed.parts["codes"], packed.parts.get("scale")
@@ -49,7 +49,7 @@ def _fp8(packed: Packed, dtype: str) -> StoredWeight | None:
     return _stored("Float8Tensor", {"qdata": codes, "scale": scale.float()}, metadata | _KERNELS)
 
 
-def _mxfp8(packed: Packed, dtype: str) -> StoredWeight | None:
+def _mxfp8(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | None:
     if packed.spec.shape[1] % _MX:
         return None
     metadata = {"orig_dtype": _dtype(dtype), "act_quant_kwargs": _MX_ACTIVATIONS, "is_swizzled_scales": False}
@@ -57,7 +57,7 @@ def _mxfp8(packed: Packed, dtype: str) -> StoredWeight | None:
     return _stored("MXTensor", parts, metadata | _MX_FLOATS)
 
 
-def _nvfp4(packed: Packed, dtype: str) -> StoredWeight | None:
+def _nvfp4(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | None:
     import torch
 
     if packed.spec.shape[1] % _NV or "columns" in packed.parts:
@@ -102,11 +102,11 @@ _FLOAT8 = {
 }  # fmt: skip
 _NVFP4 = {"_type": "NVFP4WeightOnlyConfig", "_version": 1, "_data": {"use_dynamic_per_tensor_scale": True}}
 _MXFP8 = {"_type": "MXDynamicActivationMXWeightConfig", "_version": 1, "_data": {"block_size": _MX}}
-_CONFIGS = {"int8_row": _INT8, "int8_tensor": _INT8, "fp8": _FLOAT8, "mxfp8": _MXFP8, "comfy:nvfp4": _NVFP4}
+_CONFIGS = {"Int8Tensor": _INT8, "Float8Tensor": _FLOAT8, "MXTensor": _MXFP8, "NVFP4Tensor": _NVFP4}
 
 
-def _config(schemes: Collection[str], floats: list[str]) -> dict[str, Any]:
-    most = Counter(schemes).most_common(1)[0][0]
+def _config(stored: Mapping[str, StoredWeight], floats: list[str]) -> dict[str, Any]:
+    most = Counter(one.metadata["_type"] for one in stored.values()).most_common(1)[0][0]
     return {"quant_method": "torchao", "quant_type": {"default": _CONFIGS[most]}, "modules_to_not_convert": floats}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from comfy_kitchen.tensor import QuantizedTensor
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import sdquant
@@ -71,6 +72,28 @@ def test_golden_outputs(name: str) -> None:
                 )
         torch._dynamo.reset()
         assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), wanted)
+
+
+@pytest.mark.parametrize(("said", "asked"), [("int8", "int8"), ("int4", "int4"), (None, "int4")])
+def test_the_activations_that_a_file_asks_for(
+    said: str | None, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of convrot_w4a4, whose line may have a linear_dtype. comfy-kitchen heeds it on cards alone."""
+    file = load_file(GOLDEN / "comfy_convrot_w4a4_int4.safetensors")
+    line = {"format": "convrot_w4a4", "convrot_groupsize": 256} | ({"linear_dtype": said} if said else {})
+    file["layer.comfy_quant"] = torch.tensor(list(json.dumps(line).encode()), dtype=torch.uint8)
+    save_file({key: one for key, one in file.items() if key.startswith("layer.")}, tmp_path / "layer.safetensors")
+    packed, seen = read(tmp_path / "layer.safetensors"), []
+    original = comfy_kitchen.convrot_w4a4_linear
+    monkeypatch.setattr(
+        comfy_kitchen, "convrot_w4a4_linear", lambda *a, **k: seen.append(k["linear_dtype"]) or original(*a, **k)
+    )
+    with torch.no_grad():
+        got = _layer(packed, file["layer.bias"])(file["golden.input"].float())
+    assert seen == [asked] and torch.equal(got, file["golden.output_f32"])
+    written = packed.spec.scheme.codec.export("layer.weight", packed)["layer.comfy_quant"]
+    again = json.loads(bytes(written.tolist()))
+    assert again.get("linear_dtype") == (said if said == "int8" else None)
 
 
 @pytest.mark.parametrize("scheme", ["int8_convrot", "int8_row", "w4a8", "w6a8", "w4a4"])

@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
-from sdquant import backends
+from sdquant import backends, demo
 from sdquant.core.backend import Packed, PrequantizedWeight, TensorInfo
 from sdquant.core.packed_reader import read_weight
 from sdquant.core.packed_rows import cut
 from sdquant.errors import BadFileError
+from sdquant.nn import QuantizedLayer
 
 from .comfy_layers import GOLDEN, read
 
@@ -161,7 +162,7 @@ SPELLINGS: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_spellings_of_one_scale(name: str, prefix: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Scales for activations change nothing: weights are exact, and activations as they are."""
+    """Scales for activations do not change weights."""
     codes = _weight((24, 64)).to(dtype)
     file = {f"{prefix}proj.weight": codes}
     for key, tensor in SPELLINGS[name].items():
@@ -174,6 +175,18 @@ def test_spellings_of_one_scale(name: str, prefix: str, dtype: torch.dtype, tmp_
     (found,) = seen.sources["model"].prequantized.values()
     packed = read_weight(found, None, (24, 64), file.__getitem__)
     assert torch.equal(BACKEND.decode(packed, torch.float32), codes.float() * 0.25)
+    assert packed.spec.details.get("input_scale") == (0.5 if "activations" in name else None)
+
+
+def test_the_scale_of_inputs_is_saved(tmp_path: Path) -> None:
+    model = sdquant.load_model(demo.path("digits-flux") / "transformer", "fp8,packing=float8", progress=False)
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
+    layers[3].set_detail("input_scale", 0.1)
+    sdquant.save(model, tmp_path / "out")
+    again = sdquant.load_model(tmp_path / "out", progress=False)
+    found = [layer.spec.details for layer in again.modules() if isinstance(layer, QuantizedLayer)]
+    assert found == [layer.spec.details for layer in layers]
+    assert sum("input_scale" in details for details in found) == 1
 
 
 def test_golden() -> None:

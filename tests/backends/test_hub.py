@@ -224,6 +224,14 @@ def test_what_nothing_tells_is_refused(name: str, said: dict[str, Any], words: s
     assert words in caught.value.why and "sdquant matrix" in caught.value.fix
 
 
+@pytest.mark.parametrize("name", ["ct w4a16", "ct w8a8"])
+def test_zero_points_that_the_config_has_and_the_file_has_not(name: str, tmp_path: Path) -> None:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "symmetric": False}}
+    folder = _changed(_of(name, _encoder(tmp_path / "model"))[0], config_groups={"a": group})
+    with pytest.raises(BadFileError, match="weight_zero_point"):
+        sdquant.detect(folder)
+
+
 def test_zero_points_of_three_bits_for_any_rows(tmp_path: Path) -> None:
     """Their words are whole, their units of eight codes need not be."""
     kind = KINDS["ct w3a16"]

@@ -19,10 +19,12 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends
-from sdquant.backends import _nunchaku_pack as pack
 from sdquant.cli import main
 from sdquant.demo import path
+from sdquant.nn import quantized_layer
 from sdquant.nn.weights import quantized
+from sdquant.saving.library_formats import store_weights
+from sdquant.saving.nunchaku_lite import FORMAT
 
 from ..test_load_modes import images
 from .test_nunchaku import COMFY, _golden
@@ -36,15 +38,14 @@ def test_packed_as_by_its_own_packer(name: str) -> None:
     file, found = _golden(name)
     packed = COMFY.read(found, None, file.__getitem__)
     bias = backends.nunchaku_bias([found], ["layer.bias"], [False], file.__getitem__)
-    made = backends.nunchaku_lite("layer", packed, bias)
+    made = backends.nunchaku_lite(packed, "bfloat16", bias)
     names = {"smooth_factor": "smooth", "proj_down": "lora_down", "proj_up": "lora_up"}
-    for key, tensor in made.items():
-        word = key.removeprefix("layer.")
+    for word, tensor in made.items():
         if word not in ("wtscale", "wcscales"):  # whose product is the same
             theirs = file[f"layer.{names.get(word, word)}"]
-            assert theirs.dtype == tensor.dtype and torch.equal(_bytes(theirs), _bytes(tensor)), key
+            assert theirs.dtype == tensor.dtype and torch.equal(_bytes(theirs), _bytes(tensor)), word
     if "nvfp4" in name:
-        rows = made["layer.wcscales"] * made["layer.wtscale"]
+        rows = made["wcscales"] * made["wtscale"]
         assert torch.equal(rows, file["layer.wcscales"])
 
 
@@ -91,14 +92,47 @@ def test_sdquants_own_folder_stays_its_own(tmp_path: Path) -> None:
     assert config["quantization_config"]["quant_method"] == "sdquant"
 
 
+class _Layers(torch.nn.Module):
+    """Layers a, b, ... of these schemes."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, **schemes: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name, scheme in schemes.items():
+            layer = torch.nn.Linear(256, 192 if name == "e" else 256, dtype=dtype)  # e has no whole tiles
+            self.add_module(name, _quantized(layer, scheme))
+
+
+def _quantized(layer: torch.nn.Linear, scheme: str) -> torch.nn.Module:
+    packed = COMFY.encode(layer.weight.detach(), backends.parse(scheme))
+    return quantized_layer(layer, packed, layer.weight.dtype)
+
+
 def test_only_one_kind_fits_a_config() -> None:
-    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
-    specs = {"a": "svdq-int4", "b": "svdq-int4", "c": "svdq-int4,rank=16", "d": "svdq-nvfp4"}
-    packs = {f"{name}.weight": COMFY.encode(weight, backends.parse(text)) for name, text in specs.items()}
-    packs["e.weight"] = COMFY.encode(weight[:192], backends.parse("svdq-int4"))  # no whole tiles
-    config, names = pack.lite_config(packs)
-    assert names == {"a.weight", "b.weight"} and config["svdq_w4a4"]["targets"] == ["a", "b"]
-    assert pack.lite_config({"e.weight": packs["e.weight"]}) == ({}, frozenset())
+    specs = {"a": "svdq-int4", "b": "svdq-int4", "c": "svdq-int4,rank=16", "d": "svdq-nvfp4", "e": "svdq-int4"}
+    stored = store_weights(FORMAT, _Layers(**specs))
+    assert stored.keys() == {"a.weight", "b.weight"}
+    assert FORMAT.config(stored, [])["svdq_w4a4"]["targets"] == ["a", "b"]
+    assert store_weights(FORMAT, _Layers(e="svdq-int4")) == {}
+
+
+@pytest.mark.parametrize("scheme", ["svdq-int4", "svdq-nvfp4"])
+@pytest.mark.parametrize("made", [torch.bfloat16, torch.float16])
+def test_a_cast_model_is_written_in_its_new_dtype(scheme: str, made: torch.dtype) -> None:
+    """All floats of a layer, of which the kernels take one kind; a layer whose factors would be lost becomes floats."""
+    other = torch.float16 if made == torch.bfloat16 else torch.bfloat16
+    model = _Layers(made, a=scheme, b=scheme).to(other)
+    smooth: Any = model.get_submodule("b").packed.parts["smooth"]  # type: ignore[operator]
+    lost = {torch.float16: 1e5, torch.bfloat16: 1 + 2**-8}[other]  # infinite; between two numbers, yet half a step away
+    smooth[0] = lost
+    stored = store_weights(FORMAT, model)
+    assert stored.keys() == ({"a.weight"} if other == torch.float16 else {"a.weight", "b.weight"})
+    assert FORMAT.config(stored, [])["compute_dtype"] == str(other).removeprefix("torch.")
+    assert stored["a.weight"].create is not None
+    for name, tensor in stored["a.weight"].create().items():
+        assert tensor.dtype in (other, torch.int8, torch.float8_e4m3fn), name
+        form = stored["a.weight"].tensors[name]
+        assert form.is_meta and (form.shape, form.dtype) == (tensor.shape, tensor.dtype)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from .torchao_layers import KINDS, WEIGHTS, digits, dtype, flattened
 
 SCHEMES = {
     "int8wo": "int8_row", "int8wo_tensor": "int8_tensor", "int8dq": "int8_row", "fp8dq_row": "fp8",
-    "fp8dq_tensor": "fp8", "intx_int4": "hub-int4", "mxfp8": "mxfp8",
+    "fp8dq_tensor": "fp8", "intx_int4": "hub-int4", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
 }  # fmt: skip
 
 
@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[str, type[Exception], str, Change]] = {
         "fp8 row", UnsupportedFileError, "'outliers'", _said(_tensor_data_names=["qdata", "scale", "outliers"]),
     ),
     "another element": (
-        "mxfp8", UnsupportedFileError, "float4", _data(elem_dtype=dtype("float4_e2m1fn_x2")),
+        "mxfp8", UnsupportedFileError, "float6", _data(elem_dtype=dtype("float6_e2m3")),
     ),
     "another block": ("nvfp4", UnsupportedFileError, "blocks of 32", _data(block_size=32)),
     "zero points": (

@@ -104,6 +104,29 @@ def _mxfp8(swizzled: bool) -> Callable[[Tensor], Layer]:
     return make
 
 
+def _mxfp4(swizzled: bool) -> Callable[[Tensor], Layer]:
+    def make(weight: Tensor) -> Layer:
+        blocks = weight.float().view(len(weight), -1, 32)
+        exponents = blocks.abs().amax(-1).clamp(min=1e-30).log2().floor() - 2
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        least = (blocks.abs() * 2 ** -exponents.unsqueeze(-1)).unsqueeze(-1).sub(values).abs().argmin(-1)
+        floats = (values[least] * blocks.sign() * 2 ** exponents.unsqueeze(-1)).view(weight.shape)
+        codes = (least + 8 * (blocks < 0)).to(torch.uint8).view(weight.shape)
+        scale = (exponents + 127).to(torch.uint8)
+        said = {
+            "elem_dtype": dtype("float4_e2m1fn_x2"), "block_size": 32, "orig_dtype": dtype("bfloat16"),
+            "kernel_preference": None, "act_quant_kwargs": None, "is_swizzled_scales": swizzled,
+        }  # fmt: skip
+        stored = (tiled(scale) if swizzled else scale).view(torch.float8_e8m0fnu)
+        return (
+            {"qdata": codes[:, ::2] | codes[:, 1::2] << 4, "scale": stored},
+            {"_type": "MXTensor", "_data": said},
+            floats,
+        )
+
+    return make
+
+
 def _nvfp4(swizzled: bool) -> Callable[[Tensor], Layer]:
     def make(weight: Tensor) -> Layer:
         codes, scale, factor = quantize_nvfp4(weight)
@@ -121,6 +144,7 @@ KINDS: dict[str, tuple[str, Callable[[Tensor], Layer]]] = {
     "fp8 row": ("fp8", _fp8(whole=False)), "fp8 tensor": ("fp8", _fp8(whole=True)), "intx": ("hub-int4", _intx),
     "int4": ("hub-int4", _int4), "mxfp8": ("mxfp8", _mxfp8(swizzled=False)),
     "mxfp8 in tiles": ("mxfp8", _mxfp8(swizzled=True)), "nvfp4": ("comfy:nvfp4", _nvfp4(swizzled=False)),
+    "mxfp4": ("mxfp4", _mxfp4(swizzled=False)), "mxfp4 in tiles": ("mxfp4", _mxfp4(swizzled=True)),
     "nvfp4 in tiles": ("comfy:nvfp4", _nvfp4(swizzled=True)),
 }  # fmt: skip
 

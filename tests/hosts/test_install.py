@@ -249,7 +249,7 @@ def test_a_bundle_runs_in_a_python_without_sdquant(
     assert asked.endswith("pyyaml optimum-quanto>=0.2.7 ninja huggingface_hub")
     script = target / ("__init__.py" if webui.name == "comfyui" else "install.py")
     if webui.name == "comfyui":  # whose own modules the nodes import
-        script.write_text(script.read_text(encoding="utf-8").partition("from sdquant.hosts.comfy_nodes")[0])
+        script.write_text(script.read_text(encoding="utf-8").partition("from sdquant.hosts import comfy_paths")[0])
     out = subprocess.run(
         [sys.executable, "-c", BUNDLED, str(script)], cwd="/", env={}, capture_output=True, text=True, check=True
     )

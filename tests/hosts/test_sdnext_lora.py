@@ -127,6 +127,40 @@ def test_what_does_not_fit_a_layer_is_counted_by_sdnext_and_left_out(host: Start
     assert torch.equal(at.out(), before)
 
 
+def test_only_layers_of_the_lora_are_dequantized(host: Start, sd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SD.Next asks what a LoRA adds to each layer of the model, also to those that it does not have."""
+    at = Host(host, sd)
+    at.load(**INT8)
+    net, seen = at.lora(), []
+    original = QuantizedLayer.dequantize
+    monkeypatch.setattr(QuantizedLayer, "dequantize", lambda self: seen.append(self) or original(self))
+    at.change_to([net])
+    everything = [layer for part in (at.pipe.unet, at.pipe.text_encoder) for layer in part.modules()]
+    with_it = [layer for layer in everything if getattr(layer, "network_layer_name", None) in net.modules]
+    assert seen == [layer for layer in seen if layer in with_it]
+    assert 0 < len(seen) < sum(isinstance(layer, QuantizedLayer) for layer in everything)
+
+
+@pytest.mark.parametrize("options", [INT8, {"sdquant_quant_model": "int8_convrot", "sdquant_compute": "int8"}])
+def test_a_bias_that_the_layer_does_not_have(host: Start, sd: Path, options: dict[str, Any]) -> None:
+    """Is that of a layer whose bias is 0, also where the LoRA has nothing else for the weight to change."""
+    at = Host(host, sd)
+    at.load(**options)
+    layer = next(one for _, one in layers(at.pipe.unet) if one.bias is None)
+    assert isinstance(layer, QuantizedLayer)
+    net = at.lora(diff_b=_bias)
+    x = torch.randn(3, layer.spec.shape[1], dtype=layer.compute_dtype)
+    at.change_to([net])
+    with_bias = layer(x)
+    layer.bias_function = ()
+    assert torch.allclose(
+        with_bias - layer(x), torch.full_like(with_bias, 0.01), atol=1e-2 * float(with_bias.abs().max())
+    )
+    assert not torch.equal(with_bias, layer(x))
+    at.change_to([])
+    assert layer.bias_function == ()
+
+
 def test_copies_keep_the_lora_and_quantizing_or_saving_says_that_it_is_there(host: Start, sd: Path) -> None:
     from sdquant.models import peft_hooks
 

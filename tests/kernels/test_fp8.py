@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sdquant import backends
+from sdquant.core import registry
+from sdquant.formats import checkpoint
 from sdquant.kernels import fp8_linear
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
@@ -87,6 +91,53 @@ def test_a_linear_is_the_product_of_codes(text: str, dtype: torch.dtype, everywh
     wanted = (a * a_scale) @ (b * b_scale).T + module.bias.detach().double()
     assert decibels(got.view(-1, 48), wanted) > (90 if dtype == torch.float32 else 47)
     assert 24 < decibels(got, exact) < 60
+
+
+GOLDEN = Path(__file__).parents[1] / "backends" / "golden" / "comfy_fp8_e4m3_tensor.safetensors"
+
+
+def _of_comfyui(tmp_path: Path, **changes: Tensor) -> tuple[QuantizedLayer, dict[str, Tensor]]:
+    """comfy-kitchen's layer, twice as high for `_scaled_mm`, read from a file with some other tensors."""
+    file = load_file(GOLDEN)
+    tensors = {key: value for key, value in file.items() if key.startswith("layer.")} | changes
+    for key in ("layer.weight", "layer.bias"):
+        tensors[key] = torch.cat([tensors[key], tensors[key]]).contiguous()
+    save_file(tensors, tmp_path / "layer.safetensors")
+    src = checkpoint.single_file(tmp_path / "layer.safetensors")
+    found = src.prequantized["layer.weight"]
+    packed = registry.of_scheme("fp8").read(found, (16, 256), tensors.__getitem__)
+    module = nn.Linear(256, 16, dtype=torch.bfloat16).requires_grad_(False)
+    module.bias.copy_(tensors["layer.bias"])
+    layer = quantized_layer(module, packed, torch.bfloat16).eval()
+    set_compute(layer, "fp8")
+    return layer, file
+
+
+def test_the_scale_of_inputs_in_a_file(tmp_path: Path, everywhere: None) -> None:
+    """As comfy-kitchen has it: the same codes of activations, and their product."""
+    layer, file = _of_comfyui(tmp_path)
+    scale = layer.spec.details["input_scale"]
+    assert scale == file["layer.input_scale"].item()
+    codes, scales = fp8_linear._quantized_by(scale, file["golden.input"])
+    assert torch.equal(codes.float() * scales, file["golden.input_dequantized"])
+    with torch.no_grad():
+        got = layer(file["golden.input"]).float()
+        wide = layer(file["golden.input"].float())
+        many = layer(file["golden.input"] * 1e6)
+    wanted = torch.cat([file["golden.output_f32"], file["golden.output_f32"]], dim=1)
+    assert decibels(got, wanted) > 47 and decibels(wide, wanted) > 47
+    assert many.isfinite().all() and many.abs().max() < 448 * scale * 448 * 256
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0, float("nan"), -2.0])
+def test_a_scale_of_inputs_that_says_nothing(scale: float, tmp_path: Path, everywhere: None) -> None:
+    """Rows get their own, as without one."""
+    layer, file = _of_comfyui(tmp_path, **{"layer.input_scale": torch.tensor(scale)})
+    assert "input_scale" not in layer.spec.details
+    with torch.no_grad():
+        got = layer(file["golden.input"]).float()
+        set_compute(layer, None)
+        assert 30 < decibels(got, layer(file["golden.input"])) < 60
 
 
 def test_what_it_is_not_for() -> None:

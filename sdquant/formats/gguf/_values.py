@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ._cursor import SOURCE, Cursor
@@ -31,10 +31,12 @@ FORMS: Mapping[int, str] = dict(zip((0, 1, 2, 3, 4, 5, 6, BOOL, 10, 11, 12), "Bb
 
 @dataclass(frozen=True)
 class Skipped:
-    """A value that was passed over: the type of its items (or "string") and how many there are (or bytes)."""
+    """A value that was passed over: the type of its items (or "string"), how many there are (or bytes), and the offset
+    of numbers in the file."""
 
     type: str
     length: int
+    offset: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _array(cursor: Cursor, name: str) -> Value:
             raise cursor.bad(f"its metadata has too many strings at {name!r}", SOURCE)
     value: Any
     if count > KEPT_ITEMS:
-        value = Skipped(inner, count)
+        value = Skipped(inner, count, cursor.position)
         if kind == STRING:
             cursor.skip_strings(count, f"the array {name!r}")
         else:
