@@ -103,9 +103,9 @@ HOSTS = (
             "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Forge "
             "moves them",
             "Forge's own mover keeps what fits on the GPU and swaps the rest layer by layer, quantized layers too",
+            _LORAS,
         ),
         cannot=(
-            _LORA,
             "Files that are quantized already are loaded by Forge itself. For sdquant, set Forge's 'Diffusion in Low "
             "Bits' to Automatic",
             "The libraries' own layers (runtime=library) are not used: Forge's mover knows only plain tensors",
