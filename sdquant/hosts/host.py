@@ -22,10 +22,6 @@ _LORAS = (
     "LoRAs (LoHa, LoKr and DoRA too) work as on unquantized layers, several at once and with their strengths. They are "
     "applied each time that a weight is used; without them the model is what it was, bit for bit"
 )
-_LORA = (
-    "A LoRA has no effect on quantized layers: the web UI adds it to float weights. It works on layers that are not "
-    "quantized"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +125,9 @@ HOSTS = (
         can=(
             "The UNet is quantized as soon as its weights are loaded, before the first image",
             "A changed setting takes effect with the next image: the model is loaded anew",
+            _LORAS,
         ),
         cannot=(
-            _LORA,
             "With --lowvram, --medvram or --medvram-sdxl the load is refused: these flags move the UNet in pieces, "
             "which a quantized one is not made for. It needs less memory without them",
             "With A1111's own 'FP8 weight' the load is refused too: the UNet would be codes of eight bits twice",

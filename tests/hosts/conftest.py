@@ -15,8 +15,8 @@ import pytest
 from sdquant.hosts import extension
 
 HERE = Path(__file__).parent
-FOLDERS = {"sdnext": ["sdnext"], "a1111": ["a1111", "classic"], "forge": ["forge", "classic"]}
-_THEIRS = ("modules", "modules_forge", "backend")
+FOLDERS = {"sdnext": ["sdnext"], "a1111": ["a1111", "a1111/Lora", "classic"], "forge": ["forge", "classic"]}
+_THEIRS = ("modules", "modules_forge", "backend", "network", "networks")
 
 
 class Running:

@@ -66,11 +66,12 @@ class Host:
         import numpy as np
         from modules import processing
 
+        processing.StableDiffusionProcessing.cached_c = [None, None, None]  # what A1111 and its forks keep of prompts
+        processing.StableDiffusionProcessing.cached_uc = [None, None, None]
         p = processing.StableDiffusionProcessingTxt2Img(
             prompt=prompt, seed=SEED, steps=6, width=64, height=64, cfg_scale=3.0, do_not_save_samples=True,
             do_not_save_grid=True, sampler_name="Euler",
         )  # fmt: skip
-        p.clear_prompt_cache()
         return np.array(processing.process_images(p).images[0])
 
     def record(self) -> None:
