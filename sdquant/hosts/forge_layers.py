@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from ..core import Packed, QuantSpec
 
 _SWAP = "parameters_manual_cast"
+# Forge builds it for each CLIP. Files of SD 1.5 have none, and its memory is left as it was: any numbers, not used.
+_NOT_IN_EVERY_FILE = "text_projection"
 
 
 class Named(packed_tensor.PackedTensor):
-    """Packed weight in a layer's state dict. Forge sums up `nelement() * element_size()` for the memory that it takes."""
+    """Packed weight in a state dict. Forge Neo sums up `nelement() * element_size()` for the memory that it takes."""
 
     def nelement(self) -> int:
         """Return a number of elements whose size is at least that of the packed tensors."""
@@ -103,6 +105,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
         if not path or weight is None or weight.dtype not in torch_dtypes.COMPUTE_DTYPES or not hasattr(module, _SWAP):
+            continue
+        if path.endswith(_NOT_IN_EVERY_FILE):
             continue
         if isinstance(module, tuple(_CONVS)) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
             yield path, module

@@ -63,7 +63,7 @@ class Host(HostProgram):
         return tuple(row for row in fields() if row.name not in self.theirs)
 
 
-# The order matters: Forge has all of A1111's files and modules.
+# The order matters: Forge has all of A1111's files and modules, and Neo all of Forge's.
 HOSTS = (
     Host(
         name="sdnext",
@@ -87,6 +87,36 @@ HOSTS = (
             "offload": "SD.Next's setting 'Model offload mode'",
             "budget": "SD.Next's settings for balanced offload",
             "dtype": "SD.Next's setting 'Device precision type'",
+            **_THEIRS,
+        },
+    ),
+    Host(
+        name="neo",
+        title="Forge Neo",
+        module="backend.quant_ops",
+        files=("backend/quant_ops.py", "modules_forge", "modules/script_callbacks.py", "webui.py"),
+        can=(
+            "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Neo "
+            "moves them",
+            "Neo's own mover keeps what fits on the GPU and brings the rest layer by layer, quantized layers too; "
+            "--lowvram and --novram as well",
+            _LORAS,
+            "ControlNet, Control-LoRA, IP-Adapter and textual inversion work, and merging, which reads files",
+        ),
+        cannot=(
+            "Files that are quantized already are loaded by Neo itself. For sdquant, set Neo's 'Diffusion in Low Bits' "
+            "to Automatic",
+            "A quantized model is not saved by 'Save Current Model', which writes float weights: Neo shows why",
+            "The libraries' own layers (runtime=library) are not used: Neo's mover knows only plain tensors",
+            "The VAE stays as it is",
+        ),
+        theirs={
+            "quant.vae": "the VAE stays as it is",
+            "mode": "after the load: Neo reads files whole",
+            "runtime": "sdquant's plain layers, the only ones that Neo's mover can bring",
+            "offload": "Neo's own mover ('GPU Weights')",
+            "budget": "Neo's 'GPU Weights'",
+            "dtype": "Neo chooses it",
             **_THEIRS,
         },
     ),

@@ -99,8 +99,12 @@ def schemes_in(module: nn.Module) -> set[str]:
 
 def quantized_elsewhere(module: Any) -> bool:
     """Return whether another library, such as SDNQ, quantized a component before it was saved or while it loaded."""
+    import torch
+
     return any(
-        one.element_size() == 1 or (one.dim() > 1 and not one.is_floating_point())  # float8, or codes
+        one.element_size() == 1  # float8, or codes
+        or (one.dim() > 1 and not one.is_floating_point())
+        or type(one.data) is not torch.Tensor  # Neo's and ComfyUI's fp8 and nvfp4, which say that they are floats
         for one in module.parameters()
     )
 

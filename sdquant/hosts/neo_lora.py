@@ -1,6 +1,6 @@
 """Forge Neo's LoRAs on quantized layers.
 
-Neo adds a LoRA to the weights that it keeps on the device, and gives the layers that it leaves in RAM a function that adds
+Neo adds a LoRA to the weights that it keeps on the device, and gives the layers that it leaves in RAM a function to add
 it each time that the weight is used. A packed weight is not written to: its layer gets the function wherever it is.
 """
 
@@ -60,8 +60,8 @@ def _merge(original: Any, patcher: Any, key: str, *args: Any, **kwargs: Any) -> 
 def _save(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise ConflictError in place of saving packed weights under float weights' names."""
     objects = engine.forge_objects
-    for module in (objects.unet.model, objects.clip.cond_stage_model):
-        if any(_is_ours(layer) for layer in module.modules()):
+    for module in (objects.unet.model, getattr(objects.clip, "cond_stage_model", None)):  # some models have no clip
+        if module is not None and any(_packed(module)):
             raise ConflictError(
                 "Cannot save this model with 'Save Current Model'",
                 "its weights are quantized, and Neo saves float ones",

@@ -15,7 +15,10 @@ import pytest
 from sdquant.hosts import extension
 
 HERE = Path(__file__).parent
-FOLDERS = {"sdnext": ["sdnext"], "a1111": ["a1111", "a1111/Lora", "classic"], "forge": ["forge", "classic"]}
+FOLDERS = {
+    "sdnext": ["sdnext"], "a1111": ["a1111", "a1111/Lora", "classic"], "forge": ["forge", "classic"],
+    "neo": ["neo", "forge", "classic"],
+}  # fmt: skip
 _THEIRS = ("modules", "modules_forge", "backend", "network", "networks")
 
 
@@ -59,7 +62,7 @@ class Running:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Running]]:
-    """host("sdnext" | "forge" | "a1111"): this process as that web UI."""
+    """host("sdnext" | "forge" | "neo" | "a1111"): this process as that web UI."""
 
     def be(name: str) -> Running:
         for folder in reversed(FOLDERS[name]):

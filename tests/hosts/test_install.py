@@ -25,7 +25,8 @@ FILES = {
 }
 # What the stand-ins have of a web UI's folder.
 FOLDERS = {
-    "sdnext": ["sdnext"], "forge": ["forge", "classic"], "a1111": ["a1111", "classic"], "comfyui": ["comfy_standin"],
+    "sdnext": ["sdnext"], "forge": ["forge", "classic"], "neo": ["neo", "forge", "classic"],
+    "a1111": ["a1111", "classic"], "comfyui": ["comfy_standin"],
 }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def test_a_copy_that_fails_leaves_the_old_one(webui: Path, capsys: Capture, monk
 def test_each_is_told_from_all_others(webui: Path) -> None:
     assert in_folder(webui).name == webui.name
     (webui / _row(webui).files[-1]).unlink()
-    with pytest.raises(SettingsError, match=r"contains none of SD\.Next, Forge, AUTOMATIC1111 and ComfyUI"):
+    with pytest.raises(SettingsError, match=r"contains none of SD\.Next, Forge Neo, Forge, AUTOMATIC1111 and ComfyUI"):
         in_folder(webui)
 
 

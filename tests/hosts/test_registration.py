@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 NAMES = [row.name for row in HOSTS]
 Start = Callable[[str], Running]
+POINTS = {
+    "sdnext": "load_diffuser", "forge": "forge_loader", "neo": "forge_loader", "a1111": "load_model_weights",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +40,7 @@ def test_a_host_is_told_by_its_modules(host: Start, name: str) -> None:
 
 
 def test_a_process_that_is_no_host_says_so() -> None:
-    with pytest.raises(SettingsError, match=r"none of SD\.Next, Forge and AUTOMATIC1111"):
+    with pytest.raises(SettingsError, match=r"none of SD\.Next, Forge Neo, Forge and AUTOMATIC1111"):
         extension.register()
 
 
@@ -160,7 +163,7 @@ def test_registered_twice_it_is_there_once(host: Start, name: str) -> None:
     running = host(name)
     running.start()
     models = running.modules.sd_models
-    point = {"sdnext": "load_diffuser", "forge": "forge_loader", "a1111": "load_model_weights"}[name]
+    point = POINTS[name]
     running.modules.script_callbacks.clear_callbacks()
     extension.register()
     assert not hasattr(getattr(models, point).__wrapped__, "__wrapped__")
@@ -182,7 +185,7 @@ def test_what_others_have_wrapped_since_does_nothing_more_of_ours(host: Start) -
 def test_a_version_without_the_functions_is_told_and_left_as_it_was(host: Start, name: str) -> None:
     running = host(name)
     models = running.modules.sd_models
-    missing = {"sdnext": "load_diffuser", "forge": "forge_loader", "a1111": "load_model_weights"}[name]
+    missing = POINTS[name]
     delattr(models, missing)
     before = dict(vars(models))
     with pytest.raises(SettingsError, match=f"no modules.sd_models.{missing}"):

@@ -65,6 +65,7 @@ class _A1111(classic.Host):
         for file in (self.data / "models" / "Lora").glob("*.safetensors"):
             _rename(file)
         sys.argv = ["launch.py", "--data-dir", str(self.data), "--use-cpu", "all", "--no-half", "--skip-version-check"]
+        sys.argv.append("--skip-load-model-at-start")  # by a thread beside this one
         sys.path.insert(0, str(checkout))
         os.chdir(checkout)
         from modules import initialize  # type: ignore[import-not-found]
@@ -76,6 +77,24 @@ class _A1111(classic.Host):
 
         script_callbacks.before_ui_callback()
         script_callbacks.ui_settings_callback()
+        self._add_hypernetwork()
+
+    def _add_hypernetwork(self) -> None:
+        """Make one for the sizes of digits-sd, which changes what the layers of keys and values get."""
+        import torch
+        from modules import shared_items
+        from modules.hypernetworks import hypernetwork  # type: ignore[import-not-found]
+
+        torch.manual_seed(0)
+        made = hypernetwork.Hypernetwork("digits", enable_sizes=[32, 64, 128], layer_structure=[1, 2, 1])
+        for layer in (one for pair in made.layers.values() for one in pair):
+            for parameter in layer.parameters():
+                torch.nn.init.normal_(parameter, std=0.1)
+        folder = self.data / "models" / "hypernetworks"
+        folder.mkdir(exist_ok=True)
+        made.save(str(folder / "digits.pt"))
+        shared_items.reload_hypernetworks()
+        self.features["hypernetwork"] = "<hypernet:digits:1>"
 
     def load(self) -> None:
         from modules import sd_models

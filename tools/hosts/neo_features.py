@@ -1,0 +1,102 @@
+"""ControlNet, IP-Adapter and textual inversion in Forge Neo, by its own code, on files made here for digits-sd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import sd_checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HINT = (16, 16, 32, 32, 96, 96, 256, 32)  # channels of what a ControlNet makes of its image
+WORD = "glorp"  # which stands for a three's words
+
+
+def embedding(folder: Path) -> None:
+    """Write an embedding: the vectors of the letters of "three", as the model was trained with them."""
+    from safetensors.torch import save_file
+
+    table = sd_checkpoint.tensors()["cond_stage_model.transformer.text_model.embeddings.token_embedding.weight"]
+    folder.mkdir(exist_ok=True)
+    save_file({"emb_params": table[250:254].float() * 4}, folder / f"{WORD}.safetensors")
+
+
+def controlnet(unet: Any) -> Any:
+    """Neo's patcher of the UNet with a ControlNet: the UNet's own encoder, with outputs that are not zero."""
+    from modules_forge.supported_controlnet import ControlNetPatcher  # type: ignore[import-not-found]
+
+    return _controlled(unet, ControlNetPatcher.try_build_from_state_dict(_encoder() | _outputs(), "digits.safetensors"))
+
+
+def control_lora(unet: Any) -> Any:
+    """The same as differences from the UNet's own weights, which Neo reads of the model."""
+    import torch
+    from modules_forge.supported_controlnet import ControlNetPatcher
+
+    own = _outputs() | {"lora_controlnet": torch.zeros(())}
+    for path in ("input_blocks.1.1.transformer_blocks.0.attn1.to_q", "middle_block.1.transformer_blocks.0.attn2.to_v"):
+        weight = _encoder()[f"{path}.weight"]
+        own |= {f"{path}.up": _random(weight.shape[0], 4), f"{path}.down": _random(4, weight.shape[1])}
+    return _controlled(unet, ControlNetPatcher.try_build_from_state_dict(own, "digits_lora.safetensors"))
+
+
+def ip_adapter(unet: Any) -> Any:
+    """Neo's patcher of the UNet with an IP-Adapter for 16 places, as in Stable Diffusion; digits-sd has three."""
+    import torch
+    from lib_ipadapter.IPAdapterPlus import IPAdapterApply  # type: ignore[import-not-found]
+
+    width, tokens, image = 128, 4, 1024
+    layers = {
+        f"{2 * place + 1}.to_{name}_ip.weight": _random(64 if place == 15 else 32, width)
+        for place in range(16)
+        for name in "kv"
+    }
+    projection = {"proj.weight": _random(tokens * width, image), "proj.bias": _random(tokens * width, 1)[:, 0]}
+    projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
+    adapter = {"image_proj": projection, "ip_adapter": layers}
+    seen = torch.stack([_random(1, image), torch.zeros(1, image)])
+    return IPAdapterApply.apply_ipadapter(adapter, unet, 1.0, embeds=seen)
+
+
+FEATURES = {"ControlNet": controlnet, "Control-LoRA": control_lora, "IP-Adapter": ip_adapter}
+
+
+def _controlled(unet: Any, patcher: Any) -> Any:
+    from backend.patcher.controlnet import apply_controlnet_advanced  # type: ignore[import-not-found]
+
+    return apply_controlnet_advanced(unet, patcher.model_patcher, _random(1, 3, 64, 64).sigmoid(), 1.0, 0.0, 1.0)
+
+
+def _encoder() -> dict[str, Tensor]:
+    prefix = "model.diffusion_model."
+    return {
+        key.removeprefix(prefix): value.float()
+        for key, value in sd_checkpoint.tensors().items()
+        if key.startswith(tuple(f"{prefix}{part}" for part in ("time_embed", "input_blocks", "middle_block")))
+    }
+
+
+def _outputs() -> dict[str, Tensor]:
+    """The ControlNet's own layers: for its image, and those behind each block."""
+    import torch
+
+    found = {}
+    for at, (into, out) in enumerate(zip((3, *HINT), HINT, strict=False)):
+        found[f"input_hint_block.{2 * at}.weight"] = _random(out, into, 3, 3)
+        found[f"input_hint_block.{2 * at}.bias"] = torch.zeros(out)
+    behind = {f"zero_convs.{at}.0": size for at, size in enumerate((32, 32, 32, 64))} | {"middle_block_out.0": 64}
+    for name, size in behind.items():
+        found |= {f"{name}.weight": _random(size, size, 1, 1), f"{name}.bias": torch.zeros(size)}
+    return found
+
+
+def _random(*shape: int) -> Tensor:
+    """Values that keep the size of what they multiply; the same for the same shape."""
+    import math
+
+    import torch
+
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator) / math.sqrt(math.prod(shape[1:]))
