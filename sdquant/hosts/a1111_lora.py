@@ -57,8 +57,8 @@ class _Live:
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Function]:
-        name, host = getattr(self.layer, "network_layer_name", None), _networks()
-        for net in () if host is None or name is None else host.loaded_networks:
+        name, host = getattr(self.layer, "network_layer_name", ""), _networks()
+        for net in () if host is None else host.loaded_networks:
             for function in self._of(net.modules, name):
                 yield _Counted(function, host, net.name)
 

@@ -130,11 +130,14 @@ HOSTS = (
             "moves them",
             "Forge's own mover keeps what fits on the GPU and swaps the rest layer by layer, quantized layers too",
             _LORAS,
+            "ControlNet, Control-LoRA, IP-Adapter and textual inversion work, and merging, which reads files",
         ),
         cannot=(
             "Files that are quantized already are loaded by Forge itself. For sdquant, set Forge's 'Diffusion in Low "
             "Bits' to Automatic",
             "The libraries' own layers (runtime=library) are not used: Forge's mover knows only plain tensors",
+            "A quantized model is not saved as a UNet or checkpoint, which would hold float weights: Forge shows why",
+            "Hypernetworks have no effect: Forge has none any more",
             "The VAE stays as it is",
         ),
         theirs={
@@ -156,6 +159,7 @@ HOSTS = (
             "The UNet is quantized as soon as its weights are loaded, before the first image",
             "A changed setting takes effect with the next image: the model is loaded anew",
             _LORAS,
+            "Hypernetworks and textual inversion work, and merging, which reads files",
         ),
         cannot=(
             "With --lowvram, --medvram or --medvram-sdxl the load is refused: these flags move the UNet in pieces, "

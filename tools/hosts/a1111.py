@@ -66,6 +66,7 @@ class _A1111(classic.Host):
             _rename(file)
         sys.argv = ["launch.py", "--data-dir", str(self.data), "--use-cpu", "all", "--no-half", "--skip-version-check"]
         sys.argv.append("--skip-load-model-at-start")  # by a thread beside this one
+        sys.argv.append("--disable-safe-unpickle")  # A1111 refuses what a new torch writes
         sys.path.insert(0, str(checkout))
         os.chdir(checkout)
         from modules import initialize  # type: ignore[import-not-found]
@@ -86,7 +87,9 @@ class _A1111(classic.Host):
         from modules.hypernetworks import hypernetwork  # type: ignore[import-not-found]
 
         torch.manual_seed(0)
-        made = hypernetwork.Hypernetwork("digits", enable_sizes=[32, 64, 128], layer_structure=[1, 2, 1])
+        made = hypernetwork.Hypernetwork(
+            "digits", enable_sizes=[32, 64, 128], layer_structure=[1, 2, 1], weight_init="Normal"
+        )
         for layer in (one for pair in made.layers.values() for one in pair):
             for parameter in layer.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
