@@ -61,7 +61,7 @@ class Adapter:
         except SdquantError:
             _drop(model)
             raise
-        a1111_lora.install(self._patches)
+        a1111_lora.hook_networks(self._patches)
         a1111_lora.attach(unet)
         self.status.loaded(load_hooks.part_of("unet", unet, "after loading"))
         return result

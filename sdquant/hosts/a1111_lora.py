@@ -25,7 +25,7 @@ _JOINED = ("_q_proj", "_k_proj", "_v_proj")  # a LoRA's names of the three that 
 Function = Callable[["Tensor"], "Tensor"]
 
 
-def install(patches: Patches) -> None:
+def hook_networks(patches: Patches) -> None:
     """Hook into A1111's extension Lora. It is a module's name away: extensions can be off, and load in any order."""
     weights = getattr(sys.modules.get("network"), "NetworkWeights", None)
     if _networks() is not None and weights is not None and not hasattr(weights, "__wrapped__"):

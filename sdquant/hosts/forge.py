@@ -29,7 +29,7 @@ class Adapter:
     def install(self, patches: Patches) -> None:
         """Hook into loads."""
         patches.wrap(display.module("modules.sd_models"), "forge_loader", self._load)
-        forge_lora.install(patches)
+        forge_lora.hook_patcher(patches)
 
     def changed(self) -> None:
         """Make Forge reload the model when it is next needed, because a setting changed."""

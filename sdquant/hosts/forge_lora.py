@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .monkeypatch import Patches
 
 
-def install(patches: Patches) -> None:
+def hook_patcher(patches: Patches) -> None:
     """Hook into the patcher of Forge; Forge Neo's is another."""
     if not display.has("backend.patcher.lora"):
         return
@@ -39,7 +39,7 @@ def install(patches: Patches) -> None:
 
 
 @dataclass(frozen=True)
-class Change:
+class PatchChange:
     """What one LoRA adds to a weight. `patches`: Forge's rows of all weights, which it moves in place."""
 
     patches: Mapping[str, Any]
@@ -76,7 +76,7 @@ def _refresh(original: Any, loader: Any, lora_patches: Mapping[Any, Any], *args:
     }
     original(loader, rest, *args, **kwargs)
     for key, layer in layers.items():
-        layer.weight_function = tuple(Change(patches, key) for patches in lora_patches.values() if key in patches)
+        layer.weight_function = tuple(PatchChange(patches, key) for patches in lora_patches.values() if key in patches)
 
 
 def _refuse_save(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
