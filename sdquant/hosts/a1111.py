@@ -62,7 +62,7 @@ class Adapter:
             _drop(model)
             raise
         a1111_lora.hook_networks(self._patches)
-        a1111_lora.attach(unet)
+        a1111_lora.follow_networks(unet)
         self.status.loaded(load_hooks.part_of("unet", unet, "after loading"))
         return result
 

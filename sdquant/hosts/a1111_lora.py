@@ -32,7 +32,7 @@ def hook_networks(patches: Patches) -> None:
         patches.wrap(sys.modules["network"], "NetworkWeights", _weights)
 
 
-def attach(model: nn.Module) -> None:
+def follow_networks(model: nn.Module) -> None:
     """Have all quantized layers of a model look up the LoRAs that are on."""
     layer: Any
     for layer in model.modules():
