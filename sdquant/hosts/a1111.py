@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IncompatibleError, SdquantError
-from . import display, load_hooks, options
+from . import a1111_lora, display, load_hooks, options
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -31,6 +31,7 @@ class Adapter:
 
     def install(self, patches: Patches) -> None:
         """Hook into loads."""
+        self._patches = patches
         models = display.module("modules.sd_models")
         patches.wrap(models, "load_model_weights", self._load)
         patches.wrap(models, "reload_model_weights", self._reload)
@@ -60,6 +61,8 @@ class Adapter:
         except SdquantError:
             _drop(model)
             raise
+        a1111_lora.hook_networks(self._patches)
+        a1111_lora.follow_networks(unet)
         self.status.loaded(load_hooks.part_of("unet", unet, "after loading"))
         return result
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import dtype_name, registry
 from ..errors import ConflictError
-from . import display, load_hooks, options
+from . import display, forge_lora, load_hooks, options
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -29,6 +29,7 @@ class Adapter:
     def install(self, patches: Patches) -> None:
         """Hook into loads."""
         patches.wrap(display.module("modules.sd_models"), "forge_loader", self._load)
+        forge_lora.hook_patcher(patches)
 
     def changed(self) -> None:
         """Make Forge reload the model when it is next needed, because a setting changed."""

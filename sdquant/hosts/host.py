@@ -22,10 +22,6 @@ _LORAS = (
     "LoRAs (LoHa, LoKr and DoRA too) work as on unquantized layers, several at once and with their strengths. They are "
     "applied each time that a weight is used; without them the model is what it was, bit for bit"
 )
-_LORA = (
-    "A LoRA has no effect on quantized layers: the web UI adds it to float weights. It works on layers that are not "
-    "quantized"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +99,7 @@ HOSTS = (
             "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Neo "
             "moves them",
             "Neo's own mover keeps what fits on the GPU and brings the rest layer by layer, quantized layers too; "
-            "--lowvram and --novram as well",
+            "measured with a fifth of the model left in RAM",
             _LORAS,
             "ControlNet, Control-LoRA, IP-Adapter and textual inversion work, and merging, which reads files",
         ),
@@ -133,12 +129,15 @@ HOSTS = (
             "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Forge "
             "moves them",
             "Forge's own mover keeps what fits on the GPU and swaps the rest layer by layer, quantized layers too",
+            _LORAS,
+            "ControlNet, Control-LoRA, IP-Adapter and textual inversion work, and merging, which reads files",
         ),
         cannot=(
-            _LORA,
             "Files that are quantized already are loaded by Forge itself. For sdquant, set Forge's 'Diffusion in Low "
             "Bits' to Automatic",
             "The libraries' own layers (runtime=library) are not used: Forge's mover knows only plain tensors",
+            "A quantized model is not saved as a UNet or checkpoint, which would hold float weights: Forge shows why",
+            "Hypernetworks have no effect: Forge has none any more",
             "The VAE stays as it is",
         ),
         theirs={
@@ -159,9 +158,10 @@ HOSTS = (
         can=(
             "The UNet is quantized as soon as its weights are loaded, before the first image",
             "A changed setting takes effect with the next image: the model is loaded anew",
+            _LORAS,
+            "Hypernetworks and textual inversion work, and merging, which reads files",
         ),
         cannot=(
-            _LORA,
             "With --lowvram, --medvram or --medvram-sdxl the load is refused: these flags move the UNet in pieces, "
             "which a quantized one is not made for. It needs less memory without them",
             "With A1111's own 'FP8 weight' the load is refused too: the UNet would be codes of eight bits twice",

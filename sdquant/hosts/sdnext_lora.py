@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import display
+from .network_changes import BiasChange, Change, is_quantized, with_float_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,53 +35,12 @@ def install(patches: Patches) -> None:
     patches.wrap(overrides, "disable_fuse", _no_fuse)
 
 
-@dataclass(frozen=True)
-class Change:
-    """What one LoRA adds to a weight. `module`: SD.Next's object for the layer, with the strength."""
-
-    module: Any
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """Return the changed weight."""
-        from torch.nn import functional as F
-
-        update, _ = self.module.calc_updown(weight)
-        if update is None:
-            return weight
-        missing = weight.shape[1] - update.shape[1] if weight.dim() == update.dim() == 4 else 0
-        if missing > 0:  # an inpainting model's first layer, with channels that others do not have
-            update = F.pad(update, (0, 0, 0, 0, 0, missing))
-        changed: Tensor = weight + update.to(weight.device, weight.dtype)
-        return changed
-
-
-@dataclass(frozen=True)
-class BiasChange:
-    """What one LoRA adds to a bias, which SD.Next computes together with the weight's. `layer`: the quantized one."""
-
-    module: Any
-    layer: Any
-
-    def __call__(self, bias: Tensor) -> Tensor:
-        """Return the changed bias."""
-        _, update = self.module.calc_updown(self.layer.dequantize(bias.dtype).to(bias.device))
-        return bias if update is None else bias + update.to(bias.device, bias.dtype)
-
-
 def _weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Show SD.Next a float layer without memory in the place of a quantized one: it needs the type and the sizes."""
-    values = original(*args, **kwargs)
-    return values._replace(sd_module=_float_like(values.sd_module)) if _is_ours(values.sd_module) else values
-
-
-def _float_like(layer: Any) -> Any:
-    from ..nn import empty_float_layer
-
-    return empty_float_layer(layer)
+    return with_float_layer(original(*args, **kwargs))
 
 
 def _backup(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _is_ours(layer):
+    if not is_quantized(layer):
         return original(layer, *args, **kwargs)
     layer.network_weights_backup = _KEPT
     return 0
@@ -88,7 +48,7 @@ def _backup(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _calculate(original: Any, layer: Any, name: str, use_previous: bool = False, **more: Any) -> Any:
     """Have SD.Next compute, and report what cannot be, from the dequantized weight; keep what can."""
-    if not _is_ours(layer):
+    if not is_quantized(layer):
         return original(layer, name, use_previous, **more)
     if use_previous:  # what will be taken off is not computed
         return None, None
@@ -119,7 +79,7 @@ class _Floats:
 
 def _apply(original: Any, layer: Any, update: Any, bias: Any, *args: Any, **kwargs: Any) -> None:
     """Attach the LoRAs that were computed last; none where SD.Next has nothing to add, which takes them off."""
-    if not _is_ours(layer):
+    if not is_quantized(layer):
         original(layer, update, bias, *args, **kwargs)
         return
     modules = layer.__dict__.pop("sdquant_networks", []) if update is not None or bias is not None else []
@@ -132,10 +92,6 @@ def _no_fuse(original: Any) -> bool:
     """Say that no LoRA is to be fused into a model with packed weights."""
     pipe = display.module("modules.shared").sd_model
     parts = (getattr(pipe, name, None) for name in ("unet", "transformer", "transformer_2"))
-    return bool(original()) or any(_is_ours(layer) for part in parts if part is not None for layer in part.modules())
-
-
-def _is_ours(layer: Any) -> bool:
-    from ..nn import QuantizedLayer
-
-    return isinstance(layer, QuantizedLayer)
+    return bool(original()) or any(
+        is_quantized(layer) for part in parts if part is not None for layer in part.modules()
+    )

@@ -16,10 +16,10 @@ from sdquant.hosts import extension
 
 HERE = Path(__file__).parent
 FOLDERS = {
-    "sdnext": ["sdnext"], "a1111": ["a1111", "classic"], "forge": ["forge", "classic"],
+    "sdnext": ["sdnext"], "a1111": ["a1111", "a1111/Lora", "classic"], "forge": ["forge", "classic"],
     "neo": ["neo", "forge", "classic"],
 }  # fmt: skip
-_THEIRS = ("modules", "modules_forge", "backend")
+_THEIRS = ("modules", "modules_forge", "backend", "network", "networks")
 
 
 class Running:

@@ -28,6 +28,7 @@ class Host:
 
     Attributes:
         data: its folder of models and extensions, made here.
+        features: what is asked for, by words in a prompt.
     """
 
     def __init__(self, work: Path) -> None:
@@ -41,6 +42,7 @@ class Host:
 
         shutil.copytree(Path(extension.__file__).parent / "webui", self.data / "extensions" / "sdquant")
         self.calls: list[Any] = []
+        self.features = dict(FEATURES)
 
     def unet(self) -> Any:
         """The network that draws."""
@@ -102,13 +104,13 @@ class Host:
         handle.remove()
         return torch.cat(found)
 
-    def effects(self, features: Iterable[str] = FEATURES) -> dict[str, Any]:
+    def effects(self, features: Iterable[str]) -> dict[str, Any]:
         """Output with the LoRA - output without, by feature."""
         found = {}
         for name in features:
             of = self.text_in if name == "text encoder" else self.unet_after
             before = of(PROMPT)
-            found[name] = of(f"{PROMPT} {FEATURES[name]}") - before
+            found[name] = of(f"{PROMPT} {self.features[name]}") - before
         self.draw(PROMPT)
         return found
 
@@ -116,12 +118,12 @@ class Host:
         """The effects on the quantized model beside those on the float one. text: with its text encoder."""
         self.load()
         self.record()
-        floats, rows = self.effects(), []
+        floats, rows = self.effects(self.features), []
         for scheme in schemes:
             self.set(sdquant_quant_model=scheme, **({"sdquant_quant_text_encoder": scheme} if text else {}))
             self.load()
             before = self.draw(PROMPT)
-            for name in FEATURES:
+            for name in self.features:
                 found = self.effects([name])[name]
                 same = bool((self.draw(PROMPT) == before).all())
                 rows.append(measure.row(name, scheme, found, floats[name], removed=same))

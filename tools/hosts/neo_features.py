@@ -57,7 +57,8 @@ def ip_adapter(unet: Any) -> Any:
     projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
     adapter = {"image_proj": projection, "ip_adapter": layers}
     seen = torch.stack([_random(1, image), torch.zeros(1, image)])
-    return IPAdapterApply.apply_ipadapter(adapter, unet, 1.0, embeds=seen)
+    found = IPAdapterApply().apply_ipadapter(adapter, unet, 1.0, embeds=seen)
+    return found[0] if isinstance(found, tuple) else found  # Forge gives a tuple
 
 
 FEATURES = {"ControlNet": controlnet, "Control-LoRA": control_lora, "IP-Adapter": ip_adapter}

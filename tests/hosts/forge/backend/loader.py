@@ -6,19 +6,9 @@ The networks are real ones, whose layers are Forge's, as when Forge builds them.
 import types
 
 import torch
-from backend import memory_management
+from backend.diffusion_engine.base import ForgeDiffusionEngine
 from backend.operations import ForgeOperations
-
-
-class ModelPatcher:
-    def __init__(self, model):
-        self.model, self.size = model, 0
-        self.model_size()
-
-    def model_size(self):
-        if self.size <= 0:
-            self.size = memory_management.module_size(self.model)
-        return self.size
+from backend.patcher.base import ModelPatcher
 
 
 class KModel(torch.nn.Module):
@@ -49,9 +39,9 @@ def with_forge_layers(model):
 def forge_loader(sd, additional_state_dicts=None):
     from diffusers import DiffusionPipeline
 
-    pipe = DiffusionPipeline.from_pretrained(sd)
+    pipe = DiffusionPipeline.from_pretrained(sd).to(torch.float32)
     unet = ModelPatcher(KModel(with_forge_layers(pipe.unet)))
     encoder = torch.nn.ModuleDict({"clip_l": with_forge_layers(pipe.text_encoder)})
     clip = types.SimpleNamespace(cond_stage_model=encoder, patcher=ModelPatcher(encoder))
     objects = types.SimpleNamespace(unet=unet, clip=clip, vae=None, clipvision=None)
-    return types.SimpleNamespace(forge_objects=objects, pipe=pipe)
+    return ForgeDiffusionEngine(objects, pipe)
