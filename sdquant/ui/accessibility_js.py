@@ -41,6 +41,26 @@ SCRIPT = """
     window.addEventListener("keydown", event => {
         if (event.key === "Tab" && event.target.getAttribute("role") === "combobox") event.stopPropagation();
     }, true);
+    // The table of schemes is replaced with every answer: what was used in it keeps the focus.
+    let used = null, sent = 0;
+    const send = (event) => {
+        const part = event.target.closest?.("[data-do]");
+        const box = document.querySelector("#scheme-do textarea, #scheme-do input");
+        if (!part || !box || (event.type === "click") !== (part.tagName === "BUTTON")) return;
+        used = part.dataset.do;
+        box.value = `${used} ${++sent}`;  // another value each time: a change is what Gradio sees
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+    };
+    const refocus = () => {
+        if (used === null || document.activeElement !== document.body) return;
+        const name = used.split(" ").slice(0, 2).join(" ");
+        const parts = `input[data-do^="${name} "]:checked, [data-do="${used}"]`;
+        document.getElementById("schemes")?.querySelector(parts)?.focus({ preventScroll: true });
+    };
+    document.addEventListener("click", send);
+    document.addEventListener("change", send);
+    document.addEventListener("focusin", event => { if (!event.target.closest("#schemes")) used = null; });
+    new MutationObserver(refocus).observe(document.body, { childList: true, subtree: true });
     new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
     mend();
 

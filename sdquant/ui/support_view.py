@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..planning import fields
+from ..planning import VERDICTS, fields
 from . import html_components
 from .html_components import escape
-from .plan_preview import VERDICTS, Review
 
 if TYPE_CHECKING:
     from .model_folders import Roots
+    from .plan_preview import Review
 
 _TITLES = {
     "works": "✓ This works",

@@ -21,6 +21,7 @@ from ..background_task import follow
 from ..html_components import escape
 from ..model_manager import Job, LoadedModel, Progress
 from ..plan_preview import Review, review
+from . import scheme_picker
 
 if TYPE_CHECKING:
     from ..app_state import Desk
@@ -39,6 +40,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
         ready = {row.name: _ready(row) for row in presets.PRESETS}
+    picker = scheme_picker.add()
     with gr.Row():
         with gr.Column(scale=3):
             named = _widgets(desk.settings)
@@ -74,6 +76,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         **_QUIET,
     )
     page.load(lambda: _put(desk.settings.values), None, every, **_QUIET)
+    scheme_picker.wire(desk, picker, page, where, every, _read, _put)
 
     # What fills the widgets.
     for name, button in ready.items():
