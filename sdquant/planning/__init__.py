@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .request import AUTO, NOT_QUANTIZED, RULES, Quant, Request, make_request
     from .resolve import device_of
     from .scheme_rows import GROUPS, SORTS, SchemeRow, SchemeTable, scheme_table
-    from .settings_fields import Field, field_named, fields
+    from .settings_fields import AS_FOUND, Field, field_named, fields
     from .settings_values import Settings
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "AUTO", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "ComponentPlan", "Field",
-    "Peak", "Plan", "Quant", "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict",
+    "AS_FOUND", "AUTO", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "ComponentPlan",
+    "Field", "Peak", "Plan", "Quant", "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict",
     "activation_allowance", "bundled_models", "check_schemes", "device_of", "field_named", "fields", "folder_of",
     "is_quantized_by_default", "locate", "make_request", "meta_models", "path", "peak_memory", "place",
     "plan_resolved", "planner", "preparation", "prepare", "presets", "resolve_loaded", "role_of", "rounded_twice",

@@ -9,7 +9,7 @@ SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "in-memory"
 
 EVERY = 4000  # milliseconds between two looks whether the server is there
 
-# A page whose server has ended waits for ever, with "Draw" disabled. What it says then, and when one is there again.
+# A page whose server has ended waits for ever, with "Generate" disabled. What it says then, and when it is back.
 AWAY = "✕ The server does not answer. It was ended, or the connection is lost. Start it again; this page notices it."
 BACK = "The server is there again. What was under way here has ended with the connection."
 
@@ -34,7 +34,7 @@ SCRIPT = """
             link.querySelector("button")?.setAttribute("aria-label", "Download");
         }
         for (const image of document.querySelectorAll("#image img, #compare-sheet img")) {
-            const name = image.closest("#image") ? "The drawn image" : "The images side by side";
+            const name = image.closest("#image") ? "The generated image" : "The images side by side";
             if (image.alt !== name) image.alt = name;
         }
     };

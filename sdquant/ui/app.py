@@ -27,8 +27,8 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
         head = header.build_header(desk)
         with gr.Tabs():
             with gr.Tab("Generate", id="generate"):
-                generate.add(desk, head)
-            with gr.Tab("Settings → Quantization", id="settings"):
+                generate.add(desk, head, page)
+            with gr.Tab("Settings", id="settings"):
                 settings.add(desk, head, page)
             with gr.Tab("Inspect", id="inspect"):
                 inspect.add(desk)

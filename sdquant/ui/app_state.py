@@ -116,6 +116,11 @@ class Desk:
             if self._jobs.get(page) is job:
                 del self._jobs[page]
 
+    def is_busy(self, page: str) -> bool:
+        """Return whether `page` waits for a job."""
+        with self._lock:
+            return page in self._jobs
+
     def cancel(self, page: str) -> None:
         """Cancel the job that `page` waits for."""
         with self._lock:

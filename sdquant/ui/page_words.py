@@ -6,6 +6,7 @@ import re
 
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
+    (r"[\w.]+\(\) missing \d+ required positional arguments?: ", ""),  # in the library's own words
     (r"`?sdquant quantize`?( --[\w-]+)?", "the Convert tab"),
     (r'allow_incompatible(=True|="?on"?)?', "More > Allow incompatible"),
     (r"allow_pickle(=True)?", "More > Allow pickle"),

@@ -36,7 +36,9 @@ def theme() -> Any:
 
 
 CSS = """
-.gradio-container { max-width: min(1180px, 100vw) !important; margin: 0 auto !important; overflow-x: clip; }
+html { scrollbar-gutter: stable; }
+.gradio-container { width: 100% !important; max-width: min(1180px, 100vw) !important; 
+  margin: 0 auto !important; overflow-x: clip; }
 .html-container { padding: 0 !important; }
 .gradio-container :is(a, input, textarea, button, summary, [tabindex]):focus-visible {
   outline: 2px solid var(--color-accent) !important; outline-offset: 1px; }
@@ -77,6 +79,7 @@ CSS = """
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
+.sq-beside { align-self: flex-start; position: sticky; top: 12px; }
 .sq-unseen { display: none !important; }
 .sq-schemes { overflow: auto; max-height: 32rem; width: 0; min-width: 100%; position: relative;
   border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
@@ -112,6 +115,7 @@ CSS = """
 @media (max-width: 640px) {
   .sq-facts { grid-template-columns: 1fr; gap: 0; }
   .sq-facts dd { margin-bottom: 6px; }
+  .sq-beside { position: static; align-self: stretch; }
   .sq-schemes { max-height: 28rem; }
   .sq-schemes thead { position: sticky; top: 0; z-index: 2; display: block; background: var(--block-background-fill); }
   .sq-schemes :is(table, tbody, tr, tbody th) { display: block; width: auto !important;

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from ..planning import AS_FOUND, NOT_QUANTIZED
+from . import scheme_view
+
 if TYPE_CHECKING:
     from ..planning import Verdict
     from ..settings import Field
 
 # What stands behind a choice, by the verdict on it.
 _MARKS = {"works": "", "slow": "  ◔ slow", "untested": "  ? untested", "breaks": "  ✕ not with the other choices"}
+
+_LABELS = {AS_FOUND: "As in the file", NOT_QUANTIZED: scheme_view.ORIGINAL}
 
 
 def widget(row: Field, value: Any) -> Any:
@@ -40,7 +45,7 @@ def choices(row: Field, marks: Mapping[str, Verdict]) -> list[tuple[str, str]]:
     verdicts = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
     if len(set(verdicts.values())) == 1:
         verdicts = {}
-    return [(shown + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
+    return [(_LABELS.get(shown, shown) + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
 
 
 def update(row: Field, value: Any, marks: Mapping[str, Verdict] | None) -> Any:
