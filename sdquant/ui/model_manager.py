@@ -189,10 +189,23 @@ class Engine:
 
     @contextmanager
     def alone(self, job: Job) -> Iterator[None]:
-        """Reserve the machine for a job that loads models itself: unload the model in memory first."""
+        """Reserve the machine for a job that loads models itself. The loaded model stays, or comes back at the end if
+        there is no room for another one of its size beside it."""
         with self._mine(job):
+            before = self._held
+            if before is None or _both_fit(before.plan):
+                yield
+                return
+            asked = before.asked
+            del before
             self._drop()
-            yield
+            try:
+                yield
+            finally:
+                try:
+                    self._switch(asked, Job())
+                except SdquantError as error:
+                    log.warning("the model that was loaded before cannot be loaded again: %s", error)
 
     @contextmanager
     def _mine(self, job: Job) -> Iterator[None]:

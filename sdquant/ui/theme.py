@@ -87,6 +87,7 @@ html { scrollbar-gutter: stable; }
 .sq-schemes table { border-collapse: collapse; width: 100%; font-size: 0.875rem; margin: 0; }
 .sq-schemes :is(th, td) { text-align: left; vertical-align: top; padding: 6px 10px; font-weight: 400; 
   border: none !important; border-bottom: 1px solid var(--border-color-primary) !important; white-space: nowrap; }
+.sq-schemes :is(table, tr) { border: none !important; }
 .sq-schemes thead th { position: sticky; top: 0; z-index: 2; background: var(--background-fill-secondary); }
 .sq-schemes :is(thead th, .sq-group th), .sq-schemes thead button { font-weight: 600; }
 .sq-schemes thead button { all: unset; cursor: pointer; font-weight: 600; }
@@ -111,6 +112,12 @@ html { scrollbar-gutter: stable; }
 .sq-why summary { cursor: pointer; color: var(--body-text-color-subdued); text-decoration: underline;
   width: max-content; }
 .sq-group .sq-why { display: inline-block; margin-left: 12px; max-width: 44rem; vertical-align: top; }
+.sq-curve { width: 100%; max-width: 720px; font-size: 12px; overflow: visible; }
+.sq-curve text { fill: var(--body-text-color-subdued); }
+.sq-curve .sq-name { fill: var(--body-text-color); font-weight: 600; }
+.sq-curve .sq-grid { stroke: var(--border-color-primary); }
+.sq-curve .sq-line { fill: none; stroke: #6366f1; stroke-width: 2; }
+.sq-curve circle { fill: #6366f1; }
 .sq-over { background: #dc2626; }
 @media (max-width: 640px) {
   .sq-facts { grid-template-columns: 1fr; gap: 0; }
@@ -123,7 +130,7 @@ html { scrollbar-gutter: stable; }
   .sq-schemes tbody :is(th, td) { border: none !important; }
   .sq-schemes thead tr { display: flex; flex-wrap: wrap; }
   .sq-schemes thead th:nth-child(3) { display: none; }
-  .sq-schemes tbody tr { border-bottom: 1px solid var(--border-color-primary); padding: 4px 0; }
+  .sq-schemes tbody tr { border-bottom: 1px solid var(--border-color-primary) !important; padding: 4px 0; }
   .sq-schemes tbody th[scope=row] { min-width: 0; width: auto; }
   .sq-schemes tbody td { display: inline-block !important; padding: 0 10px 4px; }
   .sq-schemes tbody th { padding: 4px 10px; }

@@ -166,9 +166,11 @@ def test_inspect_broken_and_hostile_files(person: Person, running: Served) -> No
 
 
 def test_compare(person: Person, tmp_path: Path) -> None:
-    person.model("digits-sd")
-    person.tab("Compare")
     page = person.page
+    person.model("digits-sd")
+    person.draw("a handwritten three", steps=1)
+    before = page.locator("#in-memory").inner_text()
+    person.tab("Compare")
     page.locator("#compare-schemes").get_by_role("button", name=re.compile("Clear|Remove all")).last.click()
     for name in ("int8", "q4"):
         page.locator("#compare-schemes input").fill(name)
@@ -181,6 +183,10 @@ def test_compare(person: Person, tmp_path: Path) -> None:
     expect(rows).to_have_count(2)
     expect(rows.nth(1)).to_contain_text(re.compile(r"int8.*(dB|identical)"))
     expect(page.locator("#compare-sheet img")).to_be_visible()
+    expect(page.locator("#compare-rows svg.sq-curve circle")).to_have_count(0)  # of one scheme there is no curve
+    expect(page.locator("#compare-slider img")).to_have_count(2)
+    person.pick("compare-right", "as found")
+    expect(page.locator("#in-memory")).to_contain_text(before)  # what was loaded is loaded still
     with page.expect_download() as waiting:
         page.locator("#compare-json").click()
     waiting.value.save_as(tmp_path / "out.json")

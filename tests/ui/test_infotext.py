@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 THEIRS = (
     "a cat, sitting\non a mat\nNegative prompt: dog, blurry\n"
-    'Steps: 20, Sampler: DPM++ 2M, CFG scale: 7, Seed: 965400086, Size: 512x768, Model: v1-5, Lora hashes: "a: 1, b: 2", '
+    'Steps: 20, Sampler: DPM++ 2M, CFG scale: 7, Seed: 965400086, Size: 512x768, Lora hashes: "a: 1, b: 2", '
     "Version: v1.10.1"
 )
 
