@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
-SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "in-memory")
+SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "convert-status", "convert-seen", "in-memory")
 
 EVERY = 4000  # milliseconds between two looks whether the server is there
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..ui.conftest import Served
 
 pytestmark = pytest.mark.xdist_group("browser")
-TABS = ("Generate", "Settings", "Inspect", "Compare")
+TABS = ("Generate", "Settings", "Inspect", "Compare", "Convert")
 
 
 def go(page: Page, tab: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -33,8 +33,12 @@ _STOPPED = html_components.card(
 )
 
 
-def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
-    """Create the tab's widgets and connect their events. Gradio's number limits are unused: its errors offer no fix."""
+def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
+    """Create the tab's widgets and connect their events. Gradio's number limits are unused: its errors offer no fix.
+
+    Returns:
+        A function that connects what follows the choice of the model, after the settings.
+    """
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox(
@@ -93,17 +97,21 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         **_QUIET,
     )
     cancel.click(stop, None, None, queue=False, **_QUIET)
-    gr.on(
-        [page.load, head.model.change, head.base.change],
-        lambda model, base, sampler: _traits(desk, model, base, sampler),
-        [head.model, head.base, sampler],
-        [negative, sampler],
-        trigger_mode="always_last",
-        **_QUIET,
-    )
     dropped.upload(
         lambda path, *shown: _taken(desk, path, shown), [dropped, *fields], [status, dropped, *fields], **_QUIET
     )
+
+    def wire(page: gr.Blocks) -> None:
+        gr.on(
+            [page.load, head.model.change, head.base.change],
+            lambda model, base, sampler: _traits(desk, model, base, sampler),
+            [head.model, head.base, sampler],
+            [negative, sampler],
+            trigger_mode="always_last",
+            **_QUIET,
+        )
+
+    return wire
 
 
 def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any]:
@@ -200,7 +208,7 @@ def _with_settings(desk: Desk, result: GeneratedImage) -> list[tuple[Any, str]]:
         }
         image.info[infotext.KEY] = infotext.write(drawing.prompt, drawing.negative, values)
     return [
-        (image, f"{drawing.prompt[:40]}: seed {seed}, {drawing.steps} steps, {words}")
+        (image, f"seed {seed}, {drawing.steps} steps, {words}")
         for image, seed in zip(result.images, drawing.seeds, strict=True)
     ]
 
