@@ -90,7 +90,7 @@ class SchemeTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SchemeGroup:
     """A part of the table. `least`: bits of a weight, for schemes that sdquant makes while it loads."""
 
     name: str
@@ -99,11 +99,11 @@ class Group:
 
 
 GROUPS = (
-    Group(name="original", title="Original"),
-    Group(name="8-bit", title="8-bit", least=7),
-    Group(name="4-bit", title="4 to 6 bits", least=4),
-    Group(name="smaller", title="Smaller", least=0),
-    Group(name="files", title="Files of other tools"),
+    SchemeGroup(name="original", title="Original"),
+    SchemeGroup(name="8-bit", title="8-bit", least=7),
+    SchemeGroup(name="4-bit", title="4 to 6 bits", least=4),
+    SchemeGroup(name="smaller", title="Smaller", least=0),
+    SchemeGroup(name="files", title="Files of other tools"),
 )
 
 

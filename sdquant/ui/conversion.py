@@ -22,7 +22,7 @@ _NAME = re.compile(r"\w[\w .+-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class TargetKind:
     """A kind of target: its label, the suffix of its name, its usual scheme, and whether it can have a scheme."""
 
     name: str
@@ -41,15 +41,15 @@ def _is_made(scheme: Scheme) -> bool:
 
 
 KINDS = (
-    Kind(
+    TargetKind(
         name="folder",
         label="Folder for diffusers",
         suffix="",
         usual="nf4",
         suits=lambda one: _is_made(one) or _is_gguf(one),
     ),
-    Kind(name="gguf", label="GGUF file", suffix=".gguf", usual="q8_0", suits=_is_gguf),
-    Kind(name="file", label="ComfyUI file (.safetensors)", suffix=".safetensors", usual="fp8", suits=_is_made),
+    TargetKind(name="gguf", label="GGUF file", suffix=".gguf", usual="q8_0", suits=_is_gguf),
+    TargetKind(name="file", label="ComfyUI file (.safetensors)", suffix=".safetensors", usual="fp8", suits=_is_made),
 )
 
 
@@ -107,8 +107,7 @@ def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
 
 def _planned(target: Target, scheme: str, kind: str) -> Plan:
     from ..compat import hardware
-    from ..planning import prepare
-    from ..planning.candidates import open_model
+    from ..planning import open_model, prepare
 
     request = request_for(target, scheme, kind)
     if registry.scheme(scheme).backend != "gguf":
@@ -118,7 +117,7 @@ def _planned(target: Target, scheme: str, kind: str) -> Plan:
     return opened.plan(dict.fromkeys(roles, scheme))
 
 
-def convert(target: Target, scheme: str, kind: str, out: Path, on_bytes: OnBytes) -> None:
+def convert_model(target: Target, scheme: str, kind: str, out: Path, on_bytes: OnBytes) -> None:
     """Write the model.
 
     Args:
@@ -145,7 +144,7 @@ def convert(target: Target, scheme: str, kind: str, out: Path, on_bytes: OnBytes
         save(main_part(model) if kind == "file" else model, out)
 
 
-def _kind(name: object) -> Kind:
+def _kind(name: object) -> TargetKind:
     row = next((row for row in KINDS if row.name == name), None)
     if row is None:
         raise SettingsError("Cannot convert the model", "there is no such kind of target", "Choose one of the list")

@@ -46,13 +46,14 @@ class SchemeTables:
         def trace(plan: Plan) -> Any:
             return self._kept(self._traces, (target, stamp, plan.dtype), lambda: meta_models.trace_if_sound(plan))
 
-        return self._kept(
+        table: SchemeTable = self._kept(
             self._tables,
             key,
             lambda: scheme_table(
                 target.path, settings, here, roles=roles, held=held, trace=trace, base=target.base, progress=False
             ),
         )
+        return table
 
     def _kept(self, shelf: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:

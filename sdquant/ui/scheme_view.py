@@ -27,7 +27,7 @@ _NEAR = 0.04  # of the original's time: no difference that anybody notices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class TableView:
     """How a table is shown: the scheme in use (None if several are), what is searched for, and the order in groups."""
 
     scheme: str | None = None
@@ -35,7 +35,7 @@ class Choice:
     sort: str = ""
 
 
-def shown(table: SchemeTable, choice: Choice) -> str:
+def format_table(table: SchemeTable, choice: TableView) -> str:
     """Format the table."""
     words = choice.search.lower().split()
     rows = [row for row in table.rows if all(word in _text(row) for word in words)]

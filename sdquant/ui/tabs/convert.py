@@ -115,7 +115,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
     def work(job: Job) -> float:
         with desk.engine.alone(job):
-            conversion.convert(target, scheme, kind, out, lambda done, total: job.at("converting", done, total))
+            conversion.convert_model(target, scheme, kind, out, lambda done, total: job.at("converting", done, total))
         return time.perf_counter() - begin
 
     for event in follow(desk, page, work):

@@ -91,10 +91,10 @@ def _table(desk: Desk, read: Read, role: str, search: str, sort: str, model: str
     except SdquantError as error:
         return html_components.refusal(error, desk.roots)
     used = {_used(values[f"quant.{name}"]) for name in roles if name in present or not present}
-    choice = scheme_view.Choice(
+    choice = scheme_view.TableView(
         scheme=used.pop() if len(used) == 1 else None, search=str(search or "")[:_MAX_SEARCH], sort=str(sort or "")
     )
-    return scheme_view.shown(table, choice)
+    return scheme_view.format_table(table, choice)
 
 
 def _act(
