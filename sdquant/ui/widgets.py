@@ -45,7 +45,8 @@ def choices(row: Field, marks: Mapping[str, Verdict]) -> list[tuple[str, str]]:
     verdicts = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
     if len(set(verdicts.values())) == 1:
         verdicts = {}
-    return [(_LABELS.get(shown, shown) + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
+    labels = _LABELS if row.kind == "scheme" else {}
+    return [(labels.get(shown, shown) + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
 
 
 def update(row: Field, value: Any, marks: Mapping[str, Verdict] | None) -> Any:

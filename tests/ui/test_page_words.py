@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from sdquant.compat import matrix
+from sdquant.settings import field_named
+from sdquant.ui import widgets
 from sdquant.ui.page_words import in_page_words
 
 CODE = re.compile(r"""\w=["'\w]|\w\(\)|`|=\s""")
@@ -13,6 +15,11 @@ CODE = re.compile(r"""\w=["'\w]|\w\(\)|`|=\s""")
 def test_what_the_matrix_says_has_no_python_in_it() -> None:
     texts = [in_page_words(text) for row in matrix() for text in (row.why, row.fix) if text]
     assert texts and [text for text in texts if CODE.search(text)] == []
+
+
+def test_only_a_scheme_is_called_original() -> None:
+    assert widgets.choices(field_named("quant.model"), {})[1] == ("Original (unquantized)", "none")
+    assert widgets.choices(field_named("offload"), {})[0] == ("none", "none")
 
 
 def test_words() -> None:
