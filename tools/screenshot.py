@@ -38,16 +38,18 @@ def main() -> None:
                 shots = []
                 for scheme, verdict in (("nf4", "works"), ("qint8", "breaks")):
                     person.set("quant.model", scheme)
+                    person.set("quant.text_encoder", scheme)
                     person.set("offload", "balanced")
                     expect(page.locator(f"#verdict .sq-{verdict}")).to_be_visible()
                     expect(page.get_by_role("option")).to_have_count(0)
+                    expect(page.locator(f"#schemes tr.sq-chosen[data-scheme={scheme}]").first).to_be_visible()
                     page.evaluate("scrollTo(0, 0)")
-                    page.screenshot(path=home / f"{scheme}.png")
+                    page.screenshot(path=home / f"{scheme}.png", full_page=True)
                     shots.append(Image.open(home / f"{scheme}.png").convert("RGB"))
-                top = int((page.locator(".sq-presets").bounding_box() or {"y": 0})["y"])
+                top = int((page.locator("#set-quant-model").bounding_box() or {"y": 0})["y"])
                 browser.close()
             sheet = Image.new("RGB", (WIDTH, HEIGHT + GAP + CUT), "white")
-            sheet.paste(shots[0], (0, 0))
+            sheet.paste(shots[0].crop((0, 0, WIDTH, HEIGHT)), (0, 0))
             sheet.paste(shots[1].crop((0, top, WIDTH, top + CUT)), (0, HEIGHT + GAP))
             sheet.save(ROOT / "docs" / "settings.png", optimize=True)
         finally:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .keep_in_fp32 import float32_of_class, float32_of_model, matched
     from .libraries import is_of_transformers
     from .op_counts import Product, Work
+    from .pipeline_traits import Traits, sampling_with, traits
     from .pipelines import components_of, is_pipeline, main_part, weight_bytes, weight_parts
     from .quantize_weight import refuse_not_finite, require_finite
     from .rounding_loss import RoundingLoss
@@ -36,6 +37,7 @@ else:
 
 __all__ = [
     "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "RoundingLoss", "Stopped", "Trace",
+    "Traits",
     "WeightLoader", "Work", "activation_memory", "call_hooks", "class_of", "classes", "common_kind", "components",
     "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "file_tokenizers", "fitting",
     "float32_of_class", "float32_of_model", "gguf_encoders", "hub", "hub_references", "install_packed",
@@ -43,6 +45,7 @@ __all__ = [
     "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
     "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "partial_encoders",
     "peft_hooks", "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
-    "same_scheme", "set_module", "set_tensor", "stored_components", "tied", "ties_in", "weight_bytes", "weight_parts",
+    "same_scheme", "sampling_with", "set_module", "set_tensor", "stored_components", "tied", "ties_in", "traits",
+    "weight_bytes", "weight_parts",
     "with_float_weights",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..utils.progress import count_bar
+from .pipeline_traits import takes_negative
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def draw(
     _refuse(pipe, prompts, seeds, steps)
     known = set(inspect.signature(type(pipe).__call__).parameters)
     if negative:
-        _refuse_negative(pipe, known, guidance)
+        _refuse_negative(pipe, guidance)
     side = native_size(pipe)
     values: dict[str, Any] = {"height": height or side, "width": width or side, "num_inference_steps": steps}
     if guidance is not None:
@@ -162,11 +163,10 @@ def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int)
             )
 
 
-def _refuse_negative(pipe: Any, known: set[str], guidance: float | None) -> None:
+def _refuse_negative(pipe: Any, guidance: float | None) -> None:
     """Refuse a negative prompt where it would have no effect."""
     what = f"Cannot use a negative prompt with {type(pipe).__name__}"
-    # Pipelines that have `true_cfg_scale` use one with it alone, and are not given it here.
-    if "negative_prompt" not in known or "true_cfg_scale" in known:
+    if not takes_negative(type(pipe)):
         raise SettingsError(what, "it does not support one", "Leave it out")
     if guidance is not None and guidance <= 1:
         raise SettingsError(

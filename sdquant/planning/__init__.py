@@ -13,6 +13,8 @@ from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .bundled_models import MODELS, path, place
+    from .candidates import open_model
+    from .choice_verdicts import VERDICTS, Verdict, verdict_on
     from .component_types import ROLES, Role, is_quantized_by_default, role_of
     from .estimate import activation_allowance, meta_models, peak_memory, step_time
     from .loaded_models import resolve_loaded, source_of_model
@@ -20,16 +22,17 @@ if TYPE_CHECKING:
     from .preparation import check_schemes, plan_resolved, prepare, rounded_twice
     from .request import AUTO, NOT_QUANTIZED, RULES, Quant, Request, make_request
     from .resolve import device_of
-    from .settings_fields import Field, field_named, fields
+    from .scheme_rows import GROUPS, SORTS, SchemeRow, SchemeTable, scheme_table
+    from .settings_fields import AS_FOUND, Field, field_named, fields
     from .settings_values import Settings
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "AUTO", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "ComponentPlan", "Field", "Peak", "Plan", "Quant",
-    "Request", "Role", "Settings", "activation_allowance", "bundled_models", "check_schemes", "device_of",
-    "field_named", "fields", "folder_of", "is_quantized_by_default", "locate", "make_request", "meta_models",
-    "path", "peak_memory", "place", "plan_resolved", "planner", "preparation", "prepare", "presets",
-    "resolve_loaded", "role_of", "rounded_twice", "rule_checks", "source_of", "source_of_model",
-    "step_time", "weight_selection",
+    "AS_FOUND", "AUTO", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "ComponentPlan",
+    "Field", "Peak", "Plan", "Quant", "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict",
+    "activation_allowance", "bundled_models", "check_schemes", "device_of", "field_named", "fields", "folder_of",
+    "is_quantized_by_default", "locate", "make_request", "meta_models", "open_model", "path", "peak_memory", "place",
+    "plan_resolved", "planner", "preparation", "prepare", "presets", "resolve_loaded", "role_of", "rounded_twice",
+    "rule_checks", "scheme_table", "source_of", "source_of_model", "step_time", "verdict_on", "weight_selection",
 ]  # fmt: skip

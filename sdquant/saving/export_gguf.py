@@ -48,6 +48,7 @@ def quantize_file(
     overwrite: bool = False,
     allow_pickle: bool = False,
     progress: bool = True,
+    on_bytes: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Quantize a model to GGUF, one weight at a time.
 
@@ -57,6 +58,7 @@ def quantize_file(
         quant: a GGUF type or mix.
         target: ends in `.gguf`: one file with the one component named, or the UNet/transformer. Otherwise a folder like
             the original, with a GGUF file in each quantized component.
+        on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
 
     Returns:
         The target.
@@ -81,7 +83,7 @@ def quantize_file(
     sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
     loss = RoundingLoss()
     total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
-    with byte_bar(f"Writing {spec}", total, progress) as tick:
+    with byte_bar(f"Writing {spec}", total, progress, on_bytes) as tick:
         if goal.suffix == ".gguf":
             write_component(next(iter(sources.values())), spec, skip, goal, tick, loss, alone=True)
             original_layout.warn_of(loss)

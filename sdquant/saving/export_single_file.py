@@ -58,6 +58,7 @@ def quantize_file(
     allow_pickle: bool = False,
     progress: bool = True,
     quant_stats: str | Path | None = None,
+    on_bytes: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Quantize one component, one weight at a time, and write it.
 
@@ -66,6 +67,7 @@ def quantize_file(
             warning.
         quant: one of SCHEMES, without options but for the rank of svdquant_w4a4. quant_stats: see `load_model`.
         target: ends in `.safetensors`. components: the one to write; default the UNet or transformer.
+        on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
 
     Returns:
         The target.
@@ -93,7 +95,7 @@ def quantize_file(
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    with closing_files(src.open()) as files, byte_bar(f"Writing {spec}", total, progress) as tick:
+    with closing_files(src.open()) as files, byte_bar(f"Writing {spec}", total, progress, on_bytes) as tick:
         metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True), **_layers(rows)}
         tensors = _tensors(rows, src, files, spec, options.skip, tick, loss)
         safetensors_writer.write_parts(goal, parts, tensors, metadata)

@@ -1,6 +1,6 @@
 """`sdquant ui`: a local web app to generate, choose a quantization, inspect and compare.
 
-In: folders whose models the page may open (`Roots`). Out: a page of a head and four tabs, served until it is stopped
+In: folders whose models the page may open (`Roots`). Out: a page of a head and five tabs, served until it is stopped
 (`serve`). `app.py` builds the page, `server/` guards and serves it, `model_manager.py` has the one model in memory.
 May import `demo` and what is below. Only `app.py` and its imports, and `server/serve.py` when it serves, import gradio;
 none imports torch at import.

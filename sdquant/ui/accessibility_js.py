@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
-SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "in-memory")
+SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "convert-status", "convert-seen", "in-memory")
 
 EVERY = 4000  # milliseconds between two looks whether the server is there
 
-# A page whose server has ended waits for ever, with "Draw" disabled. What it says then, and when one is there again.
+# A page whose server has ended waits for ever, with "Generate" disabled. What it says then, and when it is back.
 AWAY = "✕ The server does not answer. It was ended, or the connection is lost. Start it again; this page notices it."
 BACK = "The server is there again. What was under way here has ended with the connection."
 
@@ -34,13 +34,33 @@ SCRIPT = """
             link.querySelector("button")?.setAttribute("aria-label", "Download");
         }
         for (const image of document.querySelectorAll("#image img, #compare-sheet img")) {
-            const name = image.closest("#image") ? "The drawn image" : "The images side by side";
+            const name = image.closest("#image") ? "The generated image" : "The images side by side";
             if (image.alt !== name) image.alt = name;
         }
     };
     window.addEventListener("keydown", event => {
         if (event.key === "Tab" && event.target.getAttribute("role") === "combobox") event.stopPropagation();
     }, true);
+    // The table of schemes is replaced with every answer: what was used in it keeps the focus.
+    let used = null, sent = 0;
+    const send = (event) => {
+        const part = event.target.closest?.("[data-do]");
+        const box = document.querySelector("#scheme-do textarea, #scheme-do input");
+        if (!part || !box || (event.type === "click") !== (part.tagName === "BUTTON")) return;
+        used = part.dataset.do;
+        box.value = `${used} ${++sent}`;  // another value each time: a change is what Gradio sees
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+    };
+    const refocus = () => {
+        if (used === null || document.activeElement !== document.body) return;
+        const name = used.split(" ").slice(0, 2).join(" ");
+        const parts = `input[data-do^="${name} "]:checked, [data-do="${used}"]`;
+        document.getElementById("schemes")?.querySelector(parts)?.focus({ preventScroll: true });
+    };
+    document.addEventListener("click", send);
+    document.addEventListener("change", send);
+    document.addEventListener("focusin", event => { if (!event.target.closest("#schemes")) used = null; });
+    new MutationObserver(refocus).observe(document.body, { childList: true, subtree: true });
     new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
     mend();
 

@@ -1,4 +1,4 @@
-"""The page: a head and four tabs."""
+"""The page: a head and five tabs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gradio as gr
 
 from . import header
 from .app_state import Desk
-from .tabs import compare, generate, inspect, settings
+from .tabs import compare, convert, generate, inspect, settings
 from .theme import look
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
         head = header.build_header(desk)
         with gr.Tabs():
             with gr.Tab("Generate", id="generate"):
-                generate.add(desk, head)
-            with gr.Tab("Settings → Quantization", id="settings"):
+                wire_generate = generate.add(desk, head)
+            with gr.Tab("Settings", id="settings"):
                 settings.add(desk, head, page)
             with gr.Tab("Inspect", id="inspect"):
                 inspect.add(desk)
             with gr.Tab("Compare", id="compare"):
                 compare.add(desk, head)
+            with gr.Tab("Convert", id="convert"):
+                convert.add(desk, head, page)
+        wire_generate(page)
         header.wire(head, desk)
 
         def left(request: gr.Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..errors import SdquantError
 from ..settings import Settings, settings_file
 from .model_manager import Engine, Job
 from .plan_preview import Target
+from .scheme_tables import SchemeTables
 
 if TYPE_CHECKING:
     from .model_folders import Roots
@@ -20,12 +22,13 @@ class Desk:
     """Shared by all pages of one server.
 
     Attributes:
-        engine: holds the model. roots: the model folders.
+        engine: holds the model. roots: the model folders. schemes: the tables of schemes.
         notes: a message to show once about the settings file, such as that it is damaged.
     """
 
     def __init__(self, roots: Roots, settings_path: Path) -> None:
         self.engine, self.roots, self.settings_path = Engine(), roots, settings_path
+        self.schemes = SchemeTables()
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self.settings, self.notes = _settings(settings_path)
@@ -89,6 +92,16 @@ class Desk:
         base_path = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
         return Target(path=path, base=base_path)
 
+    @staticmethod
+    def stamp(target: Target) -> tuple[object, ...]:
+        """Return what changes when files are added to or removed from a model's folder, or its file is written."""
+        found: list[object] = []
+        for path in (Path(target.path), *(Path(target.path).glob("*") if Path(target.path).is_dir() else ())):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                found.append((path.name, stat.st_mtime_ns, stat.st_size))
+        return tuple(found)
+
     def begin(self, page: str, job: Job) -> None:
         """Make `page` wait for `job`, and cancel the job that it still waits for."""
         with self._lock:
@@ -102,6 +115,11 @@ class Desk:
         with self._lock:
             if self._jobs.get(page) is job:
                 del self._jobs[page]
+
+    def is_busy(self, page: str) -> bool:
+        """Return whether `page` waits for a job."""
+        with self._lock:
+            return page in self._jobs
 
     def cancel(self, page: str) -> None:
         """Cancel the job that `page` waits for."""

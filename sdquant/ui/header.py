@@ -1,4 +1,4 @@
-"""The head of the page: the choice of the model for all tabs, and the model in memory."""
+"""The head of the page: the choice of the model for all tabs, and the loaded model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build_header(desk: Desk) -> Head:
             scale=1,
             elem_id="base",
         )
-        again = gr.Button("↻ Look again", size="sm", scale=0, min_width=120, elem_id="again")
+        again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="again")
     shown = gr.HTML(chip(desk), padding=False, elem_id="in-memory")
     return Head(model=model, base=base, again=again, chip=shown)
 
@@ -83,5 +83,5 @@ def chip(desk: Desk) -> str:
     if model is None:
         return html_components.chip("No model is loaded.", "The first image loads one.")
     return html_components.chip(
-        desk.roots.shown(model.plan.path), f"in memory: {html_components.scheme_words(model.plan)}"
+        desk.roots.shown(model.plan.path), f"loaded: {html_components.scheme_words(model.plan)}"
     )

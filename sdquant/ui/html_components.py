@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..core import NO_OFFLOAD
 from ..utils.byte_sizes import size
+from .page_words import in_page_words
 
 if TYPE_CHECKING:
     from ..planning import ComponentPlan, Plan
@@ -41,7 +42,7 @@ def _shown(letter: str) -> str:
 
 
 SIGNS = {"works": "✓", "slow": "◔", "untested": "?", "breaks": "✕"}
-_STAGES = {"waiting": "Waiting for another page's job", "reading": "Reading every tensor"}
+_STAGES = {"waiting": "Waiting for another page's job", "drawing": "Generating", "reading": "Reading every tensor"}
 
 
 def card(kind: str, title: str, *body: str) -> str:
@@ -55,12 +56,18 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def refusal(error: BaseException, roots: Roots) -> str:
-    """Format an error as a box: what, why and fix. Paths outside the model folders are not shown."""
+def refusal(error: BaseException, roots: Roots, fixes: Sequence[str] = ()) -> str:
+    """Format an error as a box: what, why and fix. Paths outside the model folders are not shown.
+
+    Args:
+        fixes: the labels of buttons that fix it, which then stand for what the error says.
+    """
     parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
     if not parts[0]:
         parts = ["Something went wrong", f"{type(error).__name__}: {error}", "See the server's log for the full error"]
-    what, why, fix = (escape(roots.clean(str(part)).rstrip(".")) for part in parts)
+    if fixes:
+        parts[2] = ", or ".join((fixes[0], *(text[:1].lower() + text[1:] for text in fixes[1:])))
+    what, why, fix = (escape(in_page_words(roots.clean(str(part))).rstrip(".")) for part in parts)
     return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 
 
@@ -103,13 +110,18 @@ def plan_bars(plan: Plan, capacity: int | None) -> str:
     widest = max((max(part.bytes, part.bytes_bf16) for part in plan.components), default=0)
     lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in plan.components]
     if capacity is not None:
-        name = "the budget" if plan.budget is not None else f"what is free on {plan.device}"
+        name = "the budget" if plan.budget is not None else f"the free {memory_name(plan.device)}"
         share = f"{100 * plan.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
-        lines.append(bar("in all", share, plan.bytes, whole, max(capacity, plan.bytes), over=plan.bytes > capacity))
+        lines.append(bar("Total", share, plan.bytes, whole, max(capacity, plan.bytes), over=plan.bytes > capacity))
     key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != plan.bytes else ""
     if plan.is_least:
         key += '<p class="sq-note">At least: SDNQ\'s dynamic selection gives some weights more bits.</p>'
     return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in plan.warnings)}'
+
+
+def memory_name(device: str) -> str:
+    """Return what people call the memory of a device."""
+    return "RAM" if device.partition(":")[0] in ("cpu", "mps") else "VRAM"
 
 
 def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: bool = False) -> str:
@@ -128,7 +140,7 @@ def _done(part: ComponentPlan) -> str:
     if part.action == "keep":
         return "as it is"
     if part.action == "found":
-        return f"{', '.join(part.formats)}, as found, {_runs(part)}"
+        return f"{', '.join(part.formats)}, as in the file, {_runs(part)}"
     return f"{part.spec}, quantized {'while' if part.mode == 'pre' else 'after'} loading, {_runs(part)}"
 
 
@@ -146,13 +158,14 @@ def drawn(result: GeneratedImage, roots: Roots, resident: int) -> str:
     whole = sum(part.bytes_bf16 for part in plan.components)
     budget = f", budget {size(plan.budget)}" if plan.budget is not None else ""
     rows = [("Model", roots.shown(plan.path))]
+    memory = memory_name(plan.device)
     rows += [(part.name, _done(part)) for part in plan.components]
     rows += [
         ("Offload", f"{plan.offload}{budget}, on {plan.device}"),
         ("Weights", f"{size(model.bytes)}, which as bf16 would be {size(whole)}"),
-        ("On the device at most", size(result.peak)),
-        ("Memory of the server", size(resident)),
-        ("Drawn in", f"{result.seconds:.1f} s, {result.drawing.steps} steps, seed {result.drawing.seed}"),
+        (f"{memory} for weights, at most", size(result.peak)),
+        ("RAM of the server", size(resident)),
+        ("Generated in", f"{result.seconds:.1f} s, {result.drawing.steps} steps, seed {result.drawing.seed}"),
         ("Loaded in", f"{model.seconds:.1f} s" + ("" if result.switched else ", for an earlier image")),
     ]
     return f'<div data-weights="{model.bytes}" data-peak="{result.peak}">{facts(rows)}</div>'
@@ -166,7 +179,7 @@ def chip(shown: str, how: str) -> str:
 def scheme_words(plan: Plan) -> str:
     """Describe the schemes of a plan in a few words: "nf4, balanced offload"."""
     names = list(dict.fromkeys(str(part.spec or part.scheme) for part in plan.components if part.action != "keep"))
-    return f"{' and '.join(names) or 'as it is'}, {plan.offload if plan.offload != NO_OFFLOAD else 'no'} offload"
+    return f"{' and '.join(names) or 'original'}, {plan.offload if plan.offload != NO_OFFLOAD else 'no'} offload"
 
 
 def note(text: str) -> str:

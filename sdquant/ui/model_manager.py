@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """The settings of an image; None is the model's default."""
+    """The settings of images; None is the model's default. `count`: images, each from the seed after the last one's."""
 
     prompt: str
     steps: int
@@ -67,6 +67,14 @@ class Drawing:
     guidance: float | None = None
     width: int | None = None
     height: int | None = None
+    negative: str = ""
+    sampler: str | None = None
+    count: int = 1
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seed of each image."""
+        return [self.seed + number for number in range(self.count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +98,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedImage:
-    """An image, and the model and settings that it was drawn with.
+    """Images, and the model and settings that it was drawn with.
 
     Attributes:
         seconds: duration of the drawing, without the load.
@@ -98,12 +106,17 @@ class GeneratedImage:
         switched: whether the model was loaded for this image.
     """
 
-    image: Any = field(repr=False)
+    images: list[Any] = field(repr=False)
     held: LoadedModel
     drawing: Drawing
     seconds: float
     peak: int
     switched: bool
+
+    @property
+    def image(self) -> Any:
+        """Return the first image."""
+        return self.images[0]
 
 
 class Engine:
@@ -140,18 +153,20 @@ class Engine:
         Raises:
             SdquantError: the model cannot be loaded, or cannot draw the image. Stopped: the job was cancelled.
         """
-        from ..models import draw
+        from ..models import draw, sampling_with
 
         job = job or Job()
         with self._mine(job):
             before = self._held
             model = self._switch(request, job)
             begin = time.perf_counter()
-            with _sentences(f"Cannot draw with {request.path}"):
-                (image,) = draw(
+            with _sentences(f"Cannot generate with {request.path}"), sampling_with(model.pipe, drawing.sampler):
+                images = draw(
                     model.pipe,
-                    [drawing.prompt],
-                    seeds=[drawing.seed],
+                    [drawing.prompt] * drawing.count,
+                    seeds=drawing.seeds,
+                    negative=drawing.negative,
+                    batch=drawing.count,
                     steps=drawing.steps,
                     guidance=drawing.guidance,
                     width=drawing.width,
@@ -159,7 +174,7 @@ class Engine:
                     on_step=lambda done, total: job.at("drawing", done, total),
                 )
             return GeneratedImage(
-                image=image,
+                images=images,
                 held=model,
                 drawing=drawing,
                 seconds=time.perf_counter() - begin,
@@ -174,10 +189,23 @@ class Engine:
 
     @contextmanager
     def alone(self, job: Job) -> Iterator[None]:
-        """Reserve the machine for a job that loads models itself: unload the model in memory first."""
+        """Reserve the machine for a job that loads models itself. The loaded model stays, or comes back at the end if
+        there is no room for another one of its size beside it."""
         with self._mine(job):
+            before = self._held
+            if before is None or _both_fit(before.plan):
+                yield
+                return
+            asked = before.asked
+            del before
             self._drop()
-            yield
+            try:
+                yield
+            finally:
+                try:
+                    self._switch(asked, Job())
+                except SdquantError as error:
+                    log.warning("the model that was loaded before cannot be loaded again: %s", error)
 
     @contextmanager
     def _mine(self, job: Job) -> Iterator[None]:

@@ -9,18 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..compat import OFFLOADS, Query, hardware, look_up, meant, requirements
-from ..core import registry
+from ..compat import hardware
 from ..errors import SdquantError
-from ..planning import AUTO, NOT_QUANTIZED, fields, prepare
+from ..planning import VERDICTS, Verdict, fields, prepare, verdict_on
 from ..settings import Fix, Settings, fixes, role_of
 
 if TYPE_CHECKING:
     from ..compat import Machine
     from ..planning import Plan, Request
-
-# From the best to the worst; a choice has the worst verdict of all schemes it is combined with.
-VERDICTS = ("works", "slow", "untested", "breaks")
 
 # The fields whose choices the matrix speaks of.
 AXES = ("offload", "mode", "runtime")
@@ -43,6 +39,10 @@ class Target:
         plan = prepare(as_found.request(self.path, (), base=self.base, progress=False))
         return {part.name: part.scheme if part.action == "found" else None for part in plan.components}
 
+    def components_as_found(self, values: Mapping[str, Any]) -> dict[str, str | None]:
+        """Return `components` for values that may contradict each other."""
+        return self.components(Settings({"allow_pickle": values["allow_pickle"]}))
+
     def request(self, settings: Settings) -> Request:
         """Return the Request for these settings. Raises the errors of `components`."""
         return settings.request(self.path, self.components(settings), base=self.base, progress=False)
@@ -51,15 +51,6 @@ class Target:
         """Return the settings other than schemes, as keyword arguments of `request` without the path."""
         values = {name: value for name, value in settings.values.items() if not name.startswith("quant.")}
         return values | {"base": self.base}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SupportBadge:
-    """The verdict of the matrix on one choice, given the other settings."""
-
-    verdict: str
-    why: str = ""
-    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +64,7 @@ class Review:
         fixes: the nearest settings that are not refused.
     """
 
-    marks: Mapping[str, Mapping[str, SupportBadge]]
+    marks: Mapping[str, Mapping[str, Verdict]]
     plan: Plan | None = None
     error: SdquantError | None = None
     fixes: tuple[Fix, ...] = ()
@@ -87,7 +78,7 @@ def review(target: Target, values: Mapping[str, Any]) -> Review:
     """
     here = hardware.probe()
     try:
-        on_disk = target.components(Settings({"allow_pickle": values["allow_pickle"]}))
+        on_disk = target.components_as_found(values)
     except SdquantError as error:
         return Review(marks={}, error=error)
     verdicts = marks(values, on_disk, here)
@@ -105,9 +96,7 @@ def _loads(target: Target, settings: Settings) -> bool:
     return True
 
 
-def marks(
-    values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Machine
-) -> dict[str, dict[str, SupportBadge]]:
+def marks(values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Verdict]]:
     """Return the verdict on every choice of every field that the matrix covers.
 
     Args:
@@ -115,7 +104,7 @@ def marks(
     """
     roles = {role.name: scheme for name, scheme in on_disk.items() if (role := role_of(name)) is not None}
     kind = _kind(values, here)
-    result: dict[str, dict[str, SupportBadge]] = {}
+    result: dict[str, dict[str, Verdict]] = {}
     for row in fields():
         if row.kind != "scheme" and row.name not in AXES:
             continue
@@ -123,7 +112,9 @@ def marks(
         for shown in row.choices:
             near = {**values, row.name: row.parse(shown)}
             only = {row.name.removeprefix("quant.")} if row.kind == "scheme" else set(roles)
-            result[row.name][shown] = _worst(_of(near, role, roles.get(role), kind, here) for role in only)
+            result[row.name][shown] = _worst(
+                verdict_on(near, near[f"quant.{role}"], roles.get(role), kind, here) for role in only
+            )
     return result
 
 
@@ -134,45 +125,5 @@ def _kind(values: Mapping[str, Any], here: Machine) -> str:
         return here.best.kind
 
 
-def _of(values: Mapping[str, Any], role: str, disk_scheme: str | None, kind: str, here: Machine) -> SupportBadge:
-    """Return the verdict on the weights of one role, with the scheme that they would have."""
-    choice = values[f"quant.{role}"]
-    if disk_scheme is None and (choice is None or choice.lower() == NOT_QUANTIZED):
-        return SupportBadge(verdict="works")
-    try:
-        scheme = registry.scheme(disk_scheme) if disk_scheme is not None else registry.parse(str(choice)).scheme
-    except SdquantError as error:
-        return SupportBadge(verdict="breaks", why=error.why, fix=error.fix)
-    compute = values["compute"] or "float"
-    runtime = meant(values["runtime"], compute) or "default"
-    if runtime != "default" and runtime not in scheme.runtimes:
-        why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
-        return SupportBadge(verdict="breaks", why=why, fix="Leave the runtime at its default")
-    mode = "found" if disk_scheme is not None else values["mode"] if values["mode"] != "auto" else "pre"
-    trouble = requirements.problem(scheme.codec, here.versions)
-    if trouble is not None and disk_scheme is None and scheme.name not in requirements.PACKAGE_OPTIONAL:
-        return SupportBadge(verdict="breaks", why=trouble, fix=requirements.pip_line(scheme.codec) or "")
-    lacks = requirements.runtime_problem(scheme.codec, runtime, here.versions)
-    if lacks is not None:
-        return SupportBadge(verdict="breaks", why=lacks, fix=requirements.pip_line(scheme.codec, runtime) or "")
-    named = values["offload"]
-    rows = [
-        look_up(
-            Query.of(
-                scheme,
-                mode=mode,
-                offload=offload,
-                runtime=runtime,
-                device=kind,
-                compute=compute,
-                versions=here.versions,
-            )
-        )
-        for offload in (OFFLOADS if named == AUTO else (named,))
-    ]
-    row = min(rows, key=lambda row: VERDICTS.index(row.verdict))  # auto takes none that breaks
-    return SupportBadge(verdict=row.verdict, why=row.why, fix=row.fix)
-
-
-def _worst(verdicts: Iterable[SupportBadge]) -> SupportBadge:
-    return max(verdicts, key=lambda mark: VERDICTS.index(mark.verdict), default=SupportBadge(verdict="works"))
+def _worst(verdicts: Iterable[Verdict]) -> Verdict:
+    return max(verdicts, key=lambda mark: VERDICTS.index(mark.verdict), default=Verdict(verdict="works"))

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..planning import fields
+from ..planning import VERDICTS, fields
 from . import html_components
 from .html_components import escape
-from .plan_preview import VERDICTS, Review
+from .page_words import in_page_words
 
 if TYPE_CHECKING:
     from .model_folders import Roots
+    from .plan_preview import Review
 
 _TITLES = {
     "works": "✓ This works",
@@ -24,10 +25,12 @@ _TITLES = {
 def shown(review: Review, values: Mapping[str, Any], roots: Roots) -> str:
     """Format the verdict as a box, and the plan as bars below it."""
     if review.error is not None or review.plan is None:
-        return html_components.refusal(review.error or RuntimeError("there is no plan"), roots)
+        return html_components.refusal(
+            review.error or RuntimeError("there is no plan"), roots, [fix.text for fix in review.fixes]
+        )
     worst = max((_chosen(review, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
     verdict = "untested" if worst[0] == "breaks" else worst[0]  # the plan was made: it was insisted on
-    reason = html_components.paragraph(worst[1] + ".") if verdict != "works" and worst[1] else ""
+    reason = html_components.paragraph(in_page_words(worst[1]) + ".") if verdict != "works" and worst[1] else ""
     return html_components.card(verdict, escape(_TITLES[verdict]), reason) + html_components.plan_bars(
         review.plan, capacity(review)
     )

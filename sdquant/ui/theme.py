@@ -36,9 +36,11 @@ def theme() -> Any:
 
 
 CSS = """
-.gradio-container { max-width: min(1180px, 100vw) !important; margin: 0 auto !important; overflow-x: clip; }
+html { scrollbar-gutter: stable; }
+.gradio-container { width: 100% !important; max-width: min(1180px, 100vw) !important; 
+  margin: 0 auto !important; overflow-x: clip; }
 .html-container { padding: 0 !important; }
-.gradio-container :is(a, input, textarea, button, [tabindex]):focus-visible {
+.gradio-container :is(a, input, textarea, button, summary, [tabindex]):focus-visible {
   outline: 2px solid var(--color-accent) !important; outline-offset: 1px; }
 #server-away { position: fixed; z-index: 9999; inset: 12px 12px auto; margin: 0 auto; max-width: 640px;
   padding: 12px 16px; border: 1px solid #dc2626; border-left-width: 4px; border-radius: var(--radius-md);
@@ -77,10 +79,62 @@ CSS = """
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
+.sq-beside { align-self: flex-start; position: sticky; top: 12px; }
+.sq-unseen { display: none !important; }
+.sq-schemes { overflow: auto; max-height: 32rem; width: 0; min-width: 100%; position: relative;
+  border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
+  background: var(--block-background-fill); }
+.sq-schemes table { border-collapse: collapse; width: 100%; font-size: 0.875rem; margin: 0; }
+.sq-schemes :is(th, td) { text-align: left; vertical-align: top; padding: 6px 10px; font-weight: 400; 
+  border: none !important; border-bottom: 1px solid var(--border-color-primary) !important; white-space: nowrap; }
+.sq-schemes :is(table, tr) { border: none !important; }
+.sq-schemes thead th { position: sticky; top: 0; z-index: 2; background: var(--background-fill-secondary); }
+.sq-schemes :is(thead th, .sq-group th), .sq-schemes thead button { font-weight: 600; }
+.sq-schemes thead button { all: unset; cursor: pointer; font-weight: 600; }
+.sq-schemes input[type=radio] { appearance: auto; accent-color: var(--color-accent); width: 1rem; height: 1rem;
+  margin: 0 4px 0 0; vertical-align: -2px; background: none; border: revert; box-shadow: none; }
+.sq-schemes thead button:hover { text-decoration: underline; }
+.sq-schemes .sq-group th { background: var(--background-fill-primary); }
+.sq-schemes tbody th[scope=row] { white-space: normal; width: 50%; min-width: 20rem; }
+.sq-schemes label { cursor: pointer; }
+.sq-schemes label > .sq-what, .sq-schemes .sq-why { margin-left: 1.5rem; }
+.sq-schemes .sq-group .sq-why { margin-left: 12px; }
+.sq-what { display: block; color: var(--body-text-color-subdued); font-size: 0.8125rem; white-space: normal; }
+.sq-refused :is(b, td, label) { color: var(--body-text-color-subdued); cursor: default; }
+.sq-chosen { background: color-mix(in srgb, var(--color-accent) 14%, transparent); }
+.sq-badge { margin-left: 8px; padding: 1px 8px; border-radius: 999px; font-size: 0.75rem; white-space: nowrap;
+  border: 1px solid var(--color-accent); color: var(--body-text-color); }
+.sq-stars { letter-spacing: 1px; color: #b45309; }
+.dark .sq-stars { color: #fbbf24; }
+.sq-fit::before { content: ""; display: inline-block; width: 8px; height: 8px; border-radius: 50%; margin-right: 6px;
+  background: var(--tone); }
+.sq-why { font-size: 0.8125rem; font-weight: 400; white-space: normal; }
+.sq-why summary { cursor: pointer; color: var(--body-text-color-subdued); text-decoration: underline;
+  width: max-content; }
+.sq-group .sq-why { display: inline-block; margin-left: 12px; max-width: 44rem; vertical-align: top; }
+.sq-curve { width: 100%; max-width: 720px; font-size: 12px; overflow: visible; }
+.sq-curve text { fill: var(--body-text-color-subdued); }
+.sq-curve .sq-name { fill: var(--body-text-color); font-weight: 600; }
+.sq-curve .sq-grid { stroke: var(--border-color-primary); }
+.sq-curve .sq-line { fill: none; stroke: #6366f1; stroke-width: 2; }
+.sq-curve circle { fill: #6366f1; }
 .sq-over { background: #dc2626; }
 @media (max-width: 640px) {
   .sq-facts { grid-template-columns: 1fr; gap: 0; }
   .sq-facts dd { margin-bottom: 6px; }
+  .sq-beside { position: static; align-self: stretch; }
+  .sq-schemes { max-height: 28rem; }
+  .sq-schemes thead { position: sticky; top: 0; z-index: 2; display: block; background: var(--block-background-fill); }
+  .sq-schemes :is(table, tbody, tr, tbody th) { display: block; width: auto !important;
+    white-space: normal !important; }
+  .sq-schemes tbody :is(th, td) { border: none !important; }
+  .sq-schemes thead tr { display: flex; flex-wrap: wrap; }
+  .sq-schemes thead th:nth-child(3) { display: none; }
+  .sq-schemes tbody tr { border-bottom: 1px solid var(--border-color-primary) !important; padding: 4px 0; }
+  .sq-schemes tbody th[scope=row] { min-width: 0; width: auto; }
+  .sq-schemes tbody td { display: inline-block !important; padding: 0 10px 4px; }
+  .sq-schemes tbody th { padding: 4px 10px; }
+  .sq-schemes tbody td:empty { display: none; }
   .sq-head > :first-child { flex: 1 0 100% !important; }
   .sq-bar-head span:last-child { white-space: nowrap; }
 }

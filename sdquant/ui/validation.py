@@ -14,13 +14,26 @@ def prompt_of(text: object) -> str:
     Raises:
         SettingsError: it is empty or too long.
     """
-    what = "Cannot draw an image"
+    what = "Cannot generate an image"
     if not isinstance(text, str) or not text.strip():
         raise SettingsError(what, "there is no prompt", "Enter one")
     if len(text) > MAX_PROMPT:
         why = f"the prompt has {len(text)} characters, and the maximum is {MAX_PROMPT}"
         raise SettingsError(what, why, "Shorten it")
     return text
+
+
+def text_of(name: str, text: object) -> str:
+    """Check a text that may be empty.
+
+    Raises:
+        SettingsError: it is no text, or too long.
+    """
+    if text is None:
+        return ""
+    if isinstance(text, str) and len(text) <= MAX_PROMPT:
+        return text.strip()
+    raise SettingsError(f"{name} cannot be used", f"it must be a text of at most {MAX_PROMPT} characters", "Shorten it")
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:

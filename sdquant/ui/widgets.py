@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from ..planning import AS_FOUND, NOT_QUANTIZED
+from . import scheme_view
+
 if TYPE_CHECKING:
+    from ..planning import Verdict
     from ..settings import Field
-    from .plan_preview import SupportBadge
 
 # What stands behind a choice, by the verdict on it.
 _MARKS = {"works": "", "slow": "  ◔ slow", "untested": "  ? untested", "breaks": "  ✕ not with the other choices"}
+
+_LABELS = {AS_FOUND: "As in the file", NOT_QUANTIZED: scheme_view.ORIGINAL}
 
 
 def widget(row: Field, value: Any) -> Any:
@@ -32,7 +37,7 @@ def elem_id(name: str) -> str:
     return "set-" + name.replace(".", "-").replace("_", "-")
 
 
-def choices(row: Field, marks: Mapping[str, SupportBadge]) -> list[tuple[str, str]]:
+def choices(row: Field, marks: Mapping[str, Verdict]) -> list[tuple[str, str]]:
     """Return the choices of a field, each marked with the verdict of the matrix.
 
     If all have the same bad verdict, the problem is not in this field, and none is marked.
@@ -40,10 +45,11 @@ def choices(row: Field, marks: Mapping[str, SupportBadge]) -> list[tuple[str, st
     verdicts = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
     if len(set(verdicts.values())) == 1:
         verdicts = {}
-    return [(shown + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
+    labels = _LABELS if row.kind == "scheme" else {}
+    return [(labels.get(shown, shown) + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
 
 
-def update(row: Field, value: Any, marks: Mapping[str, SupportBadge] | None) -> Any:
+def update(row: Field, value: Any, marks: Mapping[str, Verdict] | None) -> Any:
     """Return the update of a field's widget to `value`, with the marks of its choices if these are known."""
     if row.kind in ("scheme", "choice") and marks is not None:
         return gr.update(value=row.shown(value), choices=choices(row, marks))

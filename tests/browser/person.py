@@ -25,7 +25,7 @@ class Person:
     def __post_init__(self) -> None:
         if self.goto:
             self.page.goto(self.url)
-        expect(self.page.get_by_role("button", name="Draw", exact=True)).to_be_enabled()
+        expect(self.page.get_by_role("button", name="Generate", exact=True)).to_be_enabled()
         # Gradio runs the page's own script a tenth of a second later, and nobody presses Tab before that.
         expect(self.page.locator("#status")).to_have_attribute("aria-live", "polite")
 
@@ -65,7 +65,7 @@ class Person:
         self.write("prompt", prompt)
         self.page.locator("#steps input[type=number]").fill(str(steps))
         before = self.page.locator("#facts dl").inner_html() if self.page.locator("#facts dl").count() else ""
-        self.page.get_by_role("button", name="Draw", exact=True).click()
+        self.page.get_by_role("button", name="Generate", exact=True).click()
         self.done(before)
         return self.image()
 

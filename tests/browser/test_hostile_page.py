@@ -59,6 +59,7 @@ TYPED = (
     ("model", "change", "set-skip"),
     ("model", "change", "set-budget"),
     ("model", "change", "set-allow-pickle"),
+    ("scheme-do", "change", "scheme-do"),
     ("file", "change", "file"),
     ("compare-run", "click", "compare-schemes"),
     ("compare-run", "click", "compare-seed"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..ui.conftest import Served
 
 pytestmark = pytest.mark.xdist_group("browser")
-TABS = ("Generate", "Settings", "Inspect", "Compare")
+TABS = ("Generate", "Settings", "Inspect", "Compare", "Convert")
 
 
 def go(page: Page, tab: str) -> None:
@@ -45,15 +45,20 @@ def test_nothing_sticks_out(
     with chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme) as context:
         page = context.new_page()
         person = Person(page, running.url)
+        widths = set()
         for tab in TABS:
             go(page, tab)
             if tab == "Settings":
                 expect(page.locator("#verdict .sq-card")).to_be_visible()
+                expect(page.locator("#schemes table")).to_be_visible()
             if tab == "Inspect":
                 person.pick("file", "digits-sd")
                 expect(page.locator("#found .sq-table").last).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            box = page.locator(".gradio-container").first.bounding_box() or {}
+            widths.add((box["x"], box["width"]))
             page.screenshot(path=tmp_path / f"{tab.lower()}-{width}-{scheme}.png", full_page=True)
+        assert len(widths) == 1  # the page stands still
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         dark = sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) < 200
         assert dark == (scheme == "dark")

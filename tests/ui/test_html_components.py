@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import sdquant
 import sdquant.settings
 from sdquant import demo
-from sdquant.ui import html_components
+from sdquant.evaluation import ComparisonRow
+from sdquant.ui import html_components, quality_curve
 from sdquant.ui.model_folders import Roots
 from sdquant.ui.model_manager import Drawing, Engine, Progress
 from sdquant.ui.plan_preview import Target, review
@@ -103,3 +105,17 @@ def test_what_stands_beside_an_image() -> None:
 
 def _defaults() -> dict[str, object]:
     return dict(sdquant.settings.Settings().values)
+
+
+def test_a_curve_joins_what_no_smaller_scheme_beats() -> None:
+    rows = [
+        ComparisonRow(quant=None, label="as found", bytes=100),
+        ComparisonRow(quant="a", label="<b>a</b>", bytes=50, psnr=40.0),
+        ComparisonRow(quant="b", label="b", bytes=60, psnr=30.0),
+        ComparisonRow(quant="c", label="c", bytes=80, psnr=float("inf")),
+    ]
+    svg = quality_curve.curve(rows)
+    assert svg.count("<circle") == 3 and "<b>" not in svg and "&lt;b&gt;a" in svg
+    (line,) = re.findall(r'<polyline points="([^"]*)"', svg)
+    assert len(line.split()) == 2  # not through b
+    assert quality_curve.curve(rows[:2]) == ""

@@ -139,6 +139,20 @@ def test_two_pages_take_turns_and_get_their_own_images() -> None:
         assert [same(image, alone[name]) for image in images] == [True, True]
 
 
+def test_a_comparison_leaves_the_model_or_brings_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    with engine.alone(Job()):
+        assert engine.held is None
+    loaded = engine.load(asked(quant="nf4"))
+    with engine.alone(Job()):
+        assert engine.held is loaded
+    monkeypatch.setattr("sdquant.ui.model_manager._both_fit", lambda plan: False)
+    with pytest.raises(Stopped), engine.alone(Job()):
+        assert engine.held is None
+        raise Stopped
+    assert engine.held is not None and engine.held.asked == loaded.asked
+
+
 def test_a_waiting_page_can_be_cancelled() -> None:
     engine, inside, go = Engine(), threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from ...models import Stopped
 from ...planning import fields
 from ...utils import figure
 from ...utils.byte_sizes import size
-from .. import header, html_components
+from .. import header, html_components, quality_curve
 from ..background_task import follow
 from ..model_manager import Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
@@ -65,6 +65,15 @@ def add(desk: Desk, head: Head) -> None:
                 buttons=["fullscreen"],
             )
             rows = gr.HTML("", elem_id="compare-rows")
+            with gr.Column(visible=False, elem_id="compare-two") as two:
+                with gr.Row():
+                    left = gr.Dropdown([], label="Left", elem_id="compare-left", min_width=120)
+                    right = gr.Dropdown([], label="Right", elem_id="compare-right", min_width=120)
+                slider = gr.ImageSlider(
+                    label="Two images, with a slider between them", type="pil", format="png", interactive=False,
+                    height=384, elem_id="compare-slider", elem_classes="sq-image", buttons=["fullscreen"],
+                )  # fmt: skip
+    images = gr.State({})
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
         yield from _run(desk, str(request.session_hash), values)
@@ -75,10 +84,11 @@ def add(desk: Desk, head: Head) -> None:
     run.click(
         start,
         [head.model, head.base, prompt, selection, steps, seed],
-        [status, sheet, rows, picture, data, run, cancel, head.chip],
+        [status, sheet, rows, picture, data, images, two, left, right, slider, run, cancel, head.chip],
         concurrency_limit=None,
         **_QUIET,
     )
+    gr.on([left.input, right.input], _pair, [images, left, right], slider, **_QUIET)
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
 
@@ -117,7 +127,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
 
 def _nothing() -> tuple[Any, ...]:
-    return tuple(gr.skip() for _ in range(4))
+    return tuple(gr.skip() for _ in range(9))
 
 
 def _idle(desk: Desk) -> tuple[Any, ...]:
@@ -131,7 +141,7 @@ def _schemes(selection: object) -> list[str]:
 
 
 def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
-    """Return status, sheet, table, and the two files for download."""
+    """Return status, sheet, table with curve, the two files for download, and the images and widgets of the slider."""
     folder = desk.download_folder()
     picture, data = folder / "sdquant-compare.png", folder / "sdquant-compare.json"
     sheet = compare.sheet(result)
@@ -142,7 +152,21 @@ def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
     ]
     title = f"✓ {len(result.drawn)} of {len(result.rows) - 1} schemes beside the reference"
     status = html_components.card("ok" if result.drawn else "breaks", title, *failed)
-    return status, sheet, _table(result), *(gr.update(value=str(path), interactive=True) for path in (picture, data))
+    files = (gr.update(value=str(path), interactive=True) for path in (picture, data))
+    images = {row.label: row.image for row in result.rows if row.image is not None}
+    names = list(images)
+    first, last = names[0], names[-1]
+    return (
+        status, sheet, quality_curve.curve(result.rows) + _table(result), *files, images,
+        gr.update(visible=len(names) > 1), gr.update(choices=names, value=first),
+        gr.update(choices=names, value=last), _pair(images, first, last),
+    )  # fmt: skip
+
+
+def _pair(images: dict[str, Any], left: str, right: str) -> Any:
+    """Return the two images for the slider; leave it as it is if there is no such pair."""
+    known = isinstance(images, dict) and left in images and right in images
+    return (images[left], images[right]) if known else gr.skip()
 
 
 def _public(desk: Desk, result: Comparison) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""Generate: a prompt, an image, and next to it the model, the settings, and the time and memory that it took."""
+"""Generate: a prompt, images, and next to them the model, the settings, and the time and memory that they took."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from ...errors import SdquantError
 from ...models import Stopped
-from .. import header, html_components
+from .. import header, html_components, infotext
 from ..background_task import Done, follow
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
-from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole_number
+from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, text_of, whole_number
 
 if TYPE_CHECKING:
     from ..app_state import Desk
@@ -21,32 +21,52 @@ if TYPE_CHECKING:
 MAX_STEPS = 200
 MAX_SIDE = 4096
 MAX_GUIDANCE = 100
+MAX_COUNT = 8  # images at once
+LAST = 12  # images that the gallery keeps
+OWN = "the model's own"
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _IDLE = html_components.card(
-    "info", "Nothing drawn yet", html_components.paragraph("Write a prompt and press Enter, or Draw.")
+    "info", "Nothing generated yet", html_components.paragraph("Write a prompt and press Enter, or Generate.")
 )
 _STOPPED = html_components.card(
-    "info", "Cancelled", html_components.paragraph("The model is as it was; draw again at any time.")
+    "info", "Cancelled", html_components.paragraph("The model is as it was; generate again at any time.")
 )
 
 
-def add(desk: Desk, head: Head) -> None:
-    """Create the tab's widgets and connect their events. Gradio's number limits are unused: its errors offer no fix."""
+def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
+    """Create the tab's widgets and connect their events. Gradio's number limits are unused: its errors offer no fix.
+
+    Returns:
+        A function that connects what follows the choice of the model, after the settings.
+    """
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox(
                 "a handwritten seven", label="Prompt", lines=1, max_lines=6, max_length=MAX_PROMPT, elem_id="prompt"
             )
+            negative = gr.Textbox(
+                "", label="Negative prompt", lines=1, max_lines=6, max_length=MAX_PROMPT, visible=False,
+                elem_id="negative",
+            )  # fmt: skip
             with gr.Row():
-                draw = gr.Button("Draw", variant="primary", scale=3, elem_id="draw")
+                draw = gr.Button("Generate", variant="primary", scale=3, elem_id="draw")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel")
             with gr.Row():
                 steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps")
                 seed = gr.Number(0, label="Seed", elem_id="seed")
-            with gr.Accordion("Size and guidance", open=False), gr.Row():
+            with gr.Row():
+                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=120)
+                guidance = gr.Number(
+                    -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=120
+                )
+            with gr.Accordion("Size and batch", open=False), gr.Row():
                 width = gr.Number(0, label="Width", info="0: the model's own", elem_id="width")
                 height = gr.Number(0, label="Height", info="0: the model's own", elem_id="height")
-                guidance = gr.Number(-1, label="Guidance", info="-1: the pipeline's own", elem_id="guidance")
+                count = gr.Number(1, label="Batch size", info="images at once", elem_id="count")
+            dropped = gr.File(
+                label="Drop a generated PNG here to take its settings", file_types=[".png"], type="filepath",
+                height=110, elem_id="dropped",
+            )  # fmt: skip
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")
             image = gr.Image(
@@ -54,6 +74,12 @@ def add(desk: Desk, head: Head) -> None:
                 elem_classes="sq-image", buttons=["download", "fullscreen"],
             )  # fmt: skip
             facts = gr.HTML("", elem_id="facts")
+            gallery = gr.Gallery(
+                label="Last images", columns=6, height=150, object_fit="contain", interactive=False, format="png",
+                visible=False, elem_id="gallery", elem_classes="sq-image", buttons=["download", "fullscreen"],
+            )  # fmt: skip
+    before = gr.State([])
+    fields = [prompt, negative, steps, seed, width, height, guidance, sampler, count]
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
         yield from _draw(desk, str(request.session_hash), values)
@@ -62,32 +88,53 @@ def add(desk: Desk, head: Head) -> None:
         desk.cancel(str(request.session_hash))
 
     gr.on(
-        [draw.click, prompt.submit],
+        [draw.click, prompt.submit, negative.submit],
         start,
-        [head.model, head.base, prompt, steps, seed, width, height, guidance],
-        [status, image, facts, draw, cancel, head.chip],
+        [before, head.model, head.base, *fields],
+        [status, image, facts, gallery, before, draw, cancel, head.chip],
         concurrency_limit=None,
         trigger_mode="once",
         **_QUIET,
     )
     cancel.click(stop, None, None, queue=False, **_QUIET)
+    dropped.upload(
+        lambda path, *shown: _taken(desk, path, shown), [dropped, *fields], [status, dropped, *fields], **_QUIET
+    )
+
+    def wire(page: gr.Blocks) -> None:
+        gr.on(
+            [page.load, head.model.change, head.base.change],
+            lambda model, base, sampler: _traits(desk, model, base, sampler),
+            [head.model, head.base, sampler],
+            [negative, sampler],
+            trigger_mode="always_last",
+            **_QUIET,
+        )
+
+    return wire
+
+
+def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any]:
+    """Return the updates of negative prompt and sampler for a model."""
+    from ...models import Traits, traits
+
+    try:
+        target = desk.target(model, base)
+        known = traits(target.base or target.path)
+    except SdquantError:  # which a drawing explains
+        known = Traits()
+    choices = [OWN, *known.samplers]
+    return gr.update(visible=known.negative), gr.update(choices=choices, value=sampler if sampler in choices else OWN)
 
 
 def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Draw, and yield updates: status, image, facts, the two buttons, the head's chip."""
-    model, base, prompt, steps, seed, width, height, guidance = values
-    nothing = (gr.skip(), gr.skip())
+    """Draw, and yield updates: status, image, facts, gallery and its images, the two buttons, the head's chip."""
+    before, model, base, *shown = values
+    nothing = (gr.skip(),) * 4
     yield html_components.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
     try:
-        drawing = Drawing(
-            prompt=prompt_of(prompt),
-            steps=whole_number("Steps", steps, 1, MAX_STEPS),
-            seed=whole_number("Seed", seed, 0, MAX_SEED),
-            width=whole_number("Width", width, 0, MAX_SIDE) or None,
-            height=whole_number("Height", height, 0, MAX_SIDE) or None,
-            guidance=_guidance(guidance),
-        )
         target = desk.target(model, base)
+        drawing = _drawing(shown, _negative_there(target))
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *nothing, *_buttons(busy=False), gr.skip()
         return
@@ -100,21 +147,101 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         if isinstance(event, Progress):
             yield html_components.progress(event), *nothing, *_buttons(busy=True), gr.skip()
         else:
-            yield *_ended(desk, event), *_buttons(busy=False), header.chip(desk)
+            yield *_ended(desk, event, before), *_buttons(busy=False), header.chip(desk)
 
 
-def _ended(desk: Desk, done: Done) -> tuple[Any, Any, Any]:
-    """Return status, image and facts at the end of a drawing."""
-    if isinstance(done.error, Stopped):
-        return _STOPPED, gr.skip(), gr.skip()
-    if done.error is not None:
-        return html_components.refusal(done.error, desk.roots), gr.skip(), gr.skip()
-    title = f"✓ Drawn in {done.value.seconds:.1f} s"
-    return (
-        html_components.card("ok", title),
-        done.value.image,
-        html_components.drawn(done.value, desk.roots, resident()),
+def _negative_there(target: Any) -> bool:
+    from ...models import traits
+
+    return traits(target.base or target.path).negative
+
+
+def _drawing(shown: Sequence[Any], takes_negative: bool) -> Drawing:
+    """Check the values of the widgets. A negative prompt that the page does not show counts for nothing."""
+    prompt, negative, steps, seed, width, height, guidance, sampler, count = shown
+    return Drawing(
+        prompt=prompt_of(prompt),
+        negative=text_of("The negative prompt", negative) if takes_negative else "",
+        steps=whole_number("Steps", steps, 1, MAX_STEPS),
+        seed=whole_number("Seed", seed, 0, MAX_SEED),
+        width=whole_number("Width", width, 0, MAX_SIDE) or None,
+        height=whole_number("Height", height, 0, MAX_SIDE) or None,
+        guidance=_guidance(guidance),
+        sampler=None if sampler in (None, OWN) else text_of("The sampler", sampler),
+        count=whole_number("Batch size", count, 1, MAX_COUNT),
     )
+
+
+def _ended(desk: Desk, done: Done, before: list[Any]) -> tuple[Any, ...]:
+    """Return status, image, facts, gallery and its images at the end of a drawing."""
+    nothing = (gr.skip(),) * 4
+    if isinstance(done.error, Stopped):
+        return _STOPPED, *nothing
+    if done.error is not None:
+        return html_components.refusal(done.error, desk.roots), *nothing
+    result: GeneratedImage = done.value
+    new = _with_settings(desk, result)
+    last = [*new, *(before if isinstance(before, list) else [])][:LAST]
+    return (
+        html_components.card("ok", f"✓ Generated in {result.seconds:.1f} s"),
+        result.images[0],
+        html_components.drawn(result, desk.roots, resident()),
+        gr.update(value=last, visible=True),
+        last,
+    )
+
+
+def _with_settings(desk: Desk, result: GeneratedImage) -> list[tuple[Any, str]]:
+    """Write the settings of each image into it; return the images with their captions."""
+    drawing, plan = result.drawing, result.held.plan
+    words = html_components.scheme_words(plan)
+    for image, seed in zip(result.images, drawing.seeds, strict=True):
+        values = {
+            "Steps": drawing.steps,
+            "Sampler": drawing.sampler,
+            "CFG scale": drawing.guidance,
+            "Seed": seed,
+            "Size": f"{image.width}x{image.height}",
+            "Model": desk.roots.shown(plan.path),
+            "Quantization": words,
+            "Version": "sdquant",
+        }
+        image.info[infotext.KEY] = infotext.write(drawing.prompt, drawing.negative, values)
+    return [
+        (image, f"seed {seed}, {drawing.steps} steps, {words}")
+        for image, seed in zip(result.images, drawing.seeds, strict=True)
+    ]
+
+
+def _taken(desk: Desk, path: str | None, shown: Sequence[Any]) -> tuple[Any, ...]:
+    """Return status, the emptied file box, and the widgets with the settings of a picture."""
+    try:
+        if path is None:
+            return (gr.skip(), gr.skip(), *(gr.skip() for _ in shown))
+        found = infotext.read(path)
+    except SdquantError as error:
+        return html_components.refusal(error, desk.roots), None, *(gr.skip() for _ in shown)
+    sides = found.get("Size", "").partition("x")
+    new = (
+        found["Prompt"] or gr.skip(),
+        found["Negative prompt"],
+        _number(found.get("Steps"), int),
+        _number(found.get("Seed"), int),
+        _number(sides[0], int),
+        _number(sides[2], int),
+        _number(found.get("CFG scale"), float) if "CFG scale" in found else -1,
+        found.get("Sampler") or OWN,
+        1,
+    )
+    text = ", ".join(f"{name} {value}" for name, value in found.items() if "rompt" not in name)
+    return html_components.card("info", "Settings taken from the picture", html_components.paragraph(text)), None, *new
+
+
+def _number(text: str | None, kind: type) -> Any:
+    try:
+        return kind(text or "")
+    except ValueError:
+        return gr.skip()
 
 
 def resident() -> int:
@@ -128,7 +255,7 @@ def _guidance(value: object) -> float | None:
     """Check the guidance scale; None for -1 or an empty field, which use the pipeline's own."""
     if value is None or value == -1:
         return None
-    return number("Guidance", value, 0, MAX_GUIDANCE)
+    return number("CFG scale", value, 0, MAX_GUIDANCE)
 
 
 def _buttons(*, busy: bool) -> tuple[Any, Any]:

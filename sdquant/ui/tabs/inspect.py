@@ -39,7 +39,7 @@ def add(desk: Desk) -> None:
         picked = gr.Dropdown(
             names, value=None, label="File or folder", info="Below the model folders", scale=4, elem_id="file"
         )
-        again = gr.Button("↻ Look again", size="sm", scale=0, min_width=120, elem_id="files-again")
+        again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="files-again")
         verify = gr.Button("Read the contents too", size="sm", scale=0, min_width=160, elem_id="verify")
     output = gr.HTML(_IDLE, elem_id="found")
     picked.change(partial(_look, desk), picked, output, trigger_mode="always_last", **_QUIET)

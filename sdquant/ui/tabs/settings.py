@@ -1,4 +1,4 @@
-"""Settings → Quantization: a scheme for each component of the model, offload, and all other options of a load.
+"""Settings: a scheme for each component of the model, offload, and all other options of a load.
 
 Each change is evaluated immediately: the verdict of the matrix, the plan and its size in bytes, and fixes if it is not
 supported. Nothing is loaded before "Apply".
@@ -21,6 +21,7 @@ from ..background_task import follow
 from ..html_components import escape
 from ..model_manager import Job, LoadedModel, Progress
 from ..plan_preview import Review, review
+from . import scheme_picker
 
 if TYPE_CHECKING:
     from ..app_state import Desk
@@ -39,10 +40,11 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
         ready = {row.name: _ready(row) for row in presets.PRESETS}
+    picker = scheme_picker.add()
     with gr.Row():
         with gr.Column(scale=3):
             named = _widgets(desk.settings)
-        with gr.Column(scale=4):
+        with gr.Column(scale=4, elem_classes="sq-beside"):
             judged = gr.HTML("", elem_id="verdict")
             with gr.Row():
                 ways = [gr.Button("", visible=False, size="sm", elem_id=f"fix-{n}") for n in range(_FIXES)]
@@ -64,16 +66,21 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     where = [head.model, head.base]
 
     # What is shown follows what is chosen. One event for all: of several, the answer to an older one could come last.
-    looked = [judged, changes, marked, *ways, *every]
+    looked = [judged, changes, marked, apply, *ways, *every]
+
+    def look(request: gr.Request, *values: Any) -> tuple[Any, ...]:
+        return _look(desk, str(request.session_hash), *values)
+
     gr.on(
         [page.load, *(one.change for one in (*every, head.model, head.base))],
-        partial(_look, desk),
+        look,
         [marked, *where, *every],
         looked,
         trigger_mode="always_last",
         **_QUIET,
     )
     page.load(lambda: _put(desk.settings.values), None, every, **_QUIET)
+    scheme_picker.wire(desk, picker, page, where, every, _read, _put)
 
     # What fills the widgets.
     for name, button in ready.items():
@@ -92,7 +99,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
 
     apply.click(start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET).then(
         partial(_export, desk), None, export, **_QUIET
-    )
+    ).then(look, [marked, *where, *every], looked, **_QUIET)
     page.load(partial(_export, desk), None, export, **_QUIET)
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
@@ -131,10 +138,11 @@ def _as_they_are() -> list[Any]:
     return [gr.skip() for _ in fields()]
 
 
-def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: Any) -> tuple[Any, ...]:
-    """Return the verdict and the plan, the fixes and their buttons, and marks on all choices.
+def _look(desk: Desk, waiting: str, before: Mapping[str, Any], model: str, base: str, *shown: Any) -> tuple[Any, ...]:
+    """Return the verdict and the plan, the fixes, whether to apply, the buttons of fixes, and marks on all choices.
 
     Args:
+        waiting: the page, which cannot apply anything while it waits for a job.
         before: field to choices, as the page has them. Only changed ones are sent: new choices would interrupt a user
             who is typing to search the list.
     """
@@ -147,6 +155,7 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
         support_view.shown(result, values, desk.roots),
         [dict(fix.changes) for fix in result.fixes],
         marked,
+        gr.update(interactive=result.error is None and not desk.is_busy(waiting)),
         *(gr.update(value=text, visible=bool(text)) for text in ways),
         *(
             gr.update(choices=marked[row.name]) if marked.get(row.name) != before.get(row.name) else gr.skip()
@@ -287,9 +296,7 @@ def _refused(desk: Desk, error: BaseException) -> str:
     model = desk.engine.held
     still = "No model is loaded."
     if model is not None:
-        still = (
-            f"{desk.roots.shown(model.plan.path)} is in memory as before: {html_components.scheme_words(model.plan)}."
-        )
+        still = f"{desk.roots.shown(model.plan.path)} is loaded as before: {html_components.scheme_words(model.plan)}."
     if isinstance(error, Stopped):
         return html_components.card("info", "Cancelled", html_components.paragraph(still))
     return html_components.refusal(error, desk.roots) + html_components.note(still)

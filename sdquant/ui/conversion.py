@@ -1,0 +1,151 @@
+"""Convert a model below the model folders to a folder or file beside it. No gradio here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core import registry
+from ..errors import SettingsError
+from ..planning import RULES, Settings
+
+if TYPE_CHECKING:
+    from ..core import Scheme
+    from ..planning import Plan, Request
+    from .plan_preview import Target
+
+OnBytes = Callable[[int, int], None]
+_NAME = re.compile(r"\w[\w .+-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetKind:
+    """A kind of target: its label, the suffix of its name, its usual scheme, and whether it can have a scheme."""
+
+    name: str
+    label: str
+    suffix: str
+    usual: str
+    suits: Callable[[Scheme], bool]
+
+
+def _is_gguf(scheme: Scheme) -> bool:
+    return scheme.backend == "gguf"
+
+
+def _is_made(scheme: Scheme) -> bool:
+    return scheme.on_the_fly and scheme.name != RULES
+
+
+KINDS = (
+    TargetKind(
+        name="folder",
+        label="Folder for diffusers",
+        suffix="",
+        usual="nf4",
+        suits=lambda one: _is_made(one) or _is_gguf(one),
+    ),
+    TargetKind(name="gguf", label="GGUF file", suffix=".gguf", usual="q8_0", suits=_is_gguf),
+    TargetKind(name="file", label="ComfyUI file (.safetensors)", suffix=".safetensors", usual="fp8", suits=_is_made),
+)
+
+
+def schemes(kind: str) -> list[str]:
+    """Return the names of the schemes that can be written as a kind of target."""
+    row = _kind(kind)
+    return [one.name for one in registry.schemes() if row.suits(one)]
+
+
+def usual(kind: str) -> str:
+    """Return the scheme that a kind of target usually has."""
+    return _kind(kind).usual
+
+
+def target_path(folder: Path, name: object, kind: str) -> Path:
+    """Return where to write.
+
+    Raises:
+        SettingsError: the name is no plain name of a file, or is taken.
+    """
+    what = "Cannot convert the model"
+    if not isinstance(name, str) or not _NAME.fullmatch(name.strip()) or name.strip().endswith("."):
+        why = "the name of the result must be letters, digits, spaces and . + - only"
+        raise SettingsError(what, why, "Write such a name, without folders")
+    suffix = _kind(kind).suffix
+    path = folder / (name.strip().removesuffix(suffix) + suffix if suffix else name.strip())
+    if path.exists() or path.is_symlink():
+        raise SettingsError(what, f"there is a {path.name} already", "Choose another name")
+    return path
+
+
+def request_for(target: Target, scheme: str, kind: str) -> Request:
+    """Return the request whose plan says what is written; of a file, of the UNet or transformer alone."""
+    if scheme not in schemes(kind):
+        label = _kind(kind).label
+        raise SettingsError(f"Cannot write {scheme!r}", f"a {label} cannot have it", "Choose a scheme from the list")
+    roles = ("model", "text_encoder") if kind == "folder" else ("model",)
+    return target.request(Settings({f"quant.{role}": scheme for role in roles}))
+
+
+def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
+    """Return the bytes of the weights before, and of what is written."""
+    from ..planning import role_of
+
+    plan = _planned(target, scheme, kind)
+    parts = [
+        part for part in plan.components if kind == "folder" or ((role := role_of(part.name)) and role.name == "model")
+    ]
+    names = {part.name for part in parts}
+    before = sum(
+        info.nbytes for name, src in plan.detected.sources.items() if name in names for info in src.tensors.values()
+    )
+    return before, sum(part.bytes for part in parts)
+
+
+def _planned(target: Target, scheme: str, kind: str) -> Plan:
+    from ..compat import hardware
+    from ..planning import open_model, prepare
+
+    request = request_for(target, scheme, kind)
+    if registry.scheme(scheme).backend != "gguf":
+        return prepare(request, convert=True)
+    opened = open_model(target.path, Settings({}), hardware.probe(), {"base": target.base, "progress": False})
+    roles = ("model", "text_encoder") if kind == "folder" else ("model",)
+    return opened.plan(dict.fromkeys(roles, scheme))
+
+
+def convert_model(target: Target, scheme: str, kind: str, out: Path, on_bytes: OnBytes) -> None:
+    """Write the model.
+
+    Args:
+        on_bytes: called with the bytes done and the total; what it raises ends the conversion, and nothing is left.
+
+    Raises:
+        SdquantError: it cannot be read, quantized or written.
+    """
+    from ..loading import load_planned
+    from ..models import main_part
+    from ..planning import prepare
+    from ..saving import export_gguf, export_single_file, save
+    from ..utils.atomic_write import require_space
+
+    request = request_for(target, scheme, kind)
+    if registry.scheme(scheme).backend == "gguf":
+        export_gguf.quantize_file(target.path, scheme, out, progress=False, on_bytes=on_bytes)
+    elif kind == "file" and export_single_file.suits(scheme):
+        export_single_file.quantize_file(target.path, scheme, out, progress=False, on_bytes=on_bytes)
+    else:
+        plan = prepare(request, convert=True)
+        require_space(out, plan.bytes)  # before the work, not after it
+        model = load_planned(request, plan, on_bytes)
+        save(main_part(model) if kind == "file" else model, out)
+
+
+def _kind(name: object) -> TargetKind:
+    row = next((row for row in KINDS if row.name == name), None)
+    if row is None:
+        raise SettingsError("Cannot convert the model", "there is no such kind of target", "Choose one of the list")
+    return row

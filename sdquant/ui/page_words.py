@@ -1,0 +1,32 @@
+"""Words of the page for what errors say to callers of Python, and for names of settings."""
+
+from __future__ import annotations
+
+import re
+
+# What a fix may have, and what the page calls it. The first that matches counts.
+_WORDS = (
+    (r"[\w.]+\(\) missing \d+ required positional arguments?: ", ""),  # in the library's own words
+    (r"`?sdquant quantize`?( --[\w-]+)?", "the Convert tab"),
+    (r'allow_incompatible(=True|="?on"?)?', "More > Allow incompatible"),
+    (r"allow_pickle(=True)?", "More > Allow pickle"),
+    (r"offload='none'|offload=\"none\"", "no offload"),
+    (r"offload=['\"](\w+)['\"]", r"\1 offload"),
+    (r"runtime=['\"](\w+)['\"]", r"the \1 runtime"),
+    (r"quant=['\"]?none['\"]?", "Original"),
+    (r"quant=None", "as found"),
+    (r"quant=['\"]([\w:,.-]+)['\"]", r"\1"),
+    (r"compute=['\"](\w+)['\"]", r"compute \1"),
+    (r"device=['\"]cpu['\"]", "the device cpu"),
+    (r"(mode|dtype|budget|device|variant)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
+    (r"base=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
+    (r"\b(runtime|compute|offload|quant|budget|skip)=(?=\W|$)", r"\1"),
+)
+_TABLE = tuple((re.compile(pattern), text) for pattern, text in _WORDS)
+
+
+def in_page_words(text: str) -> str:
+    """Return a sentence of an error with the arguments of calls in it as the page names them."""
+    for pattern, words in _TABLE:
+        text = pattern.sub(words, text)
+    return text

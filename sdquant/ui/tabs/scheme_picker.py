@@ -1,0 +1,136 @@
+"""The table of schemes at the top of the settings, with search, sorting, and a radio button for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ...core import registry
+from ...errors import SdquantError
+from ...planning import NOT_QUANTIZED, ROLES, SORTS
+from .. import html_components, scheme_view
+
+if TYPE_CHECKING:
+    from ..app_state import Desk
+
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_MAX_SEARCH = 100
+_CHOSEN = tuple(row for row in ROLES if row.by_default)
+_ALL = "All"
+
+Read = Callable[[Sequence[Any]], dict[str, Any]]
+Put = Callable[[Mapping[str, Any]], list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picker:
+    """The widgets: for which components, what is searched for, the table, what its script sends, and its order."""
+
+    roles: gr.Radio
+    search: gr.Textbox
+    table: gr.HTML
+    command: gr.Textbox
+    sort: gr.Textbox
+
+
+def add() -> Picker:
+    """Create the widgets at the current position in the page."""
+    with gr.Row(elem_classes="sq-picker"):
+        roles = gr.Radio(
+            [_ALL, *(row.label for row in _CHOSEN)], value=_ALL, label="A choice in the table is for", scale=2,
+            elem_id="scheme-for",
+        )  # fmt: skip
+        search = gr.Textbox(
+            "", label="Search", placeholder="name, bits or words", max_lines=1, max_length=_MAX_SEARCH, scale=1,
+            elem_id="scheme-search",
+        )  # fmt: skip
+    table = gr.HTML(html_components.note("Looking at the model …"), elem_id="schemes")
+    command = gr.Textbox("", label="Command", elem_id="scheme-do", elem_classes="sq-unseen", max_length=200)
+    sort = gr.Textbox("", label="Sort", elem_id="scheme-sort", elem_classes="sq-unseen", max_length=20)
+    return Picker(roles=roles, search=search, table=table, command=command, sort=sort)
+
+
+def wire(
+    desk: Desk, picker: Picker, page: gr.Blocks, where: Sequence[Any], every: Sequence[Any], read: Read, put: Put
+) -> None:
+    """Connect the events.
+
+    Args:
+        where: the widgets of model and base. every: those of all fields.
+        read, put: from their values to those of the fields, and back to updates.
+    """
+    inputs = [picker.roles, picker.search, picker.sort, *where, *every]
+    gr.on(
+        [page.load, picker.search.change, picker.sort.change, *(one.change for one in (picker.roles, *where, *every))],
+        partial(_table, desk, read),
+        inputs,
+        picker.table,
+        trigger_mode="always_last",
+        **_QUIET,
+    )
+    picker.command.change(
+        partial(_act, desk, read, put), [picker.command, *inputs], [picker.sort, *every], queue=False, **_QUIET
+    )
+
+
+def _table(desk: Desk, read: Read, role: str, search: str, sort: str, model: str, base: str, *shown: Any) -> Any:
+    """Return the table; leave it as it is while values are wrong, which the verdict explains."""
+    try:
+        values = read(shown)
+        target = desk.target(model, base)
+        held = desk.engine.held
+        roles = _roles(role)
+        table = desk.schemes.table(
+            target, values, roles, held=held.bytes if held is not None else 0, stamp=desk.stamp(target)
+        )
+        present = {one.name for name in target.components_as_found(values) for one in _CHOSEN if one.plays(name)}
+    except SdquantError as error:
+        return html_components.refusal(error, desk.roots)
+    used = {_used(values[f"quant.{name}"]) for name in roles if name in present or not present}
+    choice = scheme_view.TableView(
+        scheme=used.pop() if len(used) == 1 else None, search=str(search or "")[:_MAX_SEARCH], sort=str(sort or "")
+    )
+    return scheme_view.format_table(table, choice)
+
+
+def _act(
+    desk: Desk,
+    read: Read,
+    put: Put,
+    command: str,
+    role: str,
+    search: str,
+    sort: str,
+    model: str,
+    base: str,
+    *shown: Any,
+) -> list[Any]:
+    """Do what a part of the table sends: "use <scheme> <group>" or "sort <column>"."""
+    what, _, name = str(command).partition(" ")
+    name = name.partition(" ")[0]
+    nothing = [gr.skip() for _ in shown]
+    if what == "sort" and name in SORTS:
+        return ["" if name == sort else name, *nothing]
+    known = {row.name for row in registry.schemes()} | {NOT_QUANTIZED}
+    if what != "use" or name not in known:
+        return [gr.skip(), *nothing]
+    try:
+        values = read(shown)
+    except SdquantError:  # which the verdict explains
+        return [gr.skip(), *nothing]
+    value = None if name == NOT_QUANTIZED else name
+    return [gr.skip(), *put({**values, **{f"quant.{one}": value for one in _roles(role)}})]
+
+
+def _roles(label: object) -> tuple[str, ...]:
+    """Return the names of the roles that a label of the radio buttons stands for."""
+    return tuple(row.name for row in _CHOSEN if row.label == label) or tuple(row.name for row in _CHOSEN)
+
+
+def _used(value: str | None) -> str:
+    """Return the name of the scheme in a field's value."""
+    return NOT_QUANTIZED if value is None else value.lower().partition(",")[0].strip()

@@ -1,0 +1,67 @@
+"""The table of schemes: what a person sees of each, searches, sorts, chooses, and why some cannot be chosen."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from sdquant.core import registry
+
+if TYPE_CHECKING:
+    from .person import Person
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def test_choose_by_what_one_cares_about(person: Person) -> None:
+    """One way through all of it: opening a page takes longer than the rest."""
+    page = person.page
+    person.model("digits-sd")
+    person.tab("Settings")
+    table = page.locator("#schemes table")
+    expect(table).to_be_visible()
+
+    # Every scheme is there by name, with a line of what it is, and in its group.
+    shown = set(table.locator("tr[data-scheme]").evaluate_all("rows => rows.map(row => row.dataset.scheme)"))
+    assert shown == {row.name for row in registry.schemes() if row.name != "rules"} | {"none"}
+    groups = table.locator("tbody").evaluate_all("parts => parts.map(part => part.dataset.group)")
+    assert groups == ["recommended", "original", "8-bit", "4-bit", "smaller", "files"]
+    nf4 = table.locator("tbody[data-group='4-bit'] tr[data-scheme=nf4]")
+    expect(nf4).to_contain_text(re.compile(r"nf4.*NormalFloat.*MB \(\d+%\).*fits"))
+    expect(nf4.locator(".sq-stars")).to_have_attribute("aria-label", re.compile("^3 of 5: same picture"))
+    expect(table.locator("[data-group=recommended]")).to_contain_text("Looks like the original")
+
+    # Chosen: the fields follow, the verdict too, and the row stays marked.
+    nf4.get_by_role("radio").check()
+    expect(page.locator("#verdict [data-name=unet]")).to_contain_text("nf4")
+    assert (person.value("quant.model"), person.value("quant.text_encoder")) == ("nf4", "nf4")
+    expect(nf4).to_have_class(re.compile("sq-chosen"))
+    expect(nf4.get_by_role("radio")).to_be_focused()
+    page.locator("#scheme-for").get_by_label("Text encoders").check()
+    table.locator("tbody[data-group='8-bit'] tr[data-scheme=int8]").get_by_role("radio").check()
+    expect(page.locator("#verdict [data-name=text_encoder]")).to_contain_text("int8")
+    assert person.value("quant.model") == "nf4"
+
+    # Why not: of one scheme with these settings, and of all files.
+    person.set("offload", "balanced")
+    quanto = table.locator("tbody[data-group='8-bit'] tr[data-scheme=qint8]")
+    expect(quanto.get_by_role("radio")).to_be_disabled()
+    expect(quanto.or_(table.locator("[data-group='8-bit'] .sq-group")).get_by_text("Why not").first).to_be_visible()
+    files = table.locator("[data-group=files] .sq-group details").first
+    files.locator("summary").click()
+    expect(files).to_contain_text("Convert tab")
+    assert "offload=" not in page.locator("#schemes").inner_text()
+
+    # Sorted within groups, and searched.
+    table.get_by_role("button", name="Size").click()
+    expect(table.locator("th[aria-sort=ascending]")).to_contain_text("Size")
+    sizes = table.locator("[data-group='8-bit'] td[data-label=Size]").evaluate_all("all => all.map(e => e.innerText)")
+    assert sizes == sorted(sizes, key=lambda text: float(text.split()[0])) and len(sizes) > 5
+    person.write("scheme-search", "sdnq 4-bit")
+    expect(table.locator("tr[data-scheme=nf4]")).to_have_count(0)
+    expect(table.locator("tr[data-scheme=sdnq-int4]").last).to_be_visible()
+    person.write("scheme-search", "<img src=x>")
+    expect(table).to_contain_text("No scheme has these words")
