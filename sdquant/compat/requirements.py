@@ -78,6 +78,8 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return
-    here = [row.name for row in sorted(usable(versions), key=lambda row: abs(row.bits - scheme.bits))[:_NAMED]]
+    # Of as many bits first; of those ComfyUI's formats last, which are for its files.
+    order = sorted(usable(versions), key=lambda row: (round(abs(row.bits - scheme.bits)), row.backend == "comfy"))
+    here = [row.name for row in order[:_NAMED]]
     instead = f". Or use {' or '.join(filter(None, (', '.join(here[:-1]), here[-1])))}, which can be used here"
     raise BackendUnavailableError(f"Cannot use {scheme.name}", why, f"Run: {pip_line(backend)}{instead}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
+from . import libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,9 @@ class Traits:
 
 def traits(folder: str | Path) -> Traits:
     """Return the traits of the pipeline in a folder; those of none if there is no pipeline that diffusers knows."""
-    import diffusers
-
-    kind = getattr(diffusers, str(_json(Path(folder) / "model_index.json").get("_class_name")), None)
+    kind = getattr(
+        libraries.module("diffusers"), str(_json(Path(folder) / "model_index.json").get("_class_name")), None
+    )
     if not inspect.isclass(kind):
         return Traits()
     scheduler = str(_json(Path(folder) / "scheduler" / "scheduler_config.json").get("_class_name"))
@@ -87,9 +88,7 @@ def sampling_with(pipe: Any, sampler: str | None) -> Iterator[None]:
             f"{type(pipe).__name__} does not support it",
             "Use the model's own sampler",
         )
-    import diffusers
-
-    pipe.scheduler = getattr(diffusers, row.scheduler).from_config(own.config, **row.options)
+    pipe.scheduler = getattr(libraries.module("diffusers"), row.scheduler).from_config(own.config, **row.options)
     try:
         yield
     finally:

@@ -127,9 +127,6 @@ LAYERS: dict[str, tuple[str, dict[str, Tensor]]] = {
     "compressed-tensors": ("compressed-tensors", {
         "weight_packed": _codes(I32, 256, 8), "weight_scale": torch.ones(256, 1), "weight_shape": torch.tensor([256]),
     }),
-    "compressed-tensors mxfp4": ("compressed-tensors", {
-        "weight_packed": _codes(U8, 256, 32), "weight_scale": _codes(U8, 256, 2),
-    }),
     "compressed-tensors marlin": ("marlin-24", {
         "weight_packed": _codes(I32, 4, 512), "scale_packed": torch.ones(1, 256), "meta": _codes(torch.int16, 64, 8),
     }),

@@ -296,7 +296,7 @@ def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.Monk
             whole = layer(x)
             with monkeypatch.context() as patched:
                 patched.setattr(int8_linear, "_TILE", 1 << 10)
-                assert len(list(int8_linear._tiles(layer._backend, layer.packed, 33))) == 3
+                assert len(list(int8_linear._tiles(layer._backend, layer.packed, 33, 1 << 10))) == 3
                 assert torch.equal(layer(x), whole)
 
 

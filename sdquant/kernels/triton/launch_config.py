@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from ...core import code_tables, ggml_iq, gguf_fields
+from ...core import code_tables, ggml_iq, gguf_fields, torch_dtypes
 from ...utils.device_constants import constant
 from .blocks import Block, block_of
 from .decoding import rounded
@@ -74,8 +74,8 @@ class LaunchConfig:
 
 # Scales of 8 bits, which are decoded by arithmetic, and what the kernels call them; torch 2.6 has no float8_e8m0fnu.
 FLOAT8_SCALES = {torch.float8_e4m3fn: "e4m3"}
-if hasattr(torch, "float8_e8m0fnu"):
-    FLOAT8_SCALES[torch.float8_e8m0fnu] = "e8m0"
+if torch_dtypes.E8M0 is not None:
+    FLOAT8_SCALES[torch_dtypes.E8M0] = "e8m0"
 
 
 def plan_of(form: PackedLayout, parts: Mapping[str, Tensor]) -> LaunchConfig:

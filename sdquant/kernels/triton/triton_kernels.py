@@ -32,7 +32,7 @@ _FEW_ON_WIDE = 1
 _LEAST_WITH_TENSOR_CORES = (8, 0)
 _FEW_WITHOUT_TENSOR_CORES = 1
 _WIDEST = 16  # bytes that a thread of a card loads at a time
-_SCALES = (*torch_dtypes.COMPUTE_DTYPES, torch.float8_e4m3fn, getattr(torch, "float8_e8m0fnu", None))
+_SCALES = (*torch_dtypes.COMPUTE_DTYPES, torch.float8_e4m3fn, torch_dtypes.E8M0)
 # Products of float32 run without tensor cores, and torch's kernels for them are better.
 _FEW_FLOAT32 = 1
 
