@@ -470,6 +470,26 @@ def test_a_model_of_another_node_is_quantized_with_its_lora_and_saved(comfy: Sim
         run(comfy, "QuantizeModel", model=made, quantize="int8")
 
 
+def test_a_quantized_model_of_another_node_predicts_what_it_did(comfy: SimpleNamespace) -> None:
+    """ComfyUI reads from a tensor `v_pred` beside an SDXL's diffusion model that it predicts velocities."""
+    whole = load(comfy, written(comfy, "float"))
+    whole.model.model_type = "V_PREDICTION"
+    (made,) = run(comfy, "QuantizeModel", model=whole, quantize="int8")
+    assert made.model.model_type == "V_PREDICTION"
+
+
+@pytest.mark.parametrize("place", ["object_patches", "wrappers"])
+def test_what_would_run_the_float_layers_is_refused(comfy: SimpleNamespace, place: str) -> None:
+    """A compiled model, or a method of one of its layers, in the place of the model's."""
+    whole = load(comfy, written(comfy, "float"))
+    if place == "object_patches":
+        whole.object_patches["diffusion_model.img_in.forward"] = whole.model.diffusion_model.img_in.forward
+    else:
+        whole.wrappers["apply_model"]["torch.compile"] = [whole.model.diffusion_model.forward]
+    with pytest.raises(ConflictError, match=r"changed how its float layers run .*'Quantize Model"):
+        run(comfy, "QuantizeModel", model=whole, quantize="int8")
+
+
 def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNamespace, tmp_path: Path) -> None:
     target = tmp_path / "custom_nodes" / "sdquant"
     shutil.copytree(Path(comfy.nodes.__file__).parent, target)

@@ -22,6 +22,7 @@ class BaseModel(torch.nn.Module):
         self.diffusion_model.requires_grad_(False)
         self.diffusion_model.eval()
         model_management.archive_model_dtypes(self.diffusion_model)
+        self.model_type = "EPS"
 
     def get_dtype(self):
         return self.diffusion_model.dtype
