@@ -82,7 +82,8 @@ def _refresh(original: Any, loader: Any, lora_patches: Mapping[Any, Any], *args:
 def _refuse_save(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise ConflictError in place of saving packed weights under the names of float ones."""
     objects = engine.forge_objects
-    if any(True for part in (objects.unet.model, objects.clip.cond_stage_model) for _ in _packed(part)):
+    parts = (objects.unet.model, getattr(objects.clip, "cond_stage_model", None))  # some models have no clip
+    if any(True for part in parts if part is not None for _ in _packed(part)):
         raise ConflictError(
             "Cannot save this model as a checkpoint",
             "its weights are quantized by sdquant, and Forge's checkpoints hold float ones",
