@@ -87,8 +87,8 @@ def warning(folder: Path, webui: HostProgram, bundled: Path) -> str | None:
 
 
 def site_packages(folder: Path) -> Path | None:
-    """Return the packages of the environment in a web UI's folder; None if it has none there."""
-    for name in ("venv", ".venv"):
+    """Return the packages of the Python in a web UI's folder, or beside it in portable ones; None if it has none."""
+    for name in ("venv", ".venv", "../system/python", "../python_embeded"):
         for place in (folder / name / "Lib" / "site-packages", *(folder / name).glob("lib/python3*/site-packages")):
             if place.is_dir():
                 return place
@@ -98,10 +98,15 @@ def site_packages(folder: Path) -> Path | None:
 def in_folder(place: Path) -> Versions:
     """Return what gives the versions of the distributions in a folder of packages."""
     found = {
-        re.sub(r"[-_.]+", "-", str(one.metadata["Name"] or "")).lower(): one.version
+        _normal(str(one.metadata["Name"] or "")): one.version
         for one in importlib.metadata.distributions(path=[str(place)])
     }
-    return found.get
+    return lambda name: found.get(_normal(name))
+
+
+def _normal(name: str) -> str:
+    """Return the one spelling of a distribution's name: huggingface_hub and huggingface-hub are the same."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def python_of(place: Path) -> tuple[int, ...]:
