@@ -470,12 +470,20 @@ def test_a_model_of_another_node_is_quantized_with_its_lora_and_saved(comfy: Sim
         run(comfy, "QuantizeModel", model=made, quantize="int8")
 
 
-def test_a_quantized_model_of_another_node_predicts_what_it_did(comfy: SimpleNamespace) -> None:
-    """ComfyUI reads from a tensor `v_pred` beside an SDXL's diffusion model that it predicts velocities."""
+def test_a_quantized_model_predicts_what_it_did(comfy: SimpleNamespace) -> None:
+    """ComfyUI reads from tensors beside an SDXL's diffusion model that it predicts velocities."""
     whole = load(comfy, written(comfy, "float"))
-    whole.model.model_type = "V_PREDICTION"
+    whole.model.model_type, whole.model.model_sampling.zsnr = comfy.comfy.sd.ModelType.V_PREDICTION, True
     (made,) = run(comfy, "QuantizeModel", model=whole, quantize="int8")
-    assert made.model.model_type == "V_PREDICTION"
+    save(comfy, made, "diffusion_models/velocities")
+    path = comfy.output / "diffusion_models" / "velocities_00001_.safetensors"
+    both = {"vae.decoder.conv_in.weight": torch.zeros(4, 3, 3, 3), "ztsnr": torch.tensor([])}
+    both |= {f"model.diffusion_model.{name}": tensor for name, tensor in floats(comfy).items()}
+    save_file({**both, "v_pred": torch.tensor([])}, comfy.models / "checkpoint.safetensors")
+    for patcher in (made, load(comfy, path), load(comfy, comfy.models / "checkpoint.safetensors")):
+        assert patcher.model.model_type is comfy.comfy.sd.ModelType.V_PREDICTION
+        assert patcher.model.model_sampling.zsnr
+    assert torch.equal(theirs(load(comfy, path)), theirs(made))
 
 
 @pytest.mark.parametrize("place", ["object_patches", "wrappers"])
