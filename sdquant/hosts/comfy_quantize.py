@@ -51,13 +51,13 @@ def quantized_patcher(patcher: Any, quant: str) -> Any:
     tensors = _Merged(entries)
     state = comfy_state.quantize_tensors(tensors, spec, device, bar.update)
     log.info("%d of %d tensors are packed (%s)", state.packed, len(state.tensors), spec)
-    made = comfy_load.patcher_of(state, _SHOWN, spec)
+    result = comfy_load.patcher_of(state, _SHOWN, spec)
     for name in _KEPT:
         if hasattr(patcher.model, name):
-            setattr(made.model, name, copy.deepcopy(patcher.get_model_object(name)))
-    made.object_patches = dict(patcher.object_patches)
-    made.model_options = _copied(patcher.model_options)
-    return made
+            setattr(result.model, name, copy.deepcopy(patcher.get_model_object(name)))
+    result.object_patches = dict(patcher.object_patches)
+    result.model_options = _copied(patcher.model_options)
+    return result
 
 
 def _refuse(quant: str) -> None:
@@ -70,12 +70,16 @@ def _refuse(quant: str) -> None:
 
 def _refuse_changes(patcher: Any, quant: str) -> None:
     """Raise ConflictError if nodes put something into the model that would go on with its float layers, or be lost."""
-    found = [name for name in patcher.object_patches if name.startswith(_PREFIX.rstrip("."))]
-    found += [name for name in _CHANGES if _holds(getattr(patcher, name, None))]
-    if found:
+    changes = [
+        name
+        for name, value in patcher.object_patches.items()
+        if name.startswith(_PREFIX.rstrip(".")) and not isinstance(value, str | int | float | None)
+    ]
+    changes += [name for name in _CHANGES if _holds(getattr(patcher, name, None))]
+    if changes:
         raise ConflictError(
             f"Cannot quantize the model to {quant}",
-            f"nodes before this one changed how its float layers run ({', '.join(found[:3])})",
+            f"nodes before this one changed how its float layers run ({', '.join(changes[:3])})",
             "Put 'Quantize Model (sdquant)' right behind the node that loads the model, and those nodes behind it",
         )
 

@@ -457,9 +457,11 @@ def test_a_model_of_another_node_is_quantized_with_its_lora_and_saved(comfy: Sim
     changed = whole.clone()
     changed.add_patches(lora(), 0.8)
     changed.model_options["transformer_options"] = {"mine": 1}
+    changed.object_patches["diffusion_model.default_ref_method"] = "index_timestep_zero"  # as a node for Flux has it
     before, meant = theirs(whole), theirs(changed)
     (made,) = run(comfy, "QuantizeModel", model=changed, quantize="int8")
     assert len(dict(quantized(made.model))) > 10 and made.model_options["transformer_options"] == {"mine": 1}
+    assert made.object_patches == changed.object_patches
     error = (theirs(made) - meant).norm() / (meant - before).norm()
     assert error < 0.5  # with the LoRA
     assert torch.equal(theirs(whole), before)
