@@ -31,6 +31,8 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 """
 LOAD = """
+import logging
+logging.getLogger().setLevel("INFO")  # as programs have it; the libraries' own stay at their WARNING
 import sdquant, sitecustomize
 for name in ("digits-sd", "digits-flux"):
     sdquant.load_model(sdquant.demo.path(name), "int8_row", progress=False)

@@ -33,6 +33,7 @@ class Adapter:
         """Hook into loads."""
         self._patches = patches
         models = display.module("modules.sd_models")
+        a1111_lora.hook_networks(patches)  # "Reload UI" loads scripts anew, and keeps the model
         patches.wrap(models, "load_model_weights", self._load)
         patches.wrap(models, "reload_model_weights", self._reload)
 

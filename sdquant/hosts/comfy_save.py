@@ -58,7 +58,7 @@ def save(patcher: Any, prefix: str) -> Path:
     target = target_path(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
     tensors, metadata = contents(patcher.model.diffusion_model)
-    safetensors_writer.write(target, tensors, {"format": "pt", **metadata})
+    safetensors_writer.write(target, {**tensors, **_prediction(patcher)}, {"format": "pt", **metadata})
     log.info("%s written", target)
     return target
 
@@ -99,3 +99,18 @@ def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         return model_files.written(rows.items(), floats, {})
     own = {"format": FORMAT_VERSION, "config": {}, "weights": {}}
     return {**theirs, **floats}, {METADATA_KEY: json.dumps(own, sort_keys=True)}
+
+
+def _prediction(patcher: Any) -> dict[str, Tensor]:
+    """Return the tensors, see `comfy_state.PREDICTIONS`, from which ComfyUI reads that a model predicts velocities."""
+    import torch
+
+    kind = getattr(getattr(patcher.model, "model_type", None), "name", None)
+    if kind not in ("V_PREDICTION", "V_PREDICTION_EDM"):
+        return {}
+    sampling = patcher.get_model_object("model_sampling")
+    if kind == "V_PREDICTION_EDM":
+        return {
+            f"edm_vpred.{name}": torch.tensor(float(getattr(sampling, name))) for name in ("sigma_max", "sigma_min")
+        }
+    return {name: torch.tensor([]) for name in ("v_pred", *(["ztsnr"] if getattr(sampling, "zsnr", False) else []))}

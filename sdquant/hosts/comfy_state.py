@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .comfy_ops import ComfyPackedTensor
 
 
+# Tensors beside an SDXL's diffusion model by which ComfyUI knows what it predicts; two of them have no elements.
+PREDICTIONS = ("v_pred", "ztsnr", "edm_vpred.sigma_max", "edm_vpred.sigma_min", "edm_mean", "edm_std")
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """A state dict for ComfyUI.
@@ -54,7 +58,14 @@ def source(path: Path, component: str | None = None) -> Checkpoint:
             f"it is a {detected.component.replace('_', ' ')} ({detected.family})",
             "Pick another file, or load this one with the node that is for it",
         )
-    src = original_layout.main_only(detected.sources[LONE])
+    whole = detected.sources[LONE]
+    src = original_layout.main_only(whole)
+    there = [key for key in PREDICTIONS if key in whole.tensors]
+    src = replace(
+        src,
+        tensors={**src.tensors, **{key: whole.tensors[key] for key in there}},
+        home={**src.home, **{key: whole.home[key] for key in there}},
+    )
     weights = {name: row for name, row in src.prequantized.items() if set(row.keys.values()) <= set(src.tensors)}
     return replace(src, prequantized=weights)
 

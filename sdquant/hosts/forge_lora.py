@@ -63,8 +63,8 @@ def _add(original: Any, patcher: Any, *, patches: Mapping[Any, Any], online_mode
     )
     ours = {key: patch for key, patch in patches.items() if (key if isinstance(key, str) else key[0]) in names}
     rest = {key: patch for key, patch in patches.items() if key not in ours}
-    found = original(shown, patches=ours, online_mode=True, **more)
-    return found | original(patcher, patches=rest, online_mode=False, **more)
+    loaded_keys = original(shown, patches=ours, online_mode=True, **more)
+    return loaded_keys | original(patcher, patches=rest, online_mode=False, **more)
 
 
 def _refresh(original: Any, loader: Any, lora_patches: Mapping[Any, Any], *args: Any, **kwargs: Any) -> None:
@@ -82,7 +82,8 @@ def _refresh(original: Any, loader: Any, lora_patches: Mapping[Any, Any], *args:
 def _refuse_save(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise ConflictError in place of saving packed weights under the names of float ones."""
     objects = engine.forge_objects
-    if any(True for part in (objects.unet.model, objects.clip.cond_stage_model) for _ in _packed(part)):
+    parts = (objects.unet.model, getattr(objects.clip, "cond_stage_model", None))  # some models have no clip
+    if any(True for part in parts if part is not None for _ in _packed(part)):
         raise ConflictError(
             "Cannot save this model as a checkpoint",
             "its weights are quantized by sdquant, and Forge's checkpoints hold float ones",

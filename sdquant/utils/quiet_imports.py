@@ -5,7 +5,9 @@ Nobody who loads a model can do anything about it. Errors still come through, an
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,18 +27,22 @@ CHATTY = (
 )
 
 # From these the libraries set the level of their loggers while they are imported, after ours is set.
-_LEVELS = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY")
+_LEVELS = {"TRANSFORMERS_VERBOSITY": "transformers", "DIFFUSERS_VERBOSITY": "diffusers"}
 
 
 @contextmanager
 def _levels_of_errors() -> Iterator[None]:
-    ours = [name for name in _LEVELS if name not in os.environ]
+    ours = {name: library for name, library in _LEVELS.items() if name not in os.environ}
+    missing = [library for library in ours.values() if library not in sys.modules]
     os.environ.update(dict.fromkeys(ours, "error"))
     try:
         yield
     finally:
         for name in ours:
             os.environ.pop(name, None)
+        for library in missing:
+            if library in sys.modules:  # what it would have set; a root logger at INFO would have it say everything
+                logging.getLogger(library).setLevel(logging.WARNING)
 
 
 _no_remarks = Shared(_levels_of_errors)

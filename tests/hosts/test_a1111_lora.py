@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdquant.hosts import a1111_lora
+from sdquant.hosts import a1111_lora, extension
 from sdquant.nn import QuantizedLayer
 
 from .conftest import Running
@@ -124,6 +124,15 @@ def test_a_lora_stays_on_while_the_model_is_loaded_again(at: Host) -> None:
     on = run(at.unet)
     at.put()
     assert not torch.equal(run(at.unet), on)
+
+
+def test_reload_ui_keeps_the_model_and_its_loras(at: Host) -> None:
+    """A1111 then unloads the scripts and runs them again; the model stays."""
+    at.load("int8")
+    wanted = at.effect(at.lora())
+    extension._session.unload()
+    extension.register()
+    assert torch.equal(at.effect(at.lora()), wanted)
 
 
 def test_what_does_not_fit_a_layer_is_counted_by_a1111_and_left_out(at: Host) -> None:

@@ -457,9 +457,11 @@ def test_a_model_of_another_node_is_quantized_with_its_lora_and_saved(comfy: Sim
     changed = whole.clone()
     changed.add_patches(lora(), 0.8)
     changed.model_options["transformer_options"] = {"mine": 1}
+    changed.object_patches["diffusion_model.default_ref_method"] = "index_timestep_zero"  # as a node for Flux has it
     before, meant = theirs(whole), theirs(changed)
     (made,) = run(comfy, "QuantizeModel", model=changed, quantize="int8")
     assert len(dict(quantized(made.model))) > 10 and made.model_options["transformer_options"] == {"mine": 1}
+    assert made.object_patches == changed.object_patches
     error = (theirs(made) - meant).norm() / (meant - before).norm()
     assert error < 0.5  # with the LoRA
     assert torch.equal(theirs(whole), before)
@@ -468,6 +470,34 @@ def test_a_model_of_another_node_is_quantized_with_its_lora_and_saved(comfy: Sim
     assert torch.equal(theirs(again), theirs(made))
     with pytest.raises(ConflictError, match="already quantized"):
         run(comfy, "QuantizeModel", model=made, quantize="int8")
+
+
+def test_a_quantized_model_predicts_what_it_did(comfy: SimpleNamespace) -> None:
+    """ComfyUI reads from tensors beside an SDXL's diffusion model that it predicts velocities."""
+    whole = load(comfy, written(comfy, "float"))
+    whole.model.model_type, whole.model.model_sampling.zsnr = comfy.comfy.sd.ModelType.V_PREDICTION, True
+    (made,) = run(comfy, "QuantizeModel", model=whole, quantize="int8")
+    save(comfy, made, "diffusion_models/velocities")
+    path = comfy.output / "diffusion_models" / "velocities_00001_.safetensors"
+    both = {"vae.decoder.conv_in.weight": torch.zeros(4, 3, 3, 3), "ztsnr": torch.tensor([])}
+    both |= {f"model.diffusion_model.{name}": tensor for name, tensor in floats(comfy).items()}
+    save_file({**both, "v_pred": torch.tensor([])}, comfy.models / "checkpoint.safetensors")
+    for patcher in (made, load(comfy, path), load(comfy, comfy.models / "checkpoint.safetensors")):
+        assert patcher.model.model_type is comfy.comfy.sd.ModelType.V_PREDICTION
+        assert patcher.model.model_sampling.zsnr
+    assert torch.equal(theirs(load(comfy, path)), theirs(made))
+
+
+@pytest.mark.parametrize("place", ["object_patches", "wrappers"])
+def test_what_would_run_the_float_layers_is_refused(comfy: SimpleNamespace, place: str) -> None:
+    """A compiled model, or a method of one of its layers, in the place of the model's."""
+    whole = load(comfy, written(comfy, "float"))
+    if place == "object_patches":
+        whole.object_patches["diffusion_model.img_in.forward"] = whole.model.diffusion_model.img_in.forward
+    else:
+        whole.wrappers["apply_model"]["torch.compile"] = [whole.model.diffusion_model.forward]
+    with pytest.raises(ConflictError, match=r"changed how its float layers run .*'Quantize Model"):
+        run(comfy, "QuantizeModel", model=whole, quantize="int8")
 
 
 def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNamespace, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sdquant import SettingsError, cli, hosts
-from sdquant.hosts import preflight
+from sdquant.hosts import bundle, preflight
 from sdquant.hosts.host import PLACES, HostProgram, in_folder
 from sdquant.utils.install import install_alone
 from tools.hosts import comfy_workflows
@@ -150,6 +150,18 @@ def test_an_old_torch_is_told_before_the_first_start_and_after(webui: Path, caps
     assert "packaging and tqdm are not installed in the web UI's Python. Run: " in warning
     assert cli.main(["install-extension", str(webui), "--overwrite"]) == 0
     assert f"It will not run yet. {warning}" in capsys.readouterr().out
+
+
+def test_what_the_portable_pythons_have_is_not_bundled(tmp_path: Path) -> None:
+    """It lies beside ComfyUI's and Forge's folders; and a package's name has several spellings."""
+    packages = tmp_path / "python_embeded" / "Lib" / "site-packages"
+    for name in (*preflight.PACKAGES, "huggingface_hub", "ninja"):
+        (packages / f"{name}-3.dist-info").mkdir(parents=True)
+        (packages / f"{name}-3.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 3\n")
+    (tmp_path / "ComfyUI").mkdir()
+    found = preflight.site_packages(tmp_path / "ComfyUI")
+    assert found is not None and found.resolve() == packages.resolve()
+    assert bundle.needed(("quanto",), preflight.in_folder(found)) == ["optimum-quanto>=0.2.7"]
 
 
 @pytest.mark.parametrize("there", ["link", "folder", "named", "garbled", "file"])

@@ -49,6 +49,7 @@ class ModelPatcher:
         self.patches, self.backup = {}, {}
         self.object_patches, self.model_options = {}, {"transformer_options": {}}
         self.weight_wrapper_patches = {}
+        self.wrappers = {"apply_model": {}}
         self.hook_patches, self.hook_backup, self.current_hooks = {}, {}, None
         self.patches_uuid = uuid.uuid4()
         self.parent = None
@@ -81,6 +82,9 @@ class ModelPatcher:
         n.hook_patches = {hook: dict(patches) for hook, patches in self.hook_patches.items()}
         n.hook_backup, n.current_hooks = self.hook_backup, self.current_hooks
         return n
+
+    def get_model_object(self, name):
+        return self.object_patches[name] if name in self.object_patches else comfy.utils.get_attr(self.model, name)
 
     def is_clone(self, other):
         return self.model is other.model

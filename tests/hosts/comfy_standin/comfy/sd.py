@@ -14,6 +14,15 @@ import comfy.utils
 SEEN = {}  # metadata of the last call
 
 
+class ModelType(enum.Enum):
+    EPS = 1
+    V_PREDICTION = 2
+
+
+class Sampling(torch.nn.Module):
+    zsnr = False
+
+
 class BaseModel(torch.nn.Module):
     def __init__(self, config, dtype, manual_cast_dtype, operations):
         super().__init__()
@@ -22,6 +31,7 @@ class BaseModel(torch.nn.Module):
         self.diffusion_model.requires_grad_(False)
         self.diffusion_model.eval()
         model_management.archive_model_dtypes(self.diffusion_model)
+        self.model_type, self.model_sampling = ModelType.EPS, Sampling()
 
     def get_dtype(self):
         return self.diffusion_model.dtype
@@ -59,6 +69,8 @@ def load_diffusion_model_state_dict(sd, model_options={}, metadata=None, disable
     )
     cast = model_management.unet_manual_cast(dtype, load_device)
     model = BaseModel(config, dtype, cast, model_options["custom_operations"])
+    if "v_pred" in sd:
+        model.model_type, model.model_sampling.zsnr = ModelType.V_PREDICTION, "ztsnr" in sd
     kind = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
     for value in sd.values():  # which disk it came from
         value.untyped_storage()
