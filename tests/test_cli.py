@@ -475,7 +475,7 @@ def test_tuning_measures_anew_and_keeps_what_it_finds(
 
     monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
     monkeypatch.setenv("SDQUANT_TUNE", "1")
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(verdicts, "_new", {})
     monkeypatch.setattr(tuning, "SIZES", [(512, 128)])
     monkeypatch.setattr(tuning, "ROWS", (8, 40))
@@ -487,7 +487,7 @@ def test_tuning_measures_anew_and_keeps_what_it_finds(
     ]
     assert all(row["seconds"] > 0 for row in rows)
     found = [row["by_torch"] for row in rows if row["by_torch"] is not None]
-    assert len(found) == len(fastest.found())
+    assert len(found) == len(fastest.verdicts_so_far())
     assert not found or verdicts.path().exists()
     _, out, _ = run(capsys, "doctor", "--tune")
     assert "512 to 128" in out and "sdquant's, the only one" in out

@@ -55,14 +55,14 @@ def tune(device: torch.device) -> Iterator[Tuned]:
 
 def _tuned(layer: Any, scheme: str, rows: int) -> Tuned:
     x = torch.randn(rows, layer.in_features, dtype=layer.bias.dtype, device=layer.bias.device)
-    before, seconds = fastest.found(), []
+    before, seconds = fastest.verdicts_so_far(), []
     for _ in range(_CALLS):
         start = perf_counter()
         layer(x)
         if x.is_cuda:
             torch.cuda.synchronize(x.device)
         seconds.append(perf_counter() - start)
-    new = [verdict for key, verdict in fastest.found().items() if key not in before]
+    new = [verdict for key, verdict in fastest.verdicts_so_far().items() if key not in before]
     return Tuned(
         scheme=scheme,
         inputs=layer.in_features,

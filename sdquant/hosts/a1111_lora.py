@@ -125,5 +125,5 @@ def _weights(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _networks() -> Any:
     """Return the extension's module of the LoRAs that are on, or None."""
-    found = sys.modules.get("networks")
-    return found if hasattr(found, "loaded_networks") else None
+    networks = sys.modules.get("networks")
+    return networks if hasattr(networks, "loaded_networks") else None

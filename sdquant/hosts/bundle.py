@@ -34,18 +34,18 @@ def add_bundle(
         SettingsError: an unknown extra, or packages are needed and the web UI's Python is not known.
         BackendUnavailableError: pip did not install them.
     """
-    wanted = needed(extras, there)
-    if wanted and python is None:
+    requirements = needed(extras, there)
+    if requirements and python is None:
         raise SettingsError(
-            f"Cannot bundle {' and '.join(wanted)}",
+            f"Cannot bundle {' and '.join(requirements)}",
             "the web UI has no Python in its folder, and packages have to be made for its version",
             "Start the web UI once, which makes its environment, or leave out the extras",
         )
     with resources.as_file(resources.files("sdquant")) as source:
         shutil.copytree(source, extension / FOLDER / "code" / "sdquant", ignore=shutil.ignore_patterns("__pycache__"))
-    if wanted:
-        _download(wanted, extension / FOLDER / "packages", python)
-    return wanted
+    if requirements:
+        _download(requirements, extension / FOLDER / "packages", python)
+    return requirements
 
 
 def needed(extras: tuple[str, ...], there: preflight.Versions | None) -> list[str]:
@@ -58,20 +58,20 @@ def needed(extras: tuple[str, ...], there: preflight.Versions | None) -> list[st
         if extra not in install.EXTRAS:
             known = ", ".join(install.EXTRAS)
             raise SettingsError(f"Cannot bundle {extra!r}", f"the extras for web UIs are {known}", "Use one of them")
-    asked = tuple(dict.fromkeys(row for extra in extras for row in install.EXTRAS[extra]))
+    requirements = tuple(dict.fromkeys(row for extra in extras for row in install.EXTRAS[extra]))
     if there is None:
-        return list(asked)
+        return list(requirements)
     own = [name for name in preflight.PACKAGES if there(name) is None]
-    return own + install.with_needs(asked, lambda name: there(name) is not None)
+    return own + install.with_needs(requirements, lambda name: there(name) is not None)
 
 
 def _download(requirements: list[str], folder: Path, python: Path | None) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *requirements]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
-        said = " ".join(run.stderr.strip().splitlines()[-_ENDS:]) or f"it ended with {run.returncode}"
+        message = " ".join(run.stderr.strip().splitlines()[-_ENDS:]) or f"it ended with {run.returncode}"
         raise BackendUnavailableError(
             f"Cannot bundle {' and '.join(requirements)}",
-            f"pip of the web UI's Python did not install them: {said}",
+            f"pip of the web UI's Python did not install them: {message}",
             "Check the connection, or leave out the extras",
         )

@@ -45,10 +45,10 @@ def quantized_patcher(patcher: Any, quant: str) -> Any:
     tensors = _Merged(entries)
     state = comfy_state.quantize_tensors(tensors, spec, device, bar.update)
     log.info("%d of %d tensors are packed (%s)", state.packed, len(state.tensors), spec)
-    made = comfy_load.patcher_of(state, _SHOWN, spec)
-    made.object_patches = dict(patcher.object_patches)
-    made.model_options = _copied(patcher.model_options)
-    return made
+    new_patcher = comfy_load.patcher_of(state, _SHOWN, spec)
+    new_patcher.object_patches = dict(patcher.object_patches)
+    new_patcher.model_options = _copied(patcher.model_options)
+    return new_patcher
 
 
 def _refuse(quant: str) -> None:

@@ -63,8 +63,8 @@ def _add(original: Any, patcher: Any, *, patches: Mapping[Any, Any], online_mode
     )
     ours = {key: patch for key, patch in patches.items() if (key if isinstance(key, str) else key[0]) in names}
     rest = {key: patch for key, patch in patches.items() if key not in ours}
-    found = original(shown, patches=ours, online_mode=True, **more)
-    return found | original(patcher, patches=rest, online_mode=False, **more)
+    online_keys = original(shown, patches=ours, online_mode=True, **more)
+    return online_keys | original(patcher, patches=rest, online_mode=False, **more)
 
 
 def _refresh(original: Any, loader: Any, lora_patches: Mapping[Any, Any], *args: Any, **kwargs: Any) -> None:

@@ -97,20 +97,20 @@ def site_packages(folder: Path) -> Path | None:
 
 def in_folder(place: Path) -> Versions:
     """Return what gives the versions of the distributions in a folder of packages."""
-    found = {
+    versions = {
         re.sub(r"[-_.]+", "-", str(one.metadata["Name"] or "")).lower(): one.version
         for one in importlib.metadata.distributions(path=[str(place)])
     }
-    return found.get
+    return versions.get
 
 
 def python_of(place: Path) -> tuple[int, ...]:
     """Return the version of the Python whose packages are in `place`: of the folder's name, else of pyvenv.cfg."""
-    said = re.search(r"python(3)\.(\d+)", place.parent.name)
+    match = re.search(r"python(3)\.(\d+)", place.parent.name)
     config = next((one / "pyvenv.cfg" for one in place.parents[:3] if (one / "pyvenv.cfg").is_file()), None)
-    if said is None and config is not None:
-        said = re.search(r"^version(?:_info)?\s*=\s*(\d+)\.(\d+)", config.read_text(errors="replace"), re.MULTILINE)
-    return (int(said[1]), int(said[2])) if said is not None else PYTHON
+    if match is None and config is not None:
+        match = re.search(r"^version(?:_info)?\s*=\s*(\d+)\.(\d+)", config.read_text(errors="replace"), re.MULTILINE)
+    return (int(match[1]), int(match[2])) if match is not None else PYTHON
 
 
 def torch_to_come(folder: Path) -> str | None:
@@ -128,8 +128,8 @@ def is_older(version: str, least: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    said = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in said[0].split(".")) if said is not None else (sys.maxsize,)
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match is not None else (sys.maxsize,)
 
 
 def _cannot(why: str, fix: str) -> BackendUnavailableError:
