@@ -479,6 +479,7 @@ def test_tuning_measures_anew_and_keeps_what_it_finds(
     monkeypatch.setattr(verdicts, "_new", {})
     monkeypatch.setattr(tuning, "SIZES", [(512, 128)])
     monkeypatch.setattr(tuning, "ROWS", (8, 40))
+    monkeypatch.setattr(tuning, "SCHEMES", (*tuning.SCHEMES, "int8"))  # one whose verdicts are there already
     verdicts._stored.cache_clear()
     code, out, _ = run(capsys, "doctor", "--tune", "--json")
     rows = json.loads(out)["tuned"]
@@ -486,7 +487,9 @@ def test_tuning_measures_anew_and_keeps_what_it_finds(
         (scheme, count) for scheme in tuning.SCHEMES for count in (8, 40)
     ]
     assert all(row["seconds"] > 0 for row in rows)
-    found = [row["by_torch"] for row in rows if row["by_torch"] is not None]
+    first, again = ([row for row in rows if row["scheme"] == "int8"][at : at + 2] for at in (0, 2))
+    assert [row["by_torch"] for row in first] == [row["by_torch"] for row in again]
+    found = [row["by_torch"] for row in rows[:-2] if row["by_torch"] is not None]
     assert len(found) == len(fastest.verdicts_so_far())
     assert not found or verdicts.path().exists()
     _, out, _ = run(capsys, "doctor", "--tune")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ CALLS = 5  # of each implementation on a CPU, of which the fastest counts
 _CLEARLY = 0.95  # of the usual one's time: what the other one has to take at most on a CPU
 _verdicts: dict[Hashable, bool] = {}
 _seen: dict[Hashable, tuple[list[float], list[float]]] = {}
+_lookups: set[Hashable] | None = None
 _T = TypeVar("_T")
 
 
@@ -68,12 +70,23 @@ def by_the_faster(kind: Hashable, rows: int, usual: Callable[[], _T], other: Cal
 
 def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
     """Return whether it has been found that the usual implementation is to be preferred."""
-    return _verdicts.get(_key(kind, rows, device)) is False
+    return _known_here(_key(kind, rows, device)) is False
 
 
 def verdicts_so_far() -> dict[Hashable, bool]:
     """Return what has been found in this process: by device, power of two of rows, and kind."""
     return dict(_verdicts)
+
+
+@contextmanager
+def lookups() -> Iterator[set[Hashable]]:
+    """Yield the keys of `verdicts_so_far` that products look up meanwhile, those of other threads among them."""
+    global _lookups
+    before, _lookups = _lookups, set()
+    try:
+        yield _lookups
+    finally:
+        _lookups = before
 
 
 def start_over(device: torch.device) -> None:
@@ -88,8 +101,14 @@ def _key(kind: Hashable, rows: int, device: torch.device) -> tuple[torch.device,
     return device, (rows - 1).bit_length(), kind
 
 
+def _known_here(key: tuple[torch.device, int, Hashable]) -> bool | None:
+    if _lookups is not None:
+        _lookups.add(key)
+    return _verdicts.get(key)
+
+
 def _known(key: tuple[torch.device, int, Hashable]) -> bool | None:
-    verdict = _verdicts.get(key)
+    verdict = _known_here(key)
     if verdict is None:
         verdict = verdicts.known(key[0], key[1:])
         if verdict is not None:
