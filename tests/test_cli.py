@@ -475,10 +475,11 @@ def test_tuning_measures_anew_and_keeps_what_it_finds(
 
     monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
     monkeypatch.setenv("SDQUANT_TUNE", "1")
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(verdicts, "_new", {})
     monkeypatch.setattr(tuning, "SIZES", [(512, 128)])
     monkeypatch.setattr(tuning, "ROWS", (8, 40))
+    monkeypatch.setattr(tuning, "SCHEMES", (*tuning.SCHEMES, "int8"))  # one whose verdicts are there already
     verdicts._stored.cache_clear()
     code, out, _ = run(capsys, "doctor", "--tune", "--json")
     rows = json.loads(out)["tuned"]
@@ -486,8 +487,10 @@ def test_tuning_measures_anew_and_keeps_what_it_finds(
         (scheme, count) for scheme in tuning.SCHEMES for count in (8, 40)
     ]
     assert all(row["seconds"] > 0 for row in rows)
-    found = [row["by_torch"] for row in rows if row["by_torch"] is not None]
-    assert len(found) == len(fastest.found())
+    first, again = ([row for row in rows if row["scheme"] == "int8"][at : at + 2] for at in (0, 2))
+    assert [row["by_torch"] for row in first] == [row["by_torch"] for row in again]
+    found = [row["by_torch"] for row in rows[:-2] if row["by_torch"] is not None]
+    assert len(found) == len(fastest.verdicts_so_far())
     assert not found or verdicts.path().exists()
     _, out, _ = run(capsys, "doctor", "--tune")
     assert "512 to 128" in out and "sdquant's, the only one" in out

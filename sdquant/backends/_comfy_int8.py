@@ -54,8 +54,7 @@ class Int8(RotatedCodec):
     def parts_of(self, weight: Tensor, rotation: int, layout: Mapping[str, TensorSpec]) -> Mapping[str, Tensor]:
         whole = None
         if not layout["scale"].shape:
-            low, high = torch.aminmax(weight)
-            whole = _scale(torch.maximum(-low, high).float())
+            whole = _scale(_largest(weight, rotation))
 
         def encode(rows: Tensor) -> dict[str, Tensor]:
             if rotation and whole is None:
@@ -123,6 +122,18 @@ def _refuse_zero_points(found: PrequantizedWeight, get: Callable[[str], Tensor])
             f"{key!r} has zero points, which {found.scheme} does not",
             "Quantize the model again with symmetric weights, which are torchao's default",
         )
+
+
+def _largest(weight: Tensor, rotation: int) -> Tensor:
+    """Return the largest size in a weight as it is quantized: float32 []."""
+    if rotation:
+        sizes = [
+            hadamard.rotate_by_matrix(weight[rows].float(), rotation).abs().amax()
+            for rows in row_chunks(weight, weight.shape[1])
+        ]
+        return torch.stack(sizes).amax()
+    low, high = torch.aminmax(weight)
+    return torch.maximum(-low, high).float()
 
 
 def _scale(largest: Tensor) -> Tensor:

@@ -26,19 +26,19 @@ _NAN = 255
 _SCALES = ("float8_e8m0fnu", "uint8")
 
 
-def read(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+def read(weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
-    key, codes = require(found, "blocks", get)
+    key, codes = require(weight, "blocks", get)
     if codes.dtype != torch.uint8 or codes.ndim != 2 or not codes.numel() or codes.shape[1] % _HALF:
         raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not rows of whole blocks of 32 weights")
     rows, columns = len(codes), codes.shape[1] * 2
     if shape is not None and tuple(shape) != (rows, columns):
         raise bad(key, f"it has 4-bit codes of {[rows, columns]}, but the model needs {list(shape)}")
-    key, scale = require(found, "scale", get)
+    key, scale = require(weight, "scale", get)
     grid = (rows, columns // _BLOCK)
     if dtype_name(scale.dtype) not in _SCALES:
         raise bad(key, f"scales must be exponents of one byte (E8M0), but these are {dtype_name(scale.dtype)}")
-    if found.details.get(TILED, False):
+    if weight.details.get(TILED, False):
         scale = untiled(key, scale, grid)
     elif tuple(scale.shape) != grid:
         raise bad(key, f"its shape is {list(scale.shape)}, but {list(grid)} belongs to the weight")
@@ -48,6 +48,6 @@ def read(found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable
     by_block = codes.view(-1, _HALF)
     values = torch.stack((by_block & 15, by_block >> 4), dim=2).flatten(1)
     blocks = torch.cat((exponents, values[:, :_HALF] | values[:, _HALF:] << 4), dim=1)
-    kind = registry.scheme(found.scheme)
-    spec = PackedSpec(scheme=kind, shape=(rows, columns), dtype=dtype_of(found), details={"type": kind.name})
+    kind = registry.scheme(weight.scheme)
+    spec = PackedSpec(scheme=kind, shape=(rows, columns), dtype=dtype_of(weight), details={"type": kind.name})
     return Packed(spec=spec, parts={"blocks": blocks})

@@ -127,8 +127,8 @@ def _weight(
     if tensors[codes].dtype == "uint8" and f"{stem}.weight_global_scale" not in tensors:
         keys, stored = {"blocks": codes, "scale": scale}, tensors[codes].shape
         words = "4-bit floats (MXFP4), powers of two as scales of 32"
-        found = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, "type": "mxfp4"}, None)
-        return replace(found, shape=(stored[0], stored[1] * 2))
+        weight = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, "type": "mxfp4"}, None)
+        return replace(weight, shape=(stored[0], stored[1] * 2))
     if tensors[codes].dtype == "uint8":
         keys = {"codes": codes, "scale": scale, "factor": f"{stem}.weight_global_scale"}
         words = "4-bit floats (NVFP4), scales of 16 in the order of the weight"

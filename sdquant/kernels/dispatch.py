@@ -17,15 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import input_columns, input_scale_of, packed_rows
+from ..core import input_columns, packed_rows
 from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
-from .base import EightBit
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
-from .linear_of_integers import LinearOfIntegers
-from .linear_with_branch import LinearWithBranch
-from .linear_with_rotation import LinearWithRotation
 from .reader_checks import is_right
 from .workspace import scratch
 
@@ -33,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
-    from .base import Prepared, Reader
+    from .base import Reader
 
-__all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
+__all__ = ["Way", "convolve", "decode_into", "linear", "multiply", "readers", "way"]
 
 log = logging.getLogger(__name__)
 
@@ -178,8 +174,8 @@ def linear(
     branch = backend.low_rank(packed)
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
-        multiply = partial(_multiply, backend, backend.form(residual), compute, residual)
-        by_parts = partial(linear_with_branch.linear, branch, packed.parts, x, bias, multiply)
+        by_residual = partial(multiply, backend, backend.form(residual), compute, residual)
+        by_parts = partial(linear_with_branch.linear, branch, packed.parts, x, bias, by_residual)
         rank = branch.rank(packed.parts)
         if compute is None and not x.is_cpu and not linear_with_branch.is_by_parts(packed.spec, rank, x):
             whole = partial(_linear_with_whole, backend, residual, branch, packed.parts, x, bias)
@@ -208,92 +204,11 @@ def linear(
     return F.linear(x, _decoded(backend, packed, form, x), bias)
 
 
-def _multiply(
+def multiply(
     backend: Backend, form: PackedLayout | None, compute: str | None, packed: Packed, x: Tensor, bias: Tensor | None
 ) -> Tensor:
+    """Do as `linear`, with the arguments that stay the same first."""
     return linear(backend, packed, form, x, bias, compute)
-
-
-def prepared(
-    backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
-) -> Prepared | None:
-    """Return `linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
-    if compute == LIBRARY:
-        return None
-    expand = backend.integers(packed)
-    if expand is not None:
-        weight = expand()
-        codec = weight.spec.scheme.codec
-        form = codec.form(weight)
-        return LinearOfIntegers(
-            packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expanded, backend),
-            prepared(codec, weight, form, dtype, compute, prefix), partial(_multiply, codec, form, compute),
-        )  # fmt: skip
-    if packed.spec.rotation:
-        return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
-    branch = backend.low_rank(packed)
-    if branch is not None:
-        residual = replace(packed, parts=branch.residual_of(packed.parts))
-        form = backend.form(residual)
-        at_once, kernels = None, way(backend, residual, form, dtype)
-        if compute is None and form is not None and kernels.reader is not None:
-            at_once = kernels.reader.prepared_with_branch(
-                form, residual.parts, branch, packed.parts, dtype, kernels.few, prefix
-            )
-        return LinearWithBranch(
-            packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
-            partial(_multiply, backend, form, compute), at_once, branch.rank(packed.parts),
-        )  # fmt: skip
-    kernels = way(backend, packed, form, dtype)
-    if form is None or kernels.reader is None:
-        return None
-    # It has no effect elsewhere, which `linear` says; and kernels that quantize activations do so by rows.
-    if compute == fp8_linear.NAME and (packed.device.type != "cuda" or input_scale_of(packed) is not None):
-        return None
-    eight = _eight(backend, packed, form, dtype, compute)
-    few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
-    return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
-
-
-def _expanded(backend: Backend, packed: Packed) -> Packed:
-    expand = backend.integers(packed)
-    assert expand is not None
-    return expand()
-
-
-def _eight(
-    backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, compute: str | None
-) -> EightBit | None:
-    """Return the product in 8 bits that a reader may prepare, or leave to others."""
-    if block_scaled.block_of(packed, form, compute, dtype):
-        return EightBit(block_scaled.ROWS, None)
-    if compute == int8_linear.NAME:
-        return int8_linear.prepared(backend, packed, form, dtype)
-    if compute == fp8_linear.NAME and packed.device.type == "cuda":
-        return fp8_linear.prepared(packed, form, dtype)
-    return None
-
-
-def _prepared_with_rotation(
-    backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str
-) -> Prepared:
-    codes = packed.without_rotation
-    form = backend.form(codes)
-
-    at_once, least = None, 0
-    kernels = way(backend, codes, form, dtype)
-    if form is not None and kernels.reader is not None:
-        eight = _eight(backend, codes, form, dtype, compute)
-        few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
-        least = 0 if eight is None else eight.least
-        at_once = kernels.reader.prepared_with_rotation(
-            form, codes.parts, dtype, few, prefix, eight, packed.spec.rotation
-        )
-    inner = prepared(backend, codes, form, dtype, compute, prefix)
-    names = {name: prefix + name for name in packed.parts}
-    return LinearWithRotation(
-        packed.spec, names, dtype, at_once, least, inner, partial(_multiply, backend, form, compute)
-    )
 
 
 def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, TypeVar
@@ -26,8 +27,9 @@ _WARM, _TIMED = 3, 5
 _CYCLES = 2_000_000
 CALLS = 5  # of each implementation on a CPU, of which the fastest counts
 _CLEARLY = 0.95  # of the usual one's time: what the other one has to take at most on a CPU
-_found: dict[Hashable, bool] = {}
+_verdicts: dict[Hashable, bool] = {}
 _seen: dict[Hashable, tuple[list[float], list[float]]] = {}
+_lookups: set[Hashable] | None = None
 _T = TypeVar("_T")
 
 
@@ -62,24 +64,35 @@ def by_the_faster(kind: Hashable, rows: int, usual: Callable[[], _T], other: Cal
     if verdict is None:
         if verdicts.tunes():
             return _by_turns(key, usual, other)
-        _found[key] = verdict = False
+        _verdicts[key] = verdict = False
     return other() if verdict else usual()
 
 
 def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
     """Return whether it has been found that the usual implementation is to be preferred."""
-    return _found.get(_key(kind, rows, device)) is False
+    return _known_here(_key(kind, rows, device)) is False
 
 
-def found() -> dict[Hashable, bool]:
+def verdicts_so_far() -> dict[Hashable, bool]:
     """Return what has been found in this process: by device, power of two of rows, and kind."""
-    return dict(_found)
+    return dict(_verdicts)
+
+
+@contextmanager
+def lookups() -> Iterator[set[Hashable]]:
+    """Yield the keys of `verdicts_so_far` that products look up meanwhile, those of other threads among them."""
+    global _lookups
+    before, _lookups = _lookups, set()
+    try:
+        yield _lookups
+    finally:
+        _lookups = before
 
 
 def start_over(device: torch.device) -> None:
     """Forget what was found on a device, also in earlier runs of the program."""
-    for key in [key for key in _found if isinstance(key, tuple) and key[0] == device]:
-        del _found[key]
+    for key in [key for key in _verdicts if isinstance(key, tuple) and key[0] == device]:
+        del _verdicts[key]
     _seen.clear()
     verdicts.drop_verdicts(device)
 
@@ -88,17 +101,23 @@ def _key(kind: Hashable, rows: int, device: torch.device) -> tuple[torch.device,
     return device, (rows - 1).bit_length(), kind
 
 
+def _known_here(key: tuple[torch.device, int, Hashable]) -> bool | None:
+    if _lookups is not None:
+        _lookups.add(key)
+    return _verdicts.get(key)
+
+
 def _known(key: tuple[torch.device, int, Hashable]) -> bool | None:
-    verdict = _found.get(key)
+    verdict = _known_here(key)
     if verdict is None:
         verdict = verdicts.known(key[0], key[1:])
         if verdict is not None:
-            _found[key] = verdict
+            _verdicts[key] = verdict
     return verdict
 
 
 def _settle(key: tuple[torch.device, int, Hashable], verdict: bool) -> None:
-    _found[key] = verdict
+    _verdicts[key] = verdict
     verdicts.keep(key[0], key[1:], verdict)
 
 
@@ -112,7 +131,7 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
         if not turn:
             raise
         log.debug("An implementation is not used on the CPU: %s", error)
-        _found[key] = False
+        _verdicts[key] = False
         return usual()
     times[turn].append(perf_counter() - start)
     if len(times[1]) >= CALLS:

@@ -50,9 +50,9 @@ def quantize(
         most: the largest code.
     """
     if group in GROUPS and rows.is_cpu and plain(rows) and not seen(rows) and _is_worth_it(rows, group, scale_of):
-        made = _mostly_without_matrix(rows, group, scale_of, least, most)
-        if made is not None:
-            return made
+        result = _mostly_without_matrix(rows, group, scale_of, least, most)
+        if result is not None:
+            return result
     values = hadamard.rotate_by_matrix(rows.float(), group)
     scale = scale_of(values.abs().amax(dim=1, keepdim=True))
     return _codes(values, scale, least, most), scale
@@ -83,8 +83,8 @@ def _sums_alike(group: int, threads: int, precision: str) -> bool:
     """Return whether a product with the matrix has the same bits for a few groups as for many, and sums in float32."""
     x = torch.randn(64 * TOGETHER, group, generator=torch.Generator().manual_seed(0))
     many, exact = hadamard.rotate_by_matrix(x, group), hadamard.rotate_by_matrix(x.double(), group)
-    alike = all(torch.equal(hadamard.rotate_by_matrix(some, group), wanted)
-                for some, wanted in zip(x.chunk(64), many.chunk(64), strict=True))  # fmt: skip
+    alike = all(torch.equal(hadamard.rotate_by_matrix(some, group), expected)
+                for some, expected in zip(x.chunk(64), many.chunk(64), strict=True))  # fmt: skip
     return alike and bool(((many - exact).abs().amax(1) <= 2**-24 * x.double().abs().sum(1)).all())
 
 
@@ -106,9 +106,9 @@ def _mostly_without_matrix(
     may_have = (bounds > 0) & (largest + bounds >= (largest - bounds).amax(1, keepdim=True))
     index = may_have.view(-1).nonzero().view(-1)
     if len(index):
-        found = _by_matrix(rows, group, index)
-        values.view(-1, group)[index] = found
-        largest.view(-1)[index] = found.abs().amax(1)
+        exact = _by_matrix(rows, group, index)
+        values.view(-1, group)[index] = exact
+        largest.view(-1)[index] = exact.abs().amax(1)
         bounds.view(-1)[index] = 0
     scale = scale_of(largest.amax(1, keepdim=True))
     if not is_finite(scale):
@@ -116,15 +116,15 @@ def _mostly_without_matrix(
     codes, undecided = code_within(values, group, scale, bounds, least, most)
     index = undecided.view(-1).nonzero().view(-1)
     if len(index):
-        found = _by_matrix(rows, group, index)
-        codes.view(-1, group)[index] = _codes(found, scale[index // bounds.shape[1]], least, most)
+        exact = _by_matrix(rows, group, index)
+        codes.view(-1, group)[index] = _codes(exact, scale[index // bounds.shape[1]], least, most)
     return codes, scale
 
 
 def _by_matrix(rows: Tensor, group: int, index: Tensor) -> Tensor:
     """Return some groups of rows, rotated by the matrix, [groups, group]."""
-    wanted = rows.reshape(-1, group)[index].float()
+    groups = rows.reshape(-1, group)[index].float()
     missing = -len(index) % TOGETHER
     if missing:
-        wanted = torch.cat([wanted, wanted.new_zeros(missing, group)])
-    return hadamard.rotate_by_matrix(wanted, group)[: len(index)]
+        groups = torch.cat([groups, groups.new_zeros(missing, group)])
+    return hadamard.rotate_by_matrix(groups, group)[: len(index)]

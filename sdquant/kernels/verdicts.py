@@ -114,7 +114,7 @@ def _read() -> dict[str, _Verdicts]:
     if not isinstance(machines, dict):
         return {}
     return {
-        str(machine): {str(kind): found for kind, found in verdicts.items() if isinstance(found, bool)}
+        str(machine): {str(kind): verdict for kind, verdict in verdicts.items() if isinstance(verdict, bool)}
         for machine, verdicts in machines.items()
         if isinstance(verdicts, dict)
     }

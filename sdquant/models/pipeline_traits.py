@@ -19,7 +19,8 @@ from . import libraries
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """A row of samplers: a scheduler class of diffusers, and the options that make it this one."""
+    """A row of samplers: a scheduler class of diffusers, and the options that make it this one, where a model's own
+    config does not say them."""
 
     name: str
     scheduler: str
@@ -36,11 +37,17 @@ SAMPLERS = (
     Sampler(
         name="DPM++ 2M SDE", scheduler="DPMSolverMultistepScheduler", options={"algorithm_type": "sde-dpmsolver++"}
     ),
-    Sampler(name="DDIM", scheduler="DDIMScheduler"),
+    Sampler(name="DDIM", scheduler="DDIMScheduler", options={"clip_sample": False}),  # which spoils latents
     Sampler(name="UniPC", scheduler="UniPCMultistepScheduler"),
-    Sampler(name="PLMS", scheduler="PNDMScheduler"),
+    Sampler(name="PLMS", scheduler="PNDMScheduler", options={"skip_prk_steps": True}),
     Sampler(name="LCM", scheduler="LCMScheduler"),
 )
+# Options that belong to one sampler: another one does not take them over.
+_OF_ONE = frozenset(
+    ("algorithm_type", "skip_prk_steps", "solver_order", "solver_type", "use_beta_sigmas", "use_exponential_sigmas",
+     "use_karras_sigmas", "use_lu_lambdas")
+)  # fmt: skip
+_PREDICTIONS = (None, "epsilon", "v_prediction")  # those that all of them know
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +60,18 @@ class Traits:
 
 def traits(folder: str | Path) -> Traits:
     """Return the traits of the pipeline in a folder; those of none if there is no pipeline that diffusers knows."""
-    kind = getattr(
-        libraries.module("diffusers"), str(_json(Path(folder) / "model_index.json").get("_class_name")), None
-    )
+    kind = getattr(libraries.diffusers(), str(_json(Path(folder) / "model_index.json").get("_class_name")), None)
     if not inspect.isclass(kind):
         return Traits()
-    scheduler = str(_json(Path(folder) / "scheduler" / "scheduler_config.json").get("_class_name"))
-    noise = any(row.scheduler == scheduler for row in SAMPLERS)
-    return Traits(negative=takes_negative(kind), samplers=tuple(row.name for row in SAMPLERS if noise))
+    config = _json(Path(folder) / "scheduler" / "scheduler_config.json")
+    is_noise = _predicts_noise(str(config.get("_class_name")), config)
+    return Traits(negative=takes_negative(kind), samplers=tuple(row.name for row in SAMPLERS if is_noise))
+
+
+def _predicts_noise(scheduler: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a model with this scheduler predicts noise; UniPC and DPM++ serve those of flow matching, too."""
+    is_flow = config.get("use_flow_sigmas") or config.get("prediction_type") not in _PREDICTIONS
+    return not is_flow and any(row.scheduler == scheduler for row in SAMPLERS)
 
 
 def takes_negative(kind: type) -> bool:
@@ -82,13 +93,14 @@ def sampling_with(pipe: Any, sampler: str | None) -> Iterator[None]:
         yield
         return
     row = next((row for row in SAMPLERS if row.name == sampler), None)
-    if row is None or own is None or not any(one.scheduler == type(own).__name__ for one in SAMPLERS):
+    if row is None or own is None or not _predicts_noise(type(own).__name__, own.config):
         raise SettingsError(
             f"Cannot sample with {sampler!r}",
             f"{type(pipe).__name__} does not support it",
             "Use the model's own sampler",
         )
-    pipe.scheduler = getattr(libraries.module("diffusers"), row.scheduler).from_config(own.config, **row.options)
+    config = {key: value for key, value in own.config.items() if key not in _OF_ONE}
+    pipe.scheduler = getattr(libraries.diffusers(), row.scheduler).from_config({**row.options, **config})
     try:
         yield
     finally:
@@ -98,6 +110,6 @@ def sampling_with(pipe: Any, sampler: str | None) -> Iterator[None]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

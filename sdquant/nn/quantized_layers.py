@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..core import Backend, Geometry, Packed, PackedSpec
 from ..errors import IncompatibleError
-from ..kernels import dispatch, dispatch_guard, ops, prepack, scheme_activations, scratch
+from ..kernels import dispatch, dispatch_guard, ops, prepack, preparation, scheme_activations, scratch
 from ..utils.tensors import put_parameter
 from . import state_dict as states
 from . import weight_functions
@@ -264,7 +264,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 self._backend, packed, self._form, self._activations, x.dtype, PREFIX
             )
         elif not self._backend.computes(self.spec):
-            self._prepared = dispatch.prepared(self._backend, packed, self._form, x.dtype, self.compute, PREFIX)
+            self._prepared = preparation.prepared(self._backend, packed, self._form, x.dtype, self.compute, PREFIX)
         return True
 
     def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -200,9 +200,9 @@ class _Table:
         )
 
     def _verdict(self, scheme: Scheme) -> Verdict:
-        found = [f"the {name} ({old})" for name, old in self.on_disk.items() if self._touches(name)]
-        if found:
-            why = f"{' and '.join(found)} is quantized already"
+        components = [f"the {name} ({old})" for name, old in self.on_disk.items() if self._touches(name)]
+        if components:
+            why = f"{' and '.join(components)} is quantized already"
             return Verdict(verdict="breaks", why=why, fix="Choose the original file, or convert this one")
         return verdict_on(self.settings.values, scheme.name, None, self.opened.kind, self.opened.machine)
 

@@ -84,11 +84,11 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         library_formats.refuse_target(form, target)
     elif portable and target.suffix == ".safetensors":
         refuse_portable_file(target)
-    if portable:
-        refuse(model, form)
     with offload_suspended(model):
         for name, part in parts.items():
             _refuse_empty(name, part)
+        if portable:
+            refuse(model, form)  # which looks at values
         unread = of_model(model, form)
         if target.suffix == ".safetensors":
             names = unread[0].names if unread and form is not None else frozenset()

@@ -95,12 +95,12 @@ class Desk:
     @staticmethod
     def stamp(target: Target) -> tuple[object, ...]:
         """Return what changes when files are added to or removed from a model's folder, or its file is written."""
-        found: list[object] = []
+        files: list[object] = []
         for path in (Path(target.path), *(Path(target.path).glob("*") if Path(target.path).is_dir() else ())):
             with contextlib.suppress(OSError):
                 stat = path.stat()
-                found.append((path.name, stat.st_mtime_ns, stat.st_size))
-        return tuple(found)
+                files.append((path.name, stat.st_mtime_ns, stat.st_size))
+        return tuple(files)
 
     def begin(self, page: str, job: Job) -> None:
         """Make `page` wait for `job`, and cancel the job that it still waits for."""

@@ -196,14 +196,14 @@ class Engine:
             if before is None or _both_fit(before.plan):
                 yield
                 return
-            asked = before.asked
+            request = before.asked
             del before
             self._drop()
             try:
                 yield
             finally:
                 try:
-                    self._switch(asked, Job())
+                    self._switch(request, Job())
                 except SdquantError as error:
                     log.warning("the model that was loaded before cannot be loaded again: %s", error)
 

@@ -60,8 +60,8 @@ def curve(rows: Sequence[ComparisonRow]) -> str:
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">size of the weights; higher is closer to the '
         "first</text>"
     )
-    said = ", ".join(f"{label} {size(nbytes)} {psnr:.1f} dB" for nbytes, psnr, label in points)
+    summary = ", ".join(f"{label} {size(nbytes)} {psnr:.1f} dB" for nbytes, psnr, label in points)
     return (
         f'<svg class="sq-curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="Quality against bytes: {escape(said)}">{"".join(parts)}</svg>'
+        f'aria-label="Quality against bytes: {escape(summary)}">{"".join(parts)}</svg>'
     )

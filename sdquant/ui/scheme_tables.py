@@ -60,12 +60,12 @@ class SchemeTables:
             if key in shelf:
                 shelf.move_to_end(key)
                 return shelf[key]
-        made = make()
+        value = make()
         with self._lock:
-            shelf[key] = made
+            shelf[key] = value
             while len(shelf) > _KEPT:
                 shelf.popitem(last=False)
-        return made
+        return value
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

@@ -45,11 +45,11 @@ def format_table(table: SchemeTable, choice: TableView) -> str:
     groups += [(one.name, one.title, [row for row in rows if row.group == one.name]) for one in GROUPS]
     first = True
     body = []
-    for name, title, found in groups:
-        if found:
-            chosen = next((row.scheme for row in found if row.scheme == choice.scheme), None) if first else None
-            first = first and chosen is None
-            body.append(_group(name, title, found, table, choice.scheme, checked=chosen))
+    for name, title, members in groups:
+        if members:
+            scheme = next((row.scheme for row in members if row.scheme == choice.scheme), None) if first else None
+            first = first and scheme is None
+            body.append(_group(name, title, members, table, choice.scheme, checked=scheme))
     if not rows:
         body.append('<tbody><tr><td colspan="5">No scheme has these words.</td></tr></tbody>')
     head = "".join(_column(key, title, choice.sort) for key, title in _HEAD)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
-from sdquant.core import Packed, read_weight
+from sdquant.core import Packed, PackedSpec, hadamard, read_weight, registry
 from sdquant.core.packed_reader import forms
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.formats.checkpoint import single_file
@@ -156,6 +156,15 @@ def test_one_scale_for_a_rotated_weight(scale: Callable[[Tensor], Tensor], tmp_p
     )  # fmt: skip
     theirs = TensorWiseINT8Layout.dequantize(file["proj.weight"], params)
     assert torch.allclose(backends.get("comfy").decode(packed, torch.float32), theirs, rtol=0, atol=1e-6)
+
+
+def test_one_scale_is_of_the_rotated_weight() -> None:
+    """No file has such a weight but one of sdquant's own that is written by hand: its details may say anything."""
+    spec = PackedSpec(scheme=registry.scheme("int8_tensor"), shape=(6, 128), dtype="float32", details={"rotation": 64})
+    weight = hadamard.rotate_by_matrix(torch.eye(128)[:6], 64)  # all alike, before
+    again = backends.get("comfy").encode_as(weight, spec)
+    assert again is not None and not again.parts["scale"].shape
+    assert (backends.get("comfy").decode(again, torch.float32) - weight).norm() < 0.01 * weight.norm()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,17 @@ def test_the_same_weights_again(folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(images(offloaded, 1), drawn)
 
 
+def test_an_offloaded_model_in_another_dtype(tmp_path: Path) -> None:
+    """Whether its factors survive the cast is seen of their values, which are elsewhere between passes."""
+    pipe = sdquant.load_model(path("digits-flux"), "svdq-int4", components=("transformer",), progress=False)
+    sdquant.save(pipe.transformer, tmp_path / "own")
+    for mode in ("none", "sequential"):
+        model = sdquant.load_model(tmp_path / "own", dtype="float16", offload=mode, progress=False)
+        sdquant.save(model, tmp_path / mode, portable="nunchaku_lite")
+    one, other = (load_file(tmp_path / name / Path(WEIGHTS).name) for name in ("none", "sequential"))
+    assert one.keys() == other.keys() and all(torch.equal(_bytes(one[key]), _bytes(other[key])) for key in one)
+
+
 def test_sdquants_own_folder_stays_its_own(tmp_path: Path) -> None:
     pipe = sdquant.load_model(path("digits-flux"), "svdq-int4", components=("transformer",), progress=False)
     sdquant.save(pipe, tmp_path / "own")

@@ -21,7 +21,7 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
     monkeypatch.setattr(verdicts, "_new", {})
     verdicts._stored.cache_clear()
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(fastest, "_seen", {})
     monkeypatch.delenv("SDQUANT_TUNE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -135,10 +135,10 @@ def test_verdicts_are_kept_for_the_next_run(clock: Clock, timed: list[float], mo
     compute(clock, 2.0, 1.0, 10)
     assert choose(1.0, 2.0) is False and not verdicts.path().exists()
     verdicts.write()
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     assert compute(clock, 1.0, 2.0, 2) == ["other"] * 2
     assert choose(2.0, 1.0) is False and len(timed) == 2
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(verdicts, "_machine", lambda device: "another")
     assert compute(clock, 1.0, 2.0, 2) == ["usual", "other"]
 

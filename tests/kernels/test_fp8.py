@@ -129,7 +129,7 @@ def test_the_scale_of_inputs_in_a_file(tmp_path: Path, everywhere: None) -> None
     assert many.isfinite().all() and many.abs().max() < 448 * scale * 448 * 256
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.0, float("nan"), -2.0])
+@pytest.mark.parametrize("scale", [1.0, 0.0, 1e-40, float("nan"), -2.0])
 def test_a_scale_of_inputs_that_says_nothing(scale: float, tmp_path: Path, everywhere: None) -> None:
     """Rows get their own, as without one."""
     layer, file = _of_comfyui(tmp_path, **{"layer.input_scale": torch.tensor(scale)})

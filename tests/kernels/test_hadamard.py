@@ -21,7 +21,7 @@ from sdquant import backends
 from sdquant.core.hadamard import is_regular, matrix, rotate_by_matrix
 from sdquant.core.packed_rows import cut, join
 from sdquant.errors import SettingsError
-from sdquant.kernels import cpu_int8, dispatch, hadamard, int8_linear, int8_reference
+from sdquant.kernels import cpu_int8, dispatch, hadamard, int8_linear, int8_reference, preparation
 from sdquant.kernels.cpu import extension
 from sdquant.kernels.cpu import rotation as cpu_rotation
 from sdquant.kernels.linear_with_rotation import LinearWithRotation
@@ -106,7 +106,7 @@ def test_activations_are_rotated_while_they_are_quantized(rows: int, dtype: torc
     codes = packed.without_rotation
     form = layer._backend.form(codes)
     assert form is not None
-    prepared = dispatch.prepared(layer._backend, packed, None, dtype, "int8", "")
+    prepared = preparation.prepared(layer._backend, packed, None, dtype, "int8", "")
     assert isinstance(prepared, LinearWithRotation) and prepared.at_once is not None
     got = prepared.at_once(x, codes.parts)
     assert (got is None) == (rows < int8_linear.least(codes, form, dtype))  # so few are left to the exact product

@@ -24,7 +24,7 @@ ROWS = 40
 def _tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
     monkeypatch.setenv("SDQUANT_TUNE", "1")
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(fastest, "_seen", {})
     monkeypatch.setattr(verdicts, "keep", lambda *of: None)
 
@@ -67,7 +67,7 @@ def test_the_first_calls_of_a_layer_find_out(products: list[int]) -> None:
     products.clear()
     results = [layer(x) for _ in range(2 * fastest.CALLS)]
     assert len(products) == fastest.CALLS and all(torch.equal(one, results[0]) for one in results)
-    (verdict,) = [found for key, found in fastest._found.items() if key[0] == x.device]  # type: ignore[index]
+    (verdict,) = [found for key, found in fastest._verdicts.items() if key[0] == x.device]  # type: ignore[index]
     products.clear()
     layer(x)
     assert len(products) == verdict

@@ -88,7 +88,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     names: list[str] = []
     monkeypatch.setenv("SDQUANT_TUNE", "0")
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(launch_config.Launch, "__call__", lambda self, device: names.append(self.kernel.fn.__name__))
     for module in (launch_config, launch):
         monkeypatch.setattr(module, "works_on", lambda device: True)
@@ -262,7 +262,7 @@ def test_what_is_timed_on_datacenter_blackwell_decides(
 ) -> None:
     """A clock that is told what it shows stands for the card: 13 times slower is torch's product on a GB300."""
     monkeypatch.setenv("SDQUANT_TUNE", "1")
-    monkeypatch.setattr(fastest, "_found", {})
+    monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(verdicts, "known", lambda *of: None)
     monkeypatch.setattr(verdicts, "keep", lambda *of: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

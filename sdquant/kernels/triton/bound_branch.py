@@ -42,14 +42,14 @@ class BoundBranch(BoundWeight):
         weight = self.addresses(x, own)
         if weight is None:
             return None
-        given = of_branch(self.own, own)  # type: ignore[arg-type]  # `addresses` found no part missing
-        for tensor, dtype in zip(given.values(), self.dtypes, strict=True):
+        tensors = of_branch(self.own, own)  # type: ignore[arg-type]  # `addresses` found no part missing
+        for tensor, dtype in zip(tensors.values(), self.dtypes, strict=True):
             if tensor is None or tensor.dtype is not dtype or tensor.get_device() != self.device:
                 return None
             if tensor.data_ptr() & _ALIGNED or tensor.requires_grad:
                 return None
         floats = empty(self.rows, self.columns, dtype=self.dtype, device=x.device)
-        at = {"out": floats.data_ptr()} | {name: tensor.data_ptr() for name, tensor in given.items()}
+        at = {"out": floats.data_ptr()} | {name: tensor.data_ptr() for name, tensor in tensors.items()}
         at |= {name: weight[name] for name in self.order}
 
         def make() -> Launch:

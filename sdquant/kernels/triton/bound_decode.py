@@ -29,21 +29,21 @@ def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
     """Dequantize the weight into `out`, contiguous [rows, columns]."""
     block = block_of(form)
     assert block is not None  # the reader's `reads` said so
-    given = {"out": out, **pointers(form, parts, block)}
-    addresses = [tensor.data_ptr() for tensor in given.values()]
+    tensors = {"out": out, **pointers(form, parts, block)}
+    addresses = [tensor.data_ptr() for tensor in tensors.values()]
     index, bits = out.get_device(), 0
     for address in addresses:
         bits |= address
     if bits & _ALIGNED or bound_linear.current_index(out) != index:
         decode(form, parts, out)(out.device)
         return
-    key = (form, out.dtype, index, *(tensor.dtype for tensor in given.values()))
+    key = (form, out.dtype, index, *(tensor.dtype for tensor in tensors.values()))
     if key not in _bound:
         launch = decode(form, parts, out)
         compiled = launch(out.device)
         if len(_bound) >= _MOST_KEPT:
             _bound.clear()
-        _bound[key] = bound_linear.BoundLaunch(launch, compiled, tuple(given))
+        _bound[key] = bound_linear.BoundLaunch(launch, compiled, tuple(tensors))
         return
     bound = _bound.get(key)
     try:

@@ -94,13 +94,13 @@ def of_branch(branch: LowRank, parts: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def fits(form: PackedLayout, block: "Block", branch: LowRank, parts: Mapping[str, Tensor]) -> bool:
     """Return whether the kernel decodes a residual of this form beside this branch."""
-    given = of_branch(branch, parts)
-    if any(tensor.dtype not in _DTYPES or not tensor.is_contiguous() for tensor in given.values()):
+    sides = of_branch(branch, parts)
+    if any(tensor.dtype not in _DTYPES or not tensor.is_contiguous() for tensor in sides.values()):
         return False
-    if given["up"].dtype != given["down"].dtype or given["up"].dtype == torch.float32:  # no tensor cores for those
+    if sides["up"].dtype != sides["down"].dtype or sides["up"].dtype == torch.float32:  # no tensor cores for those
         return False
     whole = block.family == "form" and block.weights > 1 and form.columns % block.weights == 0
-    return whole and given["up"].shape[1] <= _MOST_RANK
+    return whole and sides["up"].shape[1] <= _MOST_RANK
 
 
 def decoding_with_branch(
@@ -111,12 +111,12 @@ def decoding_with_branch(
     Args:
         form, parts: of the residual. of: all parts of the weight, which `branch` names.
     """
-    plan, given = plan_of(form, parts), of_branch(branch, of)
-    rank, per_row = given["up"].shape[1], form.columns // plan.block.weights
+    plan, sides = plan_of(form, parts), of_branch(branch, of)
+    rank, per_row = sides["up"].shape[1], form.columns // plan.block.weights
     at_once = max(1, _COLUMNS // plan.block.weights)
     arguments = {
         "out": out,
-        **given,
+        **sides,
         "rank": rank,
         "rows": form.rows,
         "columns": form.columns,
@@ -147,12 +147,12 @@ def sound_branch(device: torch.device) -> bool:
     for dtype in (torch.bfloat16, torch.float16):
         sides = up.to(dtype), down.to(dtype)
         residual = (codes.view(-1, 32) * scale[:, None]).view(rows, columns)
-        wanted = residual / smooth + sides[0].float() @ sides[1].float().T
-        given = {"codes": codes, "scale": scale, "up": sides[0], "down": sides[1], "smooth": smooth}
-        of = {name: tensor.to(device) for name, tensor in given.items()}
+        expected = residual / smooth + sides[0].float() @ sides[1].float().T
+        inputs = {"codes": codes, "scale": scale, "up": sides[0], "down": sides[1], "smooth": smooth}
+        of = {name: tensor.to(device) for name, tensor in inputs.items()}
         branch = LowRank(residual=("codes", "scale"), down="down", up="up", smooth="smooth")
         out = torch.empty(rows, columns, dtype=torch.float32, device=device)
         decoding_with_branch(form, of, branch, of, out)(device)
-        if not torch.allclose(out.cpu(), wanted, rtol=1e-4, atol=1e-3):
+        if not torch.allclose(out.cpu(), expected, rtol=1e-4, atol=1e-3):
             return False
     return True

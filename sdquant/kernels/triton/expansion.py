@@ -72,7 +72,7 @@ def sound_expansion(device: torch.device) -> bool:
     codes = (k * 37 % 256).to(torch.uint8).view(8, 32)
     table, scale = k[:16].sub(7.5).mul(1 / 7), k[:32].add(1).mul(5).view(8, 4)
     values = table[torch.stack([codes & 15, codes >> 4], -1).view(8, 64).int()]
-    wanted = (values.view(8, 4, 16) * scale.unsqueeze(-1)).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    expected = (values.view(8, 4, 16) * scale.unsqueeze(-1)).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
     out = torch.empty(8, 64, dtype=torch.int8, device=device)
     expansion(codes.to(device), 4, scale.to(device), table.to(device), out)(device)
-    return torch.equal(out.cpu(), wanted.view(8, 64))
+    return torch.equal(out.cpu(), expected.view(8, 64))

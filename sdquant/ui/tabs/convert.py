@@ -39,7 +39,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                 run = gr.Button("Convert", variant="primary", scale=3, elem_id="convert-run")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="convert-cancel")
         with gr.Column(scale=4):
-            seen = gr.HTML("", elem_id="convert-seen")
+            preview = gr.HTML("", elem_id="convert-seen")
             status = gr.HTML("", elem_id="convert-status")
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
@@ -53,7 +53,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         [page.load, *(one.change for one in (head.model, head.base, kind, scheme))],
         partial(_foreseen, desk),
         [head.model, head.base, kind, scheme],
-        [seen, name, run],
+        [preview, name, run],
         trigger_mode="always_last",
         **_QUIET,
     )

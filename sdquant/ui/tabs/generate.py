@@ -218,22 +218,22 @@ def _taken(desk: Desk, path: str | None, shown: Sequence[Any]) -> tuple[Any, ...
     try:
         if path is None:
             return (gr.skip(), gr.skip(), *(gr.skip() for _ in shown))
-        found = infotext.read(path)
+        settings = infotext.read(path)
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), None, *(gr.skip() for _ in shown)
-    sides = found.get("Size", "").partition("x")
+    sides = settings.get("Size", "").partition("x")
     new = (
-        found["Prompt"] or gr.skip(),
-        found["Negative prompt"],
-        _number(found.get("Steps"), int),
-        _number(found.get("Seed"), int),
+        settings["Prompt"] or gr.skip(),
+        settings["Negative prompt"],
+        _number(settings.get("Steps"), int),
+        _number(settings.get("Seed"), int),
         _number(sides[0], int),
         _number(sides[2], int),
-        _number(found.get("CFG scale"), float) if "CFG scale" in found else -1,
-        found.get("Sampler") or OWN,
+        _number(settings.get("CFG scale"), float) if "CFG scale" in settings else -1,
+        settings.get("Sampler") or OWN,
         1,
     )
-    text = ", ".join(f"{name} {value}" for name, value in found.items() if "rompt" not in name)
+    text = ", ".join(f"{name} {value}" for name, value in settings.items() if "rompt" not in name)
     return html_components.card("info", "Settings taken from the picture", html_components.paragraph(text)), None, *new
 
 

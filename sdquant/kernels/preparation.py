@@ -1,0 +1,104 @@
+"""Prepared products: what `dispatch.linear` chooses for a layer's weight, chosen once for many calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..core import input_scale_of
+from . import block_scaled, dispatch, fp8_linear, int8_linear
+from .base import EightBit
+from .linear_of_integers import LinearOfIntegers
+from .linear_with_branch import LinearWithBranch
+from .linear_with_rotation import LinearWithRotation
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..core import Backend, Packed, PackedLayout
+    from .base import Prepared
+
+__all__ = ["prepared"]
+
+
+def prepared(
+    backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
+) -> Prepared | None:
+    """Return `dispatch.linear` for activations of `dtype` as far as it can be prepared; see `Reader.prepared`."""
+    if compute == dispatch.LIBRARY:
+        return None
+    expand = backend.integers(packed)
+    if expand is not None:
+        weight = expand()
+        codec = weight.spec.scheme.codec
+        form = codec.form(weight)
+        return LinearOfIntegers(
+            packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expanded, backend),
+            prepared(codec, weight, form, dtype, compute, prefix), partial(dispatch.multiply, codec, form, compute),
+        )  # fmt: skip
+    if packed.spec.rotation:
+        return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
+    branch = backend.low_rank(packed)
+    if branch is not None:
+        residual = replace(packed, parts=branch.residual_of(packed.parts))
+        form = backend.form(residual)
+        at_once, kernels = None, dispatch.way(backend, residual, form, dtype)
+        if compute is None and form is not None and kernels.reader is not None:
+            at_once = kernels.reader.prepared_with_branch(
+                form, residual.parts, branch, packed.parts, dtype, kernels.few, prefix
+            )
+        return LinearWithBranch(
+            packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
+            partial(dispatch.multiply, backend, form, compute), at_once, branch.rank(packed.parts),
+        )  # fmt: skip
+    kernels = dispatch.way(backend, packed, form, dtype)
+    if form is None or kernels.reader is None:
+        return None
+    # It has no effect elsewhere, which `dispatch.linear` says; and kernels that quantize activations do so by rows.
+    if compute == fp8_linear.NAME and (packed.device.type != "cuda" or input_scale_of(packed) is not None):
+        return None
+    eight = _eight(backend, packed, form, dtype, compute)
+    few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
+    return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
+
+
+def _expanded(backend: Backend, packed: Packed) -> Packed:
+    expand = backend.integers(packed)
+    assert expand is not None
+    return expand()
+
+
+def _eight(
+    backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, compute: str | None
+) -> EightBit | None:
+    """Return the product in 8 bits that a reader may prepare, or leave to others."""
+    if block_scaled.block_of(packed, form, compute, dtype):
+        return EightBit(block_scaled.ROWS, None)
+    if compute == int8_linear.NAME:
+        return int8_linear.prepared(backend, packed, form, dtype)
+    if compute == fp8_linear.NAME and packed.device.type == "cuda":
+        return fp8_linear.prepared(packed, form, dtype)
+    return None
+
+
+def _prepared_with_rotation(
+    backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str
+) -> Prepared:
+    codes = packed.without_rotation
+    form = backend.form(codes)
+
+    at_once, least = None, 0
+    kernels = dispatch.way(backend, codes, form, dtype)
+    if form is not None and kernels.reader is not None:
+        eight = _eight(backend, codes, form, dtype, compute)
+        few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
+        least = 0 if eight is None else eight.least
+        at_once = kernels.reader.prepared_with_rotation(
+            form, codes.parts, dtype, few, prefix, eight, packed.spec.rotation
+        )
+    inner = prepared(backend, codes, form, dtype, compute, prefix)
+    names = {name: prefix + name for name in packed.parts}
+    return LinearWithRotation(
+        packed.spec, names, dtype, at_once, least, inner, partial(dispatch.multiply, backend, form, compute)
+    )
