@@ -124,7 +124,8 @@ def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any]:
     except SdquantError:  # which a drawing explains
         known = Traits()
     choices = [OWN, *known.samplers]
-    return gr.update(visible=known.negative), gr.update(choices=choices, value=sampler if sampler in choices else OWN)
+    kept = {} if sampler in choices else {"value": OWN}  # one that stays is not sent: another may be chosen meanwhile
+    return gr.update(visible=known.negative), gr.update(choices=choices, **kept)
 
 
 def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
