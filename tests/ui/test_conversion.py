@@ -1,0 +1,39 @@
+"""Names of what the Convert tab writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sdquant.errors import SettingsError
+from sdquant.ui import conversion
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("FLUX.1-dev/", "FLUX.1-dev-nf4"),
+        ("realistic (v2) [fp16].safetensors", "realistic -v2- -fp16--nf4"),
+        ("(x).gguf", "x--nf4"),
+        ("()", "model-nf4"),
+        ("\N{CJK UNIFIED IDEOGRAPH-4E00}" * 60 + ".gguf", "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 22 + "-nf4"),
+    ],
+)
+def test_a_name_is_one_that_can_be_written(tmp_path: Path, source: str, name: str) -> None:
+    path = tmp_path / source
+    if source.endswith((".gguf", ".safetensors")):
+        path.touch()
+    else:
+        path.mkdir()
+    assert conversion.name_for(path, "nf4") == name
+    for kind in ("folder", "gguf", "file"):
+        conversion.target_path(tmp_path, name, kind)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../x", "a/b", "x.", "NUL", "com1.gguf", "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 99, "x" * 101, None, 5]
+)
+def test_a_name_that_cannot_be_written_is_refused(tmp_path: Path, name: object) -> None:
+    with pytest.raises(SettingsError, match="Cannot convert"):
+        conversion.target_path(tmp_path, name, "gguf")
