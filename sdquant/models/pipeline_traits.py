@@ -99,6 +99,6 @@ def sampling_with(pipe: Any, sampler: str | None) -> Iterator[None]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
