@@ -1,4 +1,4 @@
-"""Names of what the Convert tab writes."""
+"""Names and sizes of what the Convert tab writes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sdquant import demo
 from sdquant.errors import SettingsError
 from sdquant.ui import conversion
+from sdquant.ui.plan_preview import Target
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,14 @@ def test_a_name_is_one_that_can_be_written(tmp_path: Path, source: str, name: st
 def test_a_name_that_cannot_be_written_is_refused(tmp_path: Path, name: object) -> None:
     with pytest.raises(SettingsError, match="Cannot convert"):
         conversion.target_path(tmp_path, name, "gguf")
+
+
+def test_the_size_of_what_is_quantized_already_is_foreseen(tmp_path: Path) -> None:
+    folder = Target(path=str(demo.path("digits-flux")))
+    out = tmp_path / "model.gguf"
+    conversion.convert_model(folder, "q8_0", "gguf", out, lambda done, total: None)
+    again = Target(path=str(out), base=folder.path)
+    for scheme, kind in (("q4_k", "gguf"), ("fp8", "file")):
+        before, after = conversion.foreseen(again, scheme, kind)
+        assert before == pytest.approx(out.stat().st_size, rel=0.01)
+        assert after == conversion.foreseen(folder, scheme, kind)[1] < before
