@@ -41,7 +41,6 @@ def main() -> None:
                     person.set("quant.text_encoder", scheme)
                     person.set("offload", "balanced")
                     expect(page.locator(f"#verdict .sq-{verdict}")).to_be_visible()
-                    expect(page.get_by_role("option")).to_have_count(0)
                     expect(page.locator(f"#schemes tr.sq-chosen[data-scheme={scheme}]").first).to_be_visible()
                     page.evaluate("scrollTo(0, 0)")
                     page.screenshot(path=home / f"{scheme}.png", full_page=True)

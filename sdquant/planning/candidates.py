@@ -63,9 +63,16 @@ class Opened:
         """Return the scheme of each component, for schemes by role."""
         return {name: registry.parse(scheme) for role, scheme in schemes.items() for name in self.playing(role)}
 
-    def plan(self, schemes: Mapping[str, str]) -> Plan:
-        """Return the plan with these schemes by role. Raises like the planner; does not consult the matrix."""
-        return planner.build_plan(dataclasses.replace(self.resolved, specs=self.specs(schemes)), self.machine)
+    def plan(self, schemes: Mapping[str, str], *, convert: bool = False) -> Plan:
+        """Return the plan with these schemes by role. Raises like the planner; does not consult the matrix.
+
+        Args:
+            convert: quantize again what is quantized on disk; see `prepare`.
+        """
+        resolved = dataclasses.replace(self.resolved, specs=self.specs(schemes))
+        if convert:
+            resolved = resolve.completed(resolved, planner.to_quantize_again(resolved))
+        return planner.build_plan(resolved, self.machine)
 
     def playing(self, role: str) -> tuple[str, ...]:
         """Return the names of the components that have this role."""

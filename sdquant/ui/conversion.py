@@ -14,11 +14,13 @@ from ..planning import RULES, Settings
 
 if TYPE_CHECKING:
     from ..core import Scheme
-    from ..planning import Plan, Request
+    from ..planning import Request
     from .plan_preview import Target
 
 OnBytes = Callable[[int, int], None]
 _NAME = re.compile(r"\w[\w .+-]{0,99}")
+_MOST = 200  # bytes of a name; file systems take 255, with a suffix and what a file has while it is written
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\s*(\.|$)", re.IGNORECASE)  # what Windows takes for one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,15 @@ def usual(kind: str) -> str:
     return _kind(kind).usual
 
 
+def name_for(source: Path, scheme: str) -> str:
+    """Return a name for the result, which `target_path` takes unless it is taken."""
+    name = source.stem if source.is_file() else source.name
+    name = re.sub(r"[^\w .+-]", "-", name)
+    while len(name.encode()) > _MOST // 3:
+        name = name[:-1]
+    return f"{name.lstrip(' .+-') or 'model'}-{scheme.replace(':', '-')}"
+
+
 def target_path(folder: Path, name: object, kind: str) -> Path:
     """Return where to write.
 
@@ -74,6 +85,8 @@ def target_path(folder: Path, name: object, kind: str) -> Path:
     if not isinstance(name, str) or not _NAME.fullmatch(name.strip()) or name.strip().endswith("."):
         why = "the name of the result must be letters, digits, spaces and . + - only"
         raise SettingsError(what, why, "Write such a name, without folders")
+    if len(name.encode()) > _MOST or _DEVICE.match(name.strip()):
+        raise SettingsError(what, "not every system can have a file of this name", "Write another, shorter name")
     suffix = _kind(kind).suffix
     path = folder / (name.strip().removesuffix(suffix) + suffix if suffix else name.strip())
     if path.exists() or path.is_symlink():
@@ -86,35 +99,30 @@ def request_for(target: Target, scheme: str, kind: str) -> Request:
     if scheme not in schemes(kind):
         label = _kind(kind).label
         raise SettingsError(f"Cannot write {scheme!r}", f"a {label} cannot have it", "Choose a scheme from the list")
-    roles = ("model", "text_encoder") if kind == "folder" else ("model",)
-    return target.request(Settings({f"quant.{role}": scheme for role in roles}))
+    return target.request(Settings({f"quant.{role}": scheme for role in _roles(kind)}))
 
 
 def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
     """Return the bytes of the weights before, and of what is written."""
-    from ..planning import role_of
+    from ..compat import hardware
+    from ..planning import open_model, prepare, role_of
 
-    plan = _planned(target, scheme, kind)
+    request = request_for(target, scheme, kind)
+    opened = open_model(target.path, Settings({}), hardware.probe(), {"base": target.base, "progress": False})
+    if registry.scheme(scheme).backend == "gguf":  # which no request for a load can have
+        plan = opened.plan(dict.fromkeys(_roles(kind), scheme), convert=True)
+    else:
+        plan = prepare(request, convert=True)
     parts = [
         part for part in plan.components if kind == "folder" or ((role := role_of(part.name)) and role.name == "model")
     ]
-    names = {part.name for part in parts}
-    before = sum(
-        info.nbytes for name, src in plan.detected.sources.items() if name in names for info in src.tensors.values()
-    )
+    found = opened.resolved.detected.sources  # in the plan, they are as if they were floats
+    before = sum(info.nbytes for part in parts for info in found[part.name].tensors.values())
     return before, sum(part.bytes for part in parts)
 
 
-def _planned(target: Target, scheme: str, kind: str) -> Plan:
-    from ..compat import hardware
-    from ..planning import open_model, prepare
-
-    request = request_for(target, scheme, kind)
-    if registry.scheme(scheme).backend != "gguf":
-        return prepare(request, convert=True)
-    opened = open_model(target.path, Settings({}), hardware.probe(), {"base": target.base, "progress": False})
-    roles = ("model", "text_encoder") if kind == "folder" else ("model",)
-    return opened.plan(dict.fromkeys(roles, scheme))
+def _roles(kind: str) -> tuple[str, ...]:
+    return ("model", "text_encoder") if kind == "folder" else ("model",)
 
 
 def convert_model(target: Target, scheme: str, kind: str, out: Path, on_bytes: OnBytes) -> None:

@@ -17,7 +17,7 @@ KEY = "parameters"
 MAX_TEXT = 20_000  # characters
 
 _NEGATIVE = "Negative prompt:"
-_PAIR = re.compile(r'\s*(\w[\w /()-]*):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+_PAIR = re.compile(r'\s*(\w[\w /()-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
 _FEWEST = 3  # pairs that make a last line one of settings, and not of the prompt
 
 

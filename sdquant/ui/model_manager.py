@@ -190,10 +190,10 @@ class Engine:
     @contextmanager
     def alone(self, job: Job) -> Iterator[None]:
         """Reserve the machine for a job that loads models itself. The loaded model stays, or comes back at the end if
-        there is no room for another one of its size beside it."""
+        there is no room beside it for one of its size before quantization, which such jobs load."""
         with self._mine(job):
             before = self._held
-            if before is None or _both_fit(before.plan):
+            if before is None or _both_fit(before.plan, sum(part.bytes_bf16 for part in before.plan.components)):
                 yield
                 return
             request = before.asked
@@ -271,14 +271,15 @@ def _changed(model: LoadedModel) -> bool:
     return any(now[path] != stamp for path, stamp in model.stamps.items() if path in now)
 
 
-def _both_fit(plan: Plan) -> bool:
-    """Return whether the model of a plan fits next to the one in memory, with room to spare."""
+def _both_fit(plan: Plan, nbytes: int = 0) -> bool:
+    """Return whether the model of a plan, or one of `nbytes` if that is more, fits next to the one in memory, with room
+    to spare."""
     from ..compat import hardware
 
     here = hardware.probe()
     device = next((row for row in here.devices if row.torch_name == plan.device), here.best)
     free = min(here.ram_available, device.memory_free if device.memory_free is not None else 0)
-    return 2 * plan.bytes < free
+    return 2 * max(plan.bytes, nbytes) < free
 
 
 @contextmanager

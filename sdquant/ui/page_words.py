@@ -7,7 +7,7 @@ import re
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
     (r"[\w.]+\(\) missing \d+ required positional arguments?: ", ""),  # in the library's own words
-    (r"`?sdquant quantize`?( --[\w-]+)?", "the Convert tab"),
+    (r"`sdquant quantize[^`]*`( --[\w-]+)?|sdquant quantize( --[\w-]+)?", "the Convert tab"),
     (r'allow_incompatible(=True|="?on"?)?', "More > Allow incompatible"),
     (r"allow_pickle(=True)?", "More > Allow pickle"),
     (r"offload='none'|offload=\"none\"", "no offload"),
@@ -15,11 +15,11 @@ _WORDS = (
     (r"runtime=['\"](\w+)['\"]", r"the \1 runtime"),
     (r"quant=['\"]?none['\"]?", "Original"),
     (r"quant=None", "as found"),
-    (r"quant=['\"]([\w:,.-]+)['\"]", r"\1"),
+    (r"quant=['\"]([\w:,.=-]+)['\"]", r"\1"),
     (r"compute=['\"](\w+)['\"]", r"compute \1"),
-    (r"device=['\"]cpu['\"]", "the device cpu"),
-    (r"(mode|dtype|budget|device|variant)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
-    (r"base=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
+    (r"device=['\"]([\w:]+)['\"]", r"the device \1"),
+    (r"\b(mode|dtype|budget|device|variant)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
+    (r"\bbase=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
     (r"\b(runtime|compute|offload|quant|budget|skip)=(?=\W|$)", r"\1"),
 )
 _TABLE = tuple((re.compile(pattern), text) for pattern, text in _WORDS)

@@ -40,6 +40,7 @@ class Person:
         name = re.escape(choice).replace("/", r"\/")  # Playwright writes it between slashes
         self.page.get_by_role("option", name=re.compile(rf"^(✓\s*)?{name}($|\s+[✕?◔])")).click()
         expect(field).to_have_value(re.compile(rf"^{name}($|\s+[✕?◔])"))
+        expect(self.page.get_by_role("option")).to_have_count(0)  # the list fades out, and the next may have this name
 
     def model(self, name: str) -> None:
         """Choose the model."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import sdquant
 
@@ -42,6 +44,9 @@ NAMED = (
     ("compare-run", "click", "model", "compare-status"),
     ("preset-fastest", "click", "model", "applied"),
     ("again", "click", "model", ""),
+    ("convert-run", "click", "model", "convert-status"),
+    ("convert-run", "click", "convert-name", "convert-status"),
+    ("convert-scheme", "change", "base", "convert-seen"),
     # The cache is a folder, too.
     ("apply", "click", "set-cache", "applied"),
     ("model", "change", "set-cache", "verdict"),
@@ -64,7 +69,12 @@ TYPED = (
     ("compare-run", "click", "compare-schemes"),
     ("compare-run", "click", "compare-seed"),
     ("again", "click", "base"),
+    ("convert-run", "click", "convert-kind"),
+    ("convert-run", "click", "convert-scheme"),
+    ("convert-kind", "change", "convert-kind"),
+    ("convert-scheme", "change", "convert-scheme"),
 )
+SHOWN = {"draw": "status", "compare-run": "compare-status", "convert-run": "convert-status"}
 NUMBERS = ("steps", "seed", "compare-seed")
 
 
@@ -118,8 +128,8 @@ def test_values_of_other_types_do_no_harm(
     number = events.number(element, event)
     answer = events.send(number, events.values(number, {widget: value}))
     assert answer.status == 200
-    if element in ("draw", "compare-run"):
-        assert _refused(answer, {"draw": "status"}.get(element, "compare-status"))
+    if element in SHOWN:
+        assert _refused(answer, SHOWN[element])
     _check(answer, running)
 
 
@@ -177,7 +187,9 @@ def test_what_else_an_event_may_carry_changes_nothing(running: Served, events: E
     _check(events.send(number, events.values(number), **more), running)
 
 
-@pytest.mark.parametrize("element", ["cancel", "cancel-load", "compare-cancel", "fix-0", "fix-1", "fix-2"])
+@pytest.mark.parametrize(
+    "element", ["cancel", "cancel-load", "compare-cancel", "convert-cancel", "fix-0", "fix-1", "fix-2"]
+)
 def test_buttons_that_cannot_be_pressed_do_nothing(running: Served, events: Events, element: str) -> None:
     number = events.number(element)
     answer = events.send(number, events.values(number))
@@ -238,6 +250,37 @@ def test_imported_files_are_checked(running: Served, events: Events, content: by
     answer = events.send(number, values)
     assert not answer.success or "sq-breaks" in answer.values["applied"] or "Not taken" in answer.values["applied"]
     assert not [one for one in answer.values.values() if "<script" in str(one)]
+    assert leaks(answer.raw, running) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<script>alert(1)</script>\nSteps: 7, Sampler: <script>, Seed: 5", {"steps": 7, "seed": 5}),
+        ("p\nSteps: 99999999999999999999999, Seed: -1, CFG scale: nan, Size: 1e9x-3", {"prompt": "p"}),
+        ("p\nSteps: 3, Seed: 1, Sampler: UniPC", {"steps": 3, "sampler": "the model's own"}),  # not of digits-flux
+        ("x" * 30_000, {}),
+        ("a " * 10_000, {}),
+    ],
+    ids=lambda text: str(text)[:20],
+)
+def test_dropped_pictures_are_checked(
+    running: Served, events: Events, tmp_path: Path, text: str, expected: dict[str, Any]
+) -> None:
+    info = PngInfo()
+    info.add_text("parameters", text)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=info)
+    body = part("picture.png").replace(b"evil", (tmp_path / "a.png").read_bytes())
+    sent = request(running.port, "POST", "/gradio_api/upload", (PARTS, OWN), body)
+    file = {"path": json.loads(sent.body)[0], "orig_name": "picture.png", "meta": {"_type": "gradio.FileData"}}
+    number = events.number("dropped", "upload")
+    answer = events.send(number, events.values(number, {"dropped": file, "model": "digits-flux"}))
+    assert "Settings taken" in answer.values["status"] and "<script" not in answer.values["status"]
+    skipped = {"__type__": "update"}
+    values = {name: answer.values[name] for name in ("steps", "seed", "width", "height", "guidance", "sampler")}
+    assert {name: answer.values[name] for name in expected} == expected
+    assert all(one == skipped for name, one in values.items() if name in ("width", "height"))
+    assert values["sampler"] == "the model's own"
     assert leaks(answer.raw, running) == []
 
 

@@ -6,12 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
 from sdquant.core import registry
 
+from .person import Person
+
 if TYPE_CHECKING:
-    from .person import Person
+    from ..ui.conftest import Served
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -65,3 +67,26 @@ def test_choose_by_what_one_cares_about(person: Person) -> None:
     expect(table.locator("tr[data-scheme=sdnq-int4]").last).to_be_visible()
     person.write("scheme-search", "<img src=x>")
     expect(table).to_contain_text("No scheme has these words")
+
+
+def test_a_choice_before_the_page_has_its_answers_stays(page: Page, running: Served) -> None:
+    held: list[Route] = []
+    chosen = False
+
+    def answer(route: Route) -> None:
+        if chosen:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/queue/data?*", answer)
+    person = Person(page, running.url)
+    person.tab("Settings")
+    person.set("quant.model", "nf4")
+    chosen = True
+    for route in held:
+        route.continue_()
+    expect(page.locator("#verdict [data-name=transformer]")).to_contain_text("nf4")
+    assert person.value("quant.model") == "nf4"
+    expect(page.locator("#schemes table")).to_be_visible()
+    expect(page.locator("#schemes .sq-chosen")).to_have_count(0)  # the text encoders have another one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import threading
@@ -14,6 +15,7 @@ from PIL import Image, ImageChops
 
 import sdquant
 from sdquant import demo
+from sdquant.compat import hardware
 from sdquant.models.generate import Stopped
 from sdquant.planning.request import Request, make_request
 from sdquant.ui import model_manager as engines
@@ -146,7 +148,9 @@ def test_a_comparison_leaves_the_model_or_brings_it_back(monkeypatch: pytest.Mon
     loaded = engine.load(asked(quant="nf4"))
     with engine.alone(Job()):
         assert engine.held is loaded
-    monkeypatch.setattr("sdquant.ui.model_manager._both_fit", lambda plan: False)
+    here = hardware.probe()
+    room = dataclasses.replace(here, ram_available=2 * loaded.plan.bytes + 1)  # of one like it, but for its original
+    monkeypatch.setattr(hardware, "probe", lambda: room)
     with pytest.raises(Stopped), engine.alone(Job()):
         assert engine.held is None
         raise Stopped

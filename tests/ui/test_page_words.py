@@ -25,4 +25,7 @@ def test_only_a_scheme_is_called_original() -> None:
 def test_words() -> None:
     said = 'Use offload="model", or runtime="plain", or quant="int8", which runs in every mode'
     assert in_page_words(said) == "Use model offload, or the plain runtime, or int8, which runs in every mode"
+    said = "Write it with `sdquant quantize a b.gguf --quant q4_k`, or `sdquant quantize` --rules, on device='cuda:0'"
+    assert in_page_words(said) == "Write it with the Convert tab, or the Convert tab, on the device cuda:0"
+    assert in_page_words("quant='int8:group=32' for database=5") == "int8:group=32 for database=5"
     assert in_page_words("QBytesTensor.new() missing 5 required positional arguments: x moves") == "x moves"

@@ -79,12 +79,11 @@ def _foreseen(desk: Desk, model: str, base: str, kind: str, scheme: str) -> tupl
         return html_components.refusal(error, desk.roots), gr.skip(), gr.update(interactive=False)
     share = f" ({after / before:.0%})" if before else ""
     text = f"{size(before)} become about {size(after)}{share}, in {desk.roots.shown(folder)}."
-    name = f"{Path(target.path).stem}-{scheme.replace(':', '-')}"
     return (
         html_components.card(
             "info", f"{html_components.escape(scheme)}: {size(after)}", html_components.paragraph(text)
         ),
-        name,
+        conversion.name_for(Path(target.path), scheme),
         gr.update(interactive=True),
     )
 
@@ -115,6 +114,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
     def work(job: Job) -> float:
         with desk.engine.alone(job):
+            conversion.target_path(out.parent, name, kind)  # a job that was before this one may have made it
             conversion.convert_model(target, scheme, kind, out, lambda done, total: job.at("converting", done, total))
         return time.perf_counter() - begin
 

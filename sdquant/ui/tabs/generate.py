@@ -15,6 +15,7 @@ from ..model_manager import Drawing, GeneratedImage, Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, text_of, whole_number
 
 if TYPE_CHECKING:
+    from ...models import Traits
     from ..app_state import Desk
     from ..header import Head
 
@@ -98,7 +99,10 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
     )
     cancel.click(stop, None, None, queue=False, **_QUIET)
     dropped.upload(
-        lambda path, *shown: _taken(desk, path, shown), [dropped, *fields], [status, dropped, *fields], **_QUIET
+        lambda path, model, base, *shown: _taken(desk, path, model, base, shown),
+        [dropped, head.model, head.base, *fields],
+        [status, dropped, *fields],
+        **_QUIET,
     )
 
     def wire(page: gr.Blocks) -> None:
@@ -114,17 +118,23 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
     return wire
 
 
-def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any]:
-    """Return the updates of negative prompt and sampler for a model."""
+def _known(desk: Desk, model: str, base: str) -> Traits:
+    """Return the traits of a model; those of none if it cannot be opened, which a drawing explains."""
     from ...models import Traits, traits
 
     try:
         target = desk.target(model, base)
-        known = traits(target.base or target.path)
-    except SdquantError:  # which a drawing explains
-        known = Traits()
+        return traits(target.base or target.path)
+    except SdquantError:
+        return Traits()
+
+
+def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any]:
+    """Return the updates of negative prompt and sampler for a model."""
+    known = _known(desk, model, base)
     choices = [OWN, *known.samplers]
-    return gr.update(visible=known.negative), gr.update(choices=choices, value=sampler if sampler in choices else OWN)
+    kept = {} if sampler in choices else {"value": OWN}  # one that stays is not sent: another may be chosen meanwhile
+    return gr.update(visible=known.negative), gr.update(choices=choices, **kept)
 
 
 def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -213,8 +223,11 @@ def _with_settings(desk: Desk, result: GeneratedImage) -> list[tuple[Any, str]]:
     ]
 
 
-def _taken(desk: Desk, path: str | None, shown: Sequence[Any]) -> tuple[Any, ...]:
-    """Return status, the emptied file box, and the widgets with the settings of a picture."""
+def _taken(desk: Desk, path: str | None, model: str, base: str, shown: Sequence[Any]) -> tuple[Any, ...]:
+    """Return status, the emptied file box, and the widgets with the settings of a picture.
+
+    Numbers outside the limits are not taken, nor a sampler that the model at hand does not have.
+    """
     try:
         if path is None:
             return (gr.skip(), gr.skip(), *(gr.skip() for _ in shown))
@@ -222,26 +235,31 @@ def _taken(desk: Desk, path: str | None, shown: Sequence[Any]) -> tuple[Any, ...
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), None, *(gr.skip() for _ in shown)
     sides = settings.get("Size", "").partition("x")
+    sampler = settings.get("Sampler") or OWN
+    there = sampler in (OWN, *_known(desk, model, base).samplers)
     new = (
-        settings["Prompt"] or gr.skip(),
-        settings["Negative prompt"],
-        _number(settings.get("Steps"), int),
-        _number(settings.get("Seed"), int),
-        _number(sides[0], int),
-        _number(sides[2], int),
-        _number(settings.get("CFG scale"), float) if "CFG scale" in settings else -1,
-        settings.get("Sampler") or OWN,
+        settings["Prompt"][:MAX_PROMPT] or gr.skip(),
+        settings["Negative prompt"][:MAX_PROMPT],
+        _number(settings.get("Steps"), int, 1, MAX_STEPS),
+        _number(settings.get("Seed"), int, 0, MAX_SEED),
+        _number(sides[0], int, 0, MAX_SIDE),
+        _number(sides[2], int, 0, MAX_SIDE),
+        _number(settings.get("CFG scale"), float, 0, MAX_GUIDANCE) if "CFG scale" in settings else -1,
+        sampler if there else OWN,
         1,
     )
     text = ", ".join(f"{name} {value}" for name, value in settings.items() if "rompt" not in name)
-    return html_components.card("info", "Settings taken from the picture", html_components.paragraph(text)), None, *new
+    lines = [text] if there else [text, f"Not taken: the sampler {sampler}, which the chosen model does not have."]
+    card = html_components.card("info", "Settings taken from the picture", *map(html_components.paragraph, lines))
+    return card, None, *new
 
 
-def _number(text: str | None, kind: type) -> Any:
+def _number(text: str | None, kind: type, least: float, most: float) -> Any:
     try:
-        return kind(text or "")
+        value = kind(text or "")
     except ValueError:
         return gr.skip()
+    return value if least <= value <= most else gr.skip()
 
 
 def resident() -> int:

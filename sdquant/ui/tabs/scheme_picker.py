@@ -23,7 +23,7 @@ _CHOSEN = tuple(row for row in ROLES if row.by_default)
 _ALL = "All"
 
 Read = Callable[[Sequence[Any]], dict[str, Any]]
-Put = Callable[[Mapping[str, Any]], list[Any]]
+Put = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _act(
     except SdquantError:  # which the verdict explains
         return [gr.skip(), *nothing]
     value = None if name == NOT_QUANTIZED else name
-    return [gr.skip(), *put({**values, **{f"quant.{one}": value for one in _roles(role)}})]
+    return [gr.skip(), *put({**values, **{f"quant.{one}": value for one in _roles(role)}}, shown)]
 
 
 def _roles(label: object) -> tuple[str, ...]:

@@ -79,7 +79,11 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         trigger_mode="always_last",
         **_QUIET,
     )
-    page.load(lambda: _put(desk.settings.values), None, every, **_QUIET)
+
+    def restore(*shown: Any) -> list[Any]:
+        return _put(desk.settings.values, shown)
+
+    page.load(restore, every, every, **_QUIET)
     scheme_picker.wire(desk, picker, page, where, every, _read, _put)
 
     # What fills the widgets.
@@ -87,7 +91,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         button.click(partial(_preset, desk, name), [*where, *every], [outcome, *every], **_QUIET)
     for number, button in enumerate(ways):
         button.click(partial(_fix, number), [changes, *every], every, **_QUIET)
-    reset.click(lambda: _put(desk.settings.values), None, every, **_QUIET)
+    reset.click(restore, every, every, **_QUIET)
     take.upload(partial(_import, desk), [take, *every], [outcome, *every], **_QUIET)
 
     # What acts.
@@ -129,9 +133,17 @@ def _read(shown: Sequence[Any]) -> dict[str, Any]:
     return {row.name: row.parse(one) for row, one in zip(fields(), shown, strict=True)}
 
 
-def _put(values: Mapping[str, Any]) -> list[Any]:
-    """Return the updates that make the widgets show `values`."""
-    return [widgets.update(row, values[row.name], None) for row in fields()]
+def _put(values: Mapping[str, Any], shown: Sequence[Any]) -> list[Any]:
+    """Return the updates that make the widgets show `values`.
+
+    Args:
+        shown: what the widgets had when the event began. One that has its value already is left alone: a person may
+            have chosen another since, above all on a page that has just been opened.
+    """
+    return [
+        gr.skip() if widgets.has(row, values[row.name], one) else widgets.update(row, values[row.name], None)
+        for row, one in zip(fields(), shown, strict=True)
+    ]
 
 
 def _as_they_are() -> list[Any]:
@@ -206,7 +218,7 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
     return html_components.card("info", escape(title), html_components.paragraph(choice.why + ".")), *_put(
-        choice.settings.values
+        choice.settings.values, shown
     )
 
 
@@ -220,7 +232,7 @@ def _keepable(values: Mapping[str, Any]) -> Settings:
 
 def _fix(number: int, changes: list[dict[str, Any]], *shown: Any) -> list[Any]:
     """Apply a fix's changes to the widgets; change nothing if the button is of an earlier evaluation."""
-    return _put({**_read(shown), **changes[number]}) if number < len(changes) else _as_they_are()
+    return _put({**_read(shown), **changes[number]}, shown) if number < len(changes) else _as_they_are()
 
 
 def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
@@ -238,7 +250,7 @@ def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
         return html_components.refusal(error, desk.roots), *_as_they_are()
     lines = [html_components.paragraph(f"Taken: {', '.join(read.taken)}.")] if read.taken else []
     lines += [html_components.paragraph(f"Not taken: {name}. {why}") for name, why in read.left]
-    return html_components.card("info", "Imported. Apply to use it.", *lines), *_put(read.settings.values)
+    return html_components.card("info", "Imported. Apply to use it.", *lines), *_put(read.settings.values, shown)
 
 
 def _export(desk: Desk) -> Any:
