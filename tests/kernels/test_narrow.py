@@ -40,3 +40,10 @@ def test_products(rows: int, inputs: int, outputs: int, rank: int, threads: int)
     for other in (x.bfloat16(), x[:5], x.to("meta"), x.clone().requires_grad_()):
         assert not narrow.add_product(got[: len(other)], other, down, up, is_turned=False)
     assert torch.equal(got, y)
+
+
+def test_a_branch_of_no_rank_is_left_to_torch() -> None:
+    """In C it would be a division by zero, which ends the process."""
+    y = torch.ones(40, 32)
+    assert not narrow.add_product(y, torch.ones(40, 64), torch.ones(64, 0), torch.ones(32, 0), is_turned=False)
+    assert torch.equal(y, torch.ones(40, 32))
