@@ -62,8 +62,12 @@ def matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def rotate_by_matrix(values: Tensor, size: int) -> Tensor:
-    """Rotate each run of `size` values of the last axis by one product, in the dtype of `values`.
+    """Rotate each run of `size` values of the last axis by one product, in the dtype of `values`, in `autocast` too.
 
     Sums are in the order of comfy-kitchen's and SDNQ's, so that weights are quantized to the same codes.
     """
+    kind = values.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return rotate_by_matrix(values, size)
     return (values.reshape(-1, size) @ matrix(size, values.dtype, values.device)).view(values.shape)

@@ -219,12 +219,7 @@ def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Ten
 
 
 def _linear_with_whole(
-    backend: Backend,
-    residual: Packed,
-    branch: LowRank,
-    parts: Mapping[str, Tensor],
-    x: Tensor,
-    bias: Tensor | None,
+    backend: Backend, residual: Packed, branch: LowRank, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None
 ) -> Tensor | None:
     """Multiply x by a weight that is decoded together with its low-rank branch; None for few rows, or where no kernel
     decodes it."""

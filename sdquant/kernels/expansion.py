@@ -34,7 +34,7 @@ def expand_rows(codes: Tensor, bits: int, scale: Tensor, table: Tensor | None, o
             scale = scale.view(torch.uint8)
         return native.expand_rows(codes, bits, scale, values, table, out)
     kernels = imports.expansion(out.device)
-    if kernels is None or codes.storage_offset() % 4 or (codes.shape[1] - (out.shape[1] // 4 if bits == 6 else 0)) % 4:
+    if kernels is None or codes.storage_offset() % 4 or codes.shape[1] % 4:  # rows are read by words
         return False
     kernels.expansion(codes, bits, scale, table, out)(out.device)
     return True

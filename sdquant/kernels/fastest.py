@@ -45,7 +45,7 @@ def prefers_other(
     key = _key(kind, rows, device)
     verdict = _known(key)
     if verdict is None:
-        may = device.type == "cuda" and verdicts.tunes()
+        may = _may_measure(device)
         if may and torch.cuda.is_current_stream_capturing():
             return False
         verdict = may and _slower(usual, other, device)
@@ -69,8 +69,13 @@ def by_the_faster(kind: Hashable, rows: int, usual: Callable[[], _T], other: Cal
 
 
 def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
-    """Return whether it has been found that the usual implementation is to be preferred."""
-    return _known_here(_key(kind, rows, device)) is False
+    """Return whether the usual implementation is to be preferred: as has been found, or while a CUDA graph is recorded,
+    in which what is computed to find out would be computed again each time."""
+    key = _key(kind, rows, device)
+    verdict = _known_here(key)
+    if verdict is None and _may_measure(device) and torch.cuda.is_current_stream_capturing():
+        return not _known(key)
+    return verdict is False
 
 
 def verdicts_so_far() -> dict[Hashable, bool]:
@@ -95,6 +100,10 @@ def start_over(device: torch.device) -> None:
         del _verdicts[key]
     _seen.clear()
     verdicts.drop_verdicts(device)
+
+
+def _may_measure(device: torch.device) -> bool:
+    return device.type == "cuda" and verdicts.tunes()
 
 
 def _key(kind: Hashable, rows: int, device: torch.device) -> tuple[torch.device, int, Hashable]:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..core import input_scale_of, torch_dtypes
+from ..utils.tensors import divided
 from .base import Coding, EightBit
 from .hadamard import rotate
 from .int8_reference import scaled_rows
@@ -184,7 +185,7 @@ def quantized_rows(x: Tensor, out: Tensor | None = None, rotation: int = 0) -> t
 
 def _quantized_by(scale: float, x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize rows by one scale that is known before; see `quantized_rows`."""
-    codes = x.float().div(scale).clamp_(-LARGEST, LARGEST).to(_CODES)
+    codes = divided(x.float(), scale).clamp_(-LARGEST, LARGEST).to(_CODES)
     return codes, torch.full((len(x), 1), scale, dtype=torch.float32, device=x.device)
 
 

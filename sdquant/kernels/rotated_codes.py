@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core import hadamard
 from ..utils.tensors import is_finite
 from .cpu.rotation import code_within, rotate_within
-from .dispatch_guard import plain, seen
+from .dispatch_guard import plain, seen, undisturbed
 from .workspace import scratch
 
 GROUPS = (64, 256)  # for which it is faster, and bounds are small
@@ -79,9 +79,10 @@ def _is_worth_it(rows: Tensor, group: int, scale_of: Callable[[Tensor], Tensor])
 
 
 @lru_cache
+@undisturbed
 def _sums_alike(group: int, threads: int, precision: str) -> bool:
     """Return whether a product with the matrix has the same bits for a few groups as for many, and sums in float32."""
-    x = torch.randn(64 * TOGETHER, group, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(64 * TOGETHER, group, dtype=torch.float32, generator=torch.Generator("cpu").manual_seed(0))
     many, exact = hadamard.rotate_by_matrix(x, group), hadamard.rotate_by_matrix(x.double(), group)
     alike = all(torch.equal(hadamard.rotate_by_matrix(some, group), expected)
                 for some, expected in zip(x.chunk(64), many.chunk(64), strict=True))  # fmt: skip

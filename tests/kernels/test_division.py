@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from sdquant import backends
 from sdquant.core.backend import Unfit
-from sdquant.kernels import int8_reference
+from sdquant.kernels import fp8_linear, int8_reference
 from sdquant.rules.core.how_to_quantize import HowToQuantize
 from sdquant.rules.core.qarray import quantize
 from sdquant.rules.core.qtypes import qtype
@@ -107,3 +107,14 @@ def test_rules_find_the_same_scales(row: str, method: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activations_become_the_same_integers(dtype: torch.dtype) -> None:
     same(lambda: int8_reference.quantized_rows(weight(dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_become_the_same_float8_by_the_scale_of_a_file(dtype: torch.dtype) -> None:
+    x = weight(dtype, 4096)  # of which few are near the middle of two codes
+
+    def codes() -> list[Tensor]:
+        made, scale = fp8_linear._quantized_by(0.0123, x)
+        return [made.view(torch.uint8), scale]
+
+    same(codes)

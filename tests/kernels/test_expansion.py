@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 import sdquant
 from sdquant.kernels import expand_rows
+from sdquant.kernels.triton import imports
 from tests.kernels.instructions import others, use
 
 ROWS = 37
@@ -71,3 +74,14 @@ def test_products_are_those_of_the_integers(
     with torch.no_grad():
         assert torch.equal(layer(x), y)
         assert torch.equal(packed.dequantize(), exact.weight)
+
+
+@pytest.mark.parametrize(("bits", "columns", "is_taken"), [(4, 16, 1), (4, 12, 0), (6, 48, 1), (6, 40, 0)])
+def test_a_card_reads_rows_by_words(bits: int, columns: int, is_taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that begins between two words would be a misaligned address, which ends all work on a card."""
+    launches: list[tuple[object, ...]] = []
+    kernels = SimpleNamespace(expansion=lambda *of: lambda device: launches.append(of))
+    monkeypatch.setattr(imports, "expansion", lambda device: kernels)
+    codes = torch.empty(3, columns * bits // 8, dtype=torch.uint8, device="meta")
+    scale, out = torch.empty(3, columns // 4, device="meta"), torch.empty(3, columns, dtype=torch.int8, device="meta")
+    assert expand_rows(codes, bits, scale, None, out) == bool(is_taken) and len(launches) == is_taken

@@ -76,6 +76,18 @@ def test_a_graph_that_is_recorded_does_not_decide(timed: list[float], monkeypatc
     assert choose(2.0, 1.0)
 
 
+def test_a_graph_that_is_recorded_has_no_more_than_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which callers ask before they compute with the other one."""
+    verdicts.keep(CARD, fastest._key("b", 300, CARD)[1:], True)
+    verdicts.write()
+    assert not fastest.is_settled("a", 300, CARD) and not fastest.is_settled("b", 300, CARD)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert fastest.is_settled("a", 300, CARD) and not fastest.is_settled("b", 300, CARD)
+    assert not fastest.is_settled("c", 300, CPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert not fastest.is_settled("a", 300, CARD)
+
+
 def test_one_that_does_not_work_is_not_taken(timed: list[float]) -> None:
     def raises() -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -4,7 +4,7 @@ it, where the order of sums decides them too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -138,3 +138,32 @@ def test_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = _normal(64, 768).bfloat16()
     monkeypatch.setattr(rotated_codes, "rotate_within", lambda *_: False)
     assert all(map(torch.equal, rotated_codes.quantize(rows, 256, _scale, -128, 127), _wanted(rows, 256)))
+
+
+@pytest.fixture(params=["default device", "default dtype", "autocast"])
+def _settings_of_the_user(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "default dtype":
+        torch.set_default_dtype(torch.float16)
+        yield
+        torch.set_default_dtype(torch.float32)
+    else:
+        with torch.device("meta") if request.param == "default device" else torch.autocast("cpu", torch.bfloat16):
+            yield
+
+
+@pytest.fixture
+def weight() -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+    """A weight, and its codes and scales, before the settings change."""
+    rows = _normal(64, 512).bfloat16()
+    rotated_codes._sums_alike.cache_clear()
+    yield rows, _wanted(rows, 256)
+    rotated_codes._sums_alike.cache_clear()
+
+
+@needs_native
+@pytest.mark.usefixtures("weight", "_settings_of_the_user")
+def test_settings_of_the_user_change_nothing(weight: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
+    rows, wanted = weight
+    assert all(map(torch.equal, rotated_codes.quantize(rows, 256, _scale, -128, 127), wanted))
+    assert rotated_codes._sums_alike(256, torch.get_num_threads(), torch.get_float32_matmul_precision())
+    assert rotated_codes._sums_alike.cache_info().misses == 1

@@ -20,7 +20,9 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
         down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank].
     """
     module, tensors, (rows, inputs), (outputs, rank) = extension(), (y, x, down, up), x.shape, up.shape
-    if module is None or rows < _LEAST or not all(each.is_cpu and each.dtype is torch.float32 for each in tensors):
+    if module is None or rows < _LEAST or not (inputs and rank and outputs):
+        return False
+    if not all(each.is_cpu and each.dtype is torch.float32 for each in tensors):
         return False
     if not y.is_contiguous() or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         return False

@@ -1,9 +1,9 @@
 """Rotations of activations on GPUs: `hadamard.rotate` by butterflies, as the C kernels do it (cpu/rotate.h).
 
 The regular matrix of a power of 4 is a Kronecker product of matrices of four rows, so numbers are combined in fours
-that are 1 apart, then 4, 16 and so on: the sum of one pair, and the difference of the other. Sylvester's, of other
-powers of 2, combines pairs, and scales at the end. Numbers of regular groups are those of the C kernels, bit for
-bit: the order of sums is the same, and halving is exact.
+that are 1 apart, then 4, 16 and so on: the sum of a pair, and the difference of the other one, of their halves.
+Sylvester's, of other powers of 2, combines pairs, and scales at the end. Numbers of regular groups are those of the C
+kernels, bit for bit: the order of sums is the same, and halving is exact.
 
 `rotated` is also called by `activations.quantize_kernel`. Reached by `imports.rotation`, so that nothing imports triton
 by accident.
@@ -48,10 +48,9 @@ def rotated(v, BLOCK: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr, BY
             other = swapped(pairs, 1)
             v = tl.where(tl.arange(0, 2)[None, :, None] == 0, pairs + other, other - pairs)
         else:
-            fours = tl.reshape(v, [BLOCK // 4 ** (step + 1), 2, 2, 4**step])
-            half = fours * 0.5
-            other = swapped(half, 2)
-            v = (half + other) + swapped(half - other, 1)
+            halves = tl.reshape(v * 0.5, [BLOCK // 4 ** (step + 1), 2, 2, 4**step])
+            other = swapped(halves, 2)
+            v = (halves + other) + swapped(halves - other, 1)
         v = tl.reshape(v, [BLOCK])
     if PAIRS:
         v = v * BY
@@ -108,7 +107,8 @@ def butterflies(x: Tensor, group: int) -> Tensor:
     if hadamard.is_regular(group):
         for step in range(bits // 2):
             a, b, c, d = (values * 0.5).reshape(-1, 4, 4**step).unbind(1)
-            values = torch.stack([(a + b) + (c - d), (a + b) - (c - d), (c + d) + (a - b), (c + d) - (a - b)], 1)
+            ab, cd = (a + b, a - b), (c + d, c - d)
+            values = torch.stack([ab[0] + cd[1], ab[0] - cd[1], cd[0] + ab[1], cd[0] - ab[1]], 1)
         return values.view(x.shape)
     for step in range(bits):
         a, b = values.reshape(-1, 2, 2**step).unbind(1)
