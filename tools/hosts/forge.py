@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import classic, measure, neo_features, sd_checkpoint
+from . import classic, forge_host, measure, neo_features, sd_checkpoint
 
 AS_FOUND = "as found"
 REPOSITORY = "runwayml/stable-diffusion-v1-5"  # of the configs that Forge ships for the models that it knows
@@ -40,7 +40,7 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     return rows
 
 
-class _Forge(classic.Host):
+class _Forge(forge_host.ForgeHost):
     def __init__(self, checkout: Path, work: Path) -> None:
         super().__init__(work)
         checkpoint = self.data / "models" / "Stable-diffusion" / "digits.safetensors"
@@ -76,39 +76,6 @@ class _Forge(classic.Host):
 
     def encoder(self) -> Any:
         return self.engine.text_processing_engine.text_encoder.transformer
-
-    def others(self) -> dict[str, Any]:
-        """What ControlNet and the like do to the UNet's first output in a drawing, and an embedding to the text's."""
-        before = self._first()
-        found = {name: self._first(add) - before for name, add in neo_features.FEATURES.items()}
-        embeddings = self.engine.text_processing_engine.embeddings
-        embeddings.expected_shape = 128
-        embeddings.load_textual_inversion_embeddings()
-        plain = self.text_in(classic.PROMPT)
-        return found | {"textual inversion": self.text_in(f"{classic.PROMPT} {neo_features.WORD}") - plain}
-
-    def _first(self, add: Any = None) -> Any:
-        """The UNet's first output in a drawing, with what `add` makes of its patcher in the place of it."""
-        outputs: list[Any] = []
-        original = self.engine.forge_objects_original
-        kept = original.unet
-        handle = self.unet().register_forward_hook(lambda _, __, out: outputs.append(out.flatten().clone()))
-        try:
-            original.unet = kept if add is None else add(kept)
-            self.engine.current_lora_hash = ""  # so that Forge takes it
-            self.draw(classic.PROMPT)
-        finally:
-            original.unet = kept
-            handle.remove()
-        self.engine.current_lora_hash = ""
-        return outputs[0]
-
-    def saved(self) -> str:
-        """What Forge says to saving the model."""
-        try:
-            return str(self.engine.save_checkpoint(str(self.data / "saved.safetensors")))
-        except Exception as error:
-            return str(error)
 
 
 def _know_the_model(work: Path) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from . import measure, neo_features, sd_checkpoint
-from .classic import FEATURES, PROMPT, Host
+from .classic import FEATURES, PROMPT
+from .forge_host import ForgeHost
 
 # "online": Neo's own option to add LoRAs each time; "partly": what its lowvram mode does, for 80 % of the model's bytes
 WAYS = {
@@ -55,7 +56,7 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     return rows
 
 
-class _Host(Host):
+class _Host(ForgeHost):
     """Neo with sdquant's extension and the model digits-sd."""
 
     def __init__(self, checkout: Path, work: Path) -> None:
@@ -158,39 +159,6 @@ class _Host(Host):
         expected = self.draw(one)
         self.draw(other)
         return bool((self.draw(one) == expected).all())
-
-    def others(self) -> dict[str, Any]:
-        """What ControlNet and the like do to the UNet's first output in a drawing, and an embedding to the text's."""
-        before = self._first()
-        found = {name: self._first(add) - before for name, add in neo_features.FEATURES.items()}
-        embeddings = self.engine.text_processing_engine.embeddings
-        embeddings.expected_shape = 128
-        embeddings.load_textual_inversion_embeddings()
-        plain = self.text_in(PROMPT)
-        return found | {"textual inversion": self.text_in(f"{PROMPT} {neo_features.WORD}") - plain}
-
-    def _first(self, add: Any = None) -> Any:
-        """The UNet's first output in a drawing, with what `add` makes of its patcher in the place of it."""
-        outputs: list[Any] = []
-        original = self.engine.forge_objects_original
-        kept = original.unet
-        handle = self.unet().register_forward_hook(lambda _, __, out: outputs.append(out.flatten().clone()))
-        try:
-            original.unet = kept if add is None else add(kept)
-            self.engine.current_lora_hash = ""  # so that Neo takes it
-            self.draw(PROMPT)
-        finally:
-            original.unet = kept
-            handle.remove()
-        self.engine.current_lora_hash = ""
-        return outputs[0]
-
-    def saved(self) -> str:
-        """What Neo's tab says to saving the model."""
-        try:
-            return str(self.engine.save_checkpoint(str(self.data / "saved.safetensors")))
-        except Exception as error:
-            return str(error)
 
 
 def _latents(base: type) -> type:

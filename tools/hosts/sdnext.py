@@ -15,19 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from . import measure
+from .classic import FEATURES, PROMPT, SEED
 
-PROMPT, SEED = "a handwritten seven", 3
-# what is asked for, by SD.Next's words in a prompt
-FEATURES = {
-    "LoRA": "<lora:digits_lora:1>",
-    "LoRA, 0.5": "<lora:digits_lora:0.5>",
-    "LoHa": "<lora:digits_loha:1>",
-    "LoKr": "<lora:digits_lokr:1>",
-    "LoCon": "<lora:digits_locon:1>",
-    "two": "<lora:digits_lora:0.6><lora:digits_lokr:0.7>",
-    "DoRA": "<lora:digits_dora:1>",
-    "text encoder": "<lora:digits_text:1>",
-}
 # SD.Next's options: how LoRAs are added to weights, and by whom, and where the weights are
 WAYS = {
     "fused": {"lora_fuse_native": True, "lora_force_diffusers": False, "diffusers_offload_mode": "none"},
