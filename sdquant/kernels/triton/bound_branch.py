@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, empty
 from torch.nn import functional as F
 
-from .bound_linear import BoundWeight
+from .bound_linear import ALIGNED, BoundWeight
 from .branch import decoding_with_branch, of_branch
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..base import Parts
     from .bound_linear import Own
     from .launch_config import Launch
-
-_ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
 
 
 class BoundBranch(BoundWeight):
@@ -46,7 +44,7 @@ class BoundBranch(BoundWeight):
         for tensor, dtype in zip(tensors.values(), self.dtypes, strict=True):
             if tensor is None or tensor.dtype is not dtype or tensor.get_device() != self.device:
                 return None
-            if tensor.data_ptr() & _ALIGNED or tensor.requires_grad:
+            if tensor.data_ptr() & ALIGNED or tensor.requires_grad:
                 return None
         floats = empty(self.rows, self.columns, dtype=self.dtype, device=x.device)
         at = {"out": floats.data_ptr()} | {name: tensor.data_ptr() for name, tensor in tensors.items()}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ...core import PackedLayout
     from ..base import Parts
 
-_ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
 _MOST_KEPT = 1024  # forms
 _bound: dict[tuple[object, ...], bound_linear.BoundLaunch | None] = {}
 
@@ -34,7 +33,7 @@ def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
     index, bits = out.get_device(), 0
     for address in addresses:
         bits |= address
-    if bits & _ALIGNED or bound_linear.current_index(out) != index:
+    if bits & bound_linear.ALIGNED or bound_linear.current_index(out) != index:
         decode(form, parts, out)(out.device)
         return
     key = (form, out.dtype, index, *(tensor.dtype for tensor in tensors.values()))

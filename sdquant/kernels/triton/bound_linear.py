@@ -30,7 +30,7 @@ Own = Mapping[str, "Tensor | None"]
 # A product in 8 bits of a bound weight: of x, the layer's parameters, the addresses of the weight, and the bias.
 Eight = Callable[["BoundWeight", Tensor, Own, dict[str, int], "Tensor | None"], "Tensor | None"]
 
-_ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
+ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
 _MOST_KEPT = 64  # launches of a layer: for as many numbers of rows
 _SHARED = ("table", "dynamic")  # pointers to constants of the device, which are no parts of the weight
 
@@ -123,7 +123,7 @@ class BoundWeight:
             address = part.data_ptr()
             bits |= address
             found.append(address)
-        if bits & _ALIGNED:
+        if bits & ALIGNED:
             return None
         weight = {name: found[index] for name, index in self.order.items()}
         weight["bias"] = added
