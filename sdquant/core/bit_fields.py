@@ -1,4 +1,4 @@
-"""Unpack codes whose bits lie in the words of a unit.
+"""Unpack codes whose bits lie in the words of a unit, and pack them.
 
 A code is the sum of its fields, (word, shift, mask): the word shifted right by `shift` bits (to the left where that is
 negative), and masked.
@@ -78,6 +78,16 @@ def _whole(codes: Codes) -> int:
     """Return how many of the first codes are the low bits of a word each."""
     mask = codes[0][0][2]
     return next((at for at, fields in enumerate(codes) if fields != ((at, 0, mask),)), len(codes))
+
+
+def pack_units(values: Tensor, codes: Codes, words: int) -> Tensor:
+    """Pack codes [n, len(codes)], uint8, to units [n, words], uint8: the inverse of `unpack_units`."""
+    units = torch.zeros((len(values), words), dtype=torch.uint8, device=values.device)
+    for column, fields in enumerate(codes):
+        code = values[:, column]
+        for word, shift, mask in fields:
+            units[:, word] |= (code & mask) << shift if shift >= 0 else (code & mask) >> -shift
+    return units
 
 
 @constant

@@ -1,0 +1,141 @@
+"""GPTQ: codes that make up for each other's errors, in the formats of every backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from sdquant.backends import _code_levels, _gptq
+from sdquant.core import Packed, QuantSpec, registry
+from sdquant.utils.metrics import decibels
+
+BLOCKS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs")
+MADE = (
+    "nf4", "nf4,double_quant", "fp4", "comfy:nvfp4", "w4a4", "svdq-int4,rank=16", "svdq-nvfp4,rank=16", "int4",
+    "int4_sym", "qint4", "qint3", "qint2", "sdnq-int6", "sdnq-int4", "sdnq-uint4", "sdnq-uint3", "sdnq-uint4,hadamard",
+    "sdnq-uint4,svd,rank=16",
+)  # fmt: skip
+ROWS, COLUMNS = 64, 512
+
+
+@dataclass(frozen=True)
+class Calibrated(QuantSpec):
+    """A spec that knows the second moments of one layer's inputs."""
+
+    moments: Tensor | None = None
+
+    def second_moments(self, inputs: int) -> Tensor | None:
+        return self.moments
+
+
+def spec_of(scheme: str, moments: Tensor | None) -> Calibrated:
+    spec = registry.parse(scheme)
+    return Calibrated(spec.scheme, spec.options, moments=moments)
+
+
+@pytest.fixture(scope="module")
+def weight() -> Tensor:
+    return (torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Tensor:
+    """Correlated inputs, of columns of different sizes: float32 [2048, COLUMNS]."""
+    random = torch.Generator().manual_seed(1)
+    mixed = torch.randn(COLUMNS, COLUMNS, generator=random) / COLUMNS**0.5 + torch.eye(COLUMNS)
+    sizes = torch.rand(COLUMNS, generator=random) * 2
+    return torch.randn(2048, COLUMNS, generator=random) @ mixed * sizes
+
+
+def residual(packed: Packed) -> Packed:
+    """Return what the codes of a weight are of: without its rotation and its branch."""
+    packed = packed.without_rotation
+    branch = packed.spec.scheme.codec.low_rank(packed)
+    return packed if branch is None else Packed(spec=packed.spec, parts=branch.residual_of(packed.parts))
+
+
+@pytest.mark.parametrize("scheme", [*BLOCKS, *MADE])
+def test_codes_are_found_again_by_the_values_that_they_stand_for(scheme: str, weight: Tensor) -> None:
+    spec = registry.parse(scheme)
+    packed = residual(spec.scheme.codec.encode(weight, spec))
+    form = spec.scheme.codec.form(packed)
+    assert form is not None
+    values = spec.scheme.codec.decode(packed, torch.float32)
+    levels = _code_levels.levels_of(packed, form)
+    step = torch.where(levels.step == 0, torch.ones_like(levels.step), levels.step)
+    code, position = _gptq.Nearest(levels.table)(((values - levels.low) / step).flatten())
+    again = _code_levels.with_codes(packed, form, code.view(ROWS, COLUMNS).to(torch.uint8))
+    assert torch.equal(spec.scheme.codec.decode(again, torch.float32), values)
+    if levels.table.unique().numel() == len(levels.table):  # others have two zeros
+        assert torch.equal(again.parts[form.codes], packed.parts[form.codes])
+    steps = (levels.low + step * position.view(ROWS, COLUMNS) - values) / step
+    assert float(steps.abs().max()) < 0.2  # what decoding in bfloat16 rounds
+
+
+@pytest.mark.parametrize("scheme", [*BLOCKS, *MADE])
+def test_the_output_is_nearer_in_the_same_bytes(scheme: str, weight: Tensor, inputs: Tensor) -> None:
+    seen, unseen = inputs[:1536], inputs[1536:]
+    moments = (seen.T @ seen / len(seen)).unsqueeze(0)
+    spec = spec_of(scheme, moments)
+    plain, better = spec.scheme.codec.encode(weight, spec), _gptq.encode(weight, spec)
+    exact = unseen @ weight.float().T
+
+    def snr(packed: Packed) -> float:
+        found = unseen @ spec.scheme.codec.decode(packed, torch.float32).T
+        return decibels(float(exact.square().mean()), float((found - exact).square().mean()))
+
+    assert snr(better) > snr(plain) + 1
+    assert better.spec == plain.spec
+    codes = spec.scheme.codec.form(residual(plain))
+    assert codes is not None
+    for name, part in plain.parts.items():
+        assert name == codes.codes or torch.equal(part, better.parts[name])
+        assert part.shape == better.parts[name].shape and part.dtype == better.parts[name].dtype
+
+
+def test_blocks_of_moments_are_rounded_each_for_itself(weight: Tensor, inputs: Tensor) -> None:
+    moments = inputs.T @ inputs / len(inputs)
+    blocks = torch.stack([moments[at : at + 128, at : at + 128] for at in range(0, COLUMNS, 128)])
+    whole = _gptq.encode(weight, spec_of("int4", torch.block_diag(*blocks).unsqueeze(0)))
+    parts = [
+        _gptq.encode(weight[:, at * 128 : at * 128 + 128], spec_of("int4", blocks[at : at + 1])) for at in range(4)
+    ]
+    codes = torch.cat([part.parts["codes"] for part in parts], dim=1)
+    each = _gptq.encode(weight, spec_of("int4", blocks)).parts["codes"]
+    assert torch.equal(each, codes)
+    assert (each != whole.parts["codes"]).float().mean() < 0.01  # the order of columns is another, and sums are
+
+
+@pytest.mark.parametrize("scheme", ["int4", "sdnq-uint4", "q4_0"])
+def test_convolutions(scheme: str, inputs: Tensor) -> None:
+    weight = torch.randn(32, 64, 2, 4, generator=torch.Generator().manual_seed(2)).bfloat16()
+    moments = (inputs.T @ inputs / len(inputs)).unsqueeze(0)
+    spec = spec_of(scheme, moments)
+    errors = [
+        spec.scheme.codec.decode(packed, torch.float32).sub_(weight.float()).view(32, -1)
+        for packed in (spec.scheme.codec.encode(weight, spec), _gptq.encode(weight, spec))
+    ]
+    plain, better = (float((error @ moments[0] * error).sum()) for error in errors)
+    assert better < 0.8 * plain
+
+
+def test_inputs_that_are_always_zero(weight: Tensor, inputs: Tensor) -> None:
+    """Such columns have no moments at all, as behind a ReLU; and a layer may get no input."""
+    moments = inputs.T @ inputs / len(inputs)
+    moments[:100] = moments[:, :100] = 0
+    packed = _gptq.encode(weight, spec_of("int4", moments.unsqueeze(0)))
+    values = packed.spec.scheme.codec.decode(packed, torch.float32)
+    assert float((values - weight.float()).abs().max()) < 0.05
+    plain = _gptq.encode(weight, spec_of("int4", None))
+    none = _gptq.encode(weight, spec_of("int4", torch.zeros(1, COLUMNS, COLUMNS)))
+    assert (none.parts["codes"] != plain.parts["codes"]).float().mean() < 0.01  # the scale is rounded to float16
+
+
+def test_rows_do_not_know_of_each_other(weight: Tensor, inputs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("q4_k", (inputs.T @ inputs / len(inputs)).unsqueeze(0))
+    at_once = _gptq.encode(weight, spec).parts["blocks"]
+    monkeypatch.setattr(_gptq, "WEIGHTS_AT_ONCE", 7 * COLUMNS)
+    assert torch.equal(_gptq.encode(weight, spec).parts["blocks"], at_once)
