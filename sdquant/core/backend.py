@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .dtypes import DTYPE_BITS, TensorInfo, TensorSpec
+from .input_statistics import InputStatistics
 from .options import EMBEDDINGS, Option, Requirement, layer_name
 from .packed_layout import FloatGemm, Geometry
 from .prequantized_weight import PLAIN_ONLY, Cut, PrequantizedWeight
@@ -69,6 +70,7 @@ class Scheme:
         options: user options, by name.
         aliases: other names of this scheme.
         calibrated: weights are better quantized with the magnitudes of their inputs (`QuantSpec.magnitudes`).
+        moments: the same, with the second moments of their inputs (`QuantSpec.second_moments`).
     """
 
     name: str
@@ -83,6 +85,7 @@ class Scheme:
     aliases: tuple[str, ...] = ()
     least_bits: float | None = None
     calibrated: bool = False
+    moments: bool = False
     codec: Backend = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -108,7 +111,7 @@ def _row(backend: type[Backend], name: str) -> Scheme:
 
 
 @dataclass(frozen=True)
-class QuantSpec:
+class QuantSpec(InputStatistics):
     """A scheme with its options: the parsed form of `nf4,double_quant`.
 
     Attributes:
@@ -136,9 +139,12 @@ class QuantSpec:
         """Return the spec for the component of this name."""
         return self
 
-    def magnitudes(self, inputs: int) -> Tensor | None:
-        """Return the largest magnitudes of each input that calibration measured, on average: [inputs]; None without."""
-        return None
+    @property
+    def takes_statistics(self) -> bool:
+        """Return whether a file of `sdquant calibrate` changes how weights are quantized."""
+        known = self.scheme.options
+        asked = any(value and name in known and known[name].calibrated for name, value in self.options)
+        return self.scheme.calibrated or self.scheme.moments or asked
 
     def described(self) -> str:
         """Return a string with everything that the encoded bits depend on."""

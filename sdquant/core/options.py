@@ -15,6 +15,7 @@ class Option:
     Attributes:
         library: it applies only to the library's modules, and selects them if the call names no runtime.
         of: the option without which it has no effect; "" if it needs none.
+        calibrated: with it, weights are quantized with what calibration found (`QuantSpec.second_moments`).
     """
 
     default: bool | int | str | None
@@ -22,6 +23,7 @@ class Option:
     choices: tuple[bool | int | str | None, ...] = ()
     library: bool = False
     of: str = ""
+    calibrated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

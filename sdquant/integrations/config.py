@@ -13,7 +13,7 @@ from ..compat import COMPUTES
 from ..core import METHOD, QuantSpec, registry
 from ..errors import SettingsError
 from ..planning import rule_checks
-from ..rules import qconfig, rules_of, with_rules, with_statistics
+from ..rules import calibrated_schemes, qconfig, rules_of, with_rules, with_statistics
 from ..utils.arguments import answered
 
 _ALWAYS = ("quant_method", "quant", "skip")
@@ -70,13 +70,13 @@ class Config:
                 f"compute is one of {', '.join(COMPUTES)}",
                 "Choose one of them, or leave it out",
             )
-        if self.rules is None and parsed.scheme.calibrated and self.quant_stats is not None:
+        if self.rules is None and parsed.takes_statistics and self.quant_stats is not None:
             self.spec: QuantSpec = with_statistics(parsed, self.quant_stats, component)
         elif self.rules is None:
             if self.quant_stats is not None or component:
                 raise SettingsError(
                     f"Cannot use quant_stats={quant_stats!r} and component={component!r} without rules",
-                    "only rules and SVDQuant use what calibration found",
+                    f"only rules, and {calibrated_schemes()}, use what calibration found",
                     "Pass rules=, or leave both out",
                 )
             self.spec = parsed

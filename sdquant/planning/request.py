@@ -15,7 +15,7 @@ from ..compat import COMPUTES, hardware, meant
 from ..core import COMPUTE_DTYPES, OFFLOAD_MODES, check_offload_mode, registry
 from ..errors import SettingsError
 from ..offload import mode_named
-from ..rules import rules_of, with_rules, with_statistics
+from ..rules import calibrated_schemes, rules_of, with_rules, with_statistics
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
@@ -236,15 +236,15 @@ class Request:
         self._refuse_statistics(specs)
         if self.quant_stats is None:
             return specs
-        calibrated = {name: spec for name, spec in specs.items() if spec is not None and spec.scheme.calibrated}
+        calibrated = {name: spec for name, spec in specs.items() if spec is not None and spec.takes_statistics}
         return {**specs, **{name: with_statistics(spec, self.quant_stats) for name, spec in calibrated.items()}}
 
     def _refuse_statistics(self, specs: Mapping[str, QuantSpec | None]) -> None:
-        if self.quant_stats is None or any(spec is not None and spec.scheme.calibrated for spec in specs.values()):
+        if self.quant_stats is None or any(spec is not None and spec.takes_statistics for spec in specs.values()):
             return
         raise SettingsError(
             f"Cannot use quant_stats={self.quant_stats!r} without rules",
-            "only rules, and the schemes svdq-int4 and svdq-nvfp4, use what calibration found",
+            f"only rules, and {calibrated_schemes()}, use what calibration found",
             "Set rules, or remove quant_stats",
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..core import QuantSpec
+from ..core import QuantSpec, registry
 from ..errors import SettingsError
 from .quant_spec import digest, operation_of
 
@@ -36,6 +37,27 @@ class CalibratedSpec(QuantSpec):
     def described(self) -> str:
         return json.dumps([str(self), self.component, digest(self.statistics)])
 
+    def second_moments(self, inputs: int) -> Tensor | None:
+        """See `QuantSpec.second_moments`. None for a layer that calibration knows, and no image needed.
+
+        Raises:
+            SettingsError: the file has nothing about the layer, or is about another number of inputs.
+        """
+        from .layer_statistics import ComponentStatistics
+
+        what = f"Cannot weigh the errors of {self.path!r}"
+        layer = ComponentStatistics(self.statistics, self.component).get(self.path)
+        if layer is None:
+            raise self._unknown(what)
+        moments = layer.second_moments
+        if moments is None:
+            return None
+        blocks, size, _ = moments.shape
+        if -(-inputs // size) != blocks or (blocks == 1 and inputs != size):
+            about = size if blocks == 1 else f"{blocks * size - size + 1} to {blocks * size}"
+            raise SettingsError(what, f"quant_stats is about {about} inputs, but it has {inputs}", self._again)
+        return moments
+
     def magnitudes(self, inputs: int) -> Tensor | None:
         """See `QuantSpec.magnitudes`. None for a layer that calibration knows, and no image needed.
 
@@ -49,20 +71,28 @@ class CalibratedSpec(QuantSpec):
         names = (operand(path, operation_of((1, inputs))) for path in spellings(self.path))
         name = next((one for one in names if f"{one}.count" in known), None)
         what = f"Cannot smooth the inputs of {self.path!r}"
-        again = f"Calibrate this model: sdquant calibrate MODEL -q {self.scheme} --prompt ... -o FILE"
         if name is None:
-            whole = f" of the {self.component}" if self.component else ""
-            raise SettingsError(
-                what, f"quant_stats={self.statistics!r} knows no such layer{whole}", f"{again}; or name the components "
-                "that it is about in components=",
-            )  # fmt: skip
+            raise self._unknown(what)
         count, total = int(known[f"{name}.count"]), known.get(f"{name}.{SUM}absmax")
         if not count:
             return None
         if total is None or total.numel() != inputs:
             size = "no magnitudes" if total is None else f"{total.numel()} magnitudes"
-            raise SettingsError(what, f"quant_stats has {size} for its {inputs} inputs", again)
+            raise SettingsError(what, f"quant_stats has {size} for its {inputs} inputs", self._again)
         return total.reshape(-1).float() / count
+
+    @property
+    def _again(self) -> str:
+        way = f" -q {self.scheme}" if self.scheme.calibrated else ""
+        return f"Calibrate this model: sdquant calibrate MODEL{way} --prompt ... -o FILE"
+
+    def _unknown(self, what: str) -> SettingsError:
+        whole = f" of the {self.component}" if self.component else ""
+        return SettingsError(
+            what,
+            f"quant_stats={self.statistics!r} knows no such layer{whole}",
+            f"{self._again}; or name the components that it is about in components=",
+        )
 
 
 def with_statistics(spec: QuantSpec, statistics: str, component: str = "") -> CalibratedSpec:
@@ -70,8 +100,20 @@ def with_statistics(spec: QuantSpec, statistics: str, component: str = "") -> Ca
     return CalibratedSpec(spec.scheme, spec.options, spec.embeddings, statistics=statistics, component=component)
 
 
+def calibrated_schemes() -> str:
+    """Return which schemes use a file of statistics, for errors."""
+    rows = [row for row in registry.schemes() if row.calibrated or row.moments]
+    names = [row.aliases[0] if row.aliases else row.name for row in rows]
+    names += [f"{row.name},{name}" for row in registry.schemes() for name, one in row.options.items() if one.calibrated]
+    return f"the schemes {', '.join(names[:-1])} and {names[-1]}"
+
+
 def require_magnitudes(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Raise SettingsError if the statistics of a spec, if it has any, lack one of these weights, by name and shape."""
     if isinstance(spec, CalibratedSpec):
         for name, shape in weights:
-            spec.of(name, shape).magnitudes(shape[1])
+            one = spec.of(name, shape)
+            if spec.scheme.calibrated:
+                one.magnitudes(shape[1])
+            else:
+                one.second_moments(math.prod(shape[1:]))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..core import QuantSpec, Unfit
@@ -123,8 +124,20 @@ def with_rules(
 
 
 def digest(file: str | None) -> str | None:
-    """Return the SHA-256 of a small file."""
-    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    """Return the SHA-256 of a file."""
+    if file is None:
+        return None
+    status = os.stat(file)
+    return _digest(os.path.abspath(file), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=16)
+def _digest(file: str, changed: int, size: int) -> str:
+    hashed = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while chunk := opened.read(1 << 24):
+            hashed.update(chunk)
+    return hashed.hexdigest()
 
 
 def operation_of(shape: tuple[int, ...]) -> str:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
-from ..formats import safetensors_writer
+from ..formats import safetensors, safetensors_writer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..core import TensorInfo
+
 METADATA_KEY = "sdquant_quant_stats"
 FORMAT = 1
+LARGE = ".sum_of_moments"  # the end of the names of what is read one at a time, by `read_tensor`
 _MAKE = "Create it with `sdquant calibrate`"
 
 
@@ -31,17 +35,29 @@ def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mappin
 
 
 def read_statistics(file: str | Path) -> Mapping[str, Tensor]:
-    """Return the statistics in a file; cached.
+    """Return the statistics in a file but for the large ones (see `layer_statistics`); cached.
 
     Raises:
         SettingsError: there is no such file. BadFileError: it is damaged, or not a file of statistics.
     """
-    return _read(*_known(file))[0]
+    return _read(*_known(file))
+
+
+def names_in(file: str | Path) -> Mapping[str, TensorInfo]:
+    """Return the names of all statistics in a file, and their shapes. Raises as `read_statistics`."""
+    return _header(*_known(file))[0].tensors
+
+
+def read_tensor(file: str | Path, name: str) -> Tensor:
+    """Return one of the statistics in a file, with memory of its own. Raises as `read_statistics`."""
+    header = _header(*_known(file))[0]
+    with closing(safetensors.SafetensorsFile(Path(file), header)) as opened:
+        return opened.get(name).clone()
 
 
 def read_about(file: str | Path) -> Mapping[str, Any]:
     """Return the metadata of a file of statistics. Raises as `read_statistics`."""
-    return _read(*_known(file))[1]
+    return _header(*_known(file))[1]
 
 
 def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, Tensor]:
@@ -63,15 +79,17 @@ def _known(file: str | Path) -> tuple[str, int, int]:
 
 
 @lru_cache(maxsize=4)
-def _read(file: str, changed: int, size: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    from ..formats import SafetensorsFile
+def _read(file: str, changed: int, size: int) -> Mapping[str, Tensor]:
+    header = _header(file, changed, size)[0]
+    # Closed at once: Windows does not replace a file that is mapped.
+    with closing(safetensors.SafetensorsFile(Path(file), header)) as opened:
+        return {name: opened.get(name).clone() for name in opened.tensors if not name.endswith(LARGE)}
 
-    opened = SafetensorsFile(Path(file))
-    try:
-        about = _about(file, opened.metadata)
-        return {name: opened.get(name).clone() for name in opened.tensors}, about
-    finally:
-        opened.close()
+
+@lru_cache(maxsize=16)
+def _header(file: str, changed: int, size: int) -> tuple[safetensors.SafetensorsHeader, Mapping[str, Any]]:
+    header = safetensors.read_header(Path(file))
+    return header, _about(file, header.metadata)
 
 
 def _about(file: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:

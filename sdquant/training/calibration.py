@@ -7,9 +7,12 @@ Sums are exact (`rules.qt.statistics`): results are bit-identical for one or sev
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadFileError, SettingsError
 from ..planning import is_quantized_by_default
 from ..rules import QuantizationRule, RulesSpec, qconfig
+from ..utils.byte_sizes import parse_size
 from ..utils.progress import count_bar
 from . import input_magnitudes
 
@@ -38,8 +42,12 @@ class Calibration:
         model: path or name of the pipeline, for the record.
         rules: those with act_static_scale get ranges; all apply while images are generated.
         quant: instead of rules, a scheme that smooths inputs: what is found are their magnitudes, in the float model.
+            Without rules and this: all that quality can use, see `quality_statistics`.
         prompts: one image each, for `count` seeds starting at `seed`.
         components: names of those that the rules apply to; () for the UNet or transformer and the text encoders.
+        limit: bytes that the second moments of inputs may take in the file: a size, as "1GB".
+        gradients: steps of each image whose output gets a gradient, which takes the time of about three more steps and
+            the memory of training.
     """
 
     model: str
@@ -53,18 +61,31 @@ class Calibration:
     height: int | None = None
     components: tuple[str, ...] = ()
     quant: str | None = None
+    limit: int | str = 10**9
+    gradients: int = 3
 
     def __post_init__(self) -> None:
+        if isinstance(self.gradients, bool) or not isinstance(self.gradients, int) or self.gradients < 0:
+            raise SettingsError(
+                f"Invalid gradients={self.gradients!r}", "it must be a whole number, of steps", "Use 3, or 0 for none"
+            )
         if not self.prompts:
             raise SettingsError("Cannot calibrate", "there are no prompts", "Add --prompt or --prompts")
         if self.quant is not None:
             input_magnitudes.refuse_uncalibrated(self.quant)
-        elif not any(row.act_static_scale for row in self.rules):
+        elif self.rules and not any(row.act_static_scale for row in self.rules):
             raise SettingsError(
                 "Cannot calibrate",
                 "no rule has act_static_scale, so all ranges are computed at run time",
                 "Set act_static_scale: true in the rules whose layers need a static range",
             )
+
+        object.__setattr__(self, "limit", parse_size(self.limit, "A limit"))
+
+    @property
+    def for_quality(self) -> bool:
+        """Return whether all that quality can use is collected."""
+        return not self.rules and self.quant is None
 
     @property
     def images(self) -> tuple[tuple[str, int], ...]:
@@ -100,38 +121,26 @@ def calibrate(
         SettingsError: a rule does not fit a layer; a layer with a static range saw no data (it is named); or the
             file belongs to another task.
     """
-    import torch
-
-    from ..models import draw
     from ..rules import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
     models = prepare_models(pipe, task) if models is None else models
-    mine = task.images if processes is None else task.images[processes.rank :: processes.count]
+    if task.for_quality:
+        return _for_quality(pipe, task, models, partial, processes, progress)
     done = 0
     if partial is not None and partial.exists():
-        done, known = _resumed(partial, task, len(mine))
+        done, known = _resumed(partial, task, len(_mine(task, processes)))
         for name, model in models.items():
             prefix = f"{name}."
             load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
-        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(mine))
+        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(_mine(task, processes)))
 
     def found(*, exact: bool) -> dict[str, Tensor]:
         return {f"{name}.{k}": v for name, model in models.items() for k, v in quant_stats(model, exact=exact).items()}
 
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(collecting(model, own_ranges=True))
-        shown = progress and (processes is None or processes.rank == 0)
-        with count_bar("Calibrating", len(mine), "image", shown, initial=done, delay=0, leave=True) as bar:
-            for number in range(done, len(mine)):
-                prompt, seed = mine[number]
-                draw(
-                    pipe, [prompt], seeds=[seed], steps=task.steps, guidance=task.guidance, width=task.width,
-                    height=task.height,
-                )  # fmt: skip
-                if partial is not None:
-                    _keep(partial, task, number + 1, found(exact=True))
-                bar.update()
+        _draw(pipe, task, done, processes, progress, partial, lambda: found(exact=True))
     if processes is None or processes.count == 1:
         merged = found(exact=False)
     else:
@@ -149,6 +158,85 @@ def calibrate(
         log.warning("%d layers got no input, the first is %r: they will not be smoothed", len(unseen), first)
     _require_products(models, merged)
     return merged
+
+
+def _for_quality(
+    pipe: Any,
+    task: Calibration,
+    models: Mapping[str, nn.Module],
+    partial: Path | None,
+    processes: Processes | None,
+    progress: bool,
+) -> dict[str, Tensor]:
+    """See `calibrate`: collect what quality can use."""
+    from .quality_statistics import QualityCollector
+
+    assert isinstance(task.limit, int)
+    collector = QualityCollector(models, task.limit, task.steps, task.gradients)
+    done = 0
+    known: Mapping[str, Tensor] = {}
+    if partial is not None and partial.exists():
+        done, known = _resumed(partial, task, len(_mine(task, processes)))
+        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(_mine(task, processes)))
+    with collector.running():
+        first = dataclasses.replace(task, steps=1, prompts=task.prompts[:1], count=1)
+        collector.begin(lambda: _draw(pipe, first, 0, None, False, None, dict), processes)
+        if known:
+            collector.load(known)
+        _draw(pipe, task, done, processes, progress, partial, lambda: collector.found(exact=True), told=collector.image)
+    alone = processes is None or processes.count == 1
+    merged = collector.found(exact=False) if alone else collector.merged(processes)  # type: ignore[arg-type]
+    unseen = sorted(name for name, value in merged.items() if name.endswith(".rows") and not int(value))
+    if unseen:
+        first_one = unseen[0].removesuffix(".rows").rpartition(".")[0]
+        log.warning("%d layers got no input, the first is %r", len(unseen), first_one)
+    return merged
+
+
+def _mine(task: Calibration, processes: Processes | None) -> tuple[tuple[int, str, int], ...]:
+    """Return number, prompt and seed of the images that this process draws."""
+    numbered = tuple((number, *one) for number, one in enumerate(task.images))
+    return numbered if processes is None else numbered[processes.rank :: processes.count]
+
+
+def _draw(
+    pipe: Any,
+    task: Calibration,
+    done: int,
+    processes: Processes | None,
+    progress: bool,
+    partial: Path | None,
+    found: Callable[[], Mapping[str, Tensor]],
+    told: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Draw the images of this process from the one numbered `done` on; write what is found so far to `partial`.
+
+    Args:
+        told: called with prompt, seed and number of each image before it is drawn.
+    """
+    import torch
+
+    from ..models import draw
+
+    mine = _mine(task, processes)
+    shown = progress and (processes is None or processes.rank == 0)
+    written, took = -math.inf, 0.0
+    with (
+        torch.no_grad(),
+        count_bar("Calibrating", len(mine), "image", shown, initial=done, delay=0, leave=True) as bar,
+    ):
+        for count, (number, prompt, seed) in enumerate(mine[done:], start=done + 1):
+            if told is not None:
+                told(prompt, seed, number)
+            draw(
+                pipe, [prompt], seeds=[seed], steps=task.steps, guidance=task.guidance, width=task.width,
+                height=task.height,
+            )  # fmt: skip
+            before = time.monotonic()
+            if partial is not None and (took < 1 or before - written > 20 * took):
+                _keep(partial, task, count, found())
+                written, took = time.monotonic(), time.monotonic() - before
+            bar.update()
 
 
 def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
@@ -202,12 +290,15 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     from ..models import is_pipeline, weight_parts
     from ..nn import kind_of
     from ..rules import QtProvider, Rules, has_statistics, interception, quantize_model
+    from . import quality_statistics
 
     if not is_pipeline(pipe):
         raise SettingsError(
             f"Cannot calibrate a {type(pipe).__name__}", "it cannot generate images on its own", "Pass its pipeline"
         )
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
+    if task.for_quality:
+        return quality_statistics.chosen(weight_parts(pipe), task.components)
     if task.quant is not None:
         return input_magnitudes.observe(weight_parts(pipe), task.components)
     models = {}
@@ -245,7 +336,8 @@ def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping
     from ..rules import statistics_file
 
     try:
-        about, statistics = statistics_file.read_about(partial), statistics_file.read_statistics(partial)
+        about = statistics_file.read_about(partial)
+        statistics = {name: statistics_file.read_tensor(partial, name) for name in statistics_file.names_in(partial)}
         done, other = int(about["done"]), about["task"]
     except (BadFileError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"Cannot resume from {partial}", str(error), "Delete it to start again") from error

@@ -103,6 +103,17 @@ class Processes:
         """Return the elementwise minimum of all processes' tensors, as `largest`."""
         return tensor if self.count == 1 else -self.largest(-tensor)
 
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all processes' tensors (int64, of one shape), on the CPU."""
+        if self.count == 1:
+            return tensor
+        from torch import distributed
+
+        total = tensor.cpu().clone()
+        with _collective("adding up all processes' numbers"):
+            distributed.all_reduce(total, group=self.group)
+        return total
+
     @property
     def _on_cards(self) -> bool:
         from torch import distributed

@@ -1,4 +1,8 @@
-"""Find the ranges of activations over prompts, for static scales and smoothing; goes on where it was stopped."""
+"""Find over prompts what quality needs to know of a model, or ranges of activations; goes on where it was stopped.
+
+Without rules and a scheme, everything is found that schemes, options and mixes can use: magnitudes and second moments
+of the inputs of each layer, and how much noise in a layer changes the output of its model.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ...rules import QuantizationRule
+    from ...training import Calibration
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the rules, the prompts and image settings, and the output file."""
     _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument(
-        "-q", "--quant", metavar="S", help="a scheme that smooths inputs, svdq-int4 or svdq-nvfp4, instead of --rules"
+        "-q", "--quant", metavar="S", help="a scheme that smooths inputs, svdq-int4 or svdq-nvfp4: only what it needs"
     )
     parser.add_argument("--preset", help="a preset of rules, such as int8, instead of --rules")
     parser.add_argument("--config", metavar="CONFIG.yml", help="the config file whose preset or rules are meant")
@@ -38,6 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count", type=_common.positive, default=1, help="images of each prompt (default: %(default)s)"
     )
+    parser.add_argument(
+        "--limit", metavar="SIZE", default="1GB",
+        help="without rules and a scheme: how large the file may be (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gradients", type=_whole, default=3, metavar="N",
+        help="without rules and a scheme: steps of an image whose output gets a gradient, which takes as much memory "
+        "as training; 0 for none (default: %(default)s)",
+    )  # fmt: skip
     _common.add_image_flags(parser, seed_of="the first image")
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("quant_stats.safetensors"), help="the ranges (default: %(default)s)"
@@ -74,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
         height=args.height,
         components=components,
         quant=args.quant,
+        limit=args.limit,
+        gradients=args.gradients if offloaded.offload == NO_OFFLOAD else 0,
     )
+    if task.for_quality and task.gradients != args.gradients:
+        log.warning("no gradients with offload=%s: weights are not there when they are needed", offloaded.offload)
     plan = prepare(request)
     refuse_unfollowed(plan, task)
     with processes() as here:
@@ -91,12 +109,13 @@ def run(args: argparse.Namespace) -> int:
             if partial.exists():
                 log.warning("%s holds the ranges found so far: run the same command again to resume", partial)
             raise
-        if here.rank == 0:
+        if here.first:
             statistics_file.write_statistics(args.out, stats, {"task": task.to_dict()})
         here.barrier()
         partial.unlink(missing_ok=True)
-    if here.rank == 0:
-        _say(args, len(task.images), sorted(models), sum(name.endswith(".count") for name in stats))
+    if here.first:
+        end = ".rows" if task.for_quality else ".count"
+        _say(args, task, sorted(models), sum(name.endswith(end) for name in stats))
     return 0
 
 
@@ -104,17 +123,17 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
     """Return the rules of --rules, --preset (with static ranges) or --config, and the components that they are for.
 
     Raises:
-        SettingsError: not exactly one of these and --quant is set, or the preset does not quantize activations.
+        SettingsError: several of these and --quant are set, or the preset does not quantize activations.
     """
     from ...training import config, quantization_of
 
     ways = {f"--{name}": getattr(args, name) for name in ("quant", "rules", "preset", "config")}
     flags = [flag for flag, value in ways.items() if value is not None]
-    if len(flags) != 1:
-        why = f"{' and '.join(flags)} cannot be combined" if flags else "no rules are specified"
-        raise SettingsError("Cannot calibrate", why, f"Use exactly one of {', '.join(ways)}")
+    if len(flags) > 1:
+        why = f"{' and '.join(flags)} cannot be combined"
+        raise SettingsError("Cannot calibrate", why, f"Use at most one of {', '.join(ways)}")
     components = tuple(args.components or ())
-    if args.quant is not None:
+    if args.quant is not None or not flags:
         return (), components
     if args.rules is not None:
         # The whole is refused here, if it is to be.
@@ -138,11 +157,20 @@ def _lines(file: Path | None) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _say(args: argparse.Namespace, images: int, components: list[str], layers: int) -> None:
+def _whole(text: str) -> int:
+    return 0 if text.strip() == "0" else _common.positive(text)
+
+
+def _say(args: argparse.Namespace, task: Calibration, components: list[str], layers: int) -> None:
+    images = len(task.images)
     if args.json:
         _common.print_json({"out": str(args.out), "components": components, "layers": layers, "images": images})
         return
-    print(f"{args.out}: ranges of {layers} layers of {' and '.join(components)}, from {images} images")
+    what = "statistics" if task.for_quality else "ranges"
+    print(f"{args.out}: {what} of {layers} layers of {' and '.join(components)}, from {images} images")
+    if task.for_quality:
+        print(f"Use them: sdquant quantize {args.path} OUT -q SCHEME --quant-stats {args.out}")
+        return
     if args.quant is not None:
         print(f"Use them: sdquant quantize {args.path} OUT -q {args.quant} --quant-stats {args.out}")
         return

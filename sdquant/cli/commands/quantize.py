@@ -162,7 +162,7 @@ def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> No
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     """Raise SettingsError for flags about loading: such a file is made from the weights without loading a model."""
-    used = {"quant_stats"} if registry.parse(scheme).scheme.calibrated else set()
+    used = {"quant_stats"} if registry.parse(scheme).takes_statistics else set()
     flags = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name) and name not in used]
     if flags:
         raise SettingsError(

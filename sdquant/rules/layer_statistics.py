@@ -1,0 +1,126 @@
+"""What `sdquant calibrate` found for quality, layer by layer. No torch until a tensor is read.
+
+Beside `<operand>.count` and `<operand>.sum_of_absmax` (see `static_range`) a layer has
+
+* `<operand>.rows` (int64): the inputs x that were looked at, and `<operand>.sum_of_moments` (float32 [blocks, b, b]):
+  the blocks along the diagonal of the sum of x x^T. See `QuantSpec.second_moments`.
+* `<path>.weight.count` (int32) and `<path>.weight.sum_of_gradient2` (float32 [out]): for how many calls of the model,
+  and the sum over these of |row of G|^2, where G is the gradient of (v . y) / |y| by the layer's weight, y the model's
+  output in that call and v as many standard normal numbers.
+
+With H = E[x x^T], noise dW in the weight makes noise of about sum_o s_o dW_o H dW_o^T in y, relative to |y|^2 and on
+average over calls. It is exact for independent errors of one size in a row: their noise is |dW_o|^2 E|G_o|^2 / inputs,
+hence s_o = E|G_o|^2 / trace H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from .core.static_range import SUM, operand, spellings
+from .qconfig import OPERATIONS
+from .statistics_file import names_in, read_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOMENTS = "moments"
+ROWS = "rows"
+GRADIENT = "gradient2"
+WEIGHT = "weight"  # the operand whose gradient it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStatistics:
+    """What calibration found about one layer. Tensors are read from the file when they are asked for.
+
+    Attributes:
+        file: path of the file. component: the layer's, in the file. path: of the layer in it. operand: of its input.
+    """
+
+    file: str
+    component: str
+    path: str
+    operand: str
+
+    @property
+    def second_moments(self) -> Tensor | None:
+        """E[x x^T], float32 [blocks, b, b]; None if no input was seen."""
+        rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{SUM}{MOMENTS}")
+        return None if rows is None or total is None or not int(rows) else total / int(rows)
+
+    @property
+    def mean_square(self) -> Tensor | None:
+        """The mean squares of the inputs, the diagonal of `second_moments`, with its padding: float32 [inputs]."""
+        blocks = self.second_moments
+        return None if blocks is None else blocks.diagonal(dim1=1, dim2=2).flatten()
+
+    @property
+    def sensitivity(self) -> Tensor | None:
+        """s_o of each row of the weight, float32 [out] (see above); None if no gradient was measured."""
+        count, total = self._read(self._of_weight("count")), self._read(self._of_weight(SUM + GRADIENT))
+        squares = self.mean_square
+        if count is None or total is None or squares is None or not int(count):
+            return None
+        return total / (int(count) * squares.double().sum().float().clamp(min=1e-30))
+
+    def _of_weight(self, what: str) -> str:
+        return f"{self.path}.{WEIGHT}.{what}" if self.path else f"{WEIGHT}.{what}"
+
+    def _read(self, name: str) -> Tensor | None:
+        whole = f"{self.component}.{name}" if self.component else name
+        return read_tensor(self.file, whole) if whole in names_in(self.file) else None
+
+
+class ComponentStatistics(Mapping[str, LayerStatistics]):
+    """The layers of one component in a file of statistics, by path. `get` knows all spellings of a path.
+
+    Args:
+        component: its name; "" is the only UNet or transformer in the file.
+
+    Raises:
+        SettingsError, BadFileError: as `read_statistics`.
+    """
+
+    def __init__(self, file: str, component: str) -> None:
+        self._file, self._component = file, component or _main(file)
+        self._operands = _operands(file, frozenset(names_in(file)), self._component)
+
+    def __getitem__(self, path: str) -> LayerStatistics:
+        known = next(one for one in [*spellings(path), None] if one is None or one in self._operands)
+        if known is None:
+            raise KeyError(path)
+        return LayerStatistics(
+            file=self._file, component=self._component, path=known, operand=self._operands[known]
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._operands)
+
+    def __len__(self) -> int:
+        return len(self._operands)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether gradients of this component's output were measured."""
+        end = f".{WEIGHT}.{SUM}{GRADIENT}"
+        return any(name.endswith(end) and name.startswith(f"{self._component}.") for name in names_in(self._file))
+
+
+def _main(file: str) -> str:
+    names = {name.partition(".")[0] for name in names_in(file)}
+    return next((name for name in ("unet", "transformer", "prior", "model") if name in names), "")
+
+
+@lru_cache(maxsize=16)
+def _operands(file: str, names: frozenset[str], component: str) -> Mapping[str, str]:
+    """Return the operand of each layer, by path."""
+    prefix, end = f"{component}." if component else "", f".{ROWS}"
+    found = sorted(
+        name.removeprefix(prefix).removesuffix(end) for name in names if name.endswith(end) and name.startswith(prefix)
+    )
+    ends = {operand("", operation): None for operation in OPERATIONS}
+    return {name.rpartition(".")[0]: name for name in found if name.rpartition(".")[2] in ends}

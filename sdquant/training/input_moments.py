@@ -1,0 +1,161 @@
+"""Second moments of the inputs of a layer, x^T x, in blocks along the diagonal, summed exactly.
+
+Sums are whole numbers of a power of two of the layer's own (`step`), so that neither the order of calls nor their
+distribution over processes changes a bit. The step is 2**-40 of the inputs' largest mean square in one short run before
+all others, which is the same in every process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..core import Geometry
+from ..errors import SettingsError
+from ..kernels import im2col
+from ..rules import layer_statistics
+
+if TYPE_CHECKING:
+    from ..utils.distributed import Processes
+
+BLOCKS = (1024, 512, 256, 128, 1)  # inputs of a block, if not all
+MAX_ROWS = 1024  # of x that a call adds at most, evenly spaced
+_PRECISION = 40  # bits below the largest mean square of a short run
+_ROOM = 62  # bits of a sum
+EXACT, STEP = "exact_moments", "moments_step"
+
+
+def columns_of(module: nn.Module) -> int:
+    """Return the columns of a layer's weight as a matrix."""
+    return math.prod(module.weight.shape[1:])  # type: ignore[union-attr, arg-type]
+
+
+def block_size(columns: Sequence[int], limit: int) -> int | None:
+    """Return how many inputs a block may have so that all layers' moments take at most `limit` bytes; None for all.
+
+    Raises:
+        SettingsError: not even the diagonals fit.
+    """
+    if _bytes(columns, None) <= limit:
+        return None
+    for size in BLOCKS:
+        if _bytes(columns, size) <= limit:
+            return size
+    raise SettingsError(
+        f"Cannot keep the statistics in {limit} bytes",
+        f"the mean squares of all inputs alone take {_bytes(columns, 1)}",
+        "Raise the limit, or choose fewer components",
+    )
+
+
+def _bytes(columns: Sequence[int], block: int | None) -> int:
+    return sum(4 * math.prod(blocks_of(count, block)) for count in columns)
+
+
+def blocks_of(columns: int, block: int | None) -> tuple[int, int, int]:
+    """Return the shape of the moments of so many inputs: [blocks, b, b]."""
+    size = columns if block is None else min(block, columns)
+    return -(-columns // size), size, size
+
+
+def rows_of(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
+    """Return what the rows of a layer's weight, as a matrix, are multiplied with: float32 [rows, columns].
+
+    Of a grouped convolution, the inputs of all groups are rows.
+    """
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        x = x.reshape(-1, x.shape[-1])
+        return x[_chosen(len(x), most, x.device)].float()
+    x = x[None] if x.ndim == module.weight.ndim - 1 else x
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    how = Geometry(stride=module.stride, padding=(0,) * (x.ndim - 2), dilation=module.dilation, groups=module.groups)
+    view = im2col.patches(x, module.kernel_size, how)  # [b, *places, in, *kernel]
+    places = view.shape[: x.ndim - 1]
+    index = torch.unravel_index(_chosen(math.prod(places), most, x.device), places)
+    return view[index].reshape(-1, columns_of(module)).float()
+
+
+def _chosen(count: int, most: int, device: torch.device) -> Tensor:
+    if count <= most:
+        return torch.arange(count, device=device)
+    return torch.arange(most, device=device) * count // most
+
+
+@dataclass(kw_only=True)
+class InputMoments:
+    """The sum of x x^T of one layer.
+
+    Attributes:
+        name: of the operand, see `layer_statistics`. shape: [blocks, b, b].
+        rows: number of x. largest: mean square of the input that has the largest, in the short run.
+        step: exponent of the power of two that the sum is a whole number of. total: int64, on the CPU.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    rows: int = 0
+    largest: float = 0.0
+    step: int = -_PRECISION
+    total: Tensor | None = None
+
+    def look(self, x: Tensor) -> None:
+        """Note how large rows x [rows, columns] are."""
+        if len(x):
+            self.largest = max(self.largest, float(x.square().mean(dim=0).amax()))
+
+    def begin(self) -> None:
+        """Set the step by what `look` has seen."""
+        power = math.frexp(self.largest)[1] if 0 < self.largest < math.inf else 0
+        self.step = power - _PRECISION
+
+    def add(self, x: Tensor) -> None:
+        """Add rows x [rows, columns].
+
+        Raises:
+            SettingsError: they are not finite, or a million times what the short run saw.
+        """
+        blocks, size, _ = self.shape
+        x = F.pad(x, (0, blocks * size - x.shape[1]))
+        tiles = x.reshape(len(x), blocks, size).transpose(0, 1)  # [blocks, rows, b]
+        product = tiles.square().sum(1)[..., None] if size == 1 else tiles.transpose(1, 2) @ tiles
+        units = product.cpu() * 2.0**-self.step
+        most = float(units.abs().amax()) if units.numel() else 0.0
+        if not most < 2.0 ** (_ROOM - 8):  # NaN, too
+            raise SettingsError(
+                f"Cannot calibrate {self.name}",
+                "its input has values that are not finite, or far larger ones than in the first step",
+                "Look for the earlier layer that produces them; bfloat16 instead of float16 often helps",
+            )
+        added = units.round().to(torch.int64)
+        self.total = added if self.total is None else self.total.add_(added)
+        self.rows += len(x)
+
+    def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
+        """Return named tensors: the sum as float32, or exact."""
+        total = torch.zeros(self.shape, dtype=torch.int64) if self.total is None else self.total
+        rows = {f"{self.name}.{layer_statistics.ROWS}": torch.tensor(self.rows, dtype=torch.int64)}
+        if exact:
+            step = torch.tensor(self.step, dtype=torch.int32)
+            return {**rows, f"{self.name}.{EXACT}": total, f"{self.name}.{STEP}": step}
+        if not self.rows:
+            return rows
+        sums = torch.ldexp(total.double(), torch.tensor(self.step)).float()
+        return {**rows, f"{self.name}.{layer_statistics.SUM}{layer_statistics.MOMENTS}": sums}
+
+    def load(self, known: Mapping[str, Tensor]) -> None:
+        """Load what `to_dict(exact=True)` returned, without the name."""
+        self.rows, self.step = int(known[layer_statistics.ROWS]), int(known[STEP])
+        self.total = known[EXACT].clone()
+
+    def merge(self, processes: Processes) -> None:
+        """Add the sums of all processes."""
+        total = torch.zeros(self.shape, dtype=torch.int64) if self.total is None else self.total
+        self.total = processes.summed(total)
+        self.rows = sum(processes.gathered(self.rows))

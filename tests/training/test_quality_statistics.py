@@ -1,0 +1,185 @@
+"""What `sdquant calibrate` finds for quality: as one's own hooks see it, resumed, bounded, true of the output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import sdquant
+from sdquant.cli import main
+from sdquant.core import registry
+from sdquant.demo import path
+from sdquant.errors import SettingsError
+from sdquant.rules import calibrated_spec, statistics_file, with_statistics
+from sdquant.rules.layer_statistics import ComponentStatistics
+from sdquant.training import calibration, digits, input_moments
+from sdquant.training.calibration import Calibration, calibrate
+
+from ..test_distributed import torchrun
+
+PROMPTS = tuple(digits.prompt(digit) for digit in (3, 7))
+LINEAR, CONV = "mid_block.attentions.0.proj_in", "down_blocks.0.downsamplers.0.conv"
+
+
+def _task(**values: Any) -> Calibration:
+    return Calibration(
+        **{"model": "digits-sd", "rules": (), "prompts": PROMPTS, "steps": 3, "components": ("unet",), **values}
+    )
+
+
+def _float() -> Any:
+    return sdquant.load_model(path("digits-sd"), progress=False)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, torch.Tensor]:
+    return calibrate(_float(), _task())
+
+
+@pytest.fixture(scope="module")
+def file(found: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quality") / "stats.safetensors"
+    statistics_file.write_statistics(out, found, {})
+    return out
+
+
+def test_moments_are_those_of_the_inputs(file: Path) -> None:
+    """A convolution's are of its patches, in the order of the columns of its weight."""
+    pipe = _float()
+    seen: dict[str, list[torch.Tensor]] = {LINEAR: [], CONV: []}
+    for name, rows in seen.items():
+        layer = pipe.unet.get_submodule(name)
+        layer.register_forward_pre_hook(lambda _, args, rows=rows: rows.append(args[0].float()))
+    from sdquant.models import draw
+
+    for prompt in PROMPTS:
+        draw(pipe, [prompt], seeds=[0], steps=3)
+    layers = ComponentStatistics(str(file), "")
+    assert len(layers) == sum(isinstance(one, (torch.nn.Linear, torch.nn.Conv2d)) for one in pipe.unet.modules())
+    x = torch.cat(seen[LINEAR])
+    x = x.movedim(1, -1).flatten(0, -2) if x.ndim == 4 else x.flatten(0, -2)
+    conv = pipe.unet.get_submodule(CONV)
+    patches = F.unfold(torch.cat(seen[CONV]), conv.kernel_size, padding=conv.padding, stride=conv.stride)
+    for name, rows in ((LINEAR, x), (CONV, patches.transpose(1, 2).flatten(0, 1))):
+        moments = layers[name].second_moments
+        assert moments is not None and moments.shape == (1, rows.shape[1], rows.shape[1])
+        expected = rows.double().T @ rows.double() / len(rows)
+        assert torch.allclose(moments[0].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.amax()))
+
+
+@pytest.mark.parametrize("name", ["conv_out", LINEAR, CONV, "time_embedding.linear_1"])
+def test_noise_is_foretold(file: Path, name: str) -> None:
+    pipe = sdquant.load_model(path("digits-sd"), dtype="float32", progress=False)
+    unet, layers = pipe.unet, ComponentStatistics(str(file), "unet")
+    inputs: list[tuple[Any, Any]] = []
+    hook = unet.register_forward_pre_hook(lambda _, a, k: inputs.append((a, k)), with_kwargs=True)
+    from sdquant.models import draw
+
+    draw(pipe, [PROMPTS[0]], seeds=[5], steps=3)
+    hook.remove()
+    weight = unet.get_submodule(name).weight
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * weight.std() * 0.02
+    moments, sensitivity = layers[name].second_moments, layers[name].sensitivity
+    assert moments is not None and sensitivity is not None
+    rows = noise.flatten(1)
+    foretold = float((sensitivity * ((rows @ moments[0]) * rows).sum(1)).sum())
+    ratios = []
+    with torch.no_grad():
+        before = [unet(*args, **kwargs)[0] for args, kwargs in inputs]
+        weight += noise
+        for (args, kwargs), y in zip(inputs, before, strict=True):
+            ratios.append(float((unet(*args, **kwargs)[0] - y).square().sum() / y.square().sum()))
+    assert 0.5 < foretold / (sum(ratios) / len(ratios)) < 2
+
+
+def test_stopped_and_gone_on_with(found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, kept = tmp_path / "stats.partial", calibration._keep
+
+    def stop_after(*values: Any) -> None:
+        kept(*values)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "_keep", stop_after)
+    pipe = _float()
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(pipe, _task(), partial=partial)
+    monkeypatch.setattr(calibration, "_keep", kept)
+    with pytest.raises(SettingsError, match="limit differ"):
+        calibrate(pipe, _task(limit="1MB"), partial=partial)
+    again = calibrate(pipe, _task(), partial=partial)
+    assert again.keys() == found.keys() and all(torch.equal(again[name], value) for name, value in found.items())
+    assert not any(one.requires_grad and one.grad is not None for one in pipe.unet.parameters())
+
+
+def test_bounded(found: dict[str, torch.Tensor]) -> None:
+    """Smaller blocks are the same numbers, where they lie along the diagonal."""
+    least = calibrate(_float(), _task(limit="1.5MB", prompts=PROMPTS[:1], steps=1, gradients=0))
+    whole = calibrate(_float(), _task(prompts=PROMPTS[:1], steps=1, gradients=0))
+    assert sum(one.numel() * 4 for name, one in least.items() if name.endswith("moments")) <= 1_500_000
+    key = f"unet.{CONV}.conv_general_dilated0_lhs.sum_of_moments"
+    size = least[key].shape[1]
+    assert 1 <= size < whole[key].shape[1] and not any("gradient2" in name for name in least)
+    assert torch.allclose(least[key][0], whole[key][0, :size, :size], rtol=1e-5, atol=1e-3)
+    with pytest.raises(SettingsError, match="mean squares of all inputs alone take"):
+        calibrate(_float(), _task(limit=100))
+    assert input_moments.block_size([4096, 64], 4 * (4 * 1024**2 + 64**2)) == 1024
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_rows_of_convolutions(groups: int) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(8, 8, 3, padding="same", padding_mode="reflect", groups=groups, dilation=2)
+    x = torch.randn(2, 8, 7, 5)
+    rows = input_moments.rows_of(layer, x)
+    assert rows.shape == (2 * 7 * 5 * groups, 8 // groups * 9)
+    assert len(input_moments.rows_of(layer, x, 10)) == 10 * groups
+    first = (rows[::groups] @ layer.weight.flatten(1)[: 8 // groups].T).T
+    assert torch.allclose(first.reshape(8 // groups, 2, 7, 5).transpose(0, 1), layer(x)[:, : 8 // groups] -
+                          layer.bias[None, : 8 // groups, None, None], atol=1e-5)  # fmt: skip
+
+
+def test_specs_read_them(file: Path) -> None:
+    spec = with_statistics(registry.parse("int8"), str(file)).of_component("unet")
+    one = spec.of(f"{CONV}.weight", (32, 32, 3, 3))
+    moments = one.second_moments(32 * 9)
+    assert moments is not None and moments.shape == (1, 288, 288) and one.magnitudes is not None
+    with pytest.raises(SettingsError, match="is about 288 inputs, but it has 100"):
+        one.second_moments(100)
+    with pytest.raises(SettingsError, match="knows no such layer of the unet"):
+        spec.of("nowhere.weight", (8, 8)).second_moments(8)
+    with pytest.raises(SettingsError, match="knows no such layer"):
+        calibrated_spec.require_magnitudes(spec, [("nowhere.weight", (8, 8))])
+    with pytest.raises(SettingsError, match="use what calibration found"):
+        sdquant.plan(path("digits-sd"), "int8", quant_stats=file)
+    # SVDQuant takes the magnitudes from it, too.
+    assert sdquant.plan(path("digits-sd"), "svdq-int4", quant_stats=file, components="unet").components
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "stats.safetensors"
+    words = ["calibrate", "digits-sd", "--prompt", PROMPTS[0], "--steps", "1", "--limit", "40MB", "-o", str(out)]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["components"] == ["text_encoder", "unet"] and said["layers"] > 100
+    layers = ComponentStatistics(str(out), "text_encoder")
+    assert layers.has_gradients and all(layers[name].sensitivity is not None for name in layers)
+    assert out.stat().st_size < 40_000_000
+    with pytest.raises(SystemExit):
+        main([*words, "--overwrite", "--gradients", "-1"])
+
+
+@pytest.mark.slow
+def test_shared_out_over_processes(tmp_path: Path) -> None:
+    one, several = tmp_path / "one.safetensors", tmp_path / "several.safetensors"
+    words = ["calibrate", "digits-sd", "--steps", "2", "--components", "unet"]
+    words += [word for digit in (1, 4, 9) for word in ("--prompt", digits.prompt(digit))]
+    assert main([*words, "-o", str(one)]) == 0
+    done = torchrun(2, *words, "-o", several, module=True)
+    assert done.returncode == 0, done.stderr
+    assert several.read_bytes() == one.read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.safetensors", "several.safetensors"]
