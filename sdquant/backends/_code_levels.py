@@ -6,7 +6,7 @@ and with its highest. Where ggml's blocks keep each bit is read off their decode
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core import ROTATION, Packed, hadamard, packed_rows
+from ..core import GPTQ, Packed, hadamard, packed_rows
 from ._code_levels import Levels, is_known, levels_of, with_codes
 
 if TYPE_CHECKING:
@@ -26,15 +26,17 @@ WEIGHTS_AT_ONCE = 1 << 22  # rounded at a time; a few float32 numbers are kept o
 
 
 def encode(weight: Tensor, spec: QuantSpec) -> Packed:
-    """Quantize a weight [out, in, ...] as its scheme does, and then its codes anew by the moments of its inputs.
+    """Quantize a weight [out, in, ...] as its scheme does and, with the option for that, choose its codes anew.
 
-    The weight is left as the scheme's own encoder has it where calibration saw no input.
+    It is left as the scheme's own encoder has it where calibration saw no input, or measured each input alone.
     """
     packed = spec.scheme.codec.encode(weight, spec)
-    target = weight.detach().reshape(weight.shape[0], -1).float()
-    moments = spec.second_moments(target.shape[1])
-    if moments is None:
+    if GPTQ not in spec.scheme.options or not spec[GPTQ]:
         return packed
+    moments = spec.second_moments(weight[0].numel())
+    if moments is None or moments.shape[1] == 1:
+        return packed
+    target = weight.detach().reshape(weight.shape[0], -1).float()
     moments = moments.to(target.device, torch.float32)
     if packed.spec.rotation:
         target, moments = _rotated(target, moments, packed.spec.rotation)
@@ -51,20 +53,17 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
     form = codes.spec.scheme.codec.form(codes)
     if form is None or not is_known(form):
         return packed
-    rounded = _rounded(codes, form, target, _factors(moments))
+    rounded = _rounded(codes, form, target, _factors(moments, form.columns))
     return replace(packed, parts={**packed.parts, form.codes: rounded.parts[form.codes]})
 
 
 def _rotated(weight: Tensor, moments: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the weight and the moments of its inputs, both rotated in groups of `size`.
 
-    Blocks of moments that are smaller than a group are joined to blocks that are not: what lies between is unknown, and
-    zero.
+    Blocks of moments that end within a group are joined: what lies between them is unknown, and zero here.
     """
-    width = moments.shape[-1]
-    if width % size:
-        joined = max(size, width)
-        moments = torch.stack([torch.block_diag(*some) for some in moments.split(joined // width)])
+    if moments.shape[1] % size:
+        moments = torch.block_diag(*moments)[: weight.shape[1], : weight.shape[1]].unsqueeze(0)
     turned = hadamard.rotate_by_matrix(moments, size)
     turned = hadamard.rotate_by_matrix(turned.transpose(1, 2).contiguous(), size)
     return hadamard.rotate_by_matrix(weight, size), turned
@@ -72,14 +71,20 @@ def _rotated(weight: Tensor, moments: Tensor, size: int) -> tuple[Tensor, Tensor
 
 def _divided(moments: Tensor, smooth: Tensor) -> Tensor:
     """Return the moments of inputs that are divided by `smooth` [in]."""
-    inverse = smooth.reciprocal().view(len(moments), -1)
+    width = len(moments) * moments.shape[1]
+    inverse = torch.nn.functional.pad(smooth.reciprocal(), (0, width - len(smooth))).view(len(moments), -1)
     return moments * inverse.unsqueeze(2) * inverse.unsqueeze(1)
 
 
-def _factors(moments: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return for each block of columns their order, and the upper Cholesky factor of the inverse of their moments."""
-    factors = []
-    for block in moments:
+def _factors(moments: Tensor, columns: int) -> list[tuple[Tensor, Tensor]]:
+    """Return for each block of columns their order, and the upper Cholesky factor of the inverse of their moments.
+
+    Args:
+        columns: of the weight; the last block may be for more.
+    """
+    factors, width = [], moments.shape[1]
+    for number, block in enumerate(moments):
+        block = block[: columns - number * width, : columns - number * width]
         order = block.diagonal().argsort(descending=True, stable=True)
         values = block[order][:, order].double()
         mean = values.diagonal().mean()

@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..core import (
+    GPTQ,
+    GPTQ_OPTION,
     Backend,
     Option,
     Packed,
@@ -49,6 +51,7 @@ _FOUR_BIT_OPTIONS = {
         choices=(None, "float32", "bfloat16", "float16"),
         library=True,
     ),
+    GPTQ: GPTQ_OPTION,
     **_EIGHT_BIT_OPTIONS,
 }
 

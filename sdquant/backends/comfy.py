@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    GPTQ,
+    GPTQ_OPTION,
     Backend,
     LowRank,
     Option,
@@ -41,6 +43,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, o
     return Scheme(
         name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=on_the_fly,
         runtimes=("plain", "library"), library_kinds=frozenset({"linear"}),
+        options={GPTQ: GPTQ_OPTION} if name in ("w4a4", "comfy:nvfp4") else {},
     )  # fmt: skip
 
 
@@ -50,7 +53,8 @@ def _read_only(name: str, bits: float, summary: str, group: int) -> Scheme:
 
 def _svdquant(name: str, alias: str, codes: str, group: int, runtimes: tuple[str, ...] = ("plain",)) -> Scheme:
     return Scheme(
-        name=name, backend="comfy", bits=4, group=group, aliases=(alias,), options={"rank": _RANK}, calibrated=True,
+        name=name, backend="comfy", bits=4, group=group, aliases=(alias,), options={"rank": _RANK, GPTQ: GPTQ_OPTION},
+        calibrated=True,
         summary=f"{codes} and a low-rank branch (SVDQuant), a scale per {group} weights", runtimes=runtimes,
         library_kinds=frozenset({"linear"}) if "library" in runtimes else frozenset(),
     )  # fmt: skip

@@ -10,6 +10,10 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    GPTQ,
+    GPTQ_OPTION,
+    IMATRIX,
+    IMATRIX_OPTION,
     Backend,
     Packed,
     PackedLayout,
@@ -44,8 +48,19 @@ BLOCKS, FIELDS = "blocks", "fields"
 _ENCODE_TILE = 1 << 22  # weights converted to float32 at a time
 
 
+# Of the block types that `_gptq` knows, and of those whose encoders in libgguf weigh errors.
+_GPTQ = (
+    "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q3_k", "q2_k", "iq4_nl", "iq4_xs", *gguf_mixes.BASES
+)  # fmt: skip
+_IMATRIX = (*_GPTQ, "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+
+
 def _row(name: str, bits: float, summary: str, group: int | None = None) -> Scheme:
-    return Scheme(name=name, backend="gguf", bits=bits, summary=summary, group=group, on_the_fly=False)
+    options = {GPTQ: GPTQ_OPTION} if name in _GPTQ else {}
+    options |= {IMATRIX: IMATRIX_OPTION} if name in _IMATRIX else {}
+    return Scheme(
+        name=name, backend="gguf", bits=bits, summary=summary, group=group, options=options, on_the_fly=False
+    )  # fmt: skip
 
 
 _FLOATS = (
@@ -127,7 +142,7 @@ class GGUF(Backend):
         if gguf_types.TYPES[kind].dtype:
             blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
         else:
-            blocks = _encode(weight.detach(), kind).to(weight.device)
+            blocks = _encode(weight.detach(), kind, _importance(weight, kind, spec)).to(weight.device)
         if not (is_finite(blocks) if gguf_types.TYPES[kind].dtype else sound(kind, blocks)):
             raise Unfit(f"some of its weights are not finite in {kind} (NaN, or too large for half precision)")
         described = PackedSpec(scheme=registry.scheme(kind), shape=shape, dtype=dtype, details={"type": kind})
@@ -239,12 +254,16 @@ class GGUF(Backend):
         return Packed(spec=spec, parts={BLOCKS: blocks})
 
 
-def _encode(weight: Tensor, kind: str) -> Tensor:
+def _encode(weight: Tensor, kind: str, importance: Tensor | None) -> Tensor:
     """Quantize to raw blocks on the CPU with ggml's kernels: uint8 [n, bytes per block].
+
+    Args:
+        importance: of each weight in a row of whole blocks, float32 [n]; None for equal ones.
 
     Raises:
         Unfit: the weights are not all finite.
     """
+    import numpy as np
     import torch
 
     try:
@@ -258,25 +277,30 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
     row = gguf_types.TYPES[kind]
     flat = weight.reshape(-1)
     blocks = torch.empty((flat.numel() // row.block, row.nbytes), dtype=torch.uint8)
-    step, importance = _ENCODE_TILE // row.block, _importance(row)
+    width, weights = row.block, None
+    if importance is not None:
+        width, weights = len(importance), importance.numpy()
+    elif libgguf.quantize_requires_imatrix(row.id):  # whose default is made of all rows of the call: blocks must not
+        weights = np.ones(width, dtype=np.float32)  # depend on their neighbours
+    step = max(1, _ENCODE_TILE // width) * width // row.block
     for start in range(0, len(blocks), step):
         part = flat[start * row.block : (start + step) * row.block].to("cpu", torch.float32).contiguous()
-        # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
         low, high = torch.aminmax(part)  # ggml's kernels make numbers of NaN
         if not (low > -torch.inf and high < torch.inf):
             raise Unfit("some of its weights are NaN or infinite")
-        encoded = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
-        blocks[start : start + step] = torch.from_numpy(encoded)
+        encoded = libgguf.quantize_rows(part.view(-1, width).numpy(), row.id, imatrix=weights)
+        blocks[start : start + step] = torch.from_numpy(encoded).view(-1, row.nbytes)
     return blocks
 
 
-def _importance(row: gguf_types.GGMLType) -> Any:
-    """Return None, or equal importance for all weights of a block: by default libgguf computes it from all rows of the
-    call, and a block's codes would depend on its neighbours."""
-    import libgguf
-    import numpy as np
-
-    return np.ones(row.block, dtype=np.float32) if libgguf.quantize_requires_imatrix(row.id) else None
+def _importance(weight: Tensor, kind: str, spec: QuantSpec) -> Tensor | None:
+    """Return the mean squares of a weight's inputs, float32 [in], if its errors are to be weighed by them and can be:
+    not where blocks go over the ends of rows."""
+    columns = weight[0].numel()
+    if IMATRIX not in spec.scheme.options or not spec[IMATRIX] or columns % gguf_types.TYPES[kind].block:
+        return None
+    moments = spec.second_moments(columns)
+    return None if moments is None else moments.diagonal(dim1=1, dim2=2).reshape(-1)[:columns].float().contiguous()
 
 
 BACKEND = GGUF()

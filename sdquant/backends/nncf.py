@@ -27,6 +27,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    GPTQ,
+    GPTQ_OPTION,
     Backend,
     Option,
     Packed,
@@ -65,7 +67,7 @@ def _scheme(name: str, bits: int, what: str) -> Scheme:
     grouped = bits == 4
     return Scheme(
         name=name, backend="nncf", bits=bits, summary=f"NNCF int{bits}, {what}", runtimes=("plain", "openvino"),
-        group=64 if grouped else None, options={"group_size": _GROUP_SIZE} if grouped else {},
+        group=64 if grouped else None, options={"group_size": _GROUP_SIZE, GPTQ: GPTQ_OPTION} if grouped else {},
     )  # fmt: skip
 
 

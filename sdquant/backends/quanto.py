@@ -14,6 +14,8 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    GPTQ,
+    GPTQ_OPTION,
     Backend,
     Option,
     Packed,
@@ -46,6 +48,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, alia
         runtimes=("library", "plain"),
         library_kinds=frozenset({"linear", "Conv2d"}),
         aliases=aliases,
+        options={GPTQ: GPTQ_OPTION} if bits < 8 else {},
     )
 
 
@@ -67,7 +70,8 @@ class Quanto(Backend):
             summary="3-bit integers with scale and shift, in groups of 128 (packing by sdquant)",
             group=128,
             options={
-                "group_size": Option(default=128, help="weights that share a scale and a shift", choices=(128, 64, 32))
+                "group_size": Option(default=128, help="weights that share a scale and a shift", choices=(128, 64, 32)),
+                GPTQ: GPTQ_OPTION,
             },
         ),
         _scheme("qint2", 2, "2-bit integers with scale and shift, in groups of 128", group=128),

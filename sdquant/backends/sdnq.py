@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
     DTYPE_BITS,
+    GPTQ,
+    GPTQ_OPTION,
     ROTATION,
     Backend,
     LowRank,
@@ -95,6 +97,8 @@ def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
             "run it then",
         ),
     }
+    if bits < 8:
+        options[GPTQ] = GPTQ_OPTION
     return Scheme(name=name, backend="sdnq", bits=bits, group=group, summary=summary, options=options)
 
 

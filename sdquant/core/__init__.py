@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
     from .input_scale import INPUT_SCALE, input_scale_of, usable_scale
     from .low_rank import LowRank
-    from .options import Option, Requirement, layer_name
+    from .options import GPTQ, GPTQ_OPTION, IMATRIX, IMATRIX_OPTION, Option, Requirement, layer_name
     from .packed_layout import BYTES as BYTE_PACKINGS
     from .packed_layout import Activations, FloatGemm, Geometry, PackedLayout
     from .packed_reader import read_weight, require_sound
@@ -37,7 +37,8 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "INPUT_SCALE", "LONE", "MAIN", "METHOD",
+    "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ", "GPTQ_OPTION",
+    "IMATRIX", "IMATRIX_OPTION", "INPUT_SCALE", "LONE", "MAIN", "METHOD",
     "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION",
     "Activations", "Backend", "Cut", "FloatGemm", "Geometry", "LowRank", "Option", "Packed", "PackedLayout",
     "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from .. import backends
 from ..core import name_patterns, torch_dtypes
 from ..errors import BadFileError
 from ..utils.tensors import is_finite
@@ -25,7 +26,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
         BadFileError: it has values that are NaN, infinite, or too large for the scheme's scales. A codec takes the
             largest value of each block, so that one such value shows in a scale.
     """
-    packed = spec.scheme.codec.encode(weight, spec.of(name, tuple(weight.shape)))
+    packed = backends.encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
         is_scale = part.is_floating_point() and part.numel() < weight.numel()  # codes may be floats, too
         if is_scale or part.dtype in torch_dtypes.COMPUTE_DTYPES:

@@ -235,6 +235,7 @@ class Request:
         """Return the schemes with the file of statistics, those that use one."""
         self._refuse_statistics(specs)
         if self.quant_stats is None:
+            _require_statistics(specs)
             return specs
         calibrated = {name: spec for name, spec in specs.items() if spec is not None and spec.takes_statistics}
         return {**specs, **{name: with_statistics(spec, self.quant_stats) for name, spec in calibrated.items()}}
@@ -349,6 +350,20 @@ def _spec(text: str) -> QuantSpec | None:
             f"Invalid quant={text!r}", "a scheme must be a string", 'Use quant="nf4" or quant={"unet": "nf4"}'
         )
     return None if text.strip().lower() == NOT_QUANTIZED else registry.parse(text)
+
+
+def _require_statistics(specs: Mapping[str, QuantSpec | None]) -> None:
+    """Raise SettingsError for an option that does nothing without a file of statistics."""
+    for spec in specs.values():
+        known = {} if spec is None else spec.scheme.options
+        for name, value in () if spec is None else spec.options:
+            if value and known[name].calibrated:
+                raise SettingsError(
+                    f"Cannot quantize to {spec} without statistics",
+                    f"{name} means: {known[name].help}",
+                    f"Run `sdquant calibrate MODEL --prompt ... -o stats.safetensors`, and set "
+                    f"quant_stats=stats.safetensors; or leave {name} out",
+                )
 
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:

@@ -14,9 +14,11 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends import encode
 from ..core import FLOATS, LONE, QuantSpec, Unfit, gguf_mixes, gguf_types, registry
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
@@ -48,6 +50,7 @@ def quantize_file(
     overwrite: bool = False,
     allow_pickle: bool = False,
     progress: bool = True,
+    quant_stats: str | Path | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Quantize a model to GGUF, one weight at a time.
@@ -55,7 +58,7 @@ def quantize_file(
     Args:
         path: pipeline folder, component folder or file. Weights that are quantized already are dequantized, with a
             warning.
-        quant: a GGUF type or mix.
+        quant: a GGUF type or mix, with its options. quant_stats: see `load_model`.
         target: ends in `.gguf`: one file with the one component named, or the UNet/transformer. Otherwise a folder like
             the original, with a GGUF file in each quantized component.
         on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
@@ -77,15 +80,19 @@ def quantize_file(
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
-    options = make_request(place, quant=quant, components=components, skip=skip)
+    options = make_request(place, quant=quant, components=components, skip=skip, quant_stats=quant_stats)
     detected = detect(place, allow_pickle=allow_pickle)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
     sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
+    choice = options.specs["*"]
+    assert choice is not None
+    specs = {name: choice.of_component("" if name == LONE else name) for name in sources}
     loss = RoundingLoss()
     total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
     with byte_bar(f"Writing {spec}", total, progress, on_bytes) as tick:
         if goal.suffix == ".gguf":
-            write_component(next(iter(sources.values())), spec, skip, goal, tick, loss, alone=True)
+            ((name, src),) = sources.items()
+            write_component(src, specs[name], skip, goal, tick, loss, alone=True)
             original_layout.warn_of(loss)
             return goal
         old = {file for src in sources.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
@@ -93,8 +100,8 @@ def quantize_file(
         rest = [path for path in files_in(place, old) if not is_of_weights(place / path, homes)]
         rows = [
             row
-            for src in sources.values()
-            for row in _rows(src, original_layout.names(src, False), spec, skip, {}, loss)
+            for name, src in sources.items()
+            for row in _rows(src, original_layout.names(src, False), specs[name], skip, {}, loss)
         ]
         needed = sum(gguf_types.TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
@@ -106,7 +113,7 @@ def quantize_file(
                 if src.origins:
                     home.mkdir(exist_ok=True)
                     write_config(home, src)
-                write_component(src, spec, skip, home / "model.gguf", tick, loss, alone=False)
+                write_component(src, specs[name], skip, home / "model.gguf", tick, loss, alone=False)
     original_layout.warn_of(loss)
     return goal
 
@@ -236,9 +243,8 @@ def _data(
         tensor = tensor.to(getattr(torch, str(gguf_types.TYPES[type_].dtype)))
         refuse_not_finite(name, tensor, spec, skip)
         return tensor
-    wanted = registry.parse(type_)
     try:
-        packed = wanted.scheme.codec.encode(tensor, wanted)
+        packed = encode(tensor, _spec_of(spec, type_).of(part.sources[0], tuple(tensor.shape)))
     except Unfit as error:
         raise BadFileError(
             f"Cannot quantize weight {name!r} to {type_}",
@@ -248,6 +254,15 @@ def _data(
     if src.origins.keys() & set(part.sources):
         loss.add(original_layout.read(part, src, files, exact=True), packed)
     return packed.parts["blocks"]
+
+
+def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:
+    """Return the spec for a weight that gets this type, with the options that the type has.
+
+    Layers that are one in the file get the same inputs, so that the statistics of the first are those of all.
+    """
+    row = registry.scheme(type_)
+    return replace(spec, scheme=row, options=tuple(one for one in spec.options if one[0] in row.options))
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:

@@ -65,7 +65,7 @@ def quantize_file(
     Args:
         path: pipeline folder, component folder or file. Weights that are quantized already are dequantized, with a
             warning.
-        quant: one of SCHEMES, without options but for the rank of svdquant_w4a4. quant_stats: see `load_model`.
+        quant: one of SCHEMES, without options but gptq and the rank of svdquant_w4a4. quant_stats: see `load_model`.
         target: ends in `.safetensors`. components: the one to write; default the UNet or transformer.
         on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
 
@@ -104,11 +104,12 @@ def quantize_file(
 
 
 def suits(quant: str) -> bool:
-    """Return whether such a file can be written: the scheme is one of SCHEMES, without options."""
+    """Return whether such a file can be written: the scheme is one of SCHEMES, without options of its format."""
     if quant.strip().lower() == NOT_QUANTIZED:
         return False
     spec = registry.parse(quant)
-    is_bare = not spec.embeddings and (not spec.options or spec.scheme.calibrated)
+    of_format = [name for name, _ in spec.options if not spec.scheme.options[name].calibrated]
+    is_bare = not spec.embeddings and (not of_format or spec.scheme.calibrated)
     return is_bare and spec.scheme.name in SCHEMES
 
 

@@ -32,7 +32,7 @@ class Calibrated(QuantSpec):
 
 
 def spec_of(scheme: str, moments: Tensor | None) -> Calibrated:
-    spec = registry.parse(scheme)
+    spec = registry.parse(f"{scheme},gptq")
     return Calibrated(spec.scheme, spec.options, moments=moments)
 
 

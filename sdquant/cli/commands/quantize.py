@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
-            **({} if gguf else {"quant_stats": args.quant_stats}),
+            quant_stats=args.quant_stats,
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":
