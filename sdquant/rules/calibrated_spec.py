@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Rows for each input of a layer, with which half of what they show beside the diagonal counts. A fifth was best for
+# int4 on digits-flux: 12 calls of the model 24.8 -> 25.8 dB, 30 calls 27.9 either way.
+_INPUTS = 0.2
+
+
 @dataclass(frozen=True)
 class CalibratedSpec(QuantSpec):
     """A scheme with a file of statistics.
@@ -40,6 +45,9 @@ class CalibratedSpec(QuantSpec):
     def second_moments(self, inputs: int) -> Tensor | None:
         """See `QuantSpec.second_moments`. None for a layer that calibration knows, and no image needed.
 
+        Few rows say less of how inputs go together than of how large they are: what is beside the diagonal counts for
+        n / (n + inputs / 5) of what n rows of calibration show.
+
         Raises:
             SettingsError: the file has nothing about the layer, or is about another number of inputs.
         """
@@ -56,6 +64,10 @@ class CalibratedSpec(QuantSpec):
         if -(-inputs // size) != blocks or (blocks == 1 and inputs != size):
             about = size if blocks == 1 else f"{blocks * size - size + 1} to {blocks * size}"
             raise SettingsError(what, f"quant_stats is about {about} inputs, but it has {inputs}", self._again)
+        share = layer.rows / (layer.rows + _INPUTS * inputs)
+        means = moments.diagonal(dim1=1, dim2=2).clone()
+        moments = moments * share
+        moments.diagonal(dim1=1, dim2=2).copy_(means)
         return moments
 
     def magnitudes(self, inputs: int) -> Tensor | None:

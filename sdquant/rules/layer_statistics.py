@@ -47,6 +47,12 @@ class LayerStatistics:
     operand: str
 
     @property
+    def rows(self) -> int:
+        """The number of inputs that were looked at."""
+        rows = self._read(f"{self.operand}.{ROWS}")
+        return 0 if rows is None else int(rows)
+
+    @property
     def second_moments(self) -> Tensor | None:
         """E[x x^T], float32 [blocks, b, b]; None if no input was seen."""
         rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{SUM}{MOMENTS}")
