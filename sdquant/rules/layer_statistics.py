@@ -27,7 +27,7 @@ from .statistics_file import names_in, read_tensor
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOMENTS = "moments"
+MOMENTS = f"{SUM}moments"
 ROWS = "rows"
 GRADIENT = "gradient2"
 WEIGHT = "weight"  # the operand whose gradient it is
@@ -49,7 +49,7 @@ class LayerStatistics:
     @property
     def second_moments(self) -> Tensor | None:
         """E[x x^T], float32 [blocks, b, b]; None if no input was seen."""
-        rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{SUM}{MOMENTS}")
+        rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{MOMENTS}")
         return None if rows is None or total is None or not int(rows) else total / int(rows)
 
     @property

@@ -33,7 +33,7 @@ EXACT, STEP = "exact_moments", "moments_step"
 
 def columns_of(module: nn.Module) -> int:
     """Return the columns of a layer's weight as a matrix."""
-    return math.prod(module.weight.shape[1:])  # type: ignore[union-attr, arg-type]
+    return math.prod(module.get_parameter("weight").shape[1:])
 
 
 def block_size(columns: Sequence[int], limit: int) -> int | None:
@@ -147,7 +147,7 @@ class InputMoments:
         if not self.rows:
             return rows
         sums = torch.ldexp(total.double(), torch.tensor(self.step)).float()
-        return {**rows, f"{self.name}.{layer_statistics.SUM}{layer_statistics.MOMENTS}": sums}
+        return {**rows, f"{self.name}.{layer_statistics.MOMENTS}": sums}
 
     def load(self, known: Mapping[str, Tensor]) -> None:
         """Load what `to_dict(exact=True)` returned, without the name."""

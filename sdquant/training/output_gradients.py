@@ -56,7 +56,7 @@ def _watched(weight: nn.Parameter, add: Callable[[Tensor], None]) -> Iterator[No
     before, kept = weight.requires_grad, weight.grad
     weight.grad = None
     weight.requires_grad_(True)
-    hook = weight.register_post_accumulate_grad_hook(add)
+    hook = weight.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

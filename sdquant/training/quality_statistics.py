@@ -171,7 +171,7 @@ class QualityCollector:
 
 
 def _layer(component: str, path: str, module: nn.Module, block: int | None) -> _Layer:
-    operation = operation_of(tuple(module.weight.shape))  # type: ignore[union-attr, arg-type]
+    operation = operation_of(tuple(module.get_parameter("weight").shape))
     name = input_operand(path, operation)
     weight = f"{path}.{layer_statistics.WEIGHT}" if path else layer_statistics.WEIGHT
     return _Layer(
