@@ -25,7 +25,8 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
         BadFileError: it has values that are NaN, infinite, or too large for the scheme's scales. A codec takes the
             largest value of each block, so that one such value shows in a scale.
     """
-    packed = spec.scheme.codec.encode(weight, spec.of(name, tuple(weight.shape)))
+    one = spec.of(name, tuple(weight.shape))
+    packed = one.scheme.codec.encode(weight, one)
     for part in packed.parts.values():
         is_scale = part.is_floating_point() and part.numel() < weight.numel()  # codes may be floats, too
         if is_scale or part.dtype in torch_dtypes.COMPUTE_DTYPES:

@@ -55,16 +55,16 @@ def block_size(columns: Sequence[int], limit: int) -> int | None:
 
 
 def _bytes(columns: Sequence[int], block: int | None) -> int:
-    return sum(4 * math.prod(blocks_of(count, block)) for count in columns)
+    return sum(4 * math.prod(block_shape(count, block)) for count in columns)
 
 
-def blocks_of(columns: int, block: int | None) -> tuple[int, int, int]:
+def block_shape(columns: int, block: int | None) -> tuple[int, int, int]:
     """Return the shape of the moments of so many inputs: [blocks, b, b]."""
     size = columns if block is None else min(block, columns)
     return -(-columns // size), size, size
 
 
-def rows_of(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
+def input_rows(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
     """Return what the rows of a layer's weight, as a matrix, are multiplied with: float32 [rows, columns].
 
     Of a grouped convolution, the inputs of all groups are rows.
