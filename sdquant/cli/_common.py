@@ -23,18 +23,22 @@ _NO_FLAG = ("path", "progress")
 
 
 def add_request_flags(
-    parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None, helps: Mapping[str, str] | None = None
+    parser: argparse.ArgumentParser,
+    *,
+    only: tuple[str, ...] | None = None,
+    without: tuple[str, ...] = (),
+    helps: Mapping[str, str] | None = None,
 ) -> None:
     """Add the path and a flag for each field of Request, with that field's default, help and choices.
 
     Args:
-        only: the fields to add as flags; None for all.
+        only: the fields to add as flags; None for all. without: fields to leave out.
         helps: help texts that replace those of Request, by field.
     """
     rows = {row.name: row for row in dataclasses.fields(Request)}
     parser.add_argument("path", metavar="MODEL", help=rows["path"].metadata["help"] + ", or digits-sd / digits-flux")
     for name, row in rows.items():
-        if name in _NO_FLAG or (only is not None and name not in only):
+        if name in (*_NO_FLAG, *without) or (only is not None and name not in only):
             continue
         flags = [*filter(None, [_SHORT.get(name)]), flag(name)]
         help, choices = (helps or {}).get(name, row.metadata["help"]), row.metadata["choices"]

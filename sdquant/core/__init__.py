@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Scheme,
         Unfit,
     )
-    from .choices import LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
+    from .choices import AUTO, LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
     from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
     from .input_scale import INPUT_SCALE, input_scale_of, usable_scale
     from .low_rank import LowRank
@@ -37,13 +37,13 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ", "GPTQ_OPTION",
-    "IMATRIX", "IMATRIX_OPTION", "INPUT_SCALE", "LONE", "MAIN", "METHOD",
-    "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION",
-    "Activations", "Backend", "Cut", "FloatGemm", "Geometry", "LowRank", "Option", "Packed", "PackedLayout",
-    "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo", "TensorSpec", "Unfit",
-    "bit_fields", "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq", "gguf_fields",
-    "gguf_mixes", "gguf_types", "hadamard", "input_columns", "input_scale_of",
-    "is_range", "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
-    "require_sound", "torch_dtypes", "usable_scale",
+    "AUTO", "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ", "GPTQ_OPTION", "IMATRIX",
+    "IMATRIX_OPTION", "INPUT_SCALE", "LONE", "MAIN",
+    "METHOD", "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND",
+    "ROTATION", "Activations", "Backend", "Cut", "FloatGemm", "Geometry", "LowRank", "Option", "Packed",
+    "PackedLayout", "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo",
+    "TensorSpec", "Unfit", "bit_fields", "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named",
+    "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "hadamard", "input_columns", "input_scale_of", "is_range",
+    "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry", "require_sound",
+    "torch_dtypes", "usable_scale",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .detail_keys import FACTOR, NUMBERS, OFFSET, ROTATION
 from .dtypes import DTYPE_BITS, TensorInfo, TensorSpec
 from .input_statistics import InputStatistics
 from .options import EMBEDDINGS, Option, Requirement, layer_name
@@ -34,15 +35,6 @@ __all__ = [
     "Option", "Packed", "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "TensorInfo",
     "TensorSpec", "Unfit",
 ]  # fmt: skip
-
-# Key in the details of weights with doubly quantized scales: a float32 number that is added to every scale.
-OFFSET = "offset"
-# Key in the details of weights whose scales have a common factor: a float32 number that multiplies every scale.
-FACTOR = "factor"
-# The keys of numbers that belong to a weight's values, as its parts do: state dicts have them as tensors.
-NUMBERS = (OFFSET, FACTOR)
-# Key in the details of rotated weights: the group size of `core.hadamard`.
-ROTATION = "rotation"
 
 
 class Unfit(Exception):

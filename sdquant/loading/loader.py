@@ -74,6 +74,8 @@ def load_model(
     variant: str | None = None,
     quant_stats: str | Path | None = None,
     compute: str | None = None,
+    size: int | str | None = None,
+    quality: float | None = None,
     revision: str | None = None,
     subfolder: str | None = None,
     token: str | bool | None = None,
@@ -114,6 +116,11 @@ def load_model(
         compute: "int8" for matrix products with quantized weights in 8-bit integers, from tens of rows of activations,
             which are quantized dynamically: faster, and less exact (docs/compute.md). It needs plain layers, and
             selects them. None or "float" computes as the scheme does by itself.
+        size: with quant="auto", bytes (or "6GB") that all weights together take at most: each weight gets the scheme
+            that is worth its bytes most (docs/mixes.md), or stays as it is. Weights are read once before they are
+            loaded, to measure what schemes do to them; that is remembered. `quant_stats` makes it better.
+        quality: instead of size, the least signal-to-noise ratio of the outputs, in dB (30), for as few bytes as
+            possible.
         revision: branch, tag or commit of the hub repository that `path` names; for others "owner/name@revision".
         subfolder: folder to load within the repository, or within the folder on disk.
         token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is not stored.
@@ -131,6 +138,7 @@ def load_model(
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
         variant=variant, quant_stats=quant_stats, compute=compute, revision=revision, subfolder=subfolder, token=token,
+        size=size, quality=quality,
     )  # fmt: skip
     return load(parsed)
 

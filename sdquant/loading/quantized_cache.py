@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import hardware
 from ..errors import ConflictError, SdquantError
 from ..formats import Checkpoint, safetensors_writer, single_file
+from ..rules import MixSpec
 from ..utils.atomic_write import whole_file
 from ..utils.progress import byte_bar
 from ..utils.version import __version__
@@ -56,8 +57,9 @@ class Cache:
     ) -> Path:
         """Return the path of a component's cached weights. Hashes the source files if their digests are not known."""
         assert component.spec is not None
-        package = component.spec.scheme.codec.requires
-        named = {} if package is None else {package.package: hardware.versions().get(package.package)}
+        schemes = component.spec.schemes if isinstance(component.spec, MixSpec) else (component.spec.scheme,)
+        packages = {row.codec.requires.package for row in schemes if row.codec.requires is not None}
+        named = {name: hardware.versions().get(name) for name in sorted(packages)}
         inputs = {
             "format": _FORMAT,
             "versions": {"sdquant": __version__, **named},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,17 @@ from ..compat import hardware
 from ..core import dtype_name
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
-from ..planning import AUTO, check_schemes, device_of, make_request, plan_resolved, planner, resolve_loaded, rule_checks
+from ..planning import (
+    AUTO,
+    check_schemes,
+    device_of,
+    make_request,
+    mix,
+    plan_resolved,
+    planner,
+    resolve_loaded,
+    rule_checks,
+)
 from ..rules import RulesSpec
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
@@ -40,12 +51,15 @@ def quantize(
     allow_incompatible: bool = False,
     progress: bool = True,
     compute: str | None = None,
+    size: int | str | None = None,
+    quality: float | None = None,
 ) -> Any:
     """Quantize a diffusers pipeline or component in place, one weight at a time; each float weight is freed at once.
 
     Args:
         model: pipeline or module.
-        quant, rules, quant_stats, components, skip, runtime, allow_incompatible, compute: as for `load_model`.
+        quant, rules, quant_stats, components, skip, runtime, allow_incompatible, compute, size, quality: as for
+            `load_model`. "auto" needs size or quality.
         device: where weights are quantized (default: where they are).
 
     Returns:
@@ -59,16 +73,17 @@ def quantize(
 
     if quant is None and rules is None:
         raise SettingsError("Cannot quantize the model", "no scheme is named", 'Name one, such as "nf4", or rules=')
-    if isinstance(quant, str) and quant.strip().lower() == AUTO:
+    if isinstance(quant, str) and quant.strip().lower() == AUTO and size is None and quality is None:
         raise SettingsError(
             "Cannot use quant='auto' with a loaded model",
             "auto chooses what fits before a model is loaded",
-            "Use load_model(path, quant='auto'), or name a scheme",
+            "Use load_model(path, quant='auto'), name a scheme, or say which size= or quality= you want",
         )
     options = make_request(
         type(model).__name__,
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
-        mode="post", compute=compute, device=device, allow_incompatible=allow_incompatible,
+        mode="auto" if size is not None or quality is not None else "post", compute=compute, device=device,
+        allow_incompatible=allow_incompatible, size=size, quality=quality, progress=progress,
     )  # fmt: skip
     here = hardware.probe()
     target = device_of(options, here)
@@ -76,6 +91,10 @@ def quantize(
     parts = weight_parts(model)
     resolved = resolve_loaded(options.path, parts, options, target)
     planner.refuse_conflicts(resolved)
+    if options.mixed:
+        resolved = mix.choose_mix(
+            resolved, here, lambda _, name: nullcontext(lambda key: parts[name].get_parameter(key).data)
+        )
     for name, module in parts.items():
         if planner.spec_for(name, resolved)[1] is not None:
             peft_hooks.refuse_adapted(name, module, "quantized")

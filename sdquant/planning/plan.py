@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import registry
+from ..rules import MixSpec
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
@@ -53,7 +54,8 @@ class ComponentPlan:
     def formats(self) -> tuple[str, ...]:
         """Return the schemes of the quantized weights, that with the most bytes first. Of GGUF files, which mix types
         by design, the main one."""
-        if self.scheme is None or registry.scheme(self.scheme).backend == "gguf":
+        is_mix = isinstance(self.spec, MixSpec)
+        if self.scheme is None or (registry.scheme(self.scheme).backend == "gguf" and not is_mix):
             return () if self.scheme is None else (self.scheme,)
         sizes: Counter[str] = Counter({self.scheme: 0})
         for weight in self.weights:
@@ -69,9 +71,11 @@ class ComponentPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the number and total sizes of the weights."""
         names = ("name", "path", "class_name", "action", "scheme", "mode", "runtime", "compute")
+        mix = self.spec.to_dict() if isinstance(self.spec, MixSpec) else None
         return {name: getattr(self, name) for name in names} | {
             "scheme": str(self.spec) if self.spec else self.scheme,
             "formats": list(self.formats),
+            "mix": mix,
             "compute": self.compute or "float",
             "quantized_weights": len(self.weights),
             "quantized_products": self.products or 0,

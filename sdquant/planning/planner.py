@@ -11,7 +11,7 @@ from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..formats import type_histogram
 from ..models import float32_of_class, same_scheme
 from ..nn import openvino
-from ..rules import RulesSpec
+from ..rules import MixSpec, RulesSpec
 from ..utils.suggestions import did_you_mean
 from .component_types import is_quantized_by_default
 from .plan import ComponentPlan, Plan
@@ -164,7 +164,7 @@ def _is_float_gguf(src: Checkpoint, spec: QuantSpec | None) -> bool:
 
 
 def _refuse_file_scheme(src: Checkpoint, spec: QuantSpec | None, path: str) -> None:
-    if spec is not None and not spec.scheme.on_the_fly:
+    if spec is not None and not spec.scheme.on_the_fly and not isinstance(spec, MixSpec):
         row = spec.scheme
         if row.backend != "gguf":
             raise IncompatibleError(
@@ -187,14 +187,14 @@ def _unquantized(
     request = resolved.request
     if _is_float_gguf(src, spec):
         spec = None
-    shapes = {key: (info.shape, _in_memory(src, key, resolved.dtype)) for key, info in src.tensors.items()}
+    shapes = shapes_in_memory(src, resolved.dtype)
     total = sum(nbytes(shape, dtype) for shape, dtype in shapes.values())
     as_bf16 = sum(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
     named = _runtime(name, src, request)
     runtime = named or "plain"
-    if spec and not named:
+    if spec and not named and not isinstance(spec, MixSpec):
         runtime = default_runtime(spec, resolved.device, isa=machine.native, triton=machine.has_triton)
     if spec is None:
         runtime = "plain" if runtime == openvino.NAME else runtime  # floats are torch's
@@ -202,7 +202,7 @@ def _unquantized(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16, path=str(src.path),
         )  # fmt: skip
-    selection_runtime = named or spec.scheme.runtimes[0]
+    selection_runtime = named or ("plain" if isinstance(spec, MixSpec) else spec.scheme.runtimes[0])
     weights, skipped_weights = select(
         shapes, spec, selection_runtime, request.skip, src.class_name, src.layers, src.keys
     )
@@ -364,6 +364,11 @@ def _unused_rules(
         return []
     weights = [one for name in ruled for one in weights_in(sources[name])]
     return unused(next(iter(ruled.values())), weights, [products.get(name) for name in ruled])
+
+
+def shapes_in_memory(src: Checkpoint, target: str | None) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype in memory of all tensors of a component of float weights. target: see `Resolved.dtype`."""
+    return {key: (info.shape, _in_memory(src, key, target)) for key, info in src.tensors.items()}
 
 
 def _in_memory(src: Checkpoint, key: str, target: str | None) -> str:

@@ -12,7 +12,7 @@ from ..compat import hardware
 from ..core import LONE
 from ..errors import MissingComponentError
 from ..models import class_of
-from ..rules import RulesSpec, require_magnitudes, require_ranges
+from ..rules import MixSpec, RulesSpec, require_magnitudes, require_ranges
 from . import planner
 from .request import Request, make_request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
@@ -52,9 +52,9 @@ def prepare(request: Request, machine: hardware.Machine | None = None, *, conver
     here = machine or hardware.probe()
     device = device_of(request, here)
     if request.automatic:
-        from . import auto
+        from . import auto, mix
 
-        whole = auto.resolve(request, here)
+        whole = mix.resolve_mix(request, here) if request.mixed else auto.resolve(request, here)
         check_schemes(request, whole.specs, whole.offload_mode.name, device, here)
         _check_files(whole, here)
     else:
@@ -96,6 +96,7 @@ def check_schemes(
     refused yet: the file may be quantized to it."""
     for spec in specs.values():
         refuse_computing(spec, request.compute)
+    specs = {name: spec for name, spec in specs.items() if not isinstance(spec, MixSpec)}  # of what works, by itself
     named = {name: str(spec) for name, spec in specs.items() if spec is not None}
     quant = None if not named else (named.get("*") if set(named) == {"*"} else named)
     _check(request, quant, request.mode, request.plain_runtime, offload, device, here)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..compat import COMPUTES, hardware, meant
+from ..core import AUTO as AUTO
 from ..core import COMPUTE_DTYPES, OFFLOAD_MODES, check_offload_mode, registry
 from ..errors import SettingsError
 from ..offload import mode_named
@@ -20,6 +21,7 @@ from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
 from .component_files import ComponentFile, expanded_path, parts_of, require_parts
+from .mix_arguments import refuse_wrong_mix
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from ..rules import QuantizationRule
 
 _T = TypeVar("_T")
-AUTO = "auto"  # the fastest that fits; see `auto`
 OFFLOADS = (*OFFLOAD_MODES, AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
@@ -100,6 +101,19 @@ class Request:
         "as well, int8, which is faster on CPUs from tens of rows, fp8, for cards that multiply 8-bit floats, or fp4, "
         "for NVFP4 weights on cards that multiply 4-bit ones",
         COMPUTES,
+    )
+    size: int | str | None = _option(
+        None,
+        "with quant=auto: bytes that all weights together may take; each gets the scheme that is worth its bytes most",
+        metavar="6GB",
+        setting=False,
+    )
+    quality: float | None = _option(
+        None,
+        "with quant=auto, instead of size: the least signal-to-noise ratio of the outputs, in dB, for as few bytes as "
+        "possible",
+        metavar="DB",
+        setting=False,
     )
     device: str | None = _option(None, "compute device (default: the best there is)", metavar="DEVICE")
     dtype: str | None = _option(None, "dtype of what is not quantized (default: as in the file)", COMPUTE_DTYPES)
@@ -174,6 +188,8 @@ class Request:
         if isinstance(self.quant, Mapping):
             for name in self.quant:
                 _text("component in quant", name)
+        _ = self.size_bytes
+        refuse_wrong_mix(self)
         self._refuse_beside_auto()
         _ = self.specs
 
@@ -182,10 +198,15 @@ class Request:
         """True if an "auto" has to be resolved."""
         return AUTO in (self.quant, self.offload)
 
+    @property
+    def mixed(self) -> bool:
+        """True if a mix is to be chosen: each weight gets a scheme of its own."""
+        return self.size is not None or self.quality is not None
+
     def _refuse_beside_auto(self) -> None:
         for what, given, chosen in (
             ("rules", self.rules is not None, "them"),
-            ("components", self.components is not None, "them"),
+            ("components", self.components is not None and not self.mixed, "them"),
             ("mode='post'", self.mode == "post", "the mode"),
         ):
             if self.quant == AUTO and given:
@@ -204,6 +225,11 @@ class Request:
         return parse_budget(self.budget) if self.offload_mode is None else self.offload_mode.budget_bytes(self.budget)
 
     @cached_property
+    def size_bytes(self) -> int | None:
+        """The size in bytes. Raises SettingsError if it is not one."""
+        return None if self.size is None else parse_size(self.size, "A size")
+
+    @cached_property
     def cache_bytes(self) -> int:
         """The limit of the cache in bytes. Raises SettingsError if it is not a size."""
         return parse_size(self.cache_limit, "A cache_limit")
@@ -217,7 +243,8 @@ class Request:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
         """
         if self.quant in (None, AUTO) and self.rules is None:
-            self._refuse_statistics({})
+            if not self.mixed:
+                self._refuse_statistics({})
             return {}
         quant = RULES if self.quant is None else self.quant
         each = quant if isinstance(quant, Mapping) else {"*": quant}
@@ -304,6 +331,13 @@ def _skips(value: Any) -> Any:
     return () if value is None else _tuple(value)
 
 
+def _number(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value  # to be refused later
+
+
 def _quant(value: Any) -> Any:
     return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else value
 
@@ -323,6 +357,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "components": _tuple,
     "cache": _switch,
     "skip": _skips,
+    "quality": _number,
     "parts": parts_of,
 }
 

@@ -79,13 +79,14 @@ def select(
             skipped_weights[name] = f"{backend.title} has no module for {layer} layers; runtime=plain quantizes them"
         else:
             try:
-                layout = backend.layout(spec.of(name, shape), shape, dtype)
+                one = spec.of(name, shape)
+                layout = one.scheme.codec.layout(one, shape, dtype)
             except Unfit as reason:
                 skipped_weights[name] = str(reason)
                 continue
             size = sum(part.nbytes for part in layout.values())
             bf16 = nbytes(shape, "bfloat16")
-            weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
+            weights.append(WeightPlan(name=name, scheme=one.scheme.name, bytes_bf16=bf16, bytes=size))
     return tuple(weights), skipped_weights
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .core.sharding import sharded
     from .core.static_range import operand as input_operand
     from .file_rules import rules_in
+    from .layer_statistics import ComponentStatistics, LayerStatistics
+    from .mix_spec import MixSpec, Share, mix_of
     from .model_quantization import quantize_model
     from .model_rules import attach_rules, given_rules, rules_of_model
     from .packed_layout import ACT_SHAPE, plain_tiles
@@ -38,12 +40,13 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "ACT_SHAPE", "HowToQuantize", "PtqProvider", "QArray", "QtProvider", "QtRule", "QuantStat", "QuantizationRule",
-    "Rules", "RulesSpec", "assign", "attach_rules", "calibrated_schemes", "calibration_method", "collecting",
-    "dequantize", "given_rules", "has_statistics", "infer_rules", "input_operand", "interception",
-    "is_for_products_alone", "layer_statistics", "load_params", "load_quant_stats", "merge_quant_stats",
-    "missing_params", "model_rules", "operation_of", "plain_tiles", "presets", "process_prequantized_params",
-    "product_ranges", "qconfig", "quant_spec", "quant_stats", "quantize", "quantize_model", "quantize_params",
-    "require_complete", "require_magnitudes", "require_ranges", "restore_quantization_rules", "rule_of", "rules_in",
-    "rules_of", "rules_of_model", "sharded", "statistics_file", "with_rules", "with_statistics",
+    "ACT_SHAPE", "ComponentStatistics", "HowToQuantize", "LayerStatistics", "MixSpec", "PtqProvider", "QArray",
+    "QtProvider", "QtRule", "QuantStat", "QuantizationRule", "Rules", "RulesSpec", "Share", "assign", "attach_rules",
+    "calibrated_schemes", "calibration_method", "collecting", "dequantize", "given_rules", "has_statistics",
+    "infer_rules", "input_operand", "interception", "is_for_products_alone", "layer_statistics", "load_params",
+    "load_quant_stats", "merge_quant_stats", "missing_params", "mix_of", "model_rules", "operation_of", "plain_tiles",
+    "presets", "process_prequantized_params", "product_ranges", "qconfig", "quant_spec", "quant_stats", "quantize",
+    "quantize_model", "quantize_params", "require_complete", "require_magnitudes", "require_ranges",
+    "restore_quantization_rules", "rule_of", "rules_in", "rules_of", "rules_of_model", "sharded", "statistics_file",
+    "with_rules", "with_statistics",
 ]  # fmt: skip

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .core.static_range import SUM, operand, spellings
 from .qconfig import OPERATIONS
 from .statistics_file import names_in, read_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOMENTS = "moments"
+SUM = "sum_of_"  # as `static_range` has it, which imports torch
+MOMENTS = f"{SUM}moments"
 ROWS = "rows"
 GRADIENT = "gradient2"
 WEIGHT = "weight"  # the operand whose gradient it is
@@ -55,7 +55,7 @@ class LayerStatistics:
     @property
     def second_moments(self) -> Tensor | None:
         """E[x x^T], float32 [blocks, b, b]; None if no input was seen."""
-        rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{SUM}{MOMENTS}")
+        rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{MOMENTS}")
         return None if rows is None or total is None or not int(rows) else total / int(rows)
 
     @property
@@ -96,6 +96,8 @@ class ComponentStatistics(Mapping[str, LayerStatistics]):
         self._operands = _operands(file, frozenset(names_in(file)), self._component)
 
     def __getitem__(self, path: str) -> LayerStatistics:
+        from .core.static_range import spellings
+
         known = next(one for one in [*spellings(path), None] if one is None or one in self._operands)
         if known is None:
             raise KeyError(path)
@@ -124,9 +126,11 @@ def _main(file: str) -> str:
 @lru_cache(maxsize=16)
 def _operands(file: str, names: frozenset[str], component: str) -> Mapping[str, str]:
     """Return the operand of each layer, by path."""
+    from .core.static_range import operand
+
     prefix, end = f"{component}." if component else "", f".{ROWS}"
-    found = sorted(
+    names_of_rows = sorted(
         name.removeprefix(prefix).removesuffix(end) for name in names if name.endswith(end) and name.startswith(prefix)
     )
     ends = {operand("", operation): None for operation in OPERATIONS}
-    return {name.rpartition(".")[0]: name for name in found if name.rpartition(".")[2] in ends}
+    return {name.rpartition(".")[0]: name for name in names_of_rows if name.rpartition(".")[2] in ends}

@@ -298,7 +298,7 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         )
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     if task.for_quality:
-        return quality_statistics.chosen(weight_parts(pipe), task.components)
+        return quality_statistics.models_to_watch(weight_parts(pipe), task.components)
     if task.quant is not None:
         return input_magnitudes.observe(weight_parts(pipe), task.components)
     models = {}

@@ -33,7 +33,7 @@ EXACT, STEP = "exact_moments", "moments_step"
 
 def columns_of(module: nn.Module) -> int:
     """Return the columns of a layer's weight as a matrix."""
-    return math.prod(module.weight.shape[1:])  # type: ignore[union-attr, arg-type]
+    return math.prod(module.get_parameter("weight").shape[1:])
 
 
 def block_size(columns: Sequence[int], limit: int) -> int | None:
@@ -55,16 +55,16 @@ def block_size(columns: Sequence[int], limit: int) -> int | None:
 
 
 def _bytes(columns: Sequence[int], block: int | None) -> int:
-    return sum(4 * math.prod(blocks_of(count, block)) for count in columns)
+    return sum(4 * math.prod(block_shape(count, block)) for count in columns)
 
 
-def blocks_of(columns: int, block: int | None) -> tuple[int, int, int]:
+def block_shape(columns: int, block: int | None) -> tuple[int, int, int]:
     """Return the shape of the moments of so many inputs: [blocks, b, b]."""
     size = columns if block is None else min(block, columns)
     return -(-columns // size), size, size
 
 
-def rows_of(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
+def input_rows(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
     """Return what the rows of a layer's weight, as a matrix, are multiplied with: float32 [rows, columns].
 
     Of a grouped convolution, the inputs of all groups are rows.
@@ -147,7 +147,7 @@ class InputMoments:
         if not self.rows:
             return rows
         sums = torch.ldexp(total.double(), torch.tensor(self.step)).float()
-        return {**rows, f"{self.name}.{layer_statistics.SUM}{layer_statistics.MOMENTS}": sums}
+        return {**rows, f"{self.name}.{layer_statistics.MOMENTS}": sums}
 
     def load(self, known: Mapping[str, Tensor]) -> None:
         """Load what `to_dict(exact=True)` returned, without the name."""

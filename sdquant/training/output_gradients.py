@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 GRADIENT = "gradient2"
 
 
-def measure(model: nn.Module, args: Any, kwargs: Mapping[str, Any], stats: Mapping[str, QuantStat], seed: str) -> None:
+def add_gradients(
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any], stats: Mapping[str, QuantStat], seed: str
+) -> None:
     """Call a model once more, and add for each layer the squared norm of each row of the gradient of (v . y) / |y| by
     its weight, where y is the output and v standard normal.
 
@@ -24,12 +26,12 @@ def measure(model: nn.Module, args: Any, kwargs: Mapping[str, Any], stats: Mappi
         stats: by the layer's path. seed: what v depends on.
     """
     weights = {path: model.get_submodule(path).get_parameter("weight") for path in stats}
-    found: dict[str, Tensor] = {}
+    squares: dict[str, Tensor] = {}
     with ExitStack() as stack:
         stack.enter_context(_checkpointing(model))
         stack.enter_context(torch.enable_grad())
         for path, weight in weights.items():
-            stack.enter_context(_watched(weight, _adder(found, path)))
+            stack.enter_context(_watched(weight, _adder(squares, path)))
         outputs = [one for one in _tensors(model(*args, **kwargs)) if one.requires_grad]
         generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
         total: Any = 0.0
@@ -39,13 +41,13 @@ def measure(model: nn.Module, args: Any, kwargs: Mapping[str, Any], stats: Mappi
         if outputs:
             total.backward()
     for path, weight in weights.items():
-        stats[path].add({GRADIENT: found.get(path, torch.zeros(len(weight)))})
+        stats[path].add({GRADIENT: squares.get(path, torch.zeros(len(weight)))})
 
 
-def _adder(found: dict[str, Tensor], path: str) -> Callable[[Tensor], None]:
+def _adder(squares: dict[str, Tensor], path: str) -> Callable[[Tensor], None]:
     def add(weight: Tensor) -> None:
         if weight.grad is not None:
-            found[path] = weight.grad.float().flatten(1).square().sum(1).cpu()
+            squares[path] = weight.grad.float().flatten(1).square().sum(1).cpu()
             weight.grad = None  # no model has room for the gradients of all its weights
 
     return add
@@ -53,16 +55,16 @@ def _adder(found: dict[str, Tensor], path: str) -> Callable[[Tensor], None]:
 
 @contextmanager
 def _watched(weight: nn.Parameter, add: Callable[[Tensor], None]) -> Iterator[None]:
-    before, kept = weight.requires_grad, weight.grad
+    before, gradient = weight.requires_grad, weight.grad
     weight.grad = None
     weight.requires_grad_(True)
-    hook = weight.register_post_accumulate_grad_hook(add)
+    hook = weight.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         hook.remove()
         weight.requires_grad_(before)
-        weight.grad = kept
+        weight.grad = gradient
 
 
 @contextmanager

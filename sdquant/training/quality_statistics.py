@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..nn import kind_of
 from ..planning import is_quantized_by_default
 from ..rules import QuantStat, input_operand, layer_statistics, merge_quant_stats, operation_of
-from .input_moments import InputMoments, block_size, blocks_of, columns_of, rows_of
-from .output_gradients import measure
+from .input_moments import InputMoments, block_shape, block_size, columns_of, input_rows
+from .output_gradients import add_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,9 +141,9 @@ class QualityCollector:
                 return
             x = (args[0] if args else values["input"]).detach()
             if self._looking:
-                layer.moments.look(rows_of(module, x))
+                layer.moments.look(input_rows(module, x))
                 return
-            layer.moments.add(rows_of(module, x))
+            layer.moments.add(input_rows(module, x))
             x = x if kind_of(module) == "linear" else x.movedim(1 - layer.module.weight.ndim, -1)  # type: ignore[operator]
             layer.magnitudes.add({"absmax": x.reshape(-1, x.shape[-1]).abs().amax(dim=0, keepdim=True)})
 
@@ -163,7 +163,7 @@ class QualityCollector:
                 return
             self._paused = True
             try:
-                measure(model, args, values, stats, f"{prompt}|{seed}|{name}|{call}")
+                add_gradients(model, args, values, stats, f"{prompt}|{seed}|{name}|{call}")
             finally:
                 self._paused = False
 
@@ -171,16 +171,16 @@ class QualityCollector:
 
 
 def _layer(component: str, path: str, module: nn.Module, block: int | None) -> _Layer:
-    operation = operation_of(tuple(module.weight.shape))  # type: ignore[union-attr, arg-type]
+    operation = operation_of(tuple(module.get_parameter("weight").shape))
     name = input_operand(path, operation)
     weight = f"{path}.{layer_statistics.WEIGHT}" if path else layer_statistics.WEIGHT
     return _Layer(
         component=component, path=path, module=module, magnitudes=QuantStat(name, None),
-        moments=InputMoments(name=name, shape=blocks_of(columns_of(module), block)), gradient=QuantStat(weight, None),
+        moments=InputMoments(name=name, shape=block_shape(columns_of(module), block)), gradient=QuantStat(weight, None),
     )  # fmt: skip
 
 
-def chosen(parts: Mapping[str, nn.Module], components: Sequence[str]) -> dict[str, nn.Module]:
+def models_to_watch(parts: Mapping[str, nn.Module], components: Sequence[str]) -> dict[str, nn.Module]:
     """Return the components to collect from: those named, or the default ones."""
     return {
         name: model

@@ -15,7 +15,7 @@ from .suggestions import nearest
 LOAD_MODEL_ARGUMENTS = frozenset({
     "path", "quant", "offload", "mode", "components", "skip", "rules", "base", "runtime", "device", "dtype", "budget",
     "allow_incompatible", "allow_pickle", "cache", "cache_limit", "progress", "parts", "variant", "quant_stats",
-    "compute", "revision", "subfolder", "token",
+    "compute", "size", "quality", "revision", "subfolder", "token",
 })  # fmt: skip
 
 P = ParamSpec("P")

@@ -58,8 +58,8 @@ MAXDIFFUSION = {
 
 
 def test_every_field_of_a_request_can_be_said() -> None:
-    """But a token, which is nothing for a file."""
-    fields = {row.field for row in KEYS} | {"rules", "quant_stats", "progress", "token"}
+    """But a token, which is nothing for a file, and what belongs to quant=auto, which is not for one."""
+    fields = {row.field for row in KEYS} | {"rules", "quant_stats", "progress", "token", "size", "quality"}
     assert {row.name for row in dataclasses.fields(Request)} == fields - {""}
 
 

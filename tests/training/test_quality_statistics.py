@@ -135,9 +135,9 @@ def test_rows_of_convolutions(groups: int) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Conv2d(8, 8, 3, padding="same", padding_mode="reflect", groups=groups, dilation=2)
     x = torch.randn(2, 8, 7, 5)
-    rows = input_moments.rows_of(layer, x)
+    rows = input_moments.input_rows(layer, x)
     assert rows.shape == (2 * 7 * 5 * groups, 8 // groups * 9)
-    assert len(input_moments.rows_of(layer, x, 10)) == 10 * groups
+    assert len(input_moments.input_rows(layer, x, 10)) == 10 * groups
     first = (rows[::groups] @ layer.weight.flatten(1)[: 8 // groups].T).T
     assert torch.allclose(first.reshape(8 // groups, 2, 7, 5).transpose(0, 1), layer(x)[:, : 8 // groups] -
                           layer.bias[None, : 8 // groups, None, None], atol=1e-5)  # fmt: skip

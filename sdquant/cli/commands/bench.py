@@ -28,10 +28,10 @@ _QUANT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model's flags, those of the measurement, and the output files."""
-    _common.add_request_flags(parser, helps={"quant": _QUANT})
+    _common.add_request_flags(parser, without=("size", "quality"), helps={"quant": _QUANT})
     parser.add_argument("--steps", type=_common.positive, default=1, help="steps in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=_common.positive, default=5, help="turns of each (default: %(default)s)")
-    parser.add_argument("--size", type=_size, metavar="WxH", help="of the image, in pixels (default: the model's)")
+    parser.add_argument("--size", type=_size, dest="pixels", metavar="WxH", help="of the image (default: the model's)")
     parser.add_argument(
         "--batch", type=_common.positive, default=1,
         help="images of a component without a pipeline (default: %(default)s)",
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             args.quant,
             steps=args.steps,
             rounds=args.rounds,
-            size=args.size,
+            size=args.pixels,
             batch=args.batch,
             seed=args.seed,
             threads=args.threads,

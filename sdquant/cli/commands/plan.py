@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core import LONE
 from ...errors import MissingComponentError
+from ...rules import MixSpec
 from .. import _common
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{step_time.said(plan.foreseen)}")
     if plan.why is not None:
         print(f"\nchosen: {plan.why}")
+    for part in plan.components:
+        if isinstance(part.spec, MixSpec):
+            print("\n" + "\n".join(_mixed(part.name, part.spec)))
     lines = [line for part in plan.components for line in _kept(part)]
     if lines:
         print("\nstay as they are")
@@ -119,6 +124,22 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
         _planned(part),
         f"{part.bytes / part.bytes_bf16:.2f}",
     )
+
+
+def _mixed(name: str, mix: MixSpec) -> Iterator[str]:
+    """Yield lines about the weights of a mix that got most and fewest bits, and what one more step would bring."""
+    rows = sorted(mix.shares, key=lambda share: (16.0 if share.spec is None else share.spec.scheme.bits, share.name))
+    for title, some in (("most bits", rows[::-1][:NAMED]), ("fewest bits", rows[:NAMED])):
+        yield f"{name}, {title}"
+        for share in some:
+            noise, after = _noise(share.noise), _noise(share.next_noise)
+            more = f"; {_common.size(share.next_bytes)} more would make it {after}" if share.next_bytes else ""
+            word = "as it is" if share.spec is None else str(share.spec)
+            yield f"  {share.name.removesuffix('.weight')}: {word}, {noise}{more}"
+
+
+def _noise(share: float) -> str:
+    return "no noise" if share <= 0 else f"{-10 * math.log10(share):.0f} dB below the output"
 
 
 def _kept(part: ComponentPlan) -> Iterator[str]:

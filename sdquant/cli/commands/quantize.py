@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core import registry
+from ...core import AUTO, registry
 from ...errors import SettingsError
-from ...planning import RULES
+from ...planning import NOT_QUANTIZED, RULES
 from ...utils import distributed
 from .. import _common
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
-    "allow_pickle", "parts", "variant", "rules", "quant_stats", "revision", "subfolder", "token",
+    "allow_pickle", "parts", "variant", "rules", "quant_stats", "size", "quality", "revision", "subfolder", "token",
 )  # fmt: skip
 _LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant", "rules", "quant_stats")
 _DEFAULTS = {"mode": "auto"}
@@ -68,12 +68,13 @@ def run(args: argparse.Namespace) -> int:
         )
     quant = _common.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
+    named = [text for text in each if text.strip().lower() not in (NOT_QUANTIZED, AUTO)]
     _common.refuse_target(out)
-    gguf = [text for text in each if text != "none" and registry.parse(text).scheme.backend == "gguf"]
+    gguf = [text for text in named if registry.parse(text).scheme.backend == "gguf"]
     model_files.refuse_existing(out, args.overwrite)
     model_files.refuse_nested(Path(_common.place(args.path)), out)
     form = library_formats.find_format(args.portable_as or False)
-    for spec in (registry.parse(text) for text in each if text != "none"):
+    for spec in map(registry.parse, named):
         if form is not None:
             library_formats.refuse_spec(form, spec)
         elif args.portable:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_together(args, out)
     more = ""
     alone = out.suffix == ".safetensors" and form is None
-    if gguf or (alone and isinstance(quant, str) and export_single_file.suits(quant)):
+    if gguf or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
                 f"Cannot write a GGUF file with {quant}",

@@ -15,7 +15,7 @@ _GENERATE = ("generate",)
 
 # A field of Request, the kind of its values in a file, and the commands that use it. What is not here is no key of its
 # own: quant and rules are made from the keys of quantization,
-# and a token is nothing for a file that is kept and shown.
+# which know no auto, for which size and quality are, and a token is nothing for a file that is kept and shown.
 _FIELDS = (
     ("base", "str", COMMANDS),
     ("components", "names", COMMANDS),

@@ -1,0 +1,178 @@
+"""How near the output of a step is to the float model's, for each number of bytes: with what calibration knows, and not.
+
+    python -m bench.better_codes                      both shipped models; bench/results/better_codes.json
+    python -m bench.better_codes digits-flux -q int4,gptq -q q4_k
+
+Inputs of the UNet or transformer are those of whole images. Calibration sees images of twenty prompts and seeds; what is
+measured are the steps of images of other seeds. "bits" are all bits of the weights of linear and convolution layers, of
+those as well that a format leaves as they are, for each number. A format of another library is that library's own code
+wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes, quanto: see docs/schemes.md). NNCF's own ways to
+calibrate run through `nncf.compress_weights`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sdquant
+from bench._results import read, write
+from sdquant import backends
+from sdquant.core import QuantSpec, Unfit, registry
+from sdquant.demo import path
+from sdquant.models import draw, main_part
+from sdquant.rules import statistics_file, with_statistics
+from sdquant.training import digits
+from sdquant.training.calibration import Calibration, calibrate
+from sdquant.utils.metrics import decibels
+
+RESULTS = Path(__file__).parent / "results" / "better_codes.json"
+MODELS = {"digits-flux": "transformer", "digits-sd": "unet"}
+STEPS, IMAGES = 6, 20
+# By size; formats of others first, without and with calibration of their own, then those that calibration improves.
+SCHEMES = (
+    "q4_k", "q4_k,imatrix", "q4_1", "iq4_xs", "iq4_xs,imatrix", "nf4", "comfy:nvfp4", "int4", "int4,group_size=32",
+    "sdnq-uint4", "sdnq-uint4,hadamard", "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
+    "sdnq-uint3", "qint3", "q2_k", "q2_k,imatrix",
+    "q4_k,gptq", "iq4_xs,gptq", "nf4,gptq", "comfy:nvfp4,gptq", "int4,gptq", "int4,group_size=32,gptq",
+    "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq",
+)  # fmt: skip
+NNCF = {"AWQ": "awq", "scale estimation": "scale_estimation", "GPTQ": "gptq"}
+
+
+def calls_of(pipe: Any, model: nn.Module, seed: int) -> list[dict[str, Any]]:
+    """Return the keyword arguments of each call of the model while images are drawn, as float32."""
+    calls: list[dict[str, Any]] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], values: dict[str, Any]) -> None:
+        names = ("sample", "timestep")[: len(args)]
+        both = {**dict(zip(names, args, strict=True)), **values, "return_dict": False}
+        calls.append({name: _float(value) for name, value in both.items()})
+
+    handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+    for number in range(IMAGES):
+        draw(pipe, [digits.prompt(number % 10, number // 10)], seeds=[seed + number], steps=STEPS)
+    handle.remove()
+    return calls
+
+
+def _float(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.float() if value.is_floating_point() else value.clone()
+
+
+def outputs(model: nn.Module, calls: list[dict[str, Any]]) -> Tensor:
+    """Return the model's outputs, float32, one after another."""
+    with torch.no_grad():
+        return torch.cat([model(**call)[0].float().flatten() for call in calls])
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers whose weights are quantized, by path."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
+
+
+def ours(model: nn.Module, stats: Path, component: str) -> Callable[[str], float]:
+    """Return what puts a scheme's values into a float32 model, and returns its bits for each weight."""
+    layers = layers_of(model)
+    exact = {name: layer.weight.data.clone() for name, layer in layers.items()}
+    total = sum(weight.numel() for weight in exact.values())
+
+    def put(scheme: str) -> float:
+        spec: QuantSpec = registry.parse(scheme)
+        if spec.takes_statistics:
+            spec = with_statistics(spec, str(stats), component)
+        nbytes = 0
+        for name, layer in layers.items():
+            weight = exact[name].bfloat16()
+            try:
+                packed = backends.encode(weight, spec.of(f"{name}.weight", tuple(weight.shape)))
+            except Unfit:
+                layer.weight.data = exact[name]
+                nbytes += 2 * weight.numel()
+                continue
+            layer.weight.data = spec.scheme.codec.decode(packed, torch.float32)
+            nbytes += packed.nbytes
+        return 8 * nbytes / total
+
+    return put
+
+
+def nncf_layers(model: nn.Module, calls: list[dict[str, Any]], option: str) -> nn.Module:
+    """Return a copy of the model that NNCF compressed to int4 in groups of 64, calibrated by one of its ways."""
+    import nncf
+
+    given = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 64, "ratio": 1.0, "all_layers": True}
+    dataset = nncf.Dataset(calls)
+    compressed: nn.Module = nncf.compress_weights(
+        copy.deepcopy(model), dataset=dataset, subset_size=len(calls), **given, **{option: True}
+    )
+    return compressed
+
+
+def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each scheme, and each of NNCF's ways."""
+    component = MODELS[name]
+    pipe = sdquant.load_model(path(name), progress=False)
+    calls = calls_of(pipe, main_part(pipe), 1000)[::2]
+    prompts = tuple(digits.prompt(digit, template) for template in (0, 1) for digit in range(10))
+    task = Calibration(
+        model=name, rules=(), prompts=prompts, steps=STEPS, components=(component,), gradients=0, seed=0
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        stats = Path(folder) / "stats.safetensors"
+        statistics_file.write_statistics(stats, calibrate(pipe, task), {})
+        model = main_part(sdquant.load_model(path(name), progress=False)).float()
+        exact = outputs(model, calls)
+        put = ours(model, stats, component)
+
+        def snr(of: nn.Module) -> float:
+            return round(decibels(float(exact.square().sum()), float((outputs(of, calls) - exact).square().sum())), 2)
+
+        bits_of = {}
+        for scheme in wanted:
+            bits_of[scheme] = round(put(scheme), 3)
+            yield {"name": scheme, "case": name, "bits": bits_of[scheme], "snr": snr(model)}
+    if wanted != SCHEMES:
+        return
+    pipe = sdquant.load_model(path(name), progress=False)
+    seen = calls_of(pipe, main_part(pipe), 0)
+    for way, option in NNCF.items():
+        row: dict[str, Any] = {"name": f"NNCF int4, {way}", "case": name, "bits": bits_of["int4"]}
+        fresh = main_part(sdquant.load_model(path(name), progress=False)).float()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                row["snr"] = snr(nncf_layers(fresh, seen, option))
+        except Exception as error:  # another library's own failure is what there is to say of it
+            row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
+        yield row
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", choices=MODELS, help="one of the shipped models; default: both")
+    parser.add_argument("-q", dest="schemes", action="append", metavar="SCHEME", help="these alone (repeat)")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
+    args = parser.parse_args()
+    kept = {(row["name"], row["case"]): row for row in read(args.json)} if args.json.exists() else {}
+    for name in (args.model,) if args.model else MODELS:
+        for row in measure(name, tuple(args.schemes or SCHEMES)):
+            found = row.get("error") or f"{row['bits']:5.2f} bits {row['snr']:6.2f} dB"
+            print(f"{name:12} {row['name']:28} {found}", flush=True)
+            kept[row["name"], name] = row
+        write(args.json, "better_codes", list(kept.values()))
+
+
+if __name__ == "__main__":
+    main()

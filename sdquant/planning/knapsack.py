@@ -1,0 +1,108 @@
+"""Choose one option for each of many items, of least noise within a size or of least size within a noise.
+
+Greedy on the lower convex hull of each item's options, which is the optimum of the Lagrangian, then filled up with
+whatever still fits. Deterministic: ties go to the item that comes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One way to store an item."""
+
+    bytes: int
+    noise: float
+
+
+Options = Sequence[Cost]
+
+
+def fewest_bytes(items: Sequence[Options]) -> int:
+    """Return the fewest bytes that all items take."""
+    return sum(min(option.bytes for option in options) for options in items)
+
+
+def within_bytes(items: Sequence[Options], limit: int) -> list[int]:
+    """Return the index of an option of each item, of at most `limit` bytes together, if all can be so small."""
+    hulls = [hull(options) for options in items]
+    picks = [rows[0] for rows in hulls]
+    left = limit - sum(items[i][one].bytes for i, one in enumerate(picks))
+    for i, one in _steps(items, hulls):
+        more = items[i][one].bytes - items[i][picks[i]].bytes
+        if more <= left:
+            picks[i], left = one, left - more
+    _fill(items, picks, left)
+    return picks
+
+
+def within_noise(items: Sequence[Options], limit: float) -> list[int]:
+    """Return the index of an option of each item, at most `limit` of noise together, or the least there is."""
+    hulls = [hull(options) for options in items]
+    picks = [rows[0] for rows in hulls]
+    total = sum(items[i][one].noise for i, one in enumerate(picks))
+    for i, one in _steps(items, hulls):
+        if total <= limit:
+            break
+        total += items[i][one].noise - items[i][picks[i]].noise
+        picks[i] = one
+    for i in sorted(range(len(items)), key=lambda i: (-items[i][picks[i]].bytes, i)):  # what was more than needed
+        slack = limit - sum(items[k][one].noise for k, one in enumerate(picks))
+        now = items[i][picks[i]]
+        cheaper = [k for k, o in enumerate(items[i]) if o.bytes < now.bytes and o.noise - now.noise <= slack]
+        if cheaper:
+            picks[i] = min(cheaper, key=lambda k: (items[i][k].bytes, items[i][k].noise, k))
+    return picks
+
+
+def hull(options: Options) -> list[int]:
+    """Return the options on the lower convex hull of noise over bytes, by bytes."""
+    rows: list[int] = []
+    for k in sorted(range(len(options)), key=lambda k: (options[k].bytes, options[k].noise, k)):
+        if rows and options[k].noise >= options[rows[-1]].noise:
+            continue
+        while len(rows) > 1 and _slope(options, rows[-2], rows[-1]) >= _slope(options, rows[-1], k):
+            rows.pop()
+        rows.append(k)
+    return rows
+
+
+def _slope(options: Options, one: int, other: int) -> float:
+    """Return the change of noise by byte, at most 0."""
+    return (options[other].noise - options[one].noise) / max(1, options[other].bytes - options[one].bytes)
+
+
+def _steps(items: Sequence[Options], hulls: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return item and option of all steps along the hulls, those that save most noise by byte first."""
+    steps = [
+        (_slope(items[i], one, other), i, place, other)
+        for i, rows in enumerate(hulls)
+        for place, (one, other) in enumerate(pairwise(rows))
+    ]
+    return [(i, other) for _, i, _, other in sorted(steps)]
+
+
+def _fill(items: Sequence[Options], picks: list[int], left: int) -> None:
+    """Take better options, on a hull or not, while they fit: those first that save most."""
+    queue = [(-_gain(items[i], picks[i], k), i, k) for i, options in enumerate(items) for k in range(len(options))]
+    queue = [row for row in queue if row[0] < 0]
+    heapq.heapify(queue)
+    while queue:
+        gain, i, k = heapq.heappop(queue)
+        now = _gain(items[i], picks[i], k)
+        more = items[i][k].bytes - items[i][picks[i]].bytes
+        if now <= 0 or more > left:
+            continue
+        if -gain != now:  # the item has changed since
+            heapq.heappush(queue, (-now, i, k))
+            continue
+        picks[i], left = k, left - more
+
+
+def _gain(options: Options, now: int, other: int) -> float:
+    return options[now].noise - options[other].noise

@@ -1,0 +1,163 @@
+"""How much noise each scheme makes in the output of a model, weight by weight: measured by encoding some rows.
+
+The model of `rules.layer_statistics`: noise dW in a weight makes sum_o s_o dW_o H dW_o^T in the output, relative to it.
+With a file of statistics, s and H are measured. Without, inputs count alike, and a layer whose weight is all noise
+makes as much of it as layers of its role do on average (`prior`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core import Unfit, registry
+from ..errors import SdquantError
+from ..utils.atomic_write import whole_file
+from ..utils.progress import count_bar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..formats import Checkpoint
+    from ..rules import LayerStatistics
+
+log = logging.getLogger(__name__)
+
+ROWS = 128  # of a weight that are encoded, evenly spaced
+_FORMAT = 1
+# Noise in the output, in dB below it, of a layer that is all noise, by role: means over the digits models
+# (bench/results/mixes.json). The first pattern that matches a module path counts.
+_PRIORS: tuple[tuple[str, float], ...] = (
+    (r"^(conv_in|conv_out|x_embedder|proj_out|img_in|final_layer\.linear|patch_embed\.proj)$", -4.0),
+    (r"(^|\.)(time|time_text|timestep|guidance|class|add|label)_?\w*embed", -24.0),
+    (r"(norm\w*\.linear|time_emb_proj|modulation|adaLN\w*|mod)(\.\d+)?$", -24.0),
+    (r"(^|\.)(to_q|to_k|q|k|q_proj|k_proj|query|key)$", -27.0),
+    (r"mid_block", -30.0),
+    (r"(conv_shortcut|upsamplers|downsamplers)", -15.0),
+)
+_PRIOR = -18.0
+
+# Noise of a weight in each scheme, by the weight's name.
+Errors = Mapping[str, Mapping[str, float]]
+
+
+def prior(path: str) -> float:
+    """Return the noise in the output, relative to it, of a layer that is all noise."""
+    level = next((value for pattern, value in _PRIORS if re.search(pattern, path)), _PRIOR)
+    return float(10 ** (level / 10))
+
+
+def measure_errors(
+    names: Sequence[str],
+    read: Callable[[str], Tensor],
+    schemes: Mapping[str, Sequence[str]],
+    statistics: Mapping[str, LayerStatistics] | None,
+    tick: Callable[[int], object],
+) -> dict[str, dict[str, float]]:
+    """Encode some rows of each weight in each scheme, and return the noise that they make in the output.
+
+    Args:
+        names: of the weights. read: returns the float weight of a name. schemes: by name of a weight.
+        statistics: of the component, by path; None without.
+        tick: called after each weight with 1.
+    """
+    errors = {}
+    for name in names:
+        errors[name] = _noises(name.removesuffix(".weight"), read(name), schemes[name], statistics)
+        tick(1)
+    return errors
+
+
+def _noises(
+    path: str, weight: Tensor, schemes: Sequence[str], statistics: Mapping[str, LayerStatistics] | None
+) -> dict[str, float]:
+    import torch
+
+    count = min(len(weight), ROWS)
+    index = torch.arange(count, device=weight.device) * len(weight) // count
+    rows = weight[index].contiguous()
+    layer = None if statistics is None else statistics.get(path)
+    moments, sensitivity = (None, None) if layer is None else (layer.second_moments, layer.sensitivity)
+    floats = rows.float().flatten(1)
+    power = float(floats.square().sum())
+    noises = {}
+    for scheme in schemes:
+        noise = _difference(rows, scheme)
+        if noise is None:
+            continue
+        if not bool(noise.isfinite().all()):
+            noises[scheme] = float("inf")
+        elif moments is None or sensitivity is None:
+            noises[scheme] = prior(path) * float(noise.square().sum()) / max(power, 1e-30)
+        else:
+            each = _through(noise, moments.to(noise.device))
+            noises[scheme] = float((sensitivity.to(each.device)[index] * each).sum()) * len(weight) / count
+    return noises
+
+
+def _difference(rows: Tensor, scheme: str) -> Tensor | None:
+    """Return decoded minus encoded rows, float32 [rows, columns]; None if the scheme does not fit."""
+    import torch
+
+    spec = registry.parse(scheme)
+    codec = spec.scheme.codec
+    try:
+        packed = codec.encode(rows, spec)
+    except (Unfit, SdquantError, ImportError, RuntimeError, ValueError) as error:
+        log.info("%s cannot be measured: %s", scheme, error)
+        return None
+    return (codec.decode(packed, torch.float32) - rows.float()).flatten(1)
+
+
+def _through(noise: Tensor, moments: Tensor) -> Tensor:
+    """Return dW_o H dW_o^T of each row: [rows]. moments: see `QuantSpec.second_moments`."""
+    from torch.nn import functional as F
+
+    blocks, size, _ = moments.shape
+    noise = F.pad(noise, (0, blocks * size - noise.shape[1])).reshape(len(noise), blocks, size).transpose(0, 1)
+    return ((noise @ moments) * noise).sum(dim=(0, 2))
+
+
+def remembered(
+    key: Mapping[str, Any], names: Sequence[str], progress: bool, run: Callable[[Callable[[int], object]], Errors]
+) -> Errors:
+    """Return what `run` returns, or what it has returned in another process for the same `key`."""
+    text = json.dumps({"format": _FORMAT, **key}, sort_keys=True, default=str)
+    place = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    try:
+        known = json.loads(place.read_bytes())
+        if isinstance(known, dict) and set(known) == set(names):
+            return known
+    except (OSError, ValueError):
+        pass
+    with count_bar("Measuring schemes", len(names), "weight", progress) as bar:
+        errors = run(bar.update)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(place) as out:
+            out.write(json.dumps(errors).encode())
+    except (SdquantError, OSError) as error:
+        log.info("the errors of schemes were not kept: %s", error)
+    return errors
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sdquant" / "errors"
+
+
+def mark(file: str) -> list[object]:
+    """Return what tells whether a file is the same as before."""
+    status = os.stat(file)
+    return [os.path.abspath(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def identity(src: Checkpoint) -> Iterator[list[object]]:
+    """Yield what tells whether a component's files are the same as before."""
+    for file in src.files:
+        yield mark(str(file.resolve()))

@@ -1,0 +1,163 @@
+"""A scheme for each weight: chosen, explained, loaded, saved, and as good as foretold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sdquant
+from sdquant.cli import main
+from sdquant.demo import path
+from sdquant.errors import BudgetError, SettingsError
+from sdquant.models import draw
+from sdquant.nn.weights import quantized
+from sdquant.planning import knapsack
+from sdquant.planning.knapsack import Cost
+from sdquant.rules import MixSpec, statistics_file
+from sdquant.training import digits
+from sdquant.training.calibration import Calibration, calibrate
+
+FLUX = path("digits-flux")
+SIZE = 4_000_000
+PROMPT = digits.prompt(3)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "mixes"))
+
+
+@pytest.fixture(scope="module")
+def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("mix") / "stats.safetensors"
+    task = Calibration(model="", rules=(), prompts=(PROMPT, digits.prompt(8)), steps=2, width=digits.SIZE,
+                       height=digits.SIZE, components=("transformer",))  # fmt: skip
+    found = calibrate(sdquant.load_model(FLUX, progress=False), task)
+    statistics_file.write_statistics(file, found, {})
+    return file
+
+
+def _plan(**values: Any) -> Any:
+    return sdquant.plan(FLUX, "auto", progress=False, **{"size": SIZE, **values})
+
+
+def test_knapsack() -> None:
+    """Nearly the best that there is, never too large, whatever the options are."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        sizes = torch.randint(1, 60, (6, 4), generator=generator).tolist()
+        items = [[Cost(n, 10 ** (-n / 12) * (1 + i)) for n in row] for i, row in enumerate(sizes)]
+        least = knapsack.fewest_bytes(items)
+        limit = least + 60
+        chosen = knapsack.within_bytes(items, limit)
+        rows = [[items[i][k] for i, k in enumerate(each)] for each in itertools.product(range(4), repeat=6)]
+        best = min(sum(one.noise for one in row) for row in rows if sum(one.bytes for one in row) <= limit)
+        mine = [items[i][k] for i, k in enumerate(chosen)]
+        assert sum(one.bytes for one in mine) <= limit
+        assert sum(one.noise for one in mine) <= 1.6 * best
+        again = knapsack.within_noise(items, 1.6 * best)
+        assert sum(items[i][k].noise for i, k in enumerate(again)) <= 1.6 * best
+        assert sum(items[i][k].bytes for i, k in enumerate(again)) <= limit + 60
+        assert knapsack.within_bytes(items, least) is not None
+
+
+@pytest.mark.parametrize("size", [3_300_000, "4MB", 6_500_000])
+def test_within_two_percent_below(size: int | str) -> None:
+    plan = _plan(size=size)
+    asked = 4_000_000 if size == "4MB" else int(size)
+    assert 0.98 * asked <= plan.bytes <= asked
+    assert plan == _plan(size=size)
+    row = next(part for part in plan.to_dict()["components"] if part["name"] == "transformer")
+    part = next(part for part in plan.components if part.name == "transformer")
+    told = {name: one["scheme"] for name, one in row["mix"]["weights"].items() if one["scheme"] is not None}
+    assert {weight.name: weight.scheme for weight in part.weights} == told and len(set(told.values())) > 2
+    assert "of its output, from the weights alone" in plan.why and row["scheme"].startswith("a mix of")
+
+
+def test_too_small_and_wrong_arguments() -> None:
+    with pytest.raises(BudgetError, match=r"Use size=\d+") as error:
+        _plan(size="1MB")
+    least = int(error.value.fix.split("size=")[1].split()[0])
+    assert _plan(size=least).bytes <= least
+    with pytest.raises(BudgetError):
+        _plan(size=least - 1)
+    for values, words in (
+        ({"quality": 30}, "follows from the other"), ({"offload": "auto"}, "Name the offload"),
+        ({"runtime": "library"}, "plain layers"), ({"size": None, "quality": -1}, "number of dB"),
+        ({"size": "much"}, "not a size"),
+    ):  # fmt: skip
+        with pytest.raises(SettingsError, match=words):
+            _plan(**values)
+    with pytest.raises(SettingsError, match="needs quant='auto'"):
+        sdquant.plan(FLUX, "int8", size=SIZE)
+    with pytest.raises(SettingsError, match="which size= or quality="):
+        sdquant.quantize(torch.nn.Linear(2, 2), "auto")
+
+
+def test_loaded_quantized_and_saved_are_the_same(tmp_path: Path) -> None:
+    pipe = sdquant.load_model(FLUX, "auto", size=SIZE, progress=False, cache=tmp_path / "cache")
+    other = sdquant.quantize(sdquant.load_model(FLUX, progress=False), "auto", size=SIZE, progress=False)
+    cached = sdquant.load_model(FLUX, "auto", size=SIZE, progress=False, cache=tmp_path / "cache")
+    assert "transformer" in cached.sdquant.cached
+    sdquant.save(pipe, tmp_path / "saved")
+    again = sdquant.load_model(tmp_path / "saved", progress=False, offload="balanced", budget="2MB")
+    assert again.sdquant.plan.bytes == pipe.sdquant.plan.bytes <= SIZE
+    mine = dict(quantized(pipe.transformer))
+    assert len({packed.spec.scheme for packed in mine.values()}) > 2
+    for one in (other, again, cached):
+        packs = dict(quantized(one.transformer))
+        assert packs.keys() == mine.keys()
+        for name, packed in mine.items():
+            assert packs[name].spec.scheme == packed.spec.scheme
+            assert all(torch.equal(packs[name].parts[part], value) for part, value in packed.parts.items())
+
+
+def _outputs(pipe: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    hook = pipe.transformer.register_forward_hook(lambda *values: found.append(values[-1][0].float()))
+    draw(pipe, [PROMPT], seeds=[0], steps=1, width=digits.SIZE, height=digits.SIZE)
+    hook.remove()
+    return found
+
+
+def test_as_good_as_foretold(stats: Path) -> None:
+    """The SNR of the transformer's output in the first step, where it alone is quantized."""
+    given: dict[str, Any] = {"components": ("transformer",), "progress": False}
+    (y,) = _outputs(sdquant.load_model(FLUX, progress=False))
+    found = {}
+    for name, values in {"measured": {"quant_stats": stats}, "alone": {}}.items():
+        pipe = sdquant.load_model(FLUX, "auto", size="4.6MB", **given, **values)
+        (mine,) = _outputs(pipe)
+        found[name] = float(10 * torch.log10(y.square().sum() / (mine - y).square().sum()))
+        spec = next(part.spec for part in pipe.sdquant.plan.components if part.name == "transformer")
+        assert isinstance(spec, MixSpec) and spec.measured == (name == "measured")
+        if spec.measured:
+            assert abs(found[name] + spec.to_dict()["noise_db"]) < 4
+    assert found["measured"] > found["alone"]
+
+
+def test_quality_asked_for(stats: Path) -> None:
+    plans = [
+        sdquant.plan(FLUX, "auto", quality=dB, quant_stats=stats, components="transformer", progress=False)
+        for dB in (20, 30.0, "40")
+    ]
+    specs = [next(part.spec for part in plan.components if part.spec is not None) for plan in plans]
+    assert [plan.bytes for plan in plans] == sorted(plan.bytes for plan in plans)
+    for spec, dB in zip(specs, (20, 30, 40), strict=True):
+        assert isinstance(spec, MixSpec) and dB <= -spec.to_dict()["noise_db"] < dB + 2
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(FLUX), "-q", "auto", "--size", "4MB", "--no-progress"]
+    assert main(["plan", *words]) == 0
+    said = capsys.readouterr().out
+    assert "chosen: size 4.0 MB" in said and "most bits" in said and "fewest bits" in said
+    assert main(["plan", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["components"][0]["mix"] is not None
+    assert main(["quantize", *words, "-o", str(tmp_path / "out")]) == 0
+    assert sdquant.load_model(tmp_path / "out", progress=False).sdquant.plan.bytes <= SIZE
