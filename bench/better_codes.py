@@ -1,11 +1,11 @@
-"""How near the output of a step is to the float model's, for each number of bytes: with what calibration knows, and not.
+"""How near a step's output is to the float model's, for each number of bytes: with what calibration knows, and not.
 
     python -m bench.better_codes                      both shipped models; bench/results/better_codes.json
     python -m bench.better_codes digits-flux -q int4,gptq -q q4_k
 
-Inputs of the UNet or transformer are those of whole images. Calibration sees images of twenty prompts and seeds; what is
-measured are the steps of images of other seeds. "bits" are all bits of the weights of linear and convolution layers, of
-those as well that a format leaves as they are, for each number. A format of another library is that library's own code
+Inputs of the UNet or transformer are those of whole images. Calibration sees images of twenty prompts and seeds; what
+is measured are the steps of images of other seeds. "bits" are all bits of the weights of linear and convolution layers
+for each number, of those as well that a format leaves as they are. A format of another library is that library's own code
 wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes, quanto: see docs/schemes.md). NNCF's own ways to
 calibrate run through `nncf.compress_weights`.
 """

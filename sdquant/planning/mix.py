@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import compat
-from ..core import LONE, registry
+from ..core import GPTQ, LONE, registry
 from ..errors import BudgetError, IncompatibleError, SdquantError
-from ..rules import ComponentStatistics, Share, mix_of
+from ..rules import ComponentStatistics, Share, mix_of, with_statistics
 from ..utils.byte_sizes import size as text_of
 from . import knapsack, mix_errors, planner
 from .component_types import is_quantized_by_default
@@ -96,13 +96,14 @@ def choose_mix(
         assert request.quality is not None
         picks = knapsack.within_noise(items, 10 ** (-request.quality / 10))
     specs: dict[str, QuantSpec | None] = {}
-    for name in pools:
+    for name, pool in pools.items():
+        refine = _refiner(name, pool, request)
         shares = [
-            _share(weight, each, items[k], picks[k])
+            _share(weight, each, items[k], picks[k], refine)
             for k, ((component, weight), each) in enumerate(zip(rows, words, strict=True))
             if component == name
         ]
-        specs[name] = mix_of(shares, measured=pools[name].statistics is not None)
+        specs[name] = mix_of(shares, measured=pool.statistics is not None)
     whole = rest + sum(items[k][one].bytes for k, one in enumerate(picks))
     return dataclasses.replace(resolved, specs=specs, why=_why(specs, whole, request))
 
@@ -194,12 +195,32 @@ def _from_files(resolved: Resolved, name: str) -> Iterator[Reading]:
         yield read
 
 
-def _share(name: str, words: Sequence[str], options: Sequence[knapsack.Cost], one: int) -> Share:
+def _refiner(name: str, pool: _Pool, request: Request) -> Callable[[str], QuantSpec]:
+    """Return what makes a spec of a scheme's name: with codes chosen by the statistics, if there are any and it can."""
+
+    def refine(word: str) -> QuantSpec:
+        spec = registry.parse(word)
+        if pool.statistics is None or GPTQ not in spec.scheme.options:
+            return spec
+        assert request.quant_stats is not None
+        better = registry.parse(f"{word},{GPTQ}")
+        return with_statistics(better, request.quant_stats, "" if name == LONE else name)
+
+    return refine
+
+
+def _share(
+    name: str,
+    words: Sequence[str],
+    options: Sequence[knapsack.Cost],
+    one: int,
+    refine: Callable[[str], QuantSpec],
+) -> Share:
     now = options[one]
     better = [option for option in options if option.noise < now.noise and option.bytes > now.bytes]
     after = min(better, key=lambda option: option.bytes, default=None)
     return Share(
-        name=name, spec=None if words[one] == FLOAT else registry.parse(words[one]), noise=now.noise,
+        name=name, spec=None if words[one] == FLOAT else refine(words[one]), noise=now.noise,
         next_bytes=0 if after is None else after.bytes - now.bytes,
         next_noise=now.noise if after is None else after.noise,
     )  # fmt: skip
