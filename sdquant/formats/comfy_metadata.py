@@ -2,8 +2,8 @@
 
 A quantized layer X has a tensor `X.comfy_quant` (a line of JSON, in bytes), or is listed in the metadata, which ComfyUI
 turns into such tensors: `_quantization_metadata` is {"layers": {X: {"format": ...}}}, with or without the prefix of a
-diffusion model, whether its tensors have one or not. Formats and names: `QUANT_ALGOS` and `_load_quantized_module` of ComfyUI, and the layouts of
-comfy-kitchen, its library of kernels.
+diffusion model, whether its tensors have one or not. Formats and names: `QUANT_ALGOS` and `_load_quantized_module` of
+ComfyUI, and the layouts of comfy-kitchen, its library of kernels.
 
 Where both are there, the tensor counts: convert_to_quant writes a metadata without the rotation when it edits a file.
 """

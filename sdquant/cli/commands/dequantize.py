@@ -64,8 +64,9 @@ def _sentences(result: DequantizationReport) -> list[str]:
     each = ", ".join(f"{count} from {scheme}" for scheme, count in sorted(result.schemes.items()))
     rounded = "" if result.dtype == "float32" else f" Rounding them to {dtype} is a further small loss."
     count = sum(result.schemes.values())
+    weights = f"{count} weight{'' if count == 1 else 's'}"
     return [
         *lines,
-        f"Dequantized {count} weight{'' if count == 1 else 's'} ({each}). They have the values of the quantized weights: "
+        f"Dequantized {weights} ({each}). They have the values of the quantized weights: "
         f"what quantization lost does not come back.{rounded}",
     ]
