@@ -40,8 +40,9 @@ PACKAGES = (
 
 
 def schemes() -> list[str]:
-    """What is measured: all schemes but GGUF's plain floats, and nf4 and fp4 with double quantization."""
-    names = [row.name for row in backends.schemes() if row.bits < 16 and row.name != "sdnq-other"]
+    """What is measured: all schemes that are made but plain floats, and nf4 and fp4 with double quantization."""
+    made = [row for row in backends.schemes() if row.on_the_fly or row.backend == "gguf"]
+    names = [row.name for row in made if row.bits < 16]
     return names + [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
 
 

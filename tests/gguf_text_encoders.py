@@ -136,12 +136,59 @@ def write_vision(
     return file.worth
 
 
+def write_eyes(
+    model: Any, path: Path, kind: gguf.GGMLQuantizationType | None, *, legacy: bool = False, heads: bool = True
+) -> dict[str, np.ndarray]:
+    """Write the vision of a Gemma 3, Mistral 3 (Pixtral) or LLaVA; return what each tensor is worth.
+
+    Args:
+        legacy: as convert_image_encoder_to_gguf.py does: the two matrices of an MLP under each other's names, and of
+            LLaVA neither the last layer nor what comes after it.
+        heads: whether the header says how many heads there are.
+    """
+    file, config = File(path, "clip"), model.config.vision_config
+    of = {"Gemma3": "gemma3", "Mistral3": "pixtral", "Llava": "mlp"}[type(model).__name__.split("For")[0]]
+    if of == "mlp":  # as files before there was a key for its kind
+        file.writer.add_bool("clip.has_llava_projector", True)
+    else:
+        file.writer.add_type("mmproj")
+        file.writer.add_clip_projector_type(of)
+    if heads:
+        file.writer.add_vision_head_count(config.num_attention_heads)
+    table = gguf.get_tensor_name_map(ARCH.MMPROJ, config.num_hidden_layers + 1)
+    for key, tensor in model.state_dict().items():
+        last = f"layers.{config.num_hidden_layers - 1}." in key or "post_layernorm" in key
+        if ("vision_tower" not in key and "projector" not in key) or ".head." in key or (of == "mlp" and last):
+            continue
+        own = re.sub(r"^(model\.)?vision_tower\.(?=embed|pre_|post_|encoder)", "vision_tower.vision_model.", key)
+        there = table.get_name(re.sub("_weight$", ".weight", own.removeprefix("model.")), (".weight", ".bias"))
+        values, undone = tensor.float(), lambda read: read
+        if of == "pixtral" and re.search(r"attn_[qk]\.", there):
+            index = _in_pairs(len(values), config.num_attention_heads)
+            values, undone = values[torch.from_numpy(index)], lambda read, index=index: read[np.argsort(index)]
+        if "soft_emb_norm" in there:
+            values, undone = values + 1, lambda read: read - np.float32(1)
+        if legacy:
+            there = re.sub(r"ffn_(up|down)", lambda match: {"up": "ffn_down", "down": "ffn_up"}[match[1]], there)
+        there = there.replace("mm.1.", "mm.0.") if of == "mlp" else there
+        plain = "embd" in there or "input_projection" in there
+        file.worth[bare(key)] = undone(file.add(there, values.numpy(), None if plain else kind))
+    if of == "pixtral":
+        file.add("v.token_embd.img_break", np.zeros(model.config.text_config.hidden_size, np.float32), None)
+    file.close()
+    return file.worth
+
+
+def _in_pairs(rows: int, heads: int) -> np.ndarray:
+    """Return which of transformers' rows llama.cpp has in the place of each."""
+    return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
+
+
 def _changed(name: str, values: torch.Tensor, arch: gguf.MODEL_ARCH, config: Any) -> tuple[torch.Tensor, Any]:
     """Return the values as llama.cpp has them, and the way back."""
     if arch in (ARCH.LLAMA, ARCH.MISTRAL3) and re.search(r"attn_[qk]\.", name):
         heads = config.num_attention_heads if "attn_q" in name else config.num_key_value_heads
-        rows = len(values)
-        index = np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
+        index = _in_pairs(len(values), heads)
         return values[torch.from_numpy(index)], lambda read: read[np.argsort(index)]
     if arch in (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3) and name.endswith("norm.weight"):
         return values + 1, lambda read: read - np.float32(1)

@@ -38,7 +38,7 @@ from .foreign import WEIGHTS
 from .test_cli import interrupted, leftovers
 
 GOLDEN = Path(__file__).parent / "backends" / "golden"
-# Nunchaku's say not what model they are of, and are refused for that: `backends/test_nunchaku.py` reads them.
+# Nunchaku's say not what model they are of, and are refused for that: they go through under a model's names.
 LAYERS = sorted(
     path.name for path in GOLDEN.glob("*.safetensors") if not path.name.startswith(("comfy_hadamard", "nunchaku"))
 )
@@ -70,6 +70,38 @@ def test_golden_vectors(name: str) -> None:
         weight = weight[:rows, :columns]
     assert weight.dtype == torch.float32 and weight.shape == want.shape
     assert (weight - want.float()).norm() <= (IN_HALVES if halves else 1e-6) * want.float().norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "own"),
+    [
+        ("svdq_int4", "out_proj", "attn.to_out.0"), ("svdq_nvfp4_wcscales", "out_proj", "attn.to_out.0"),
+        ("svdq_int4_unsigned_fc2", "mlp_fc2", "ff.net.2"), ("awq_w4a16_splits6", "norm1.linear", "norm1.linear"),
+    ],
+)  # fmt: skip
+def test_nunchakus_golden_vectors(name: str, layer: str, own: str, tmp_path: Path) -> None:
+    """Rows interleaved and biases changed by its packer are undone, which a model's names tell."""
+    golden = load_file(GOLDEN / f"nunchaku_{name}.safetensors")
+    block, file = "transformer_blocks.0", tmp_path / "model.safetensors"
+    rows = {f"{block}.{layer}.{key[6:]}": tensor for key, tensor in golden.items() if key.startswith("layer.")}
+    # The layer that tells Nunchaku's own file from diffusers': of three tiles, which lie one after another.
+    tile = load_file(GOLDEN / "nunchaku_svdq_int4.safetensors")
+    for key in ("qweight", "wscales", "lora_up", "bias"):
+        one = tile[f"layer.{key}"]
+        shape = (2, 384) if key == "wscales" else (384, *one.shape[1:])
+        rows[f"{block}.qkv_proj.{key}"] = torch.cat([one.flatten()] * 3).view(shape)
+    rows |= {f"{block}.qkv_proj.{key}": tile[f"layer.{key}"].clone() for key in ("lora_down", "smooth")}
+    save_file(rows, file)
+    tensors = dict(sdquant.dequantize(file))
+    bias = golden.get("golden.bias_effective", golden["natural.bias"])
+    if "awq" in name:  # whose packer was given a bias with 1 added to both scales, as its runtime wants it
+        bias = bias - torch.tensor([0, 1, 0, 0, 1, 0]).repeat_interleave(len(bias) // 6)
+    wanted = {own: (golden["golden.weight"], bias)}
+    wanted |= dict.fromkeys((f"attn.to_{one}" for one in "qkv"), (tile["golden.weight"], tile["natural.bias"]))
+    assert tensors.keys() == {f"{block}.{key}.{leaf}" for key in wanted for leaf in ("weight", "bias")}
+    for key, pair in wanted.items():
+        for leaf, want in zip(("weight", "bias"), pair, strict=True):
+            assert (tensors[f"{block}.{key}.{leaf}"] - want.float()).norm() <= IN_HALVES * want.float().norm()
 
 
 @pytest.mark.parametrize("name", [name for name in FOREIGN if name != "lone qint4"])

@@ -81,7 +81,7 @@ def test_it_loads_alone(tmp_path: Path) -> None:
     assert type(alone).__name__ == "FluxTransformer2DModel" and dict(quantized(alone))
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "qint8"])
+@pytest.mark.parametrize("scheme", ["fp8_scaled", "qint8"])
 def test_a_text_encoder(scheme: str, flux: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / f"t5-{scheme}.safetensors"
     assert main(["quantize", "digits-flux", str(file), "-q", scheme, "--components", "text_encoder_2"]) == 0

@@ -106,10 +106,8 @@ def _charsmap(spelling: str, plain: str) -> bytes:
     return struct.pack("<1025I", 0x1000, *units) + plain.encode() + b"\0"
 
 
-def test_a_table_of_spellings(case_of: Callable[[str], Case], tmp_path: Path) -> None:
-    """T5's pieces are of normal forms, which llama.cpp keeps in the header."""
+def _with_table(case: Case, file: Path, table: bytes) -> None:
     words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581fi", "x", "\u2581fix"]
-    table = _charsmap("\ufb01", "fi")
 
     def fields(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("t5")
@@ -120,13 +118,42 @@ def test_a_table_of_spellings(case_of: Callable[[str], Case], tmp_path: Path) ->
         writer.add_pad_token_id(0)
         writer.add_precompiled_charsmap(table)
 
-    case, file = case_of("umt5_xxl"), tmp_path / "model.gguf"
     write_text(case.model, file, ARCH.T5ENCODER, None, fields=fields)
+
+
+def test_a_table_of_spellings(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """T5's pieces are of normal forms, which llama.cpp keeps in the header."""
+    case, file = case_of("umt5_xxl"), tmp_path / "model.gguf"
+    _with_table(case, file, _charsmap("\ufb01", "fi"))
     base = _base(case, tmp_path / "base", "T5TokenizerFast")
     (source,) = sdquant.detect(file).sources.values()
     made = file_tokenizers.built(base, {"text_encoder": source})["tokenizer"]
     assert made("\ufb01x fix").input_ids == made("fix fix").input_ids == [6, 6, 1]
     assert made("a").input_ids == [3, 2, 1] and made.pad_token == "<pad>"
+
+
+@pytest.mark.parametrize(
+    ("at", "word", "reason"),
+    [
+        (4, 0x3FF00 << 10, "has 1024 places, and points behind them"),
+        (-7, 1 << 31 | 77, "points behind the texts that it has"),
+        (-7, 1 << 31 | 1, "or into a character"),
+    ],
+    ids=["trie", "texts", "character"],
+)
+def test_a_broken_table_of_spellings(
+    at: int, word: int, reason: str, case_of: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """The package tokenizers panics at the first text that gets there."""
+    case, file = case_of("umt5_xxl"), tmp_path / "model.gguf"
+    table = bytearray(_charsmap("\ufb01", "\u00fc"))
+    at = at if at > 0 else table.rindex((1 << 31).to_bytes(4, "little"))
+    table[at : at + 4] = word.to_bytes(4, "little")
+    _with_table(case, file, bytes(table))
+    base = _base(case, tmp_path / "base", "T5TokenizerFast")
+    (source,) = sdquant.detect(file).sources.values()
+    with pytest.raises(BadFileError, match=rf"precompiled_charsmap.*{reason}"):
+        file_tokenizers.built(base, {"text_encoder": source})
 
 
 def test_with_the_constructor_of_transformers_4(

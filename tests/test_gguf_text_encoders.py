@@ -124,7 +124,7 @@ class TestVision:
         vision.parent.mkdir()
         write_text(case.model, file, ARCH.QWEN3VL, None)
         write_vision(case.model, vision, ARCH.QWEN3VL, None)
-        with pytest.raises(MissingComponentError, match="no such GGUF file is given with it"):
+        with pytest.raises(MissingComponentError, match="no such GGUF file, of its width, is given with it"):
             sdquant.plan(case.base, parts=[vision])
         with pytest.raises(MissingComponentError, match="not clear of which one"):
             sdquant.plan(case.base, parts=[file, vision, vision])

@@ -80,6 +80,7 @@ class Bnb(Backend):
             bits=8,
             summary="8-bit float (E4M3), blocks of 256; reads and writes float8 files too",
             group=256,
+            aliases=("fp8_scaled",),  # as its single files are called
             options={
                 "packing": Option(
                     default="auto",

@@ -1,9 +1,9 @@
 """What ComfyUI's files say of their quantized layers, read before any weight. No torch.
 
 A quantized layer X has a tensor `X.comfy_quant` (a line of JSON, in bytes), or is listed in the metadata, which ComfyUI
-turns into such tensors: `_quantization_metadata` is {"layers": {X: {"format": ...}}}, with or without the prefix that
-its tensors have. Formats and names: `QUANT_ALGOS` and `_load_quantized_module` of ComfyUI, and the layouts of
-comfy-kitchen, its library of kernels.
+turns into such tensors: `_quantization_metadata` is {"layers": {X: {"format": ...}}}, with or without the prefix of a
+diffusion model, whether its tensors have one or not. Formats and names: `QUANT_ALGOS` and `_load_quantized_module` of
+ComfyUI, and the layouts of comfy-kitchen, its library of kernels.
 
 Where both are there, the tensor counts: convert_to_quant writes a metadata without the rotation when it edits a file.
 """
@@ -200,9 +200,10 @@ def _read(row: Any) -> dict[str, Any]:
 
 
 def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:
-    for prefix in _PREFIXES:
-        if f"{prefix}{layer}.weight" in tensors:
-            return f"{prefix}{layer}.weight"
+    bare = next(layer.removeprefix(prefix) for prefix in reversed(_PREFIXES) if layer.startswith(prefix))
+    for name in (f"{layer}.weight", *(f"{prefix}{bare}.weight" for prefix in _PREFIXES)):
+        if name in tensors:
+            return name
     raise _bad(path, METADATA, f"it names a format for layer {layer!r}, which has no weight in the file")
 
 

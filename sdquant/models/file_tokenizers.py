@@ -140,6 +140,7 @@ def _is_there(package: str) -> bool:
 def _made(carrier: _Carrier, class_name: str) -> Any:
     from . import libraries
     from .components import quiet
+    from .spelling_tables import check_tables
 
     transformers = libraries.transformers()
     anyone: Any = transformers.PreTrainedTokenizerFast  # reads whatever a file says of itself
@@ -159,13 +160,22 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
             else:
                 own = carrier.kind != "tekken_model" and hasattr(named, "vocab_files_names")
                 tokenizer = _of_bytes(carrier, named if own else anyone, sides)
-    except Exception as error:  # whatever a tokenizer says to a vocabulary that nobody has written it for
+        check_tables(tokenizer)
+    except BaseException as error:  # whatever a tokenizer says to a vocabulary that nobody has written it for
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust's
+            raise
         raise BadFileError(
             f"Cannot make a tokenizer of {carrier.file}",
-            f"transformers does not read {carrier.tensor or 'what its header says of it'}: {error}".splitlines()[0],
+            f"transformers does not read {carrier.tensor or 'what its header says of it'}: {_why(error)}".splitlines()[
+                0
+            ],
             f"Put the tokenizer ({class_name}) of the same model into the pipeline's folder",
         ) from error
     return _with_padding(tokenizer)
+
+
+def _why(error: BaseException) -> str:
+    return f"{error.what}: {error.why}" if isinstance(error, BadFileError) else str(error)
 
 
 def _place(transformers: Any, file: Path) -> dict[str, str]:

@@ -41,7 +41,7 @@ def vision_in(src: Checkpoint) -> Checkpoint | None:
 
 
 def _with_vision(text: Checkpoint, architecture: str, *, complete: bool) -> Checkpoint:
-    beside = gguf_vision_names.beside(text.files[0], architecture)
+    beside = gguf_vision_names.beside(text, architecture)
     if len(beside) > 1:
         names = " and ".join(one.name for one in beside)
         several = f"any of {names} may be the vision of {text.files[0].name}: pass the one as a part, too"

@@ -35,6 +35,7 @@ _CLASSES: Mapping[str, tuple[str, bool]] = {
 # Models that pipelines show pictures to, and whose vision llama.cpp's files have in another file.
 _SEEING = re.compile(r"(Qwen(2VL|2_5_VL|3VL)|Llava)(Model|ForConditionalGeneration)")
 _VISUAL = re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")
+_EYE = re.compile(r"vision_tower\.vision_model\.encoder\.layers\.\d+\.layer_norm1\.weight")
 _BLIND = "without_vision"  # see the module of that name, which imports torch
 _VISION = ("vision_model.", "vision_tower.", "model.vision_tower.")
 _NORM = "norm.weight"
@@ -55,7 +56,7 @@ def owner_for(lone: Checkpoint, owner: Checkpoint) -> tuple[Checkpoint, tuple[st
     if _BLIND in owner.config:  # what was saved so may be given its vision again
         owner = replace(owner, config={key: value for key, value in owner.config.items() if key != _BLIND})
     smaller, remarks = _smaller(lone, owner)
-    return _with_rows(lone, smaller), remarks
+    return _with_rows(lone, _with_eyes(lone, smaller)), remarks
 
 
 def reduced(src: Checkpoint) -> Checkpoint:
@@ -155,6 +156,20 @@ def _with_rows(lone: Checkpoint, owner: Checkpoint) -> Checkpoint:
         return owner
     smaller = {**table, "vocab_size": rows}
     return replace(owner, config={**owner.config, "text_config": smaller} if table is inner else smaller)
+
+
+def _with_eyes(lone: Checkpoint, owner: Checkpoint) -> Checkpoint:
+    """Return the owner with as much of a vision as a GGUF file has: llama.cpp's leave out what is not read, the last
+    layer of LLaVA's and the head of Gemma 3's."""
+    config, eyes = dict(owner.config), owner.config.get("vision_config")
+    layers = sum(bool(_EYE.fullmatch(name)) for name in lone.names)
+    if lone.container != "gguf" or not layers or not isinstance(eyes, dict):
+        return owner
+    if "Gemma3" in str(owner.class_name):
+        config["vision_config"] = {**eyes, "vision_use_head": False}
+    elif eyes.get("num_hidden_layers") == layers + 1 and config.get("vision_feature_layer", -2) == -2:
+        config |= {"vision_config": {**eyes, "num_hidden_layers": layers}, "vision_feature_layer": -1}
+    return replace(owner, config=config)
 
 
 def _has_norm(src: Checkpoint) -> bool:

@@ -22,13 +22,18 @@ def with_visions(contents: list[Detected], visions: list[Detected]) -> list[Dete
     """
     whole = list(contents)
     for vision in visions:
-        kind = _language_model_of(vision)
-        at = [place for place, one in enumerate(contents) if _architecture_of(one) == kind]
+        seen = vision.sources[LONE]
+        kinds = gguf_vision_names.language_models_of(seen.metadata)
+        at = [
+            place
+            for place, one in enumerate(contents)
+            if _architecture_of(one) in kinds and gguf_vision_names.fits(seen, one.sources[LONE])
+        ]
         if len(at) != 1 or whole[at[0]] is not contents[at[0]]:
             raise MissingComponentError(
                 f"Cannot use {vision.path}",
-                f"it is the vision of a language model ({kind} in llama.cpp's terms), and "
-                + ("no such GGUF file is given with it" if not at else "it is not clear of which one"),
+                f"it is the vision of a language model ({' or '.join(kinds)} in llama.cpp's terms), and "
+                + ("no such GGUF file, of its width, is given with it" if not at else "it is not clear of which one"),
                 "Pass it together with the GGUF file of that one language model, as parts=[model, vision]",
             )
         whole[at[0]] = _seeing(whole[at[0]], vision)
@@ -41,11 +46,6 @@ def _architecture_of(detected: Detected) -> str | None:
     if src is None or src.container != "gguf" or detected.component != "text_encoder":
         return None
     return str(src.metadata.get("general.architecture"))
-
-
-def _language_model_of(vision: Detected) -> str | None:
-    """Return the architecture of the language models that the vision in a GGUF file is for."""
-    return gguf_vision_names.language_model_of(vision.sources[LONE].metadata)
 
 
 def _seeing(text: Detected, vision: Detected) -> Detected:

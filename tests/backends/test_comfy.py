@@ -138,6 +138,16 @@ def test_spellings(line: Any, listed: Any, prefix: str, tmp_path: Path) -> None:
     assert name == f"{prefix}proj.weight" and _read(path).spec.rotation == 64
 
 
+@pytest.mark.parametrize("listed", ["", "model.diffusion_model.", "diffusion_model."])
+@pytest.mark.parametrize("named", ["", "model.diffusion_model."])
+def test_prefixes_of_what_is_listed(named: str, listed: str, tmp_path: Path) -> None:
+    """ComfyUI looks the layers up before it takes the prefix off the names, and after."""
+    path = _rotated(tmp_path, prefix=named)
+    rows = {"layers": {f"{listed}proj": TURNED}}
+    save_file(load_file(path), path, {"_quantization_metadata": json.dumps(rows)})
+    assert sdquant.verify(path).quant == "int8_convrot" and _read(path).spec.rotation == 64
+
+
 @pytest.mark.parametrize("scale", [lambda s: s, lambda s: s.flatten(), lambda s: s.bfloat16()])
 def test_shapes_of_scales(scale: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
     packed = _read(_rotated(tmp_path, TURNED, scale=scale))

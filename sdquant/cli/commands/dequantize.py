@@ -63,8 +63,10 @@ def _sentences(result: DequantizationReport) -> list[str]:
         return [*lines, "Nothing in it was quantized: only the dtype may have changed."]
     each = ", ".join(f"{count} from {scheme}" for scheme, count in sorted(result.schemes.items()))
     rounded = "" if result.dtype == "float32" else f" Rounding them to {dtype} is a further small loss."
+    count = sum(result.schemes.values())
+    weights = f"{count} weight{'' if count == 1 else 's'}"
     return [
         *lines,
-        f"Dequantized {sum(result.schemes.values())} weights ({each}). They have the values of the quantized weights: "
+        f"Dequantized {weights} ({each}). They have the values of the quantized weights: "
         f"what quantization lost does not come back.{rounded}",
     ]
