@@ -259,7 +259,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         if packed.device != x.device:  # it is moved for this call alone
             return False
         self._prepared_for, self._prepared = kind, None
-        if self._activations is not None and x.is_cpu:
+        if self._activations is not None:
             self._prepared = scheme_activations.prepared(
                 self._backend, packed, self._form, self._activations, x.dtype, PREFIX
             )

@@ -78,6 +78,26 @@ def products(device: torch.device) -> ModuleType | None:
 
 
 @cache
+def schemes(device: torch.device) -> ModuleType | None:
+    """Return the module `scheme_gemm`; None as for `products`."""
+    if products(device) is None:
+        return None
+    from . import scheme_gemm
+
+    return scheme_gemm
+
+
+@cache
+def scheme_binder() -> Callable[..., Prepared] | None:
+    """Return `bound_scheme.BoundScheme`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_scheme import BoundScheme
+
+    return BoundScheme
+
+
+@cache
 def rotation(device: torch.device, group: int) -> ModuleType | None:
     """Return the module `rotation`; None if its kernels do not run on `device` or rotate `group` columns wrongly."""
     if eight(device) is None or _checked(device, f"rotations of {group} columns", "sound_rotation", group) is None:
