@@ -254,6 +254,34 @@ def test_a_rotated_weight_is_two_launches_and_torchs_product(rows: int, number: 
     assert not bias or rows != 40 or last["bias"] == layer.bias.data_ptr()
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("scheme", ["nf4", "int8_sym", "sdnq-uint4", "q8_0"])
+def test_a_convolution_is_one_launch_and_torchs_own(scheme: str, kernel: int) -> None:
+    """Which takes 17 us of the host, and took 110 before it was bound to the layer."""
+    spec, seen = backends.parse(scheme), []
+    floats = nn.Conv2d(64, 32, kernel, padding=1, stride=2, dtype=torch.bfloat16).requires_grad_(False)
+    layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+
+    def run(x: Any, weight: Any, *of: Any) -> Any:
+        seen.append((x.shape, weight.shape, weight.data_ptr(), *of[1:]))
+        return x
+
+    form, parts = layer._backend.form(layer.packed), layer.packed.parts
+    bound = bound_linear.BoundConvolution(form, parts, torch.bfloat16, PREFIX, layer.spec.shape, run)
+    x = torch.ones(2, 64, 5, 7, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    assert all(bound(x, layer) is x for _ in range(3)) and len(LAUNCHED) == len(seen) == 3
+    for turn in (1, 2):
+        _same(LAUNCHED[0], LAUNCHED[turn], launch.decode_kernel, ("out",))
+    given = dict(zip(launch.decode_kernel.arg_names, LAUNCHED[-1][2], strict=True))
+    assert given["codes"] == parts[form.codes].data_ptr() and given["out"] == seen[-1][2]
+    assert seen[-1][1] == (32, 64, kernel, kernel) and seen[-1][3:] == ((2, 2), (1, 1), (1, 1), 1)
+    assert bound(x[0], layer) is None and bound(x.float(), layer) is None and bound(x[:0], layer) is None
+    layer.padding_mode = "circular"
+    assert bound(x, layer) is None
+    layer.padding_mode, layer.weight_function = "zeros", [lambda weight: weight]
+    assert bound(x, layer) is None
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("weight", "tile", "method"),

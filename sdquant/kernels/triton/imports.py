@@ -44,6 +44,16 @@ def binder() -> Callable[..., Prepared] | None:
 
 
 @cache
+def convolution_binder() -> Callable[..., Callable[..., Tensor | None]] | None:
+    """Return `bound_linear.BoundConvolution`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_linear import BoundConvolution
+
+    return BoundConvolution
+
+
+@cache
 def decoder() -> Callable[[PackedLayout, Parts, Tensor], None] | None:
     """Return `bound_decode.decode_into`; None as for `binder`."""
     if binder() is None:
