@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..core import Backend, Packed, PackedLayout
     from .base import Prepared
 
-__all__ = ["convolution", "prepared"]
+__all__ = ["prepared", "prepared_convolution"]
 
 
 def prepared(
@@ -66,7 +66,7 @@ def prepared(
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
 
 
-def convolution(
+def prepared_convolution(
     backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Callable[..., Tensor | None] | None:
     """Return `dispatch.convolve` for activations of `dtype`, of x and a layer, if a reader prepares it."""

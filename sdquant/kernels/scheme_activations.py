@@ -184,7 +184,7 @@ def _by_launches(backend: Backend, packed: Packed, form: PackedLayout, how: Acti
     device, shape = packed.device, packed.spec.shape
     if device.type != "cuda" or dtype not in torch_dtypes.COMPUTE_DTYPES or len(shape) != 2:
         return False
-    if form.packing == "uint8" or coding(form, how) is None or imports.schemes(device) is None:
+    if form.packing == "uint8" or coding(form, how) is None or imports.scheme_kernels(device) is None:
         return False
     parts = [part.dtype for part in packed.parts.values()]
     key = (_of_any_size(form, how), how, dtype, shape[1:], device, *parts)
@@ -197,7 +197,7 @@ def _launched(
     form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Compute `Backend.linear` and add the bias with the Triton kernels."""
-    kernels: Any = imports.schemes(x.device)
+    kernels: Any = imports.scheme_kernels(x.device)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     y: Tensor = kernels.linear(form, parts, how, rows, None if bias is None else bias.to(x.dtype).contiguous())
     return y.view(*x.shape[:-1], form.rows)

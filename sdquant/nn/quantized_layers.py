@@ -223,7 +223,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         if not watched:
             prepared = self._prepared
             if prepared is not None:
-                y = prepared(x, self._parameters)
+                y: Tensor | None = prepared(x, self._parameters)
                 if y is not None:
                     return y
             require_fit(x, self.spec.shape)
@@ -273,7 +273,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 class _QuantizedConvolution(QuantizedLayer):
     def forward(self, input: Tensor) -> Tensor:
         if self._prepared is not None and not dispatch_guard.seen(input):
-            y = self._prepared(input, self)
+            y: Tensor | None = self._prepared(input, self)
             if y is not None:
                 return y
         return _convolved(self, input)
@@ -283,7 +283,8 @@ class _QuantizedConvolution(QuantizedLayer):
         packed, kind = self.packed, (x.dtype, x.device)
         if kind != self._prepared_for and packed.device == x.device:
             self._prepared_for = kind
-            self._prepared = preparation.convolution(self._backend, packed, self._form, x.dtype, self.compute, PREFIX)
+            of = packed, self._form, x.dtype, self.compute, PREFIX
+            self._prepared = preparation.prepared_convolution(self._backend, *of)
 
 
 class QuantizedConv1d(_QuantizedConvolution, nn.Conv1d):

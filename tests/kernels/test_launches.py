@@ -110,7 +110,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(imports, "rotation", lambda device, group: rotation)
     monkeypatch.setattr(imports, "branch", lambda device: branch)
     monkeypatch.setattr(imports, "expansion", lambda device: expansion)
-    monkeypatch.setattr(imports, "schemes", lambda device: scheme_gemm)
+    monkeypatch.setattr(imports, "scheme_kernels", lambda device: scheme_gemm)
     monkeypatch.setattr(scheme_activations, "_verdicts", {})
     monkeypatch.setattr(scheme_activations, "_right", lambda *of: True)
     monkeypatch.setattr(imports, "decoder", lambda: None)  # it needs addresses

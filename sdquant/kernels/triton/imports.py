@@ -88,7 +88,7 @@ def products(device: torch.device) -> ModuleType | None:
 
 
 @cache
-def schemes(device: torch.device) -> ModuleType | None:
+def scheme_kernels(device: torch.device) -> ModuleType | None:
     """Return the module `scheme_gemm`; None as for `products`."""
     if products(device) is None:
         return None
