@@ -536,11 +536,12 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     return ""
 
 
-# Weights, activations, tile size, columns, and the weight's calibration: with "minmax" it has zero points.
+# Weights, activations, tile size, columns, and the weight's calibration: with "minmax" it has zero points, with
+# "static" activations have a scale that is known before.
 RULES: tuple[tuple[str, str, int | None, int, str], ...] = (
     ("int8", "int8", None, 320, "absmax"), ("int4", "int8", 128, 256, "absmax"), ("int8", "int8", None, 176, "minmax"),
     ("int8", "int4", 192, 384, "absmax"), ("int4", "int4", None, 320, "absmax"),
-    ("int8", "int8", None, 16448, "absmax"),
+    ("int8", "int8", None, 16448, "absmax"), ("int4", "int8", None, 320, "static"),
 )  # fmt: skip
 
 
@@ -548,17 +549,21 @@ def wrong_rule(of: tuple[str, str, int | None, int, str], dtype: torch.dtype, de
     """What is wrong with a linear layer of rules that quantize activations, against the backend's own, to the bit."""
     from sdquant.kernels import scheme_activations
     from sdquant.kernels.triton import scheme_gemm
-    from sdquant.rules import PtqProvider, QuantizationRule
+    from sdquant.rules import QuantizationRule, packed_qarray
+    from sdquant.rules.core.static_range import StaticRange
 
     weight, activations, tile, columns, method = of
     rule = QuantizationRule(
-        weight_qtype=weight, act_qtype=activations, tile_size=tile, weight_calibration_method=method
+        weight_qtype=weight, act_qtype=activations, tile_size=tile, act_static_scale=method == "static",
+        weight_calibration_method="absmax" if method == "static" else method,
     )  # fmt: skip
-    draw = torch.Generator().manual_seed(columns)
-    linear = torch.nn.Linear(columns, 72, dtype=dtype)
-    linear.weight.data = torch.randn(72, columns, generator=draw).to(dtype)
-    layer = PtqProvider([]).layer(linear, rule, "a").to(device)
-    backend, packed, form, how = layer._backend, layer.packed, layer._form, layer._activations
+    draw, static = torch.Generator().manual_seed(columns), None
+    if method == "static":
+        static = StaticRange(torch.tensor([0.0123]), None)
+    made = packed_qarray.encode(torch.randn(72, columns, generator=draw).to(dtype), rule, static)
+    packed = replace(made, parts={name: part.to(device) for name, part in made.parts.items()})
+    backend = packed.spec.scheme.codec
+    form, how = backend.form(packed), backend.activations(packed)
     if form is None or how is None or scheme_activations.coding(form, how) is None:
         return "it has no form"
     x = torch.randn(9, columns, generator=draw) * torch.linspace(-30, 3, 9).exp()[:, None]
