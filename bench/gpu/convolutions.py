@@ -22,7 +22,7 @@ RULES: dict[str, dict[str, Any]] = {
     "w8a8 tile_size=128": {"weight_qtype": "int8", "act_qtype": "int8", "tile_size": 128},
     "fp8": {"weight_qtype": "float8_e4m3fn", "act_qtype": "float8_e4m3fn"},
 }
-ROWS, HIDDEN, ROUNDS = (256, 4608), 3072, 9
+ROWS, HIDDEN, ROUNDS = (1, 256, 4608), 3072, 9
 
 
 def measure(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:

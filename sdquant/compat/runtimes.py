@@ -23,7 +23,9 @@ PLAIN_FIRST = "cpu"
 MEASURED = frozenset({"amx", "avx512bf16", "avx2"})
 # Schemes whose libraries' modules are slower on an NVIDIA card than sdquant's layers with Triton. A step of Flux on an
 # H200, of bf16's (bench/results/gpu-h200.json): bnb-int8 2.71 against 1.04, qint8 1.32 against 1.06, qint4 12.0 against
-# 1.04. nf4 and fp4 stay with bitsandbytes: 1.09 against 1.03, but its kernel is the faster one for a single row.
+# 1.04. qint2 and qfloat8 were measured on no card: they are here because quanto's modules run the same operators for
+# them as for the others, and lose as much by them on CPUs (docs/speed.md). nf4 and fp4 stay with bitsandbytes: 1.09
+# against 1.03, but its kernel is the faster one for a single row.
 SLOW_ON_CARDS = frozenset({"bnb-int8", "qint8", "qint4", "qint2", "qfloat8"})
 
 

@@ -108,6 +108,14 @@ class Reader(ABC):
         """
         return None
 
+    def prepared_convolution(
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, shape: tuple[int, ...],
+        run: Callable[..., Tensor],
+    ) -> Callable[..., Tensor | None] | None:  # fmt: skip
+        """Return a function of x and a layer that holds a weight of `shape`, which `run` convolves with when it is
+        decoded; None if the reader has no such thing."""
+        return None
+
     def prepared_with_rotation(
         self,
         form: PackedLayout,

@@ -14,12 +14,15 @@ from .linear_with_branch import LinearWithBranch
 from .linear_with_rotation import LinearWithRotation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
+    from torch import Tensor
 
     from ..core import Backend, Packed, PackedLayout
     from .base import Prepared
 
-__all__ = ["prepared"]
+__all__ = ["prepared", "prepared_convolution"]
 
 
 def prepared(
@@ -61,6 +64,19 @@ def prepared(
     eight = _eight(backend, packed, form, dtype, compute)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
+
+
+def prepared_convolution(
+    backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
+) -> Callable[..., Tensor | None] | None:
+    """Return `dispatch.convolve` for activations of `dtype`, of x and a layer, if a reader prepares it."""
+    shape = packed.spec.shape
+    if form is None or compute is not None:
+        return None
+    if backend.low_rank(packed) is not None or packed.spec.rotation or backend.integers(packed) is not None:
+        return None
+    reader, run = dispatch.way(backend, packed, form, dtype).reader, dispatch.CONVOLUTIONS[len(shape) - 3]
+    return None if reader is None else reader.prepared_convolution(form, packed.parts, dtype, prefix, shape, run)
 
 
 def _expanded(backend: Backend, packed: Packed) -> Packed:

@@ -1,7 +1,8 @@
 """Kernels for schemes that quantize activations themselves (`Backend.computes`).
 
-Integer products use the C kernels, which are bit-equal to the backend's own `linear`: each kind of weight is checked
-against it at first use. Others are float products with the dequantized weight, whose sums are in another order.
+Integer products use the C kernels, or Triton's on a card, which are bit-equal to the backend's own `linear`: each kind
+of weight is checked against it at first use. Others are float products with the dequantized weight, whose sums are in
+another order.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,8 +22,11 @@ from .cpu.bound_linear import Codes
 from .dispatch_guard import undisturbed
 from .im2col import outputs
 from .int8_reference import RUN, direct, in_runs
+from .triton import imports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from ..core import Activations, Backend, Packed, PackedLayout
@@ -63,6 +67,11 @@ def prepared(
     codes = coding(form, how)
     if form is None or codes is None or len(packed.spec.shape) != 2:
         return None
+    if packed.device.type != "cpu":
+        bind = imports.scheme_binder()
+        if bind is None or not _by_launches(backend, packed, form, how, dtype):
+            return None
+        return bind(form, packed.parts, dtype, how, prefix)
     if not _by_c(backend, packed, form, how, dtype):
         return None
     return Codes(form, packed.parts, dtype, codes, how, prefix)
@@ -72,10 +81,13 @@ def linear(
     backend: Backend, packed: Packed, form: PackedLayout | None, how: Activations | None, x: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Compute `backend.linear` and add the bias, with the fastest kernel available."""
-    kernel = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
-    y = None if kernel is None else kernel(x.contiguous(), {**packed.parts, "bias": bias})
-    if y is not None:
-        return y
+    if how is not None and x.is_cpu:
+        kernel = prepared(backend, packed, form, how, x.dtype, "")
+        y = None if kernel is None else kernel(x.contiguous(), {**packed.parts, "bias": bias})
+        if y is not None:
+            return y
+    if how is not None and form is not None and x.numel() and _by_launches(backend, packed, form, how, x.dtype):
+        return _launched(form, packed.parts, how, x, bias)
     y = as_floats(backend, packed, form, x)
     y = backend.linear(packed, x) if y is None else y
     return y if bias is None else y + bias
@@ -167,6 +179,30 @@ def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations
     return _verdicts[key]
 
 
+def _by_launches(backend: Backend, packed: Packed, form: PackedLayout, how: Activations, dtype: torch.dtype) -> bool:
+    """Return the same of the Triton kernels, for linear layers on a GPU."""
+    device, shape = packed.device, packed.spec.shape
+    if device.type != "cuda" or dtype not in torch_dtypes.COMPUTE_DTYPES or len(shape) != 2:
+        return False
+    if form.packing == "uint8" or coding(form, how) is None or imports.scheme_kernels(device) is None:
+        return False
+    parts = [part.dtype for part in packed.parts.values()]
+    key = (_of_any_size(form, how), how, dtype, shape[1:], device, *parts)
+    if key not in _verdicts:
+        _verdicts[key] = _right(backend, packed, how, dtype)
+    return _verdicts[key]
+
+
+def _launched(
+    form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Compute `Backend.linear` and add the bias with the Triton kernels."""
+    kernels: Any = imports.scheme_kernels(x.device)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    y: Tensor = kernels.linear(form, parts, how, rows, None if bias is None else bias.to(x.dtype).contiguous())
+    return y.view(*x.shape[:-1], form.rows)
+
+
 @undisturbed
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
     if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
@@ -174,13 +210,17 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
     shape, form = packed.spec.shape, backend.form(packed)
     codes = coding(form, how)
     assert form is not None and codes is not None
-    bias = torch.linspace(-1, 1, form.rows, dtype=torch.float32).to(dtype)
+    device, same = packed.device, False
+    bias = torch.linspace(-1, 1, form.rows, dtype=torch.float32, device=device).to(dtype)
     with torch.inference_mode():
         if len(shape) == 2:
-            x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns)
+            x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32, device=device).sin().view(5, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
-            result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+            if x.is_cpu:
+                result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+            else:
+                result = _launched(form, packed.parts, how, x, bias)
             same = result is not None and torch.equal(result, backend.linear(packed, x) + bias)
         else:
             x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
@@ -190,8 +230,9 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
             same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
     if not same:
         log.warning(
-            "The C kernels are not used for %s with quantized activations: their results are wrong. Using torch "
+            "The kernels are not used for %s with quantized activations on %s: their results are wrong. Using torch "
             "instead, which is slower.",
             packed.spec.scheme,
+            device.type,
         )
     return same

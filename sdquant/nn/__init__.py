@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .layer_checks import require_fit
+    from .layer_checks import require_fit, settings_of
     from .layer_factory import empty_float_layer, float_layer, packed_of, quantized_layer, set_compute
     from .openvino import memory_model as openvino_memory
     from .quantized_layers import (
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         QuantizedLayer,
         QuantizedLinear,
         kind_of,
-        settings_of,
     )
     from .state_dict import LIKE as LIKE_KEY
     from .state_dict import PREFIX as PACKED_PREFIX

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import dtype_name
@@ -56,3 +56,9 @@ def warn_of_cast(before: torch.dtype, after: torch.dtype) -> None:
         "(biases, norms, unquantized layers) %s. To use %s from the start, load the model with dtype=%r",
         old, new, effect, new, new,
     )  # fmt: skip
+
+
+def settings_of(module: nn.Module) -> dict[str, Any]:
+    """Return the sizes and settings of a layer, by attribute, without those that every module has."""
+    hidden = ("_reversed_padding_repeated_twice",)  # a convolution's, for padding that is not zeros
+    return {k: v for k, v in module.__dict__.items() if not k.startswith("_") or k in hidden}

@@ -11,6 +11,7 @@ from ..core import registry
 from ..kernels import int8_linear
 from ..utils.tensors import put_parameter
 from . import sdpa_hook
+from .layer_checks import settings_of
 from .quantized_layers import (
     QuantizedConv1d,
     QuantizedConv2d,
@@ -18,7 +19,6 @@ from .quantized_layers import (
     QuantizedEmbedding,
     QuantizedLayer,
     QuantizedLinear,
-    settings_of,
 )
 
 if TYPE_CHECKING:

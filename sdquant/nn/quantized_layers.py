@@ -19,14 +19,13 @@ from . import state_dict as states
 from . import weight_functions
 from .autocast import autocast_input, without_autocast
 from .autograd import Computed, Decoded, convolve
-from .layer_checks import require_fit, warn_of_cast
+from .layer_checks import require_fit, settings_of, warn_of_cast
 from .packed_tensor import LayerWeight
 from .scaled_embeddings import SCALE, is_scaled, scaled
 from .state_dict import LIKE, PREFIX
 
 if TYPE_CHECKING:
     from ..core import Activations, PackedLayout
-    from ..kernels import Prepared
 
 _KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -72,7 +71,7 @@ class QuantizedLayer(nn.Module):
     weight_function: Sequence[weight_functions.Function] = ()
     bias_function: Sequence[weight_functions.Function] = ()
     # Products of activations of that dtype and device with all looked up that can be.
-    _prepared: Prepared | None = None
+    _prepared: Any = None  # a `Prepared`; a convolution's takes x and the layer
     _prepared_for: tuple[torch.dtype, torch.device] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +223,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         if not watched:
             prepared = self._prepared
             if prepared is not None:
-                y = prepared(x, self._parameters)
+                y: Tensor | None = prepared(x, self._parameters)
                 if y is not None:
                     return y
             require_fit(x, self.spec.shape)
@@ -259,7 +258,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         if packed.device != x.device:  # it is moved for this call alone
             return False
         self._prepared_for, self._prepared = kind, None
-        if self._activations is not None and x.is_cpu:
+        if self._activations is not None:
             self._prepared = scheme_activations.prepared(
                 self._backend, packed, self._form, self._activations, x.dtype, PREFIX
             )
@@ -273,7 +272,19 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
 class _QuantizedConvolution(QuantizedLayer):
     def forward(self, input: Tensor) -> Tensor:
+        if self._prepared is not None and not dispatch_guard.seen(input):
+            y: Tensor | None = self._prepared(input, self)
+            if y is not None:
+                return y
         return _convolved(self, input)
+
+    def _prepare(self, x: Tensor) -> None:
+        """Look up the kernels for activations like `x`."""
+        packed, kind = self.packed, (x.dtype, x.device)
+        if kind != self._prepared_for and packed.device == x.device:
+            self._prepared_for = kind
+            of = packed, self._form, x.dtype, self.compute, PREFIX
+            self._prepared = preparation.prepared_convolution(self._backend, *of)
 
 
 class QuantizedConv1d(_QuantizedConvolution, nn.Conv1d):
@@ -347,6 +358,7 @@ def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
     if not computes and dispatch_guard.seen(x):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x, layer):
+        layer._prepare(x)
         return convolve(layer, x, layer._bias(x), geometry)
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
@@ -386,9 +398,3 @@ def _gradient_of(x: Tensor, layer: QuantizedLayer) -> bool:
         return False
     bias = layer._parameters.get("bias")
     return x.requires_grad or (bias is not None and bias.requires_grad)
-
-
-def settings_of(module: nn.Module) -> dict[str, Any]:
-    """Return the sizes and settings of a layer, by attribute, without those that every module has."""
-    hidden = ("_reversed_padding_repeated_twice",)  # a convolution's, for padding that is not zeros
-    return {k: v for k, v in module.__dict__.items() if not k.startswith("_") or k in hidden}

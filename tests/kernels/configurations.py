@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from sdquant.core.low_rank import LowRank
+from sdquant.core.packed_layout import Activations, PackedLayout
 from sdquant.kernels.triton import branch as low_rank
-from sdquant.kernels.triton import expansion, int8_gemm, launch, rotation, tiles
+from sdquant.kernels.triton import expansion, int8_gemm, launch, rotation, scheme_gemm, tiles
 from sdquant.kernels.triton.blocks import block_of
 
 from .triton_cases import DTYPES, ROW_CODES, Case, cases, row_codes
 
 if TYPE_CHECKING:
-    from sdquant.core.packed_layout import PackedLayout
     from sdquant.kernels.row_codes import RowCodes
     from sdquant.kernels.triton.launch_config import Launch
 
@@ -210,6 +210,48 @@ def by_run(target: Target) -> Iterator[Configuration]:
         yield Configuration("by run", name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
 
 
+_EIGHT = Activations(bound=127.5, low=-128, high=127)
+
+
+def tile_codes(target: Target) -> Iterator[Configuration]:
+    known, sums = cycle((None, torch.empty(1))), cycle((True, False, False))
+    for columns, tile, dtype in product((320, 3072, 12288, 20480), (0, 128), DTYPES):
+        tiles_of = columns // (tile or columns)
+        if columns % (tile or columns):
+            continue
+        scale, of_rows = stand(torch.float32, 4, tiles_of), stand(torch.int32, 4, tiles_of) if next(sums) else None
+        x, static = stand(dtype, 4, columns), next(known)
+        of = scheme_gemm.activation_codes(x, _EIGHT, static, stand(torch.int8, 4, columns), scale, of_rows)
+        name = f"{columns} columns of {dtype} in tiles of {tile or columns}{'' if static is None else ', static'}"
+        yield Configuration("tiles", name, of, of.arguments["BLOCK_T"] * of.arguments["BLOCK"])
+
+
+def by_tile(target: Target) -> Iterator[Configuration]:
+    sizes, biased, zeros = (
+        tiles.tiles(target.capability, target.is_amd),
+        cycle((True, False, False)),
+        cycle((False, True)),
+    )
+    for columns, size, dtype in product((3072, 3024), (0, 128, 192), DTYPES):
+        if columns % (size or columns):
+            continue
+        count, zero = columns // (size or columns), next(zeros)
+        for of_size in sizes.by_tile if size else sizes.by_row:
+            form = PackedLayout(
+                rows=3072, columns=columns, codes="codes", packing="int8", group=size or columns, scale="scale",
+                zero="zero" if zero else 0, zero_packing="int8", arithmetic="float32",
+            )  # fmt: skip
+            parts = {"scale": stand(dtype, 3072, count), "zero": stand(torch.int8, 3072, count)}
+            codes, row_scale = stand(torch.int8, 4608, columns), stand(torch.float32, 4608, count)
+            of = scheme_gemm.tiled_product(
+                codes, row_scale, stand(torch.int32, 4608, count), form, stand(torch.int8, 3072, columns), parts,
+                stand(dtype, 3072) if next(biased) else None, stand(dtype, 4608, 3072), of_size,
+            )  # fmt: skip
+            kernel = "by rule in tiles" if size else "by rule"
+            name = f"{of_size.rows}x{of_size.columns}, tiles of {size}, {columns} columns, as {dtype}"
+            yield Configuration(kernel, name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
+
+
 # Kernels by the names of their functions: what their launchers choose on a target.
 KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "decode_kernel": decoding,
@@ -223,6 +265,8 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "finish_kernel": finishing,
     "product_kernel": by_row,
     "runs_kernel": by_run,
+    "tiles_kernel": tile_codes,
+    "tiled_product_kernel": by_tile,
 }
 
 

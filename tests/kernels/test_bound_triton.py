@@ -24,19 +24,22 @@ from sdquant.kernels.triton import (  # noqa: E402
     bound_decode,
     bound_eight,
     bound_linear,
+    bound_scheme,
     branch,
     launch,
     products,
     rotation,
+    scheme_gemm,
 )
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
+from sdquant.rules import PtqProvider, QuantizationRule  # noqa: E402
 
 SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0", "q4_k", "sdnq-uint4", "fp8")
 KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
     activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
-    branch.branch_kernel,
+    branch.branch_kernel, scheme_gemm.tiles_kernel, scheme_gemm.tiled_product_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 
@@ -249,6 +252,69 @@ def test_a_rotated_weight_is_two_launches_and_torchs_product(rows: int, number: 
         assert names == ["rotate_kernel", "one_row_kernel" if rows == 1 else "decode_kernel"]
         assert rows > 1 or last["x"] == first["out"]
     assert not bias or rows != 40 or last["bias"] == layer.bias.data_ptr()
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("scheme", ["nf4", "int8_sym", "sdnq-uint4", "q8_0"])
+def test_a_convolution_is_one_launch_and_torchs_own(scheme: str, kernel: int) -> None:
+    """Which takes 17 us of the host, and took 110 before it was bound to the layer."""
+    spec, seen = backends.parse(scheme), []
+    floats = nn.Conv2d(64, 32, kernel, padding=1, stride=2, dtype=torch.bfloat16).requires_grad_(False)
+    layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+
+    def run(x: Any, weight: Any, *of: Any) -> Any:
+        seen.append((x.shape, weight.shape, weight.data_ptr(), *of[1:]))
+        return x
+
+    form, parts = layer._backend.form(layer.packed), layer.packed.parts
+    bound = bound_linear.BoundConvolution(form, parts, torch.bfloat16, PREFIX, layer.spec.shape, run)
+    x = torch.ones(2, 64, 5, 7, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    assert all(bound(x, layer) is x for _ in range(3)) and len(LAUNCHED) == len(seen) == 3
+    for turn in (1, 2):
+        _same(LAUNCHED[0], LAUNCHED[turn], launch.decode_kernel, ("out",))
+    given = dict(zip(launch.decode_kernel.arg_names, LAUNCHED[-1][2], strict=True))
+    assert given["codes"] == parts[form.codes].data_ptr() and given["out"] == seen[-1][2]
+    assert seen[-1][1] == (32, 64, kernel, kernel) and seen[-1][3:] == ((2, 2), (1, 1), (1, 1), 1)
+    assert bound(x[0], layer) is None and bound(x.float(), layer) is None and bound(x[:0], layer) is None
+    layer.padding_mode = "circular"
+    assert bound(x, layer) is None
+    layer.padding_mode, layer.weight_function = "zeros", [lambda weight: weight]
+    assert bound(x, layer) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("weight", "tile", "method"),
+    [("int8", None, "absmax"), ("int8", 128, "absmax"), ("int4", None, "absmax"), ("int8", None, "minmax")],
+)  # fmt: skip
+def test_the_launches_of_a_rule_are_those_of_triton(weight: str, tile: int | None, method: str, bias: bool) -> None:
+    rule = QuantizationRule(
+        weight_qtype=weight, act_qtype="int8", tile_size=tile, weight_calibration_method=method
+    )  # fmt: skip
+    floats = nn.Linear(512, 64, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    layer: Any = PtqProvider([]).layer(floats, rule, "a")
+    bound = bound_scheme.BoundScheme(
+        layer._form, layer.packed.parts, torch.bfloat16, layer._activations, PREFIX
+    )  # fmt: skip
+    x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
+    kept = [bound(x, layer._parameters) for _ in range(3)]
+    assert all(y is not None and y.shape == (1, 40, 64) for y in kept)
+    number = len(LAUNCHED) // 3
+    assert number == (3 if weight == "int4" else 2)
+    kernels = {kernel.fn.__name__: kernel for kernel in KERNELS}
+    for at in range(number):
+        kernel = kernels[LAUNCHED[at][0]]
+        fresh = tuple(name for name in (*FRESH, "known") if name in kernel.arg_names)
+        for turn in (1, 2):
+            _same(LAUNCHED[at], LAUNCHED[turn * number + at], kernel, fresh)
+    product = dict(zip(scheme_gemm.tiled_product_kernel.arg_names, LAUNCHED[-1][2], strict=True))
+    rows = dict(zip(scheme_gemm.tiles_kernel.arg_names, LAUNCHED[-2][2], strict=True))
+    assert (product["x"], product["row_scale"]) == (rows["codes"], rows["scale"]) and rows["x"] == x.data_ptr()
+    parts = layer.packed.parts
+    assert product["scale"] == parts["scale"].data_ptr()
+    assert weight == "int4" or product["weight"] == parts["qvalue"].data_ptr()
+    assert method != "minmax" or (product["sums"], product["zero"]) == (rows["sums"], parts["zero_point"].data_ptr())
+    assert not bias or product["bias"] == layer.bias.data_ptr()
 
 
 def test_a_weight_that_has_moved_is_read_where_it_is() -> None:

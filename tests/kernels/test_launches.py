@@ -26,9 +26,11 @@ from sdquant.kernels import (
     int8_reference,
     int_matmul,
     linear_with_branch,
+    scheme_activations,
     verdicts,
 )
 from sdquant.kernels.triton import imports
+from sdquant.rules import PtqProvider, QuantizationRule
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -84,7 +86,15 @@ def _contiguous(self: Tensor) -> Tensor:
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of kernels that are launched, on a card where everything works."""
     from sdquant.kernels import expansion as by_kernels
-    from sdquant.kernels.triton import branch, expansion, int8_gemm, launch, launch_config, rotation
+    from sdquant.kernels.triton import (
+        branch,
+        expansion,
+        int8_gemm,
+        launch,
+        launch_config,
+        rotation,
+        scheme_gemm,
+    )
 
     names: list[str] = []
     monkeypatch.setenv("SDQUANT_TUNE", "0")
@@ -100,6 +110,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(imports, "rotation", lambda device, group: rotation)
     monkeypatch.setattr(imports, "branch", lambda device: branch)
     monkeypatch.setattr(imports, "expansion", lambda device: expansion)
+    monkeypatch.setattr(imports, "scheme_kernels", lambda device: scheme_gemm)
+    monkeypatch.setattr(scheme_activations, "_verdicts", {})
+    monkeypatch.setattr(scheme_activations, "_right", lambda *of: True)
     monkeypatch.setattr(imports, "decoder", lambda: None)  # it needs addresses
     monkeypatch.setattr(by_kernels, "plain", lambda x: True)
     monkeypatch.setattr(hadamard, "plain", lambda x: True)
@@ -188,6 +201,28 @@ def test_codes_of_integers(text: str, launched: list[str]) -> None:
     assert names == ["expand_kernel", "quantize_kernel", "product_kernel"]
     names = launches(text, None, 4608, torch.bfloat16, launched)
     assert names == ["expand_kernel", "rotate_kernel", "decode_kernel", "addmm"]
+
+
+@pytest.mark.parametrize("tile", [None, 128])
+@pytest.mark.parametrize(("weight", "unpacked"), [("int8", []), ("int4", ["decode_kernel"])])
+@pytest.mark.parametrize("m", [1, 4608])
+def test_a_rule_with_quantized_activations(
+    weight: str, unpacked: list[str], tile: int | None, m: int, launched: list[str]
+) -> None:
+    """It was 24 to 32 operators, and 283 with tiles of 128 columns at 3072."""
+    rule = QuantizationRule(weight_qtype=weight, act_qtype="int8", tile_size=tile)
+    layer: Any = PtqProvider([]).layer(torch.nn.Linear(512, 512, dtype=torch.bfloat16), rule, "a")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = {
+            key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in layer.packed.parts.items()
+        }
+        packed = Packed(spec=layer.spec, parts=parts)
+        x = torch.empty(m, 512, dtype=torch.bfloat16, device="cuda:0")
+        bias = torch.empty(512, dtype=torch.bfloat16, device="cuda:0")
+        with Count() as count:
+            y = scheme_activations.linear(layer._backend, packed, layer._form, layer._activations, x, bias)
+    assert (y.shape, y.dtype, str(y.device)) == ((m, 512), torch.bfloat16, "cuda:0")
+    assert launched == [*unpacked, "tiles_kernel", "tiled_product_kernel"] and not count.names
 
 
 @pytest.mark.parametrize("text", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])

@@ -536,6 +536,48 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     return ""
 
 
+# Weights, activations, tile size, columns, and the weight's calibration: with "minmax" it has zero points, with
+# "static" activations have a scale that is known before.
+RULES: tuple[tuple[str, str, int | None, int, str], ...] = (
+    ("int8", "int8", None, 320, "absmax"), ("int4", "int8", 128, 256, "absmax"), ("int8", "int8", None, 176, "minmax"),
+    ("int8", "int4", 192, 384, "absmax"), ("int4", "int4", None, 320, "absmax"),
+    ("int8", "int8", None, 16448, "absmax"), ("int4", "int8", None, 320, "static"),
+)  # fmt: skip
+
+
+def wrong_rule(of: tuple[str, str, int | None, int, str], dtype: torch.dtype, device: str) -> str:
+    """What is wrong with a linear layer of rules that quantize activations, against the backend's own, to the bit."""
+    from sdquant.kernels import scheme_activations
+    from sdquant.kernels.triton import scheme_gemm
+    from sdquant.rules import QuantizationRule, packed_qarray
+    from sdquant.rules.core.static_range import StaticRange
+
+    weight, activations, tile, columns, method = of
+    rule = QuantizationRule(
+        weight_qtype=weight, act_qtype=activations, tile_size=tile, act_static_scale=method == "static",
+        weight_calibration_method="absmax" if method == "static" else method,
+    )  # fmt: skip
+    draw, static = torch.Generator().manual_seed(columns), None
+    if method == "static":
+        static = StaticRange(torch.tensor([0.0123]), None)
+    made = packed_qarray.encode(torch.randn(72, columns, generator=draw).to(dtype), rule, static)
+    packed = replace(made, parts={name: part.to(device) for name, part in made.parts.items()})
+    backend = packed.spec.scheme.codec
+    form, how = backend.form(packed), backend.activations(packed)
+    if form is None or how is None or scheme_activations.coding(form, how) is None:
+        return "it has no form"
+    x = torch.randn(9, columns, generator=draw) * torch.linspace(-30, 3, 9).exp()[:, None]
+    x[1], x[2, 5], x[3, 7] = 0, torch.nan, torch.inf
+    x, bias = x.to(device, dtype), torch.linspace(-1, 1, 72).to(device, dtype)
+    for added in (bias, None):
+        found = scheme_gemm.linear(form, packed.parts, how, x, added)
+        wanted = backend.linear(packed, x)
+        wanted = wanted if added is None else wanted + added
+        if not torch.equal(found.isnan(), wanted.isnan()) or not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
+            return "numbers differ"
+    return ""
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -574,6 +616,9 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
                 name = f"codes of rows as {dtype}, {kind}, tile {tile}"
                 yield name, partial(wrong_by_row, dtype, not biased, kind, tile, device)
         yield f"by runs as {dtype}", partial(wrong_runs, dtype, dtype != torch.float32, device)
+    for number, rule in enumerate(RULES if thorough else RULES[:3]):
+        for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
+            yield f"rule {rule} as {dtype}", partial(wrong_rule, rule, dtype, device)
     integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
     fields = [("q8_0", 512), ("q6_k", 256)]
     for text, columns in integers if thorough else integers[:2]:  # the others take seconds each in the interpreter

@@ -101,10 +101,16 @@ class BoundWeight:
 
         Return None if x or the layer's parameters are not what the bound kernels were compiled for.
         """
-        device = self.device
-        if x.dtype is not self.dtype or x.get_device() != device or x.requires_grad or not x.is_contiguous():
+        if x.shape[-1] != self.columns or not x.is_contiguous():
             return None
-        if x.shape[-1] != self.columns or is_autocast_enabled(self.kind) or current_index(x) != device:
+        return self.beside(x, own)
+
+    def beside(self, x: Tensor, own: Own) -> dict[str, int] | None:
+        """Do as `addresses` for x of any shape and strides, whose address may be any if torch multiplies."""
+        device = self.device
+        if x.dtype is not self.dtype or x.get_device() != device or x.requires_grad:
+            return None
+        if is_autocast_enabled(self.kind) or current_index(x) != device:
             return None
         bits = added = x.data_ptr()
         bias = own.get("bias")
@@ -174,6 +180,34 @@ class BoundWeight:
 
         addresses = {"x": x.data_ptr(), "out": out.data_ptr()}
         return out if self.launched(("rotation", x.numel()), make, addresses) else None
+
+
+class BoundConvolution(BoundWeight):
+    """`dispatch.convolve` bound to a layer: its weight is decoded, and torch convolves."""
+
+    __slots__ = ("run", "shape")
+
+    def __init__(
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, shape: tuple[int, ...],
+        run: Callable[..., Tensor],
+    ) -> None:  # fmt: skip
+        """Bind a weight of `shape`, which `run` convolves with."""
+        super().__init__(form, parts, dtype, prefix)
+        self.shape, self.run = shape, run
+
+    def __call__(self, x: Tensor, layer: Any) -> Tensor | None:
+        """Convolve x [b, in, ...] as `layer` says; None if this does not apply."""
+        if x.ndim != len(self.shape) or not x.numel() or layer.padding_mode != "zeros":
+            return None
+        if layer.weight_function or layer.bias_function:
+            return None
+        own = layer._parameters
+        weight = self.beside(x, own)
+        floats = None if weight is None else self.decoded(own, weight, x)
+        if floats is None:
+            return None
+        bias, how = own.get("bias"), (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return self.run(x, floats.view(self.shape), bias, *how)
 
 
 class BoundLinear(BoundWeight):

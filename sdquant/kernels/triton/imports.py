@@ -44,6 +44,16 @@ def binder() -> Callable[..., Prepared] | None:
 
 
 @cache
+def convolution_binder() -> Callable[..., Callable[..., Tensor | None]] | None:
+    """Return `bound_linear.BoundConvolution`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_linear import BoundConvolution
+
+    return BoundConvolution
+
+
+@cache
 def decoder() -> Callable[[PackedLayout, Parts, Tensor], None] | None:
     """Return `bound_decode.decode_into`; None as for `binder`."""
     if binder() is None:
@@ -75,6 +85,26 @@ def products(device: torch.device) -> ModuleType | None:
     if module is None or not module.has_tensor_cores(device):
         return None
     return _checked(device, "products of 8-bit codes", "sound_products")
+
+
+@cache
+def scheme_kernels(device: torch.device) -> ModuleType | None:
+    """Return the module `scheme_gemm`; None as for `products`."""
+    if products(device) is None:
+        return None
+    from . import scheme_gemm
+
+    return scheme_gemm
+
+
+@cache
+def scheme_binder() -> Callable[..., Prepared] | None:
+    """Return `bound_scheme.BoundScheme`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_scheme import BoundScheme
+
+    return BoundScheme
 
 
 @cache

@@ -27,10 +27,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles for a kind of cards, the largest first, of products with one scale per row, and with one per run."""
+    """The tiles for a kind of cards, the largest first, of products with one scale per row, with one per run, and with
+    one per run of the activations as well."""
 
     by_row: tuple[Tile, ...]
     by_run: tuple[Tile, ...]
+    by_tile: tuple[Tile, ...]
 
 
 RUN = 64  # what the columns of a run are a multiple of
@@ -46,6 +48,7 @@ HOPPER = Tiles(
         Tile(64, 32, 128, 4, 4, 0.33, 2.5),  # reckoned: for few rows and columns
     ),
     by_run=(Tile(64, 128, 128, 4, 3), Tile(64, 64, 128, 4, 3, 0.7)),
+    by_tile=(Tile(64, 128, 128, 4, 3), Tile(64, 64, 128, 4, 3, 0.7)),
 )
 # For those that read registers (mma.sync). Cards for desktops have 99 KB of shared memory for a processor.
 AMPERE = Tiles(
@@ -57,6 +60,7 @@ AMPERE = Tiles(
         Tile(16, 64, 128, 4, 3, 0.18),
     ),
     by_run=(Tile(64, 128, RUN, 4, 4), Tile(64, 64, RUN, 4, 4, 0.7)),
+    by_tile=(Tile(64, 128, RUN, 8, 3), Tile(64, 64, RUN, 4, 4, 0.7)),  # with 4 warps the first spills 144 bytes
 )
 # Runs of a convolution: single bytes far apart, each with an address of its own.
 SPREAD = (Tile(64, 64, RUN, 8, 3),)

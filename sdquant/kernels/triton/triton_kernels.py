@@ -12,6 +12,7 @@ from . import imports
 from .blocks import GGUF, block_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from torch import Tensor
@@ -121,6 +122,13 @@ class TritonReader(Reader):
     ) -> Prepared | None:
         bind = imports.binder()
         return None if bind is None else bind(form, parts, dtype, few, prefix, eight)
+
+    def prepared_convolution(
+        self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, shape: tuple[int, ...],
+        run: Callable[..., Tensor],
+    ) -> Callable[..., Tensor | None] | None:  # fmt: skip
+        bind = imports.convolution_binder()
+        return None if bind is None else bind(form, parts, dtype, prefix, shape, run)
 
     def prepared_with_rotation(
         self,
