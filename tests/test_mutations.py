@@ -1,7 +1,7 @@
 """Valid files with a few bytes changed: they are read, or refused with a sentence; nothing else, and never a hang.
 
 Some hundred every day, thousands with the slow run. `python -m bench.mutations` runs 100,000, from other seeds, and
-writes what came of them: the last such run is in bench/results/mutations.json.
+writes what came of them: bench/results/mutations.json has a row of each format, of its last run.
 """
 
 from __future__ import annotations
