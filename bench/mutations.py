@@ -1,20 +1,26 @@
-"""Change a few bytes of valid files of all formats, 100,000 times: each is read, or refused with a sentence.
+"""Change a few bytes of valid files of all formats, many times: each is read, or refused with a sentence.
 
     python -m bench.mutations --json bench/results/mutations.json
+    python -m bench.mutations --formats torchao_mxfp4.safetensors --count 2000 --json bench/results/mutations.json
 
 The files, and what is changed, are those of `tests/test_mutations.py`, from other seeds. A file that ends in any other
-error, or takes longer than a limit, is kept, and ends the run.
+error, or takes longer than a limit, is kept, and ends the run. Each format has a row. What the file of results says of
+formats that were not run again stays there, each row with the machine and the versions of its own run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests import test_mutations
 
@@ -23,28 +29,54 @@ from . import _results
 STEP = 500  # files between two looks at the clock
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=100_000, help="files (default: 100000)")
+    parser.add_argument("--formats", nargs="+", default=None, metavar="FILE", help="only these; default: all")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long, with what was done")
     parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
     parser.add_argument("--keep", type=Path, default=Path(), help="folder for a file that breaks something")
-    parser.add_argument("--json", type=Path, default=None, help="file to write")
-    args = parser.parse_args()
+    parser.add_argument("--json", type=Path, default=None, help="file to write, or to write rows of formats into")
+    args = parser.parse_args(argv)
     seed = random.randrange(2**32) if args.seed is None else args.seed
     signal.signal(signal.SIGALRM, test_mutations.rang)
-    seen, done, start = Counter[str](), 0, time.monotonic()
+    seen: dict[str, Counter[str]] = {}
+    done, start = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        originals = test_mutations.sound(Path(folder))
+        originals = test_mutations.sound(Path(folder), encoders=True)
+        unknown = set(args.formats or ()) - originals.keys()
+        if unknown:
+            sys.exit(f"no file is named {', '.join(sorted(unknown))}: there are {', '.join(sorted(originals))}")
+        originals = {name: raw for name, raw in originals.items() if args.formats is None or name in args.formats}
         while done < args.count and (args.minutes is None or time.monotonic() - start < 60 * args.minutes):
             step = min(STEP, args.count - done)
-            seen += test_mutations.outcomes(originals, Path(folder), f"{seed} {done}", step, args.keep)
+            found = test_mutations.outcomes(originals, Path(folder), f"{seed} {done}", step, args.keep)
+            for name, counts in found.items():
+                seen.setdefault(name, Counter()).update(counts)
             done += step
-    print(f"{done} files of {len(originals)} formats, seed {seed}: {dict(seen)}")
+    for name, counts in sorted(seen.items()):
+        print(f"{name}: {dict(counts)}")
+    print(f"{done} files of {len(seen)} formats, seed {seed}")
     if args.json is not None:
-        row = {"name": "mutations", "case": f"{len(originals)} formats", "seed": seed, "count": done, **seen}
-        _results.write(args.json, "mutations", [row], formats=sorted(originals))
+        rows = [
+            {"name": "mutations", "case": name, "seed": seed, "count": counts.total(), **counts}
+            for name, counts in sorted(seen.items())
+        ]
+        _results.write(args.json, "mutations", [*kept(args.json, seen), *rows])
+
+
+def kept(path: Path, seen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a file of results has of other formats, each with what its run ran on. seen: the formats of now.
+
+    A row of many formats, its "formats", goes when all of them have rows of their own.
+    """
+    if not path.exists():
+        return []
+    values = json.loads(path.read_text(encoding="utf-8"))
+    now = seen.keys() | {row["case"] for row in values["rows"]}
+    rows = [row for row in values["rows"] if row["case"] not in seen and not now.issuperset(row.get("formats", [""]))]
+    return [{**row, **{key: row.get(key, values[key]) for key in ("machine", "versions")}} for row in rows]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Valid files with a few bytes changed: they are read, or refused with a sentence; nothing else, and never a hang.
 
 Some hundred every day, thousands with the slow run. `python -m bench.mutations` runs 100,000, from other seeds, and
-writes what came of them: the last such run is in bench/results/mutations.json.
+writes what came of them: bench/results/mutations.json has a row of each format, of its last run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,8 @@ from sdquant.models.detection import detect
 from sdquant.saving.export_gguf import quantize_file
 from sdquant.saving.model_files import save
 
+from . import mutation_formats
+
 COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))
 PARTS = 8
 LIMIT = 20  # seconds for one file; the slowest take some milliseconds
@@ -45,7 +47,7 @@ GOLDEN = (
     "gptq_w4_asym_v1", "hqq_4bit_g64_axis1", "modelopt_compress_fp8", "modelopt_compress_int4_awq",
     "modelopt_compress_int8", "modelopt_export_fp8", "modelopt_export_int8", "modelopt_nvfp4",
     "nunchaku_awq_w4a16_splits6", "nunchaku_svdq_int4", "nunchaku_svdq_nvfp4_wcscales", "torchao_fp8dq_row",
-    "torchao_int8dq", "torchao_int8wo_tensor", "torchao_intx_int4", "torchao_mxfp8",
+    "torchao_int8dq", "torchao_int8wo_tensor", "torchao_intx_int4", "torchao_mxfp4", "torchao_mxfp8",
 )  # fmt: skip
 FOLDER = Path(__file__).parent / "backends" / "golden"
 
@@ -54,11 +56,22 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="a hang i
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return sound(tmp_path_factory.mktemp("originals"))
+    return sound(tmp_path_factory.mktemp("originals"), encoders=False)
 
 
-def sound(folder: Path) -> dict[str, bytes]:
-    """One small file of each format, by name with suffix. folder: to write them in."""
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("encoders")
+    mutation_formats.write_encoders(folder)
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def sound(folder: Path, *, encoders: bool) -> dict[str, bytes]:
+    """One small file of each format, by name with suffix.
+
+    Args:
+        folder: to write them in. encoders: text encoders too, which take a tenth of a second each to look at.
+    """
     from torch import nn
 
     source = demo.path("digits-sd") / "unet"
@@ -82,6 +95,9 @@ def sound(folder: Path) -> dict[str, bytes]:
         words = () if config_of(name) is None else ("quantization_config", "resolved")  # those come from outside
         metadata = {key: text for key, text in _metadata(name).items() if key not in (*words, "golden")}
         save_file(layer, folder / f"{name}.safetensors", metadata)
+    mutation_formats.write_layers(folder)
+    if encoders:
+        mutation_formats.write_encoders(folder)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -103,6 +119,9 @@ def config_of(name: str) -> dict[str, Any] | None:
 
 def look(path: Path, *, whole: bool) -> None:
     """What is tried with a file: its header, or all of it."""
+    if path.name in mutation_formats.IN_PIPELINES:
+        mutation_formats.look(path, whole=whole)
+        return
     config = config_of(path.name)
     if config is not None:
         rows = sdquant.dequantize(path, config=config)
@@ -180,18 +199,30 @@ def test_the_originals_are_sound(originals: dict[str, bytes], tmp_path: Path) ->
 def test_no_other_error_and_no_hang(originals: dict[str, bytes], tmp_path: Path, alarm: None, part: int) -> None:
     seed = 0 if COUNT == 4000 else random.randrange(2**32)
     kept = Path(os.environ.get("SDQUANT_KEEP", tmp_path))
-    seen = outcomes(originals, tmp_path, f"{seed} {part}", COUNT // PARTS, kept)
+    seen = sum(outcomes(originals, tmp_path, f"{seed} {part}", COUNT // PARTS, kept).values(), Counter())
     assert seen["read"] > COUNT // PARTS // 25 and seen["BadFileError"] > COUNT // PARTS // 5, seen
     print(json.dumps(seen))
 
 
-def outcomes(originals: dict[str, bytes], folder: Path, seed: str, count: int, kept: Path) -> Counter[str]:
-    """Change `count` files in `folder` and look at each; the number of times that it was read, or refused by an error.
+@pytest.mark.slow
+def test_text_encoders(encoders: dict[str, bytes], tmp_path: Path, alarm: None) -> None:
+    """With their tokenizers, and with a file of their vision."""
+    for name, raw in encoders.items():
+        (tmp_path / name).write_bytes(raw)
+        look(tmp_path / name, whole=True)
+    kept = Path(os.environ.get("SDQUANT_KEEP", tmp_path))
+    seen = outcomes(encoders, tmp_path, "0 encoders", COUNT // PARTS, kept)
+    for name, counts in seen.items():
+        assert counts["read"] and counts["BadFileError"], (name, counts)
+
+
+def outcomes(originals: dict[str, bytes], folder: Path, seed: str, count: int, kept: Path) -> dict[str, Counter[str]]:
+    """Change `count` files in `folder` and look at each; how often those of a format were read, or refused by an error.
 
     Raises:
         AssertionError: another error, or a hang; the file is in `kept` then.
     """
-    dice, seen = random.Random(seed), Counter[str]()
+    dice, seen = random.Random(seed), defaultdict[str, Counter[str]](Counter)
     for number in range(count):
         name = dice.choice(list(originals))
         raw = mutated(name, originals[name], dice)
@@ -200,9 +231,9 @@ def outcomes(originals: dict[str, bytes], folder: Path, seed: str, count: int, k
         signal.alarm(LIMIT)
         try:
             look(path, whole=number % 4 == 0)
-            seen["read"] += 1
+            seen[name]["read"] += 1
         except sdquant.SdquantError as error:
-            seen[type(error).__name__] += 1
+            seen[name][type(error).__name__] += 1
             assert error.what and error.why and error.fix
         except BaseException as error:
             broken = kept / f"broken-{seed.replace(' ', '-')}-{number}-{name}"
