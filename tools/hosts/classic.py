@@ -74,7 +74,11 @@ class Host:
             prompt=prompt, seed=SEED, steps=6, width=64, height=64, cfg_scale=3.0, do_not_save_samples=True,
             do_not_save_grid=True, sampler_name="Euler",
         )  # fmt: skip
+        p.scripts = self.scripts()
         return np.array(processing.process_images(p).images[0])
+
+    def scripts(self) -> Any:
+        """What runs the scripts of a drawing: nothing."""
 
     def record(self) -> None:
         """Keep the inputs of the UNet in a drawing."""

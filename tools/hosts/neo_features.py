@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +66,9 @@ FEATURES = {"ControlNet": controlnet, "Control-LoRA": control_lora, "IP-Adapter"
 
 
 def _controlled(unet: Any, patcher: Any) -> Any:
-    from backend.patcher.controlnet import apply_controlnet_advanced  # type: ignore[import-not-found]
-
-    return apply_controlnet_advanced(unet, patcher.model_patcher, _random(1, 3, 64, 64).sigmoid(), 1.0, 0.0, 1.0)
+    place = "backend.patcher.controlnet" if importlib.util.find_spec("backend") else "modules_forge.controlnet"
+    apply = importlib.import_module(place).apply_controlnet_advanced  # reForge has it at the second
+    return apply(unet, patcher.model_patcher, _random(1, 3, 64, 64).sigmoid(), 1.0, 0.0, 1.0)
 
 
 def _encoder() -> dict[str, Tensor]:
