@@ -163,6 +163,13 @@ def test_what_the_portable_pythons_have_is_not_bundled(tmp_path: Path) -> None:
     found = preflight.site_packages(tmp_path / "ComfyUI")
     assert found is not None and found.resolve() == packages.resolve()
     assert bundle.needed(("quanto",), preflight.in_folder(found)) == ["optimum-quanto>=0.2.7"]
+    # Of an environment that is not found, nothing is known: all is brought, and what is there is preferred.
+    assert bundle.needed(("quanto",), None) == [
+        *preflight.PACKAGES,
+        "optimum-quanto>=0.2.7",
+        "ninja",
+        "huggingface_hub",
+    ]
 
 
 @pytest.mark.parametrize("there", ["link", "folder", "named", "garbled", "file"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import measure, neo_features
-from .classic import PROMPT, Host
-
-AS_FOUND = "as found"
+from .classic import AS_FOUND, PROMPT, Host
 
 
 class ForgeHost(Host):
@@ -22,12 +20,10 @@ class ForgeHost(Host):
     def measured(self, schemes: list[str]) -> list[dict[str, Any]]:
         """What LoRAs and the rest do to the quantized model beside what they do to the float one."""
         rows = self.rows(schemes)
-        self.set(sdquant_quant_model=AS_FOUND, sdquant_quant_text_encoder=AS_FOUND)
-        self.load()
+        self.choose(AS_FOUND)
         floats = self.others()
         for scheme in schemes:
-            self.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme)
-            self.load()
+            self.choose(scheme)
             before = self.draw(PROMPT)
             found = self.others()
             same = bool((self.draw(PROMPT) == before).all())

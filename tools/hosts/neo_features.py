@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,9 @@ def ip_adapter(unet: Any) -> Any:
     projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
     adapter = {"image_proj": projection, "ip_adapter": layers}
     seen = torch.stack([_random(1, image), torch.zeros(1, image)])
-    found = IPAdapterApply().apply_ipadapter(adapter, unet, 1.0, embeds=seen)
+    apply = IPAdapterApply().apply_ipadapter
+    more = {"model_filename": "digits"} if "model_filename" in inspect.signature(apply).parameters else {}  # reForge
+    found = apply(ipadapter=adapter, model=unet, weight=1.0, embeds=seen, **more)
     return found[0] if isinstance(found, tuple) else found  # Forge gives a tuple
 
 
