@@ -70,16 +70,20 @@ HOSTS = (
         title="SD.Next",
         module="modules.model_quant",
         files=("modules/model_quant.py", "modules/script_callbacks.py", "webui.py"),
+        then="Its section is System, Settings, Quantization, the last one; SD.Next's own is 'Model Quantization'",
         can=(
             "Transformers and text encoders that SD.Next loads one by one (Flux, SD3, Qwen, Wan, ...) are quantized "
             "while they load; models that it loads whole (SD 1.5, SDXL), and VAEs, after it, before they are moved",
             "Offloading stays with SD.Next. Its setting 'Model offload mode' is checked against the scheme before the "
             "load, and refused with a reason where the two cannot work together",
-            "Folders that sdquant saved load as they are",
+            "Folders that sdquant saved load as they are, but for what is said below",
             _LORAS,
         ),
         cannot=(
             "Language models for captions and prompts, and ControlNets, stay as they are",
+            "Folders in nf4, fp4 or bnb-int8 need a GPU: diffusers loads them there, and refuses them on a CPU",
+            "The T5 in a folder that sdquant saved is not used: SD.Next loads one of its own ('Use shared instance of "
+            "text encoder'), and with that off takes Flux's CLIP for it. Choose a scheme for text encoders instead",
             "One part of the model cannot be quantized twice: where SDNQ is ticked for it in SD.Next's own settings "
             "and a scheme is chosen here, the load is refused",
         ),

@@ -249,10 +249,12 @@ def test_a_scheme_without_its_package_is_not_offered_and_taken_back(
     running.start()
     opts = running.modules.shared.opts
     choices = opts.data_labels["sdquant_quant_model"].component_args()["choices"]
-    assert "nf4" not in choices and {"fp8", "int8_row", "qint8"} <= set(choices)
+    assert not {"nf4", "none", "rules"} & set(choices) and {"as found", "fp8", "int8_row", "qint8"} <= set(choices)
     assert "nf4, fp4, bnb-int8: <code>" in opts.data_labels["sdquant_lacking"].default
     assert not opts.set("sdquant_quant_model", "nf4")
-    (said,) = running.shown
+    assert not opts.set("sdquant_quant_model", "rules")
+    said, other = running.shown
+    assert "no list of rules" in other
     python = sys.executable
     assert f'which is not installed. Run: {python} -m pip install --no-deps "bitsandbytes>=0.48"' in said
 
