@@ -65,7 +65,7 @@ class Adapter:
 
     def _reload(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         model = kept_models.request(original, args, kwargs, self.host, _refuse)
-        kept_models.tell(self.status, model, lambda: [kept_models.part_of("unet", model.model.diffusion_model)])
+        kept_models.tell(self.status, model, lambda: [kept_models.reused_part("unet", model.model.diffusion_model)])
         return model
 
     def _quantize(self, unet: Any, scheme: str, settings: Settings) -> None:

@@ -50,7 +50,7 @@ class Adapter:
     def quantize(self, engine: Any, settings: Settings) -> None:
         """Quantize the parts of a model that was just loaded, as the settings say, and tell the status."""
         schemes = load_hooks.asked(settings)
-        for name, module, patcher in parts_of(engine):
+        for name, module, patcher in engine_parts(engine):
             scheme = schemes.get("model" if name == "unet" else "text_encoder")
             if scheme is not None and not load_hooks.quantized_elsewhere(module):
                 with display.working(f"Quantizing the {name} to {scheme}"):
@@ -81,7 +81,7 @@ class Adapter:
         load_hooks.require_quantized(name, module, scheme)
 
 
-def parts_of(engine: Any) -> list[tuple[str, Any, Any]]:
+def engine_parts(engine: Any) -> list[tuple[str, Any, Any]]:
     """Return the components of a Forge model that can be quantized: name, module, and Forge's patcher for it."""
     objects = engine.forge_objects
     rows = [("unet", objects.unet.model.diffusion_model, objects.unet)]

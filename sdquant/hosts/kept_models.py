@@ -56,7 +56,7 @@ def tell(status: Status, model: Any, parts: Callable[[], list[ComponentStatus]])
         status.loaded(part)
 
 
-def part_of(name: str, module: Any) -> ComponentStatus:
+def reused_part(name: str, module: Any) -> ComponentStatus:
     """Return the status of a part of a reused model."""
     how = "after loading" if load_hooks.schemes_in(module) else load_hooks.AS_FOUND
     return load_hooks.part_of(name, module, how)

@@ -51,7 +51,7 @@ def _refuse(settings: Settings) -> None:
 
 
 def _parts(engine: Any) -> list[Any]:
-    return [kept_models.part_of(name, module) for name, module, _ in forge.parts_of(engine)]
+    return [kept_models.reused_part(name, module) for name, module, _ in forge.engine_parts(engine)]
 
 
 def _save(original: Any, output_path: Any, model: Any, clip: Any = None, *args: Any, **kwargs: Any) -> Any:

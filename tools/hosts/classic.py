@@ -136,8 +136,10 @@ class Host:
                 removed[name] = bool((self.draw(PROMPT) == before).all())
             weights = self.decoded()
             self.choose(AS_FOUND, text)
-            self.put(weights)
+            originals = self.put(weights)
             same = self.effects(self.features)
+            self.draw(PROMPT)  # without a LoRA
+            self.put(originals)
             for name, effect in found.items():
                 decoded = measure.cosine(effect, same[name])
                 rows.append(measure.row(name, scheme, effect, floats[name], decoded=decoded, removed=removed[name]))
@@ -164,8 +166,12 @@ class Host:
             for model in (self.unet(), self.encoder())
         ]
 
-    def put(self, weights: list[dict[str, Any]]) -> None:
-        """Write them into the float model."""
+    def put(self, weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write them into the float model; returns those that were there."""
+        before: list[dict[str, Any]] = []
         for model, values in zip((self.unet(), self.encoder()), weights, strict=True):
+            layers = {path: model.get_submodule(path).weight.data for path in values}
+            before.append({path: layer.clone() for path, layer in layers.items()})
             for path, value in values.items():
-                model.get_submodule(path).weight.data.copy_(value)
+                layers[path].copy_(value)
+        return before

@@ -19,9 +19,14 @@ class ForgeHost(Host):
 
     def measured(self, schemes: list[str]) -> list[dict[str, Any]]:
         """What LoRAs and the rest do to the quantized model beside what they do to the float one."""
-        rows = self.rows(schemes)
+        rows = self.rows(schemes) + self.other_rows(schemes)
+        print(f"Save: {self.saved()}", flush=True)
+        return rows
+
+    def other_rows(self, schemes: list[str]) -> list[dict[str, Any]]:
+        """What the rest does, without LoRAs."""
         self.choose(AS_FOUND)
-        floats = self.others()
+        floats, rows = self.others(), []
         for scheme in schemes:
             self.choose(scheme)
             before = self.draw(PROMPT)
@@ -29,7 +34,6 @@ class ForgeHost(Host):
             same = bool((self.draw(PROMPT) == before).all())
             rows += [measure.row(name, scheme, effect, floats[name], removed=same) for name, effect in found.items()]
             print(measure.table(rows[-len(found) :]), flush=True)
-        print(f"Save: {self.saved()}", flush=True)
         return rows
 
     def others(self) -> dict[str, Any]:
