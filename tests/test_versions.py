@@ -44,9 +44,7 @@ for part in ("digits-sd/unet", "digits-flux/transformer"):
     folder = tempfile.mkdtemp()
     sdquant.save(model, folder + "/saved")
     sdquant.load_model(folder + "/saved", progress=False)
-# Older tokenizers want files that the shipped models do not have: these pipelines take transformers 5.
-whole = (("digits-sd", "fp8"), ("digits-flux", "int8_row")) if transformers.__version__ >= "5" else ()
-for name, quant in whole:
+for name, quant in (("digits-sd", "fp8"), ("digits-flux", "int8_row")):
     pipe = sdquant.load_model(sdquant.demo.path(name), quant, progress=False)
     draw(pipe, ["a photo of the digit 7"], seeds=[3], steps=1)
     folder = tempfile.mkdtemp()

@@ -7,20 +7,16 @@ came from that file. If that model was quantized with other settings, it is load
 
 from __future__ import annotations
 
-import inspect
-import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IncompatibleError, SdquantError
-from . import a1111_lora, display, load_hooks, options
+from . import a1111_lora, display, kept_models, load_hooks, options
 
 if TYPE_CHECKING:
     from ..settings import Settings
     from .host import Host
     from .monkeypatch import Patches
     from .status import Status
-
-_MADE = "sdquant_made_with"  # the attribute of a model that says what it was quantized with; None is: not
 
 
 class Adapter:
@@ -53,14 +49,14 @@ class Adapter:
         dequantize(model.model.diffusion_model)
         result = original(model, checkpoint_info, *args, **kwargs)
         unet = model.model.diffusion_model
-        setattr(model, _MADE, _wanted(settings))
+        kept_models.mark(model, settings)
         if scheme is None:
             self.status.loaded(load_hooks.part_of("unet", unet, load_hooks.AS_FOUND))
             return result
         try:
             self._quantize(unet, scheme, settings)
         except SdquantError:
-            _drop(model)
+            kept_models.drop(model)
             raise
         a1111_lora.hook_networks(self._patches)
         a1111_lora.follow_networks(unet)
@@ -68,32 +64,9 @@ class Adapter:
         return result
 
     def _reload(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        known = inspect.signature(original)
-        bound = known.bind_partial(*args, **kwargs)
-        if "forced_reload" in known.parameters:  # since 1.8
-            models = display.module("modules.sd_models")
-            settings = options.read(self.host)
-            filename = (bound.arguments.get("info") or models.select_checkpoint()).filename
-            for model in (bound.arguments.get("sd_model"), models.model_data.sd_model, *_kept(models)):
-                if model is None or model.sd_checkpoint_info.filename != filename:
-                    continue
-                if getattr(model, _MADE, None) != _wanted(settings):
-                    _refuse(settings, model)  # before A1111 moves it
-                    bound.arguments["forced_reload"] = True
-        model = original(*bound.args, **bound.kwargs)
-        self._tell_of(model)
+        model = kept_models.request(original, args, kwargs, self.host, _refuse)
+        kept_models.tell(self.status, model, lambda: [kept_models.reused_part("unet", model.model.diffusion_model)])
         return model
-
-    def _tell_of(self, model: Any) -> None:
-        """Update the status for a reused model: it may still show another model, or a failed load."""
-        last_load, filename = self.status.seen, model.sd_checkpoint_info.filename
-        if last_load.parts and last_load.model == os.path.basename(filename):
-            return
-        unet = model.model.diffusion_model
-        load_hooks.begin(self.status, filename)
-        self.status.loaded(
-            load_hooks.part_of("unet", unet, "after loading" if load_hooks.schemes_in(unet) else load_hooks.AS_FOUND)
-        )
 
     def _quantize(self, unet: Any, scheme: str, settings: Settings) -> None:
         from ..loading import quantize
@@ -108,24 +81,6 @@ class Adapter:
                 device=load_hooks.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )
-
-
-def _wanted(settings: Settings) -> tuple[Any, ...] | None:
-    scheme = load_hooks.asked(settings).get("model")
-    return None if scheme is None else (scheme, settings["skip"], settings["compute"])
-
-
-def _kept(models: Any) -> list[Any]:
-    """Return the models that A1111 caches for reuse, including the one in use."""
-    return list(getattr(models.model_data, "loaded_sd_models", []))
-
-
-def _drop(model: Any) -> None:
-    """Remove a model from A1111's cache: quantizing it failed, so that its weights are still floats."""
-    models = display.module("modules.sd_models")
-    models.model_data.sd_model = None
-    if any(row is model for row in _kept(models)):
-        models.model_data.loaded_sd_models.remove(model)
 
 
 def _refuse(settings: Settings, model: Any) -> None:

@@ -34,7 +34,7 @@ def add_bundle(
         SettingsError: an unknown extra, or packages are needed and the web UI's Python is not known.
         BackendUnavailableError: pip did not install them.
     """
-    packages = needed(extras, there)
+    packages = needed(extras, there) if python is not None or there is not None or extras else []
     if packages and python is None:
         raise SettingsError(
             f"Cannot bundle {' and '.join(packages)}",
@@ -49,7 +49,9 @@ def add_bundle(
 
 
 def needed(extras: tuple[str, ...], there: preflight.Versions | None) -> list[str]:
-    """Return the requirements of sdquant and of extras that a web UI lacks.
+    """Return the requirements of sdquant and of extras that a web UI lacks; all of them if it is not known what it has.
+
+    What it has is found first, so that those which are there twice do no harm.
 
     Raises:
         SettingsError: an unknown extra.
@@ -59,10 +61,8 @@ def needed(extras: tuple[str, ...], there: preflight.Versions | None) -> list[st
             known = ", ".join(install.EXTRAS)
             raise SettingsError(f"Cannot bundle {extra!r}", f"the extras for web UIs are {known}", "Use one of them")
     extra_rows = tuple(dict.fromkeys(row for extra in extras for row in install.EXTRAS[extra]))
-    if there is None:
-        return list(extra_rows)
-    own = [name for name in preflight.PACKAGES if there(name) is None]
-    return own + install.with_needs(extra_rows, lambda name: there(name) is not None)
+    lacks = [name for name in preflight.PACKAGES if there is None or there(name) is None]
+    return lacks + install.with_needs(extra_rows, lambda name: there is not None and there(name) is not None)
 
 
 def _download(requirements: list[str], folder: Path, python: Path | None) -> None:

@@ -5,11 +5,13 @@ Facts about both: `comfy_api/latest/_io.py` and `execution.py` of ComfyUI 0.33.0
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import display
+from . import comfy_swarm, display
 from .comfy_load import scheme_problem
-from .comfy_nodes import NODES, Input, Node
+
+if TYPE_CHECKING:
+    from .comfy_nodes import Input, Node
 
 _CATEGORY = "model/loaders"
 
@@ -21,17 +23,17 @@ def has_v3() -> bool:
 
 def v1_classes() -> dict[str, type]:
     """Return the classes of all nodes by their ids, as all versions of ComfyUI know them."""
-    return {node.id: _v1(node) for node in NODES}
+    return {node.id: _v1(node) for node in comfy_swarm.nodes()}
 
 
 def node_titles() -> dict[str, str]:
     """Return the titles of all nodes by their ids."""
-    return {node.id: node.title for node in NODES}
+    return {node.id: node.title for node in comfy_swarm.nodes()}
 
 
 def v3_classes() -> list[type]:
     """Return the classes of all nodes in the V3 schema."""
-    return [_v3(node) for node in NODES]
+    return [_v3(node) for node in comfy_swarm.nodes()]
 
 
 async def entrypoint() -> Any:

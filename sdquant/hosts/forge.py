@@ -41,12 +41,16 @@ class Adapter:
     def _load(self, original: Any, sd: Any, *args: Any, **kwargs: Any) -> Any:
         load_hooks.begin(self.status, sd if isinstance(sd, str) else None)
         settings = options.read(self.host)
-        schemes = load_hooks.asked(settings)
-        if schemes:
+        if load_hooks.asked(settings):
             self._refuse(settings)
         engine = original(sd, *args, **kwargs)
-        parts = {name: module for name, module, _ in _parts(engine)}
-        for name, module, patcher in _parts(engine):
+        self.quantize(engine, settings)
+        return engine
+
+    def quantize(self, engine: Any, settings: Settings) -> None:
+        """Quantize the parts of a model that was just loaded, as the settings say, and tell the status."""
+        schemes = load_hooks.asked(settings)
+        for name, module, patcher in engine_parts(engine):
             scheme = schemes.get("model" if name == "unet" else "text_encoder")
             if scheme is not None and not load_hooks.quantized_elsewhere(module):
                 with display.working(f"Quantizing the {name} to {scheme}"):
@@ -56,8 +60,7 @@ class Adapter:
                 how = "after loading"
             else:
                 how = load_hooks.AS_FOUND
-            self.status.loaded(load_hooks.part_of(name, parts[name], how))
-        return engine
+            self.status.loaded(load_hooks.part_of(name, module, how))
 
     def _refuse(self, settings: Settings) -> None:
         load_hooks.refuse_load(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
@@ -78,7 +81,7 @@ class Adapter:
         load_hooks.require_quantized(name, module, scheme)
 
 
-def _parts(engine: Any) -> list[tuple[str, Any, Any]]:
+def engine_parts(engine: Any) -> list[tuple[str, Any, Any]]:
     """Return the components of a Forge model that can be quantized: name, module, and Forge's patcher for it."""
     objects = engine.forge_objects
     rows = [("unet", objects.unet.model.diffusion_model, objects.unet)]

@@ -1,7 +1,8 @@
 """Quantized layers for Forge, whose memory manager swaps single layers between RAM and the GPU.
 
 A layer with the attribute `parameters_manual_cast` may be left in RAM; while the attribute is true, the layer copies
-its weight to the input's device each time it runs. Layers without it stay on the GPU.
+its weight to the input's device each time it runs. Layers without it stay on the GPU. In reForge the attribute has
+another name, and the class has it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..utils.malloc_trim import Trimmer, trim
 if TYPE_CHECKING:
     from ..core import Packed, QuantSpec
 
-_SWAP = "parameters_manual_cast"
+_SWAPS = ("parameters_manual_cast", "ldm_patched_cast_weights")
 # Forge builds it for each CLIP. Files of SD 1.5 have none, and its memory is left as it was: any numbers, not used.
 _NOT_IN_EVERY_FILE = "text_projection"
 
@@ -38,6 +39,7 @@ class SwappedLayer(QuantizedLayer):
     """Layer that runs on its input's device, whichever device its weight is on."""
 
     parameters_manual_cast: bool
+    ldm_patched_cast_weights = False
 
     def _packed_for(self, x: Tensor) -> Packed:
         return self.packed.to(x.device)
@@ -104,7 +106,9 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield Forge's own layers that have a float weight. Its linear ones are not `nn.Linear`."""
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
-        if not path or weight is None or weight.dtype not in torch_dtypes.COMPUTE_DTYPES or not hasattr(module, _SWAP):
+        if not path or weight is None or weight.dtype not in torch_dtypes.COMPUTE_DTYPES:
+            continue
+        if not any(hasattr(module, name) for name in _SWAPS):
             continue
         if path.endswith(_NOT_IN_EVERY_FILE):
             continue

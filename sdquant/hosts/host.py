@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import SettingsError
 from ..planning import fields
@@ -70,16 +70,20 @@ HOSTS = (
         title="SD.Next",
         module="modules.model_quant",
         files=("modules/model_quant.py", "modules/script_callbacks.py", "webui.py"),
+        then="Its section is System, Settings, Quantization, the last one; SD.Next's own is 'Model Quantization'",
         can=(
             "Transformers and text encoders that SD.Next loads one by one (Flux, SD3, Qwen, Wan, ...) are quantized "
             "while they load; models that it loads whole (SD 1.5, SDXL), and VAEs, after it, before they are moved",
             "Offloading stays with SD.Next. Its setting 'Model offload mode' is checked against the scheme before the "
             "load, and refused with a reason where the two cannot work together",
-            "Folders that sdquant saved load as they are",
+            "Folders that sdquant saved load as they are, but for what is said below",
             _LORAS,
         ),
         cannot=(
             "Language models for captions and prompts, and ControlNets, stay as they are",
+            "Folders in nf4, fp4 or bnb-int8 need a GPU: diffusers loads them there, and refuses them on a CPU",
+            "The T5 in a folder that sdquant saved is not used: SD.Next loads one of its own ('Use shared instance of "
+            "text encoder'), and with that off takes Flux's CLIP for it. Choose a scheme for text encoders instead",
             "One part of the model cannot be quantized twice: where SDNQ is ticked for it in SD.Next's own settings "
             "and a scheme is chosen here, the load is refused",
         ),
@@ -151,6 +155,37 @@ HOSTS = (
         },
     ),
     Host(
+        name="reforge",
+        title="reForge",
+        module="ldm_patched.modules.patcher_extension",
+        files=("ldm_patched/modules/patcher_extension.py", "modules_forge", "modules/script_callbacks.py", "webui.py"),
+        can=(
+            "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before reForge "
+            "moves them",
+            "reForge's own mover keeps what fits on the GPU and brings the rest layer by layer, quantized layers too",
+            "A changed setting takes effect with the next image: the model is loaded anew. Other models that reForge "
+            "keeps stay what they are until they are selected",
+            _LORAS,
+            "ControlNet, Control-LoRA, IP-Adapter and textual inversion work, and merging, which reads files",
+        ),
+        cannot=(
+            "The libraries' own layers (runtime=library) are not used: reForge's mover knows only plain tensors",
+            "A text encoder that is chosen in place of the checkpoint's while the model is loaded stays as it is until "
+            "the model is loaded again",
+            "Hypernetworks have no effect: reForge has none any more",
+            "The VAE stays as it is",
+        ),
+        theirs={
+            "quant.vae": "the VAE stays as it is",
+            "mode": "after the load: reForge reads files whole",
+            "runtime": "sdquant's plain layers, the only ones that reForge's mover can bring",
+            "offload": "reForge's own mover (--always-low-vram and the like)",
+            "budget": "reForge's own mover",
+            "dtype": "reForge chooses it",
+            **_THEIRS,
+        },
+    ),
+    Host(
         name="a1111",
         title="AUTOMATIC1111",
         module="modules.sd_models",
@@ -207,28 +242,31 @@ COMFYUI = HostProgram(
     ),
 )
 
+Row = TypeVar("Row", bound=HostProgram)
+
 PLACES: tuple[HostProgram, ...] = (*HOSTS, COMFYUI)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherProgram:
-    """A program that looks like one of these and loads models otherwise: told by `file`, where it runs by `module`."""
+    """A program that looks like A1111 and loads models otherwise: told by `files`, where it runs by `module`."""
 
     title: str
-    file: str
+    files: tuple[str, ...]
     module: str
     why: str
 
 
-# Asked first: they have A1111's files and modules, and Forge's name.
+# Forge's name, and A1111's files and modules: asked for before that.
 OTHERS = (
     OtherProgram(
-        title="reForge, Forge Classic or a Forge of before August 2024",
-        file="modules_forge/forge_loader.py",
+        title="Forge Classic or a Forge of before August 2024",
+        files=("modules_forge/forge_loader.py",),
         module="modules_forge.forge_loader",
         why="it loads models by code of its own, which sdquant does not hook into: nothing would be quantized",
     ),
 )
+_BEFORE_A1111 = len(HOSTS) - 1
 
 
 def running() -> Host:
@@ -237,12 +275,10 @@ def running() -> Host:
     Raises:
         SettingsError: sdquant does not know it.
     """
-    for other in OTHERS:
-        if display.has(other.module):
-            raise _not_served(other)
-    for row in HOSTS:
+    rows: tuple[Host | OtherProgram, ...] = (*HOSTS[:_BEFORE_A1111], *OTHERS, *HOSTS[_BEFORE_A1111:])
+    for row in rows:
         if display.has(row.module):
-            return row
+            return _served(row)
     raise SettingsError(
         "Cannot load sdquant's extension",
         f"this program is none of {_titles(HOSTS)}",
@@ -256,21 +292,26 @@ def in_folder(folder: Path) -> HostProgram:
     Raises:
         SettingsError: the folder contains none that sdquant knows.
     """
-    for other in OTHERS:
-        if (folder / other.file).exists():
-            raise _not_served(other)
-    for row in PLACES:
+    rows: tuple[HostProgram | OtherProgram, ...] = (*PLACES[:_BEFORE_A1111], *OTHERS, *PLACES[_BEFORE_A1111:])
+    for row in rows:
         if all((folder / name).exists() for name in row.files):
-            return row
+            return _served(row)
     why = f"it contains none of {_titles(PLACES)}" if folder.is_dir() else "there is no such folder"
     raise SettingsError(
         f"Cannot find a web UI in {folder}", why, "Name the folder that contains webui.py, or for ComfyUI main.py"
     )
 
 
-def _not_served(other: OtherProgram) -> SettingsError:
+def _served(row: Row | OtherProgram) -> Row:
+    """Return the row.
+
+    Raises:
+        SettingsError: it is that of another program.
+    """
+    if not isinstance(row, OtherProgram):
+        return row
     fix = f"Use {_titles(PLACES, 'or')}, or sdquant's own page: sdquant ui"
-    return SettingsError(f"Cannot use sdquant in {other.title}", other.why, fix)
+    raise SettingsError(f"Cannot use sdquant in {row.title}", row.why, fix)
 
 
 def _titles(rows: Iterable[HostProgram], word: str = "and") -> str:

@@ -31,13 +31,11 @@ class Patches:
         self._undo: list[Callable[[], object]] = []
         self.active = True
 
-    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Make `owner.name` call `around(original, *args, **kwargs)` instead.
-
-        Another extension may wrap this function in turn and call it after `undo`: it then calls only the original.
+    def require(self, owner: Any, name: str) -> Any:
+        """Return a function or class of the host.
 
         Raises:
-            SettingsError: this version of the host, or a fork of it, has no such function.
+            SettingsError: this version of the host, or a fork of it, has none.
         """
         original = getattr(owner, name, None)
         if not callable(original):  # a fork may call a module, or anything else, by this name
@@ -47,6 +45,17 @@ class Patches:
                 f"this version of the web UI {lacks} {owner.__name__}.{name}, which the extension hooks into",
                 "Update the web UI, or remove the extension: sdquant install-extension <its folder> --remove",
             )
+        return original
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Make `owner.name` call `around(original, *args, **kwargs)` instead.
+
+        Another extension may wrap this function in turn and call it after `undo`: it then calls only the original.
+
+        Raises:
+            SettingsError: this version of the host, or a fork of it, has no such function.
+        """
+        original = self.require(owner, name)
 
         @functools.wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware, requirements
 from ..core import registry
-from ..errors import BackendUnavailableError, SdquantError
+from ..errors import BackendUnavailableError, IncompatibleError, SdquantError
 from ..planning import NOT_QUANTIZED, fields
 from ..settings import Field, Settings
 from . import display
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .host import Host
 
 SECTION = ("sdquant", "Quantization")
+_RULES = "rules"  # is in no list, nor is "none", which is "as found" here
 PREFIX = "sdquant_"
 # Set once the old options of SD.Next were read in, so that what is changed here later stays.
 IMPORTED = PREFIX + "imported"
@@ -95,8 +96,12 @@ def _require_package(row: Field, value: Any) -> None:
 
     Raises:
         BackendUnavailableError: it is missing or too old.
+        IncompatibleError: it is that of rules.
     """
     if row.kind == "scheme" and isinstance(value, str) and value != NOT_QUANTIZED:
+        if registry.parse(value).scheme.name == _RULES:
+            why = "the settings of a web UI have no list of rules"
+            raise IncompatibleError("Cannot quantize to rules here", why, "Choose a scheme, or run: sdquant quantize")
         requirements.require(registry.parse(value).scheme, "post", "plain", hardware.versions())
 
 
@@ -145,7 +150,7 @@ def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
     def choices() -> Mapping[str, Any]:
         value = shared.opts.data.get(key_of(row))
         gone = {name for names in _without_package().values() for name in names}
-        choices = [name for name in row.choices if name not in gone]
+        choices = [name for name in row.choices if name not in (*gone, _RULES, NOT_QUANTIZED)]
         more = [value] if isinstance(value, str) and value and value not in choices else []
         return {"choices": [*choices, *more]}
 

@@ -47,8 +47,19 @@ def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Packed
     return backend, packed, backend.form(packed)
 
 
+# Written out, since torch 2.6 makes none of `list[Tensor]`.
+_SCHEMAS = {
+    "linear": "(Tensor x, Tensor[] parts, Tensor? bias, str text, str compute) -> Tensor",
+    "weight": "(Tensor[] parts, str text, ScalarType dtype) -> Tensor",
+    "embedding": "(Tensor indices, Tensor[] parts, str text, ScalarType dtype) -> Tensor",
+    "rotate": "(Tensor x, SymInt group) -> Tensor",
+    "convolve": "(Tensor x, Tensor[] parts, Tensor? bias, str text, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, str compute) -> Tensor",
+}
+
+
 # No argument has a default: torch drops arguments that equal their default, and then misses their gradients.
-@torch.library.custom_op("sdquant::linear", mutates_args=())
+@torch.library.custom_op("sdquant::linear", mutates_args=(), schema=_SCHEMAS["linear"])
 def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out]; compute as in `dispatch.linear`."""
     backend, packed, form = _packed(text, parts)
@@ -62,7 +73,7 @@ def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: s
     return x.new_empty(*x.shape[:-1], _read(text)[1].shape[0])
 
 
-@torch.library.custom_op("sdquant::weight", mutates_args=())
+@torch.library.custom_op("sdquant::weight", mutates_args=(), schema=_SCHEMAS["weight"])
 def weight(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     """Dequantize the weight into a new tensor of `dtype`."""
     backend, packed, form = _packed(text, parts)
@@ -76,7 +87,7 @@ def _(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     return parts[0].new_empty(_read(text)[1].shape, dtype=dtype)
 
 
-@torch.library.custom_op("sdquant::embedding", mutates_args=())
+@torch.library.custom_op("sdquant::embedding", mutates_args=(), schema=_SCHEMAS["embedding"])
 def embedding(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     """Look up rows of an embedding table, dequantized to `dtype`: [*indices.shape, width]."""
     return dispatch.embedding(*_packed(text, parts), indices, dtype)
@@ -87,7 +98,7 @@ def _(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Te
     return parts[0].new_empty(*indices.shape, _read(text)[1].shape[1], dtype=dtype)
 
 
-@torch.library.custom_op("sdquant::rotate", mutates_args=())
+@torch.library.custom_op("sdquant::rotate", mutates_args=(), schema=_SCHEMAS["rotate"])
 def rotate(x: Tensor, group: int) -> Tensor:
     """Rotate runs of `group` columns of x; see `hadamard`."""
     return hadamard.rotate(x, group).clone()
@@ -130,7 +141,7 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor
 linear.register_autograd(_gradient, setup_context=_keep)
 
 
-@torch.library.custom_op("sdquant::convolve", mutates_args=())
+@torch.library.custom_op("sdquant::convolve", mutates_args=(), schema=_SCHEMAS["convolve"])
 def _convolve(
     x: Tensor,
     parts: list[Tensor],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..formats import folders, refuse_endless
 from ..utils.process_state import no_warnings
-from . import libraries
+from . import fast_tokenizers, libraries
 from .components import _model_libraries, _no_bars, _pipelines_module, _public, quiet, remapped
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module], tokenizers: Mapping[s
     try:
         with quiet(), _no_bars:
             cls = pipeline_class(folder)
-            pipe = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts, **tokenizers})
+            reader = fast_tokenizers.reader(cls, folder, index, tokenizers)
+            pipe = reader.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts, **tokenizers})
+            pipe.__class__ = cls
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"Cannot assemble the pipeline {folder}", str(error), "Check that the folder is complete"

@@ -17,9 +17,11 @@ from sdquant.hosts import extension
 HERE = Path(__file__).parent
 FOLDERS = {
     "sdnext": ["sdnext"], "a1111": ["a1111", "a1111/Lora", "classic"], "forge": ["forge", "classic"],
-    "neo": ["neo", "forge", "classic"],
+    "neo": ["neo", "patcher", "forge", "classic"], "reforge": ["reforge", "patcher", "classic"],
 }  # fmt: skip
-_THEIRS = ("modules", "modules_forge", "backend", "network", "networks")
+_THEIRS = (
+    "modules", "modules_forge", "backend", "ldm_patched", "network", "networks", "ported_lora", "ported_patcher"
+)  # fmt: skip
 
 
 class Running:
@@ -62,7 +64,7 @@ class Running:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Running]]:
-    """host("sdnext" | "forge" | "neo" | "a1111"): this process as that web UI."""
+    """host("sdnext" | "forge" | "neo" | "reforge" | "a1111"): this process as that web UI."""
 
     def be(name: str) -> Running:
         for folder in reversed(FOLDERS[name]):

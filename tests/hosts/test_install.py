@@ -113,20 +113,21 @@ def test_a_copy_that_fails_leaves_the_old_one(webui: Path, capsys: Capture, monk
 def test_each_is_told_from_all_others(webui: Path) -> None:
     assert in_folder(webui).name == webui.name
     (webui / _row(webui).files[-1]).unlink()
-    with pytest.raises(SettingsError, match=r"contains none of SD\.Next, Forge Neo, Forge, AUTOMATIC1111 and ComfyUI"):
+    with pytest.raises(
+        SettingsError, match=r"contains none of SD\.Next, Forge Neo, Forge, reForge, AUTOMATIC1111 and ComfyUI"
+    ):
         in_folder(webui)
 
 
-@pytest.mark.parametrize("name", ["reforge", "classic"])
-def test_a_fork_that_loads_otherwise_is_refused_by_name(tmp_path: Path, capsys: Capture, name: str) -> None:
-    """reForge 3b56b268 and Forge Classic 1f95d717: sd_models imports the module modules_forge/forge_loader.py."""
-    folder = tmp_path / name
+def test_a_fork_that_loads_otherwise_is_refused_by_name(tmp_path: Path, capsys: Capture) -> None:
+    """Forge Classic 1f95d717: sd_models imports the module modules_forge/forge_loader.py."""
+    folder = tmp_path / "classic"
     shutil.copytree(HERE / "classic", folder)
     (folder / "modules_forge").mkdir()
     for file in ("webui.py", "modules/sd_models.py", "modules_forge/forge_loader.py"):
         (folder / file).write_text("")
     error = _run(capsys, folder)
-    assert error["what"] == "Cannot use sdquant in reForge, Forge Classic or a Forge of before August 2024"
+    assert error["what"] == "Cannot use sdquant in Forge Classic or a Forge of before August 2024"
     assert not (folder / "extensions").exists()
 
 
@@ -162,6 +163,13 @@ def test_what_the_portable_pythons_have_is_not_bundled(tmp_path: Path) -> None:
     found = preflight.site_packages(tmp_path / "ComfyUI")
     assert found is not None and found.resolve() == packages.resolve()
     assert bundle.needed(("quanto",), preflight.in_folder(found)) == ["optimum-quanto>=0.2.7"]
+    # Of an environment that is not found, nothing is known: all is brought, and what is there is preferred.
+    assert bundle.needed(("quanto",), None) == [
+        *preflight.PACKAGES,
+        "optimum-quanto>=0.2.7",
+        "ninja",
+        "huggingface_hub",
+    ]
 
 
 @pytest.mark.parametrize("there", ["link", "folder", "named", "garbled", "file"])

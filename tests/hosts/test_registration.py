@@ -32,6 +32,7 @@ NAMES = [row.name for row in HOSTS]
 Start = Callable[[str], Running]
 POINTS = {
     "sdnext": "load_diffuser", "forge": "forge_loader", "neo": "forge_loader", "a1111": "load_model_weights",
+    "reforge": "reload_model_weights",
 }  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def test_a_host_is_told_by_its_modules(host: Start, name: str) -> None:
 
 
 def test_a_process_that_is_no_host_says_so() -> None:
-    with pytest.raises(SettingsError, match=r"none of SD\.Next, Forge Neo, Forge and AUTOMATIC1111"):
+    with pytest.raises(SettingsError, match=r"none of SD\.Next, Forge Neo, Forge, reForge and AUTOMATIC1111"):
         extension.register()
 
 
@@ -198,15 +199,15 @@ def test_a_version_without_the_functions_is_told_and_left_as_it_was(host: Start,
     assert not any(running.modules.script_callbacks.callback_map.values())
 
 
-@pytest.mark.parametrize("what", ["reforge", "module", "torch"])
+@pytest.mark.parametrize("what", ["classic", "module", "torch"])
 def test_what_cannot_run_is_told_in_the_console_and_the_tab(
     host: Start, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """reForge, where `forge_loader` is a module; a fork that calls another thing so; and Forge's own torch."""
-    running = host("forge")
-    if what == "reforge":
+    """Forge Classic, where `forge_loader` is a module; a fork that calls another thing so; and Forge's own torch."""
+    running = host("a1111" if what == "classic" else "forge")
+    if what == "classic":
         monkeypatch.setitem(sys.modules, "modules_forge.forge_loader", _module("modules_forge.forge_loader"))
-        said = "Cannot use sdquant in reForge, Forge Classic"
+        said = "Cannot use sdquant in Forge Classic"
     elif what == "module":
         monkeypatch.setattr(running.modules.sd_models, "forge_loader", _module("modules_forge.loader"))
         said = "has another thing as modules.sd_models.forge_loader"
@@ -248,10 +249,12 @@ def test_a_scheme_without_its_package_is_not_offered_and_taken_back(
     running.start()
     opts = running.modules.shared.opts
     choices = opts.data_labels["sdquant_quant_model"].component_args()["choices"]
-    assert "nf4" not in choices and {"fp8", "int8_row", "qint8"} <= set(choices)
+    assert not {"nf4", "none", "rules"} & set(choices) and {"as found", "fp8", "int8_row", "qint8"} <= set(choices)
     assert "nf4, fp4, bnb-int8: <code>" in opts.data_labels["sdquant_lacking"].default
     assert not opts.set("sdquant_quant_model", "nf4")
-    (said,) = running.shown
+    assert not opts.set("sdquant_quant_model", "rules")
+    said, other = running.shown
+    assert "no list of rules" in other
     python = sys.executable
     assert f'which is not installed. Run: {python} -m pip install --no-deps "bitsandbytes>=0.48"' in said
 

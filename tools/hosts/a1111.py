@@ -61,7 +61,7 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
 class _A1111(classic.Host):
     def __init__(self, checkout: Path, work: Path) -> None:
         super().__init__(work)
-        _write_config(self.data / "models" / "Stable-diffusion" / "digits.yaml", work / "encoder")
+        write_config(self.data / "models" / "Stable-diffusion" / "digits.yaml", work / "encoder")
         for file in (self.data / "models" / "Lora").glob("*.safetensors"):
             _rename(file)
         sys.argv = ["launch.py", "--data-dir", str(self.data), "--use-cpu", "all", "--no-half", "--skip-version-check"]
@@ -72,7 +72,7 @@ class _A1111(classic.Host):
         from modules import initialize  # type: ignore[import-not-found]
 
         initialize.imports()
-        _set_groups()
+        set_groups()
         initialize.initialize()
         from modules import script_callbacks
 
@@ -112,18 +112,17 @@ class _A1111(classic.Host):
         return self.model.cond_stage_model.wrapped.transformer
 
 
-def _write_config(file: Path, encoder: Path) -> None:
-    """Describe digits-sd in LDM's words, with its text encoder's config and tokenizer in a folder."""
+def write_config(file: Path, encoder: Path) -> None:
+    """Describe digits-sd in LDM's words in `file`, and put its text encoder's config and tokenizer into a folder."""
     from sdquant import demo
 
     source = Path(demo.path("digits-sd"))
-    unet, vae = (json.loads((source / part / "config.json").read_text()) for part in ("unet", "vae"))
-    width = vae["block_out_channels"][0]
-    multipliers = [size // width for size in vae["block_out_channels"]]
+    unet = json.loads((source / "unet" / "config.json").read_text())
+    vae = vae_sizes()
     file.write_text(
         _CONFIG.format(
             scale=sd_checkpoint.SCALE, heads=sd_checkpoint.HEADS, width=unet["block_out_channels"][0],
-            context=unet["cross_attention_dim"], vae=width, multipliers=multipliers, encoder=encoder,
+            context=unet["cross_attention_dim"], vae=vae["ch"], multipliers=vae["ch_mult"], encoder=encoder,
         )
     )  # fmt: skip
     shutil.copytree(source / "tokenizer", encoder)
@@ -132,6 +131,15 @@ def _write_config(file: Path, encoder: Path) -> None:
     (encoder / "vocab.json").write_text(json.dumps(model["vocab"]))
     pairs = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
     (encoder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(pairs) + "\n")
+
+
+def vae_sizes() -> dict[str, Any]:
+    """Return those of the VAE of digits-sd in LDM's words."""
+    from sdquant import demo
+
+    config = json.loads((Path(demo.path("digits-sd")) / "vae" / "config.json").read_text())
+    width, *_ = widths = config["block_out_channels"]
+    return {"ch": width, "ch_mult": [size // width for size in widths], "num_res_blocks": 1}
 
 
 def _rename(file: Path) -> None:
@@ -155,8 +163,8 @@ def _flat(key: str) -> str:
     return key.rpartition(".")[0].replace(".", "_")
 
 
-def _set_groups() -> None:
-    """Give the group norms those of digits-sd: LDM has 32 everywhere."""
+def set_groups() -> None:
+    """Make all group norms have the groups of digits-sd: LDM has 32 everywhere."""
     import torch
 
     make = torch.nn.GroupNorm.__init__

@@ -10,6 +10,7 @@ from typing import Any
 from . import measure, sd_checkpoint
 
 PROMPT, SEED = "a handwritten seven", 3
+AS_FOUND = "as found"
 # what is asked for, by the web UIs' words in a prompt
 FEATURES = {
     "LoRA": "<lora:digits_lora:1>",
@@ -74,7 +75,11 @@ class Host:
             prompt=prompt, seed=SEED, steps=6, width=64, height=64, cfg_scale=3.0, do_not_save_samples=True,
             do_not_save_grid=True, sampler_name="Euler",
         )  # fmt: skip
+        p.scripts = self.scripts()
         return np.array(processing.process_images(p).images[0])
+
+    def scripts(self) -> Any:
+        """What runs the scripts of a drawing: nothing."""
 
     def record(self) -> None:
         """Keep the inputs of the UNet in a drawing."""
@@ -105,27 +110,68 @@ class Host:
         return torch.cat(found)
 
     def effects(self, features: Iterable[str]) -> dict[str, Any]:
-        """Output with the LoRA - output without, by feature."""
+        """Output with the LoRA - output without, by feature. The last LoRA stays on."""
         found = {}
         for name in features:
             of = self.text_in if name == "text encoder" else self.unet_after
             before = of(PROMPT)
             found[name] = of(f"{PROMPT} {self.features[name]}") - before
-        self.draw(PROMPT)
         return found
 
     def rows(self, schemes: list[str], text: bool = True) -> list[dict[str, Any]]:
-        """The effects on the quantized model beside those on the float one. text: with its text encoder."""
+        """The effects on the quantized model beside those on the float one, and on one with the decoded weights.
+
+        Args:
+            text: with its text encoder.
+        """
         self.load()
         self.record()
         floats, rows = self.effects(self.features), []
         for scheme in schemes:
-            self.set(sdquant_quant_model=scheme, **({"sdquant_quant_text_encoder": scheme} if text else {}))
-            self.load()
+            self.choose(scheme, text)
             before = self.draw(PROMPT)
+            found, removed = {}, {}
             for name in self.features:
-                found = self.effects([name])[name]
-                same = bool((self.draw(PROMPT) == before).all())
-                rows.append(measure.row(name, scheme, found, floats[name], removed=same))
-                print(rows[-1], flush=True)
+                found |= self.effects([name])
+                removed[name] = bool((self.draw(PROMPT) == before).all())
+            weights = self.decoded()
+            self.choose(AS_FOUND, text)
+            originals = self.put(weights)
+            same = self.effects(self.features)
+            self.draw(PROMPT)  # without a LoRA
+            self.put(originals)
+            for name, effect in found.items():
+                decoded = measure.cosine(effect, same[name])
+                rows.append(measure.row(name, scheme, effect, floats[name], decoded=decoded, removed=removed[name]))
+            print(measure.table(rows[-len(found) :]), flush=True)
         return rows
+
+    def choose(self, scheme: str, text: bool = True) -> None:
+        """Load the model anew with a scheme. text: for its text encoder, too."""
+        self.set(sdquant_quant_model=scheme, **({"sdquant_quant_text_encoder": scheme} if text else {}))
+        self.load()
+
+    def decoded(self) -> list[dict[str, Any]]:
+        """What the packed weights stand for, by layers: of the network, and of the text encoder."""
+        import torch
+
+        from sdquant.nn import QuantizedLayer
+
+        return [
+            {
+                path: layer.dequantize(torch.float32)
+                for path, layer in model.named_modules()
+                if isinstance(layer, QuantizedLayer)
+            }
+            for model in (self.unet(), self.encoder())
+        ]
+
+    def put(self, weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write them into the float model; returns those that were there."""
+        before: list[dict[str, Any]] = []
+        for model, values in zip((self.unet(), self.encoder()), weights, strict=True):
+            layers = {path: model.get_submodule(path).weight.data for path in values}
+            before.append({path: layer.clone() for path, layer in layers.items()})
+            for path, value in values.items():
+                layers[path].copy_(value)
+        return before

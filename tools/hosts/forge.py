@@ -15,29 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import classic, forge_host, measure, neo_features, sd_checkpoint
+from . import forge_host, measure, neo_features, sd_checkpoint
 
-AS_FOUND = "as found"
 REPOSITORY = "runwayml/stable-diffusion-v1-5"  # of the configs that Forge ships for the models that it knows
 
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
     """Measure, in Forge's process."""
-    host = _Forge(checkout, work)
-    rows = host.rows(schemes)
-    host.set(sdquant_quant_model=AS_FOUND, sdquant_quant_text_encoder=AS_FOUND)
-    host.load()
-    floats = host.others()
-    for scheme in schemes:
-        host.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme)
-        host.load()
-        before = host.draw(classic.PROMPT)
-        found = host.others()
-        same = bool((host.draw(classic.PROMPT) == before).all())
-        rows += [measure.row(name, scheme, effect, floats[name], removed=same) for name, effect in found.items()]
-        print(measure.table(rows[-len(found) :]), flush=True)
-    print(f"Save checkpoint: {host.saved()}", flush=True)
-    return rows
+    return _Forge(checkout, work).measured(schemes)
 
 
 class _Forge(forge_host.ForgeHost):

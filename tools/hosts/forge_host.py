@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import neo_features
-from .classic import PROMPT, Host
+from . import measure, neo_features
+from .classic import AS_FOUND, PROMPT, Host
 
 
 class ForgeHost(Host):
@@ -17,15 +17,38 @@ class ForgeHost(Host):
 
     engine: Any
 
+    def measured(self, schemes: list[str]) -> list[dict[str, Any]]:
+        """What LoRAs and the rest do to the quantized model beside what they do to the float one."""
+        rows = self.rows(schemes) + self.other_rows(schemes)
+        print(f"Save: {self.saved()}", flush=True)
+        return rows
+
+    def other_rows(self, schemes: list[str]) -> list[dict[str, Any]]:
+        """What the rest does, without LoRAs."""
+        self.choose(AS_FOUND)
+        floats, rows = self.others(), []
+        for scheme in schemes:
+            self.choose(scheme)
+            before = self.draw(PROMPT)
+            found = self.others()
+            same = bool((self.draw(PROMPT) == before).all())
+            rows += [measure.row(name, scheme, effect, floats[name], removed=same) for name, effect in found.items()]
+            print(measure.table(rows[-len(found) :]), flush=True)
+        return rows
+
     def others(self) -> dict[str, Any]:
         """What ControlNet and the like do to the UNet's first output in a drawing, and an embedding to the text's."""
         before = self._first()
         found = {name: self._first(add) - before for name, add in neo_features.FEATURES.items()}
+        self.read_embeddings()
+        plain = self.text_in(PROMPT)
+        return found | {"textual inversion": self.text_in(f"{PROMPT} {neo_features.WORD}") - plain}
+
+    def read_embeddings(self) -> None:
+        """Have the web UI read the folder of embeddings for the model that is loaded."""
         embeddings = self.engine.text_processing_engine.embeddings
         embeddings.expected_shape = 128
         embeddings.load_textual_inversion_embeddings()
-        plain = self.text_in(PROMPT)
-        return found | {"textual inversion": self.text_in(f"{PROMPT} {neo_features.WORD}") - plain}
 
     def _first(self, add: Any = None) -> Any:
         """The UNet's first output in a drawing, with what `add` makes of its patcher in the place of it."""

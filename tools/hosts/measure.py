@@ -63,14 +63,19 @@ def loras() -> Path:
 
 def row(feature: str, scheme: str, found: Tensor, expected: Tensor, **more: Any) -> dict[str, Any]:
     """How the effect of a LoRA on a quantized model is like that on the float one: [*], [*]."""
+    ratio = found.double().norm() / expected.double().norm()
+    return {
+        "scheme": scheme, "feature": feature, "cosine": cosine(found, expected), "ratio": round(ratio.item(), 4), **more
+    }  # fmt: skip
+
+
+def cosine(found: Tensor, expected: Tensor) -> float:
+    """The cosine of two effects: [*], [*]."""
     import torch
 
     one, other = found.flatten().double(), expected.flatten().double()
     cosine = torch.nn.functional.cosine_similarity(one, other, 0) if one.norm() > 0 else torch.zeros(())
-    return {
-        "scheme": scheme, "feature": feature, "cosine": round(cosine.item(), 5),
-        "ratio": round((one.norm() / other.norm()).item(), 4), **more,
-    }  # fmt: skip
+    return round(cosine.item(), 5)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

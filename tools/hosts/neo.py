@@ -103,7 +103,7 @@ class _Host(ForgeHost):
             row = known.SD15
             row.unet_config = row.unet_config | {"context_dim": 128, "model_channels": 32}
             row.unet_extra_config = row.unet_extra_config | {"num_heads": sd_checkpoint.HEADS}
-            row.latent_format = _latents(known.latent.SD15)
+            row.latent_format = sd_checkpoint.latents(known.latent.SD15)
         shutil.copytree(demo.path("digits-sd"), work / REPOSITORY)
         index = work / REPOSITORY / "model_index.json"
         parts = json.loads(index.read_text()) | {"tokenizer": ["transformers", "CLIPTokenizerFast"]}
@@ -159,16 +159,6 @@ class _Host(ForgeHost):
         expected = self.draw(one)
         self.draw(other)
         return bool((self.draw(one) == expected).all())
-
-
-def _latents(base: type) -> type:
-    """Neo's class of latents, with the scale of digits-sd."""
-
-    def made(self: Any) -> None:
-        base.__init__(self)  # type: ignore[misc]
-        self.scale_factor = sd_checkpoint.SCALE
-
-    return type("Latents", (base,), {"__init__": made})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +59,9 @@ def ip_adapter(unet: Any) -> Any:
     projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
     adapter = {"image_proj": projection, "ip_adapter": layers}
     seen = torch.stack([_random(1, image), torch.zeros(1, image)])
-    found = IPAdapterApply().apply_ipadapter(adapter, unet, 1.0, embeds=seen)
+    apply = IPAdapterApply().apply_ipadapter
+    more = {"model_filename": "digits"} if "model_filename" in inspect.signature(apply).parameters else {}  # reForge
+    found = apply(ipadapter=adapter, model=unet, weight=1.0, embeds=seen, **more)
     return found[0] if isinstance(found, tuple) else found  # Forge gives a tuple
 
 
@@ -65,9 +69,9 @@ FEATURES = {"ControlNet": controlnet, "Control-LoRA": control_lora, "IP-Adapter"
 
 
 def _controlled(unet: Any, patcher: Any) -> Any:
-    from backend.patcher.controlnet import apply_controlnet_advanced  # type: ignore[import-not-found]
-
-    return apply_controlnet_advanced(unet, patcher.model_patcher, _random(1, 3, 64, 64).sigmoid(), 1.0, 0.0, 1.0)
+    place = "backend.patcher.controlnet" if importlib.util.find_spec("backend") else "modules_forge.controlnet"
+    apply = importlib.import_module(place).apply_controlnet_advanced  # reForge has it at the second
+    return apply(unet, patcher.model_patcher, _random(1, 3, 64, 64).sigmoid(), 1.0, 0.0, 1.0)
 
 
 def _encoder() -> dict[str, Tensor]:

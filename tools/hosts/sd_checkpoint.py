@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,16 @@ def tensors() -> dict[str, Tensor]:
             vae[f"{part}.mid.attn_1.{layer}.weight"] = like.new_zeros(size, size, 1, 1)
             vae[f"{part}.mid.attn_1.{layer}.bias"] = like.new_zeros(size)
     return found | {f"first_stage_model.{key}": value for key, value in vae.items()}
+
+
+def latents(base: type) -> type:
+    """Return a web UI's class of latents, with the scale of digits-sd."""
+
+    def made(self: Any) -> None:
+        base.__init__(self)  # type: ignore[misc]
+        self.scale_factor = SCALE
+
+    return type("Latents", (base,), {"__init__": made})
 
 
 def _of(part: str) -> Iterator[tuple[str, Tensor]]:

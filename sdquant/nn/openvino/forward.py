@@ -24,7 +24,7 @@ from .trace import GraphTrace, in_float32, trace
 
 # Compiled models kept for one component: a pipeline may call it in two ways in turn. Each holds a copy of the weights.
 KEPT = 2
-_not_compiled: Any = torch.compiler.disable(reason="OpenVINO runs the model")  # type: ignore[no-untyped-call]
+_not_compiled: Any = torch.compiler.disable  # OpenVINO runs the model
 _PLAIN = 'Load it with runtime="plain"'
 
 

@@ -1,10 +1,12 @@
-"""LoRAs in Forge Neo on quantized layers, by the functions of its stand-in; tools/hosts/neo.py runs the real one."""
+"""LoRAs in Forge Neo and reForge on quantized layers, by stand-ins; tools/hosts/ runs the real ones."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,27 +23,30 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch_dtype` is deprecated:Futu
 
 Start = Callable[[str], Running]
 INT8 = {"sdquant_quant_model": "int8", "sdquant_quant_text_encoder": "int8"}
+HOSTS = ("neo", "reforge")
 WHOLE = 1 << 60  # bytes that may be on the device
 
 
 class Host:
-    """Neo with a model that it has loaded, and its LoRAs."""
+    """A web UI with a model that it has loaded, and its LoRAs."""
 
-    def __init__(self, host: Start, sd: Path) -> None:
-        self.running, self.sd = host("neo"), sd
+    def __init__(self, host: Start, sd: Path, name: str = "neo") -> None:
+        self.running, self.sd, self.name = host(name), sd, name
         self.running.start()
-        from backend.patcher import lora
-
+        lora = importlib.import_module("backend.patcher.lora" if name == "neo" else "ldm_patched.modules.lora")
         self.read = lora.load_lora
         self.keys = {"lora_unet_": lora.model_lora_keys_unet, "lora_te_": lora.model_lora_keys_clip}
 
     def load(self, **options: Any) -> None:
-        """Load the model with options of Neo."""
+        """Load the model with options of the web UI."""
         for name, value in options.items():
             self.running.modules.shared.opts.set(name, value)
         models = self.running.modules.sd_models
-        models.model_data.forge_loading_parameters = {"checkpoint_info": str(self.sd)}
-        self.engine = models.forge_model_reload()[0]
+        if self.name == "neo":
+            models.model_data.forge_loading_parameters = {"checkpoint_info": str(self.sd)}
+            self.engine = models.forge_model_reload()[0]
+        else:
+            self.engine = models.reload_model_weights(info=SimpleNamespace(filename=str(self.sd)))
         assert self.running.shown == []
         objects = self.engine.forge_objects
         self.unet, self.encoder = objects.unet.model.diffusion_model, objects.clip.cond_stage_model["clip_l"]
@@ -59,13 +64,14 @@ class Host:
         }
 
     def change_to(self, *loras: tuple[dict[str, torch.Tensor], float], memory: int = WHOLE) -> None:
-        """What Neo does with a prompt's LoRAs: patchers of their own, loaded in the place of those before."""
+        """What the web UI does with a prompt's LoRAs: patchers of their own, loaded in the place of those before."""
         self.changed = []
         for prefix, original in self.patchers.items():
             patcher = original.clone()
             for file, strength in loras:
-                patches, _ = self.read(file, self.keys[prefix](patcher.model))
-                found = patcher.add_patches(patches, strength, online_mode=False)
+                read = self.read(file, self.keys[prefix](patcher.model))
+                patches = read[0] if self.name == "neo" else read
+                found = patcher.add_patches(patches, strength)
                 assert set(found) >= {key for key in patches if key.endswith(".weight")} != set()
             patcher.partially_load("cpu", memory)
             self.changed.append(patcher)
@@ -96,24 +102,26 @@ def _bias(layer: Any) -> torch.Tensor:
     return torch.full((layer.weight.shape[0],), 0.01)
 
 
-def test_loras_have_the_effect_that_they_have_on_floats(host: Start, sd: Path) -> None:
-    """Of all forms, at a strength, and two at once; wherever Neo's mover leaves the layers."""
-    at = Host(host, sd)
+@pytest.mark.parametrize("name", HOSTS)
+def test_loras_have_the_effect_that_they_have_on_floats(host: Start, sd: Path, name: str) -> None:
+    """Of all forms, at a strength, and two at once; wherever the mover leaves the layers."""
+    at = Host(host, sd, name)
     at.load()
     loras = {"lora": [(at.lora(), 1.0)], "dora": [(at.lora(dora_scale=_magnitudes), 1.0)]}
     loras["two"] = [(at.lora(0), 0.5), (at.lora(1), 0.8)]
-    wanted = {name: at.effect(*files) for name, files in loras.items()}
+    wanted = {form: at.effect(*files) for form, files in loras.items()}
     at.load(**INT8)
     assert sum(isinstance(layer, SwappedLayer) for _, layer in layers(at.unet)) > 10
-    for name, memory in (("lora", WHOLE), ("dora", WHOLE), ("two", WHOLE), ("two", 400_000), ("dora", 0)):
-        found = at.effect(*loras[name], memory=memory)
-        assert cosine(found, wanted[name]) > 0.998, (name, memory)
-        assert 0.98 < found.norm() / wanted[name].norm() < 1.02, (name, memory)
+    for form, memory in (("lora", WHOLE), ("dora", WHOLE), ("two", WHOLE), ("two", 400_000), ("dora", 0)):
+        found = at.effect(*loras[form], memory=memory)
+        assert cosine(found, wanted[form]) > 0.998, (form, memory)
+        assert 0.98 < found.norm() / wanted[form].norm() < 1.02, (form, memory)
 
 
-def test_what_is_unloaded_while_it_is_there_keeps_the_lora_once(host: Start, sd: Path) -> None:
-    """Neo adds its function to the one that is there; and a model on the device may be told to merge by force."""
-    at = Host(host, sd)
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_is_unloaded_while_it_is_there_keeps_the_lora_once(host: Start, sd: Path, name: str) -> None:
+    """The host adds its function to the one that is there; and a model on the device may be told to merge by force."""
+    at = Host(host, sd, name)
     at.load(**INT8)
     before = at.out()
     at.change_to((at.lora(), 1.0))
@@ -128,8 +136,9 @@ def test_what_is_unloaded_while_it_is_there_keeps_the_lora_once(host: Start, sd:
     assert torch.equal(at.out(), before)
 
 
-def test_biases_change_too(host: Start, sd: Path) -> None:
-    at = Host(host, sd)
+@pytest.mark.parametrize("name", HOSTS)
+def test_biases_change_too(host: Start, sd: Path, name: str) -> None:
+    at = Host(host, sd, name)
     at.load()
     wanted = at.effect((at.lora(diff_b=_bias), 1.0))
     at.load(**INT8)
@@ -137,13 +146,14 @@ def test_biases_change_too(host: Start, sd: Path) -> None:
         assert cosine(at.effect((at.lora(diff_b=_bias), 1.0), memory=memory), wanted) > 0.998
 
 
-def test_the_mover_counts_packed_bytes(host: Start, sd: Path) -> None:
-    at = Host(host, sd)
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_mover_counts_packed_bytes(host: Start, sd: Path, name: str) -> None:
+    at = Host(host, sd, name)
     at.load()
     whole = at.patchers["lora_unet_"].model_size()
     at.load(sdquant_quant_model="nf4")
-    from backend.memory_management import module_size
-
+    place = "backend.memory_management" if name == "neo" else "ldm_patched.modules.model_management"
+    module_size = importlib.import_module(place).module_size
     assert at.patchers["lora_unet_"].model_size() < 0.3 * whole
     for _, layer in layers(at.unet):
         if isinstance(layer, SwappedLayer):
@@ -176,10 +186,11 @@ def test_weights_that_only_say_that_they_are_floats_are_not_quantized_again() ->
     assert load_hooks.quantized_elsewhere(layer)
 
 
-def test_unloaded_it_leaves_neo_as_it_was(host: Start) -> None:
-    running = host("neo")
-    from backend.patcher.base import ModelPatcher
-
+@pytest.mark.parametrize("name", HOSTS)
+def test_unloaded_it_leaves_the_patcher_as_it_was(host: Start, name: str) -> None:
+    running = host(name)
+    place = "backend.patcher.base" if name == "neo" else "ldm_patched.modules.model_patcher"
+    ModelPatcher = importlib.import_module(place).ModelPatcher
     before = dict(vars(ModelPatcher))
     running.start()
     assert vars(ModelPatcher) != before

@@ -1,0 +1,1 @@
+"""reForge's start, of which only the name matters here."""
