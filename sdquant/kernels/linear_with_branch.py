@@ -91,7 +91,19 @@ def _kind(spec: PackedSpec, rank: int, x: Tensor) -> tuple[object, ...]:
 class LinearWithBranch:
     """The same, prepared for a layer."""
 
-    __slots__ = ("at_once", "branch", "columns", "dtype", "inner", "is_same", "multiply", "names", "own", "rank", "spec")
+    __slots__ = (
+        "at_once",
+        "branch",
+        "columns",
+        "dtype",
+        "inner",
+        "is_same",
+        "multiply",
+        "names",
+        "own",
+        "rank",
+        "spec",
+    )
 
     def __init__(
         self,

@@ -57,9 +57,7 @@ class IntegersWithBranch(Integers):
         around = self._around(x, narrow_of, out)
         weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)
         divided_by = 0 if smooth is None else smooth.data_ptr()
-        int8.rows_times(
-            self.plan, weight, sizes_of, x, m, own.get("bias"), out, smooth=divided_by, around=around
-        )
+        int8.rows_times(self.plan, weight, sizes_of, x, m, own.get("bias"), out, smooth=divided_by, around=around)
         if m <= 2 * self.tall:
             narrow.add_rows(narrow_of, x.data_ptr(), m, out.data_ptr())
         return out

@@ -155,7 +155,17 @@ def rows_times(
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
-    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES, rotation, smooth)
+    source = (
+        kind,
+        x.data_ptr(),
+        columns,
+        columns,
+        *_NOT_PATCHES,
+        bool(weight[-2] & _BY_RUN),
+        *_NO_SCALES,
+        rotation,
+        smooth,
+    )
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
     run(descriptor, weight, sizes_of, m, source, target, around)
 

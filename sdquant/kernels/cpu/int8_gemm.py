@@ -85,7 +85,7 @@ def run(
     at = address(room + 2 * numbers + size.spare)
     buffers = (at, at + room, at + room + numbers)
 
-    def spare_of(start: int) -> tuple[int, Tensor | None]:
+    def spare_of(start: int) -> tuple[int, torch.Tensor | None]:
         """Return the address of spare memory for the thread that begins at `start`, and the tensor that owns it."""
         own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
         return (at + room + 2 * numbers if own is None else own.data_ptr()), own

@@ -44,7 +44,9 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
     if not has_kernels():
         return False
     x, down, up = x.contiguous(), down.contiguous(), up.contiguous()
-    add_rows(Factors(inputs, outputs, rank, down.data_ptr(), up.data_ptr(), is_turned), x.data_ptr(), rows, y.data_ptr())
+    add_rows(
+        Factors(inputs, outputs, rank, down.data_ptr(), up.data_ptr(), is_turned), x.data_ptr(), rows, y.data_ptr()
+    )
     return True
 
 
