@@ -16,7 +16,7 @@ from sdquant.nn import quantized_layer
 
 INF, NAN = float("inf"), float("nan")
 ROWS = 40
-SCHEMES = (  # codes that are multiplied, with zero points, by runs, quantized again by row and by run, rotated, expanded
+SCHEMES = (  # multiplied directly, by runs, quantized again by row and by run, rotated, expanded, with a branch
     "int8", "int8_row", "qint8", "bnb-int8", "sdnq-int8", "q8_0", "int4", "nf4", "fp8", "mxfp8", "int8_convrot", "w4a8",
     "svdq-int4",
 )  # fmt: skip
