@@ -76,7 +76,7 @@ class IntegersWithBranch(Integers):
 
         def around(start: int, stop: int, rows: Rows) -> None:
             count = -(-(stop - start) // self.tall)
-            step = -(-(stop - start) // count)
+            step = -(-(stop - start) // (count * narrow.STEP)) * narrow.STEP
             floats = empty(step, self.columns, dtype=float32, device=x.device) if rotation else None
             between = narrow.empty_between(factors, step)
             for first in range(start, stop, step):

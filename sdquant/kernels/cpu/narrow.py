@@ -12,7 +12,7 @@ from .int8_gemm import c_functions, packed_numbers
 from .threads import over_rows
 
 LEAST = 24  # rows, below which torch's products are as fast
-_STEP = 12  # rows that are multiplied together
+STEP = 12  # rows that are multiplied together
 _CPU = torch.device("cpu")
 
 
@@ -63,7 +63,7 @@ def add_rows(factors: Factors, x: int, rows: int, y: int) -> None:
         at, to = x + start * factors.inputs * 4, y + start * factors.outputs * 4
         add_some(factors, at, stop - start, empty_between(factors, stop - start), to)
 
-    over_rows(rows, (factors.inputs + factors.outputs) * factors.rank, some, _STEP)
+    over_rows(rows, (factors.inputs + factors.outputs) * factors.rank, some, STEP)
 
 
 def empty_between(factors: Factors, rows: int) -> Tensor:
