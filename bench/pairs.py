@@ -40,16 +40,12 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """`one` takes at most `limit` times as long as `other`, from `least` rows on; with float32 at most `wide` times."""
+    """`one` takes at most `limit` times as long as `other`, from `least` rows on."""
 
     one: str
     other: str
     limit: float
-    wide: float
     least: int
-
-    def limit_of(self, dtype: str) -> float:
-        return self.wide if dtype == "fp32" else self.limit
 
     @property
     def name(self) -> str:
@@ -57,15 +53,13 @@ class Pair:
 
 
 def _branch(name: str) -> Pair:
-    # In float32 products of floats take twice the time of those of bf16, and of integers no longer: a branch shows.
-    wide = 1.25 if name.endswith("compute=int8") else 1.15
-    return Pair(one=f"{name} with its branch", other=name, limit=1.15, wide=wide, least=77)
+    return Pair(one=f"{name} with its branch", other=name, limit=1.15, least=77)
 
 
 _BRANCHES = ("sdnq-uint4,svd", "sdnq-uint4,svd,hadamard", "sdnq-int8,svd", "svdquant_w4a4", "svdquant_nvfp4")
 PAIRS: tuple[Pair, ...] = (
-    Pair(one="int8_convrot compute=int8", other="int8 compute=int8", limit=1.10, wide=1.10, least=77),
-    Pair(one="int8_convrot compute=int8", other=PLAIN, limit=0.65, wide=0.65, least=256),
+    Pair(one="int8_convrot compute=int8", other="int8 compute=int8", limit=1.10, least=77),
+    Pair(one="int8_convrot compute=int8", other=PLAIN, limit=0.65, least=256),
     *map(_branch, _BRANCHES),
     *map(_branch, (f"{name} compute=int8" for name in _BRANCHES)),
 )
@@ -139,11 +133,9 @@ def missed(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each row above the limit of its pair."""
     limits = {pair.name: pair for pair in PAIRS}
     return [
-        f"{row['name']}, {row['case']}: {row['ratio']:.2f} > {pair.limit_of(row['dtype'])}"
+        f"{row['name']}, {row['case']}: {row['ratio']:.2f} > {pair.limit}"
         for row in rows
-        if (pair := limits.get(row["name"]))
-        and row["rows"] >= pair.least
-        and row["ratio"] > pair.limit_of(row["dtype"])
+        if (pair := limits.get(row["name"])) and row["rows"] >= pair.least and row["ratio"] > pair.limit
     ]
 
 

@@ -60,6 +60,21 @@ class Reader(ABC):
         no such thing."""
         return None
 
+    def prepared_integers_with_branch(
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        branch: LowRank,
+        of: Parts,
+        dtype: torch.dtype,
+        prefix: str,
+        eight: EightBit,
+        rotation: int,
+    ) -> Prepared | None:
+        """Return the product in 8 bits with such a weight that divides or rotates the activations and adds the branch
+        itself; None if it has no such thing. What it does not apply to is done by parts, with the same numbers."""
+        return None
+
     def rows_into(self, form: PackedLayout, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
         """Dequantize rows start to stop as `decode_into` does, into `out`, contiguous [stop - start, columns]. Return
         False, and do nothing, if it cannot."""

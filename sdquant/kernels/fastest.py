@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -30,6 +31,8 @@ _CLEARLY = 0.95  # of the usual one's time: what the other one has to take at mo
 _verdicts: dict[Hashable, bool] = {}
 _seen: dict[Hashable, tuple[list[float], list[float]]] = {}
 _lookups: set[Hashable] | None = None
+# Of what is found here, and around what is timed on a card, where products of two threads would slow each other down.
+_lock = threading.RLock()
 _T = TypeVar("_T")
 
 
@@ -48,8 +51,11 @@ def prefers_other(
         may = _may_measure(device)
         if may and torch.cuda.is_current_stream_capturing():
             return False
-        verdict = may and _slower(usual, other, device)
-        _settle(key, verdict)
+        with _lock:
+            verdict = _known(key)
+            if verdict is None:
+                verdict = may and _slower(usual, other, device)
+                _settle(key, verdict)
     return verdict
 
 
@@ -96,9 +102,10 @@ def lookups() -> Iterator[set[Hashable]]:
 
 def start_over(device: torch.device) -> None:
     """Forget what was found on a device, also in earlier runs of the program."""
-    for key in [key for key in _verdicts if isinstance(key, tuple) and key[0] == device]:
-        del _verdicts[key]
-    _seen.clear()
+    with _lock:
+        for key in [key for key in list(_verdicts) if isinstance(key, tuple) and key[0] == device]:
+            _verdicts.pop(key, None)
+        _seen.clear()
     verdicts.drop_verdicts(device)
 
 
@@ -111,8 +118,9 @@ def _key(kind: Hashable, rows: int, device: torch.device) -> tuple[torch.device,
 
 
 def _known_here(key: tuple[torch.device, int, Hashable]) -> bool | None:
-    if _lookups is not None:
-        _lookups.add(key)
+    seen = _lookups  # another thread may stop recording
+    if seen is not None:
+        seen.add(key)
     return _verdicts.get(key)
 
 
@@ -131,8 +139,9 @@ def _settle(key: tuple[torch.device, int, Hashable], verdict: bool) -> None:
 
 
 def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], other: Callable[[], _T]) -> _T:
-    times = _seen.setdefault(key, ([], []))
-    turn = len(times[1]) < len(times[0])
+    with _lock:
+        times = _seen.setdefault(key, ([], []))
+        turn = len(times[1]) < len(times[0])
     start = perf_counter()
     try:
         result = other() if turn else usual()
@@ -142,10 +151,12 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
         log.debug("An implementation is not used on the CPU: %s", error)
         _verdicts[key] = False
         return usual()
-    times[turn].append(perf_counter() - start)
-    if len(times[1]) >= CALLS:
-        _settle(key, min(times[1]) < _CLEARLY * min(times[0]))
-        _seen.pop(key, None)
+    seconds = perf_counter() - start
+    with _lock:
+        times[turn].append(seconds)
+        if len(times[1]) >= CALLS and _seen.get(key) is times:  # else another thread has decided meanwhile
+            del _seen[key]
+            _settle(key, min(times[1]) < _CLEARLY * min(times[0]))
     return result
 
 

@@ -93,7 +93,7 @@ def in_runs(form: PackedLayout, taps: int) -> bool:
 def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantize rows x [m, k] of any float dtype to codes, int8 [m, k], and scales, float32 [m, 1]; see the module.
 
-    A row that is not finite gets a scale that is not.
+    A row that is not finite gets NaN as its scale: its results are NaN.
     """
     codes, scale = scaled_rows(x, LARGEST)
     codes = codes.round_()
@@ -107,7 +107,8 @@ def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
     zero = largest < LEAST
     # A number divided by a tensor would be its reciprocal times the number, rounded twice.
     factor = largest.new_full((), most).div(largest).masked_fill_(zero, 0.0)
-    return values.mul(factor), divided(largest, most).masked_fill_(zero, 0.0)
+    scale = divided(largest.sub(largest).add_(largest), most).masked_fill_(zero, 0.0)  # NaN instead of infinity
+    return values.mul(factor), scale
 
 
 def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

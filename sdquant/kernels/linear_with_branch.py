@@ -91,7 +91,19 @@ def _kind(spec: PackedSpec, rank: int, x: Tensor) -> tuple[object, ...]:
 class LinearWithBranch:
     """The same, prepared for a layer."""
 
-    __slots__ = ("at_once", "branch", "columns", "dtype", "inner", "multiply", "names", "own", "rank", "spec")
+    __slots__ = (
+        "at_once",
+        "branch",
+        "columns",
+        "dtype",
+        "inner",
+        "is_same",
+        "multiply",
+        "names",
+        "own",
+        "rank",
+        "spec",
+    )
 
     def __init__(
         self,
@@ -103,6 +115,7 @@ class LinearWithBranch:
         multiply: Multiply,
         at_once: Prepared | None,
         rank: int,
+        is_same: bool,
     ) -> None:
         """Prepare a product for activations of `dtype`.
 
@@ -111,20 +124,23 @@ class LinearWithBranch:
             inner: the prepared product with the residual, if there is one.
             multiply: that product for what `inner` leaves to others.
             at_once: the prepared product with the whole weight, if there is one, for the rows that it takes.
-            rank: of the branch.
+            rank: of the branch. is_same: whether `at_once` gives the same numbers as products by parts, and is faster.
         """
         self.spec, self.columns, self.dtype = spec, spec.shape[1], dtype
         self.branch, self.own = branch, branch.under(prefix)
         of_branch = (self.own.down, self.own.up, self.own.smooth, self.own.rows)
         self.names = {name: name for name in (*self.own.residual, *filter(None, of_branch))}
         self.inner, self.multiply = inner, multiply
-        self.at_once, self.rank = at_once, rank
+        self.at_once, self.rank, self.is_same = at_once, rank, is_same
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
             return None
         at_once = self.at_once
+        if at_once is not None and self.is_same:
+            y = at_once(x, own)
+            return self._by_parts(x, own) if y is None else y
         if at_once is not None and not is_by_parts(self.spec, self.rank, x):
             y = at_once(x, own)
             if y is not None and prefers_whole(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["prepared", "prepared_convolution"]
 
+_NEVER = 1 << 31  # rows
+
 
 def prepared(
     backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, compute: str | None, prefix: str
@@ -51,9 +53,12 @@ def prepared(
             at_once = kernels.reader.prepared_with_branch(
                 form, residual.parts, branch, packed.parts, dtype, kernels.few, prefix
             )
+        else:
+            at_once = _eight_with_branch(backend, packed, dtype, compute, prefix)
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
             partial(dispatch.multiply, backend, form, compute), at_once, branch.rank(packed.parts),
+            is_same=compute is not None,
         )  # fmt: skip
     kernels = dispatch.way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
@@ -98,15 +103,33 @@ def _eight(
     return None
 
 
+def _eight_with_branch(
+    backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str, rotation: int = 0
+) -> Prepared | None:
+    """Return the product in 8 bits that does all of a weight with a branch at once, if there is one."""
+    branch = backend.low_rank(packed)
+    if branch is None:
+        return None
+    residual = replace(packed, parts=branch.residual_of(packed.parts))
+    form = backend.form(residual)
+    kernels = dispatch.way(backend, residual, form, dtype)
+    eight = None if form is None else _eight(backend, residual, form, dtype, compute)
+    if form is None or kernels.reader is None or eight is None:
+        return None
+    return kernels.reader.prepared_integers_with_branch(
+        form, residual.parts, branch, packed.parts, dtype, prefix, eight, rotation
+    )
+
+
 def _prepared_with_rotation(
     backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared:
     codes = packed.without_rotation
     form = backend.form(codes)
 
-    at_once, least = None, 0
+    at_once, least = _eight_with_branch(backend, codes, dtype, compute, prefix, packed.spec.rotation), _NEVER
     kernels = dispatch.way(backend, codes, form, dtype)
-    if form is not None and kernels.reader is not None:
+    if at_once is None and form is not None and kernels.reader is not None:
         eight = _eight(backend, codes, form, dtype, compute)
         few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
         least = 0 if eight is None else eight.least

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -190,3 +193,37 @@ def test_one_that_raises_on_a_cpu_is_not_taken(clock: Clock) -> None:
     for _ in range(3):
         assert fastest.by_the_faster("a", 300, clock.work("usual", 1.0), raises) == "usual"
     assert fastest.is_settled("a", 300, CPU)
+
+
+def test_threads_find_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(verdicts, "keep", lambda device, kind, verdict: kept.append(verdict))
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with fastest.lookups():
+                fastest.verdicts_so_far()
+            fastest.start_over(CARD)
+
+    def multiply(number: int) -> list[int]:
+        return [fastest.by_the_faster(f"b{i}", 300, lambda: 1, lambda: 1) for i in range(200) for _ in range(12)]
+
+    with ThreadPoolExecutor(5) as pool:
+        watched = pool.submit(look)
+        found = list(pool.map(multiply, range(4)))
+        done.set()
+        watched.result()
+    assert found == [[1] * 2400] * 4
+    for i in range(200):
+        for _ in range(2 * fastest.CALLS):
+            fastest.by_the_faster(f"b{i}", 300, lambda: 1, lambda: 1)
+    assert len(kept) == 200
+
+
+def test_a_card_is_timed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(fastest, "_seconds", lambda run, device: timed.append(1) or sleep(0.01) or 1.0)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: choose(1.0, 1.0), range(4))) == [False] * 4
+    assert len(timed) == 2

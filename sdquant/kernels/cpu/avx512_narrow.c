@@ -12,7 +12,7 @@ enum {
     WIDE = 32,     /* columns at a time */
     TOGETHER = 4,  /* times as many that are laid out together */
     LAID = 8192,   /* numbers: stay in the first cache */
-    PANEL = 128    /* rows, for which the matrix is laid out once */
+    PANEL = 18 * TALL /* rows, for which the matrix is laid out once */
 };
 
 INLINE __mmask16 first_of(int64_t count) { return count >= 16 ? 0xffff : count > 0 ? (__mmask16)((1u << count) - 1) : 0; }

@@ -9,7 +9,8 @@ import torch
 from ...core import hadamard
 from ..base import Parts, Reader
 from ..onednn import multiplies
-from . import extension, isa
+from . import extension, isa, narrow
+from .bound_branch import IntegersWithBranch
 from .bound_linear import Few, Integers
 from .layout_descriptors import TYPES, addresses, by_block, describe_layout, is_blocks
 from .threads import over_rows
@@ -17,7 +18,7 @@ from .threads import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...core import PackedLayout
+    from ...core import LowRank, PackedLayout
     from ..base import EightBit, Prepared
 
 # The number of rows of activations up to which our product is faster than dequantizing and torch's own product.
@@ -141,6 +142,23 @@ class Native(Reader):
         if eight is None or eight.coding is None or not hadamard.is_regular(rotation):
             return None
         return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
+
+    def prepared_integers_with_branch(
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        branch: LowRank,
+        of: Parts,
+        dtype: torch.dtype,
+        prefix: str,
+        eight: EightBit,
+        rotation: int,
+    ) -> Prepared | None:
+        if dtype is not torch.float32 or eight.coding is None or branch.rows or not branch.rank(of):
+            return None
+        if not narrow.has_kernels() or (rotation and (branch.smooth or not hadamard.is_regular(rotation))):
+            return None
+        return IntegersWithBranch(form, parts, branch, eight, prefix, rotation)
 
 
 def _in_rows(form: PackedLayout) -> bool:

@@ -42,7 +42,7 @@ int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
 
 static int64_t codes_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
 
-/* With the rows of a group as floats, for rotating them. */
+/* With the rows of a group as floats, for rotating or dividing them. */
 static int64_t line_bytes(int64_t columns) { return codes_bytes(columns) + LINE + int8_kernels()->tall * columns * 4; }
 
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
@@ -95,21 +95,28 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
     return int8_kernels()->even ? m * group / groups : at < m ? at : m;
 }
 
+static void divide(const float *restrict x, const float *restrict by, int64_t count, float *restrict to) {
+    for (int64_t i = 0; i < count; i++) to[i] = x[i] / by[i];
+}
+
 void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
                     char *spare) {
     const int64_t groups = groups_of(m), wide = padded(from->columns);
     int8_t *line = part(&spare, codes_bytes(from->columns));
     float *floats = part(&spare, int8_kernels()->tall * from->columns * 4);
     const int64_t size = from->type == F32 ? 4 : 2;
-    Source rotated = *from;
-    rotated.type = F32, rotated.x = floats, rotated.stride = from->columns, rotated.rotation = 0;
+    const int changes = from->rotation || from->smooth;
+    Source changed = *from;
+    changed.type = F32, changed.x = floats, changed.stride = from->columns;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        for (int64_t i = 0; from->rotation && i < rows; i++) {
+        for (int64_t i = 0; changes && i < rows; i++) {
             const char *x = (const char *)from->x + (start + first + i) * from->stride * size;
-            rotate_row(from->type, x, from->columns, from->rotation, floats + i * from->columns);
+            float *to = floats + i * from->columns;
+            if (from->smooth) divide((const float *)x, from->smooth, from->columns, to);
+            else rotate_row(from->type, x, from->columns, from->rotation, to);
         }
-        int8_kernels()->quantize(from->rotation ? &rotated : from, from->rotation ? 0 : start + first, (int)rows, line,
+        int8_kernels()->quantize(changes ? &changed : from, changes ? 0 : start + first, (int)rows, line,
                                  codes + first * wide, row_scale + first, row_sum + first);
     }
 }

@@ -53,7 +53,8 @@ typedef struct {
     int shifted;                        /* whether VNNI gets its codes 128 higher, as numbers from 0 to 255 */
     const float *scale;
     int64_t each;
-    int64_t rotation; /* how many columns of a row of floats are rotated together, see rotate.h; 0: none */
+    int64_t rotation;    /* how many columns of a row of floats are rotated together, see rotate.h; 0: none */
+    const float *smooth; /* what the columns of rows of F32 are divided by, which are not rotated; NULL: nothing */
 } Source;
 
 /* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.

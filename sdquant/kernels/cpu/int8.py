@@ -4,9 +4,6 @@ See int8.h."""
 from __future__ import annotations
 
 import math
-import struct
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +11,9 @@ from torch import Tensor
 
 from ..base import Coding
 from ..int8_reference import scales_in
-from ..workspace import address, in_large_pages
-from . import extension
+from ..workspace import in_large_pages
 from .int8_epilogue import recodes
+from .int8_gemm import Around, c_functions, packed_numbers, run, sizes
 from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
 
@@ -25,39 +22,13 @@ if TYPE_CHECKING:
     from ..base import Parts
 
 KINDS = ("int", "float8_e4m3fn", "float8_e5m2")  # of `numbers_of`
-_PANEL = 32  # rows of a weight that are multiplied together
-_MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
-_CPU = torch.device("cpu")
 _NOT_PATCHES = (0,) * 15
 LEAST_SCALE = 2.0**-63  # as int8.h's
 _CODES = 5  # the type of activations that are codes
 _NO_STEPS = (0, 0)  # of a target without
 _NO_SCALES = (0, 1)  # of a source that is no codes
+_NO_CHANGES = (0, 0)  # of a source that is neither rotated nor divided
 _BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes for weights of some number of columns: bytes of a padded row of activations (`wide`), of a panel, and of a
-    thread's spare memory; the number of rows of activations up to which panels of the weight are packed where they are
-    used (`most`), and the number in a group (`tall`); the name of the instruction set."""
-
-    wide: int
-    panel: int
-    spare: int
-    most: int
-    tall: int
-    name: str
-
-
-@lru_cache(maxsize=256)
-def sizes(columns: int) -> Sizes | None:
-    """Return the sizes for weights of so many columns; None if this machine has no kernels for them."""
-    module = extension()
-    if module is None or columns > _MOST_COLUMNS:
-        return None
-    numbers = module.int8_sizes(columns)
-    return None if numbers is None else Sizes(*numbers)
 
 
 def instructions(columns: int) -> str:
@@ -108,10 +79,10 @@ def codes_times(
     """
     rows, columns, _ = sizes_of
     by_run, at = bool(weight[-2] & _BY_RUN), scale[0].data_ptr()
-    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1], 0)
+    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1], *_NO_CHANGES)
     to, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
     target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, 1, at if by_run else 0)
-    _run(descriptor, weight, sizes_of, m, source, target)
+    run(descriptor, weight, sizes_of, m, source, target)
 
 
 def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -125,7 +96,7 @@ def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -
     scale = x.new_empty(m, dtype=torch.float32) if known is None else known
     step = -1 if known is None else int(known.numel() > 1)
     kind, of, to, by, size = TYPES[x.dtype], x.data_ptr(), codes.data_ptr(), scale.data_ptr(), x.element_size()
-    call, more = _c().int8_codes, 4 if step else 0  # bytes of a row's scale
+    call, more = c_functions().int8_codes, 4 if step else 0  # bytes of a row's scale
 
     def some(start: int, stop: int) -> None:
         at = start * columns
@@ -150,7 +121,7 @@ def numbers_of(
     columns, out = x.numel() // m, x.new_empty(x.shape, dtype=scale_dtype(x.dtype))
     scale, of_kind = x.new_empty(m, dtype=torch.float32), KINDS.index(kind)
     of, to, by = x.data_ptr(), out.data_ptr(), scale.data_ptr()
-    call = _c().int8_numbers
+    call = c_functions().int8_numbers
 
     def some(start: int, stop: int) -> None:
         at = start * columns
@@ -170,6 +141,8 @@ def rows_times(
     bias: Tensor | None,
     out: Tensor,
     rotation: int = 0,
+    smooth: int = 0,
+    around: Around | None = None,
 ) -> None:
     """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
@@ -177,12 +150,24 @@ def rows_times(
         descriptor: `layout_descriptors.describe_layout` of the weight. weight: addresses of its parts, coding, 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
         rotation: how many columns of x are rotated together, as `hadamard.rotate` does, before they are quantized.
+        smooth: the address of what divides the columns of x in float32 before that, [columns]; 0 for nothing.
+        around: see `int8_gemm.run`.
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
-    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES, rotation)
+    source = (
+        kind,
+        x.data_ptr(),
+        columns,
+        columns,
+        *_NOT_PATCHES,
+        bool(weight[-2] & _BY_RUN),
+        *_NO_SCALES,
+        rotation,
+        smooth,
+    )
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
-    _run(descriptor, weight, sizes_of, m, source, target)
+    run(descriptor, weight, sizes_of, m, source, target, around)
 
 
 def convolve(
@@ -252,7 +237,7 @@ def _patches_times(
     places, here = out.shape[2:], math.prod(out.shape[2:])
     source = (
         TYPES.get(images.dtype, _CODES), images.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
-        *how.stride, *how.padding, *how.dilation, *numbers, 0,
+        *how.stride, *how.padding, *how.dilation, *numbers, *_NO_CHANGES,
     )  # fmt: skip
     apart = (1, here) if out.is_contiguous() else (form.rows, 1)  # of results in a row of the image and in a column
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
@@ -261,7 +246,7 @@ def _patches_times(
     weight = (*addresses(form, parts), coding, math.prod(kernel))
     if batch * here:
         sizes_of = (form.rows, form.columns, scales_in(form, coding))
-        _run(describe_layout(form, parts), weight, sizes_of, batch * here, source, target)
+        run(describe_layout(form, parts), weight, sizes_of, batch * here, source, target)
 
 
 def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:
@@ -279,7 +264,7 @@ def _largest(images: Tensor) -> Tensor:
 
     def look(start: int, stop: int) -> None:
         at = images.data_ptr() + start * size
-        _c().int8_largest(
+        c_functions().int8_largest(
             packed_numbers((TYPES[images.dtype], at, channels, stop - start, largest.data_ptr() + 4 * start))
         )
 
@@ -310,7 +295,7 @@ def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
         def some(start: int, stop: int, of: int = of, to: int = to, by: int = by) -> None:
             at = start * channels
             numbers = (kind, of + at * size, channels, stop - start, by, to + at)
-            _c().int8_codes(how.bound, how.low, how.high, 0, packed_numbers(numbers))
+            c_functions().int8_codes(how.bound, how.low, how.high, 0, packed_numbers(numbers))
 
         over_rows(pixels, channels, some)
     return codes
@@ -327,69 +312,7 @@ def _channels_last(x: Tensor) -> Tensor:
         common = (TYPES[x.dtype], one.data_ptr(), channels, pixels)
 
         def turn(start: int, stop: int, common: tuple[int, ...] = common, to: int = other.data_ptr()) -> None:
-            _c().int8_last(packed_numbers((*common, start, stop, to)))
+            c_functions().int8_last(packed_numbers((*common, start, stop, to)))
 
         over_rows(pixels, channels, turn)
     return out
-
-
-def _run(
-    descriptor: Any,
-    weight: tuple[int, ...],
-    sizes_of: tuple[int, int, int],
-    m: int,
-    source: tuple[int, ...],
-    target: tuple[int, ...],
-) -> None:
-    """Run the GEMM. A few rows of activations are quantized once, and panels of the weight are packed where they are
-    used; for more rows the panels are packed first, and threads split the rows of activations."""
-    count, columns, each = sizes_of
-    size = sizes(columns)
-    assert size is not None
-    call = _c()
-    if m <= size.most:
-        most = -(-m // size.tall) * size.tall  # groups may be stored whole
-        room = most * (size.wide + 8)  # codes, scales and sums
-        at = address(room + size.spare)
-        buffers = (at, at + most * size.wide, at + most * (size.wide + 4))
-        call.int8_quantize(packed_numbers((*source, m, *buffers, at + room)))
-
-        def panels(start: int, stop: int) -> None:
-            spare = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
-            to = at + room if spare is None else spare.data_ptr()
-            call.int8_panels(descriptor, packed_numbers((*weight, *target, start, stop, m, *buffers, to)))
-
-        over_rows(count, columns * m, panels)
-        return
-    rows = -(-count // _PANEL)
-    room = 0 if call.int8_lies_right(descriptor, packed_numbers(weight)) else rows * size.panel
-    numbers = 4 * rows * _PANEL * each  # bytes of the scales, and of what is subtracted
-    at = address(room + 2 * numbers + size.spare)
-    buffers = (at, at + room, at + room + numbers)
-
-    def spare_of(start: int) -> tuple[int, Tensor | None]:
-        """Return the address of spare memory for the thread that begins at `start`, and the tensor that owns it."""
-        own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
-        return (at + room + 2 * numbers if own is None else own.data_ptr()), own
-
-    def stage(start: int, stop: int) -> None:
-        spare, _kept = spare_of(start)
-        call.int8_stage(descriptor, packed_numbers((*weight, start, stop, *buffers, spare)))
-
-    def multiply(start: int, stop: int) -> None:
-        spare, _kept = spare_of(start)
-        call.int8_rows(descriptor, packed_numbers((*weight, *source, *target, start, stop, *buffers, spare)))
-
-    over_rows(count, columns, stage)
-    over_rows(m, columns * count, multiply)
-
-
-def _c() -> Any:
-    module = extension()
-    assert module is not None
-    return module
-
-
-def packed_numbers(numbers: tuple[int, ...]) -> bytes:
-    """Return numbers and addresses as the C functions take them."""
-    return struct.pack(f"{len(numbers)}q", *numbers)

@@ -30,7 +30,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 23, TARGETS = 10 };
+enum { WEIGHTS = 7, SOURCES = 24, TARGETS = 10 };
 
 typedef struct {
     Weight weight;
@@ -53,7 +53,7 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
 static Source source_of(const int64_t *n) {
     return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
                     {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19], address(n[20]), n[21],
-                    n[22]};
+                    n[22], address(n[23])};
 }
 
 static Target target_of(const int64_t *n) {

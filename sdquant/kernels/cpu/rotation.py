@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import extension
-from .int8 import packed_numbers
+from .int8_gemm import packed_numbers
 from .layout_descriptors import TYPES
 from .threads import over_rows
 

@@ -46,12 +46,14 @@ def float8_code(v):
 def of_largest(size, LARGEST: tl.constexpr):
     """Return the factor for the values of a row and the scale of their codes, from the largest `magnitude` in the row.
 
-    NaN shows in both, as in torch. Rows of numbers so small that LARGEST / largest overflows count as zeros.
+    The scale of a row that is not finite is NaN, as in torch. Rows of numbers so small that LARGEST / largest overflows
+    count as zeros.
     """
     largest = size.to(tl.float32, bitcast=True)
     zero = largest < 7.888609052210118e-31  # 2 ** -100
     by = tl.where(zero, 0.0, tl.div_rn(tl.full([], LARGEST, tl.float32), tl.where(zero, 1.0, largest)))
-    return by, tl.where(zero, 0.0, tl.div_rn(largest, tl.full([], LARGEST, tl.float32)))
+    step = tl.div_rn(largest, tl.full([], LARGEST, tl.float32))
+    return by, tl.where(zero, 0.0, tl.where(size < 0x7F800000, step, float("nan")))
 
 
 @triton.jit
