@@ -161,3 +161,16 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["components"][0]["mix"] is not None
     assert main(["quantize", *words, "-o", str(tmp_path / "out")]) == 0
     assert sdquant.load_model(tmp_path / "out", progress=False).sdquant.plan.bytes <= SIZE
+
+
+def test_gguf(tmp_path: Path) -> None:
+    """One file of several types, of the size that was asked for, which draws."""
+    file, size, name = tmp_path / "mixed.gguf", 2_500_000, "digits-flux"
+    assert main(["quantize", name, str(file), "-q", "auto", "--size", str(size), "--no-progress"]) == 0
+    assert 0.98 * size <= file.stat().st_size <= size
+    pipe = sdquant.load_model(file, base=path(name), progress=False)
+    assert len({packed.spec.scheme for _, packed in quantized(pipe.transformer)}) > 2
+    draw(pipe, [PROMPT], seeds=[0], steps=1, width=digits.SIZE, height=digits.SIZE)
+    for words in (["--size", "1MB"], []):
+        assert main(["quantize", name, str(tmp_path / "no.gguf"), "-q", "auto", *words]) == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["mixed.gguf"]

@@ -32,8 +32,8 @@ __all__ = [
     "AS_FOUND", "AUTO", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "ComponentPlan",
     "Field", "Peak", "Plan", "Quant", "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict",
     "activation_allowance", "bundled_models", "check_schemes", "device_of", "field_named", "fields", "folder_of",
-    "is_quantized_by_default", "locate", "make_request", "meta_models", "mix", "open_model", "path", "peak_memory",
-    "place", "plan_resolved", "planner", "preparation", "prepare", "presets", "resolve_loaded", "role_of",
-    "rounded_twice", "rule_checks", "scheme_table", "source_of", "source_of_model", "step_time", "verdict_on",
-    "weight_selection",
+    "is_quantized_by_default", "knapsack", "locate", "make_request", "meta_models", "mix", "mix_errors", "open_model",
+    "path", "peak_memory", "place", "plan_resolved", "planner", "preparation", "prepare", "presets", "resolve_loaded",
+    "role_of", "rounded_twice", "rule_checks", "scheme_table", "source_of", "source_of_model", "step_time",
+    "verdict_on", "weight_selection",
 ]  # fmt: skip

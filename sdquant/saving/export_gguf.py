@@ -13,19 +13,21 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import encode
-from ..core import FLOATS, LONE, QuantSpec, Unfit, gguf_mixes, gguf_types, registry
+from ..core import AUTO, FLOATS, GPTQ, LONE, QuantSpec, Unfit, gguf_mixes, gguf_types, registry
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
 from ..models import RoundingLoss, detect, original_names
 from ..planning import make_request, planner
+from ..rules import with_statistics
 from ..utils.progress import byte_bar
-from . import original_layout
+from . import gguf_mix, original_layout
 from .float_configs import is_of_weights, write_config
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from ..formats import Family
     from ..models import OutputTensor
+    from ..planning import Request
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +53,18 @@ def quantize_file(
     overwrite: bool = False,
     allow_pickle: bool = False,
     progress: bool = True,
-    quant_stats: str | Path | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
+    size: int | str | None = None,
+    quality: float | str | None = None,
+    quant_stats: str | Path | None = None,
 ) -> Path:
     """Quantize a model to GGUF, one weight at a time.
 
     Args:
         path: pipeline folder, component folder or file. Weights that are quantized already are dequantized, with a
             warning.
-        quant: a GGUF type or mix, with its options. quant_stats: see `load_model`.
+        quant: a GGUF type or mix, with its options; or "auto", with the size of the file or the quality, as for
+            `load_model`. quant_stats: likewise.
         target: ends in `.gguf`: one file with the one component named, or the UNet/transformer. Otherwise a folder like
             the original, with a GGUF file in each quantized component.
         on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
@@ -70,7 +76,12 @@ def quantize_file(
     from .model_files import refuse_existing, refuse_nested
 
     place, goal = Path(os.path.expanduser(path)), Path(target)
-    spec = registry.parse(quant)
+    automatic = quant.strip().lower() == AUTO
+    if automatic and goal.suffix != ".gguf":
+        raise SettingsError(
+            f"Cannot write {goal} with quant='auto'", "GGUF's types are chosen for one file", "Name a file x.gguf"
+        )
+    spec = registry.parse(FALLBACK if automatic else quant)
     if goal.suffix == ".safetensors":
         others = "".join(f", or use {other.name!r}" for other in registry.namesakes(spec.scheme))
         raise SettingsError(
@@ -80,19 +91,25 @@ def quantize_file(
         )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
-    options = make_request(place, quant=quant, components=components, skip=skip, quant_stats=quant_stats)
+    options = make_request(
+        place, quant=AUTO if automatic else quant, components=components, skip=skip, size=size, quality=quality,
+        quant_stats=quant_stats, progress=progress,
+    )  # fmt: skip
+    if automatic and not options.mixed:
+        raise SettingsError("Cannot write GGUF with quant='auto'", "it needs a size or quality", "Add size='4GB'")
     detected = detect(place, allow_pickle=allow_pickle)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
     sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
-    choice = options.specs["*"]
+    types = _mixed(sources, options) if automatic else {}
+    choice = _spec_of_mix(types, options.quant_stats) if automatic else options.specs["*"]
     assert choice is not None
     specs = {name: choice.of_component("" if name == LONE else name) for name in sources}
     loss = RoundingLoss()
     total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
-    with byte_bar(f"Writing {spec}", total, progress, on_bytes) as tick:
+    with byte_bar(f"Writing {choice}", total, progress, on_bytes) as tick:
         if goal.suffix == ".gguf":
             ((name, src),) = sources.items()
-            write_component(src, specs[name], skip, goal, tick, loss, alone=True)
+            write_component(src, specs[name], skip, goal, tick, loss, alone=True, types=types)
             original_layout.warn_of(loss)
             return goal
         old = {file for src in sources.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
@@ -145,12 +162,14 @@ def write_component(
     loss: RoundingLoss,
     *,
     alone: bool,
+    types: Mapping[str, str] | None = None,
 ) -> None:
     """Write one component's weights; those that fit no block type keep their float type.
 
     Args:
         loss: gets the weights that are quantized a second time.
         alone: write a standalone file for other tools, not one inside a diffusers folder.
+        types: of a mix, by the file's names.
     """
     from ..formats import closing_files, write_gguf
 
@@ -173,7 +192,7 @@ def write_component(
     if number is not None:
         values["general.file_type"] = number
     with closing_files(src.open()) as files:
-        rows = list(_rows(src, named, spec, skip, files, loss))
+        rows = list(_rows(src, named, spec, skip, files, loss, types))
         if not gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
             original_layout.refuse_unchanged(src, spec, any(not gguf_types.TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
@@ -186,6 +205,7 @@ def _rows(
     skip: tuple[str, ...],
     files: Any,
     loss: RoundingLoss,
+    types: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Yield name, shape, GGUF type and a function that returns the data of each tensor; one is in memory at a time."""
     parts, kind = named[0], gguf_conventions.architecture(named[1])
@@ -213,6 +233,7 @@ def _rows(
         type_ = _float_type(part.name, shape, dtype)
         if all(source in fit for source in part.sources):
             type_ = _type_of(part.name, shape, dtype, spec, kind)
+        type_ = (types or {}).get(part.name, type_)
 
         def data(part: OutputTensor = part, type_: str = type_) -> Tensor:
             return _data(part, type_, src, files, spec, skip, loss)
@@ -256,6 +277,13 @@ def _data(
     return packed.parts["blocks"]
 
 
+def _spec_of_mix(types: Mapping[str, str], stats: str | None) -> QuantSpec:
+    """Return the spec of a mix: the type of most tensors, with codes chosen by the statistics, if there are any."""
+    most = registry.scheme(Counter(sorted(types.values())).most_common(1)[0][0] if types else FALLBACK)
+    spec = QuantSpec(most)
+    return spec if stats is None else with_statistics(replace(spec, options=((GPTQ, True),)), stats)
+
+
 def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:
     """Return the spec for a weight that gets this type, with the options that the type has.
 
@@ -263,6 +291,29 @@ def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:
     """
     row = registry.scheme(type_)
     return replace(spec, scheme=row, options=tuple(one for one in spec.options if one[0] in row.options))
+
+
+def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> dict[str, str]:
+    """Return the types of a mix of one component, by the file's names."""
+    ((component, src),) = sources.items()
+    parts, row = original_layout.names(src, True)
+    kind, loss = gguf_conventions.architecture(row), RoundingLoss()
+    by_name = {part.name: part for part in parts}
+    fallback = QuantSpec(registry.scheme(FALLBACK))
+    candidates = []
+    for name, shape, type_, _ in _rows(src, (parts, row), fallback, options.skip, {}, loss):
+        dtype, block = src.tensors[by_name[name].sources[0]].dtype, not gguf_types.TYPES[type_].dtype
+
+        def suits(word: str, name: str = name, shape: tuple[int, ...] = shape, dtype: str = dtype) -> bool:
+            return _type_of(name, shape, dtype, QuantSpec(registry.scheme(word)), kind) == word
+
+        candidates.append(
+            gguf_mix.MixedTensor(
+                name=name, shape=shape, sources=tuple(by_name[name].sources), plain=_float_type(name, shape, dtype),
+                types=gguf_mix.fitting(shape, suits) if block else (),
+            )
+        )  # fmt: skip
+    return gguf_mix.types_of(src, candidates, options, "" if component == LONE else component)
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:

@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_together(args, out)
     more = ""
     alone = out.suffix == ".safetensors" and form is None
-    if gguf or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
+    into_gguf = bool(gguf) or (quant == AUTO and out.suffix == ".gguf")
+    if into_gguf or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
                 f"Cannot write a GGUF file with {quant}",
@@ -96,12 +97,13 @@ def run(args: argparse.Namespace) -> int:
                 f"Use -q {gguf[0]} --components {next(iter(quant))}",
             )
         _refuse_useless(args, quant)
-        write = export_gguf.quantize_file if gguf else export_single_file.quantize_file
+        mixed = {name: getattr(args, name) for name in ("size", "quality", "quant_stats")}
+        write = export_gguf.quantize_file if into_gguf else export_single_file.quantize_file
         write(
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
-            quant_stats=args.quant_stats,
+            quant_stats=args.quant_stats, **(mixed if quant == AUTO else {}),
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":
@@ -163,7 +165,7 @@ def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> No
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     """Raise SettingsError for flags about loading: such a file is made from the weights without loading a model."""
-    used = {"quant_stats"} if registry.parse(scheme).takes_statistics else set()
+    used = {"quant_stats"} if scheme == AUTO or registry.parse(scheme).takes_statistics else set()
     flags = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name) and name not in used]
     if flags:
         raise SettingsError(

@@ -1,0 +1,139 @@
+"""Predicted against measured noise of random mixes: `python -m bench.mixes --json bench/results/mixes.json`.
+
+For each digits model, mixes that give every weight of the UNet or transformer a random scheme are made, and one step
+is taken with the inputs that the float model gets. Predicted is the sum of `planning.mix_errors`, by calibration
+or from the weights alone. Reported: Spearman's rank correlation, the worst and the median miss in dB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sdquant
+import sdquant.demo
+from sdquant.core import Unfit, registry
+from sdquant.models import draw, quantize_weight
+from sdquant.planning import mix_errors
+from sdquant.rules import ComponentStatistics, statistics_file
+from sdquant.training import Calibration, calibrate, digits
+
+SCHEMES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "sdnq-uint4", "sdnq-int6", "int8_row")
+MODELS = {"digits-flux": "transformer", "digits-sd": "unet"}
+
+
+def main() -> None:
+    """Measure both models, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows = {name: of_model(name, component, args.count) for name, component in MODELS.items()}
+    print(json.dumps(rows, indent=1))
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def of_model(name: str, component: str, count: int) -> dict[str, Any]:
+    """Return the correlation and the misses of one model."""
+    with tempfile.TemporaryDirectory() as folder:
+        stats = Path(folder) / "stats.safetensors"
+        prompts = tuple(digits.prompt(digit) for digit in (1, 4, 6, 8))
+        task = Calibration(model=name, rules=(), prompts=prompts, steps=4, width=digits.SIZE, height=digits.SIZE,
+                           components=(component,))  # fmt: skip
+        found = calibrate(sdquant.load_model(sdquant.demo.path(name), progress=False), task)
+        statistics_file.write_statistics(stats, found, {})
+        pipe = sdquant.load_model(sdquant.demo.path(name), progress=False)
+        model = getattr(pipe, component)
+        layers = ComponentStatistics(str(stats), component)
+        weights = {f"{path}.weight": model.get_submodule(path).weight.data for path in layers}
+        schemes = {key: [word for word in SCHEMES if _fits(word, weight)] for key, weight in weights.items()}
+        weights = {key: weight for key, weight in weights.items() if schemes[key]}
+        tables = {
+            "calibrated": mix_errors.measure_errors(list(weights), weights.get, schemes, layers, _ignore),
+            "weights alone": mix_errors.measure_errors(list(weights), weights.get, schemes, None, _ignore),
+        }
+    inputs: list[tuple[Any, Any]] = []
+    hook = model.register_forward_pre_hook(lambda _, a, k: inputs.append(copy.deepcopy((a, k))), with_kwargs=True)
+    draw(pipe, [digits.prompt(3)], seeds=[7], steps=2, width=digits.SIZE, height=digits.SIZE)
+    hook.remove()
+    before, chance = _outputs(model, inputs), random.Random(0)
+    decoded = {(key, word): _decoded(key, weights[key], word) for key in weights for word in schemes[key]}
+    measured: list[float] = []
+    predicted: dict[str, list[float]] = {table: [] for table in tables}
+    for _ in range(count):
+        coarse = chance.random()  # mixes of few and of many bits
+        words = {key: _pick(schemes[key], coarse, chance) for key in weights}
+        for key, word in words.items():
+            model.get_submodule(key.removesuffix(".weight")).weight.data = decoded[key, word]
+        measured.append(_decibels(_noise(before, _outputs(model, inputs))))
+        for table, rows in tables.items():
+            predicted[table].append(_decibels(sum(rows[key][word] for key, word in words.items())))
+    return {"mixes": count, "measured": _range(measured)} | {
+        table: _compared(row, measured) for table, row in predicted.items()
+    }
+
+
+def _ignore(_: int) -> None:
+    """Show no progress."""
+
+
+def _fits(word: str, weight: Tensor) -> bool:
+    spec = registry.parse(word)
+    try:
+        spec.scheme.codec.layout(spec, tuple(weight.shape), "bfloat16")
+    except Unfit:
+        return False
+    return True
+
+
+def _decoded(key: str, weight: Tensor, word: str) -> Tensor:
+    packed = quantize_weight.encode(key, weight, registry.parse(word))
+    return packed.spec.scheme.codec.decode(packed, weight.dtype)
+
+
+def _pick(words: list[str], coarse: float, chance: random.Random) -> str:
+    ranked = sorted(words, key=lambda word: registry.parse(word).scheme.bits)
+    place = min(len(ranked) - 1, max(0, round(chance.gauss(coarse * len(ranked), 1.5))))
+    return ranked[place]
+
+
+@torch.no_grad()
+def _outputs(model: Any, inputs: list[tuple[Any, Any]]) -> list[Tensor]:
+    results = [model(*args, **values) for args, values in inputs]
+    return [(one[0] if isinstance(one, tuple) else one.sample).float() for one in results]
+
+
+def _noise(before: list[Tensor], after: list[Tensor]) -> float:
+    ratios = [float((b - a).square().sum() / b.square().sum()) for b, a in zip(before, after, strict=True)]
+    return sum(ratios) / len(ratios)
+
+
+def _decibels(noise: float) -> float:
+    return float(-10 * torch.tensor(noise).log10())
+
+
+def _range(values: list[float]) -> list[float]:
+    return [round(min(values), 1), round(max(values), 1)]
+
+
+def _compared(predicted: list[float], measured: list[float]) -> dict[str, float]:
+    misses = torch.tensor(predicted) - torch.tensor(measured)
+    ranks = [torch.tensor(values).argsort().argsort().float() for values in (predicted, measured)]
+    return {
+        "rank correlation": round(float(torch.corrcoef(torch.stack(ranks))[0, 1]), 3),
+        "median miss": round(float(misses.median()), 2),
+        "worst miss": round(float(misses.abs().max()), 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
