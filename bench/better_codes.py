@@ -5,9 +5,9 @@
 
 Inputs of the UNet or transformer are those of whole images. Calibration sees images of twenty prompts and seeds; what
 is measured are the steps of images of other seeds. "bits" are all bits of the weights of linear and convolution layers
-for each number, of those as well that a format leaves as they are. A format of another library is that library's own code
-wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes, quanto: see docs/schemes.md). NNCF's own ways to
-calibrate run through `nncf.compress_weights`.
+for each number, of those as well that a format leaves as they are. A format of another library is that library's own
+code wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes, quanto). NNCF's own ways to calibrate run
+through `nncf.compress_weights`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ def nncf_layers(model: nn.Module, calls: list[dict[str, Any]], option: str) -> n
     """Return a copy of the model that NNCF compressed to int4 in groups of 64, calibrated by one of its ways."""
     import nncf
 
-    given = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 64, "ratio": 1.0, "all_layers": True}
+    parameters = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.IGNORE)
+    given: dict[str, Any] = {
+        "mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 64, "ratio": 1.0, "all_layers": True,
+        "advanced_parameters": parameters,
+    }  # fmt: skip
     dataset = nncf.Dataset(calls)
     compressed: nn.Module = nncf.compress_weights(
         copy.deepcopy(model), dataset=dataset, subset_size=len(calls), **given, **{option: True}
