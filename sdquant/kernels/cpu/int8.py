@@ -13,7 +13,8 @@ from ..base import Coding
 from ..int8_reference import scales_in
 from ..workspace import in_large_pages
 from .int8_epilogue import recodes
-from .int8_gemm import Around, c_functions, packed_numbers, run, sizes
+from .int8_gemm import Around, c_functions, packed_numbers, run
+from .int8_gemm import sizes as sizes
 from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
 
