@@ -33,8 +33,8 @@ __all__ = ["COMMANDS", "main", "parser"]
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
 COMMANDS = (
-    "demo", "generate", "train", "compare", "bench", "inspect", "plan", "quantize", "dequantize", "calibrate", "ui",
-    "install-extension", "matrix", "doctor",
+    "demo", "generate", "train", "compare", "bench", "inspect", "schemes", "plan", "quantize", "dequantize",
+    "calibrate", "ui", "install-extension", "matrix", "doctor",
 )  # fmt: skip
 
 
@@ -62,6 +62,9 @@ _OTHER_NAMES = {
     "webui": "ui",
     "install": "install-extension",
     "benchmark": "bench",
+    "list": "schemes",
+    "fit": "schemes",
+    "recommend": "schemes",
 }
 
 
