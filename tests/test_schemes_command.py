@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdquant import cli, demo
+from sdquant.cli._command_words import in_command_words
 from sdquant.planning import GROUPS
 
 from .sparse_pipelines import flux
@@ -50,6 +51,20 @@ def test_what_fits_needs_no_offload_and_what_does_not_is_told(capsys: Capture) -
     assert "--offload" not in text and " a step:" not in text and "None of them fits" not in text
     assert 'sdquant generate digits-sd "a prompt" --quant' in text
     assert "None of them fits; the smallest, " in run(capsys, "digits-sd", "--memory", "1MB")
+
+
+def test_fixes_are_flags() -> None:
+    for said, typed in (
+        (
+            "Use offload=\"model\", or runtime='plain', or quant='nf4'",
+            "Use --offload model, or --runtime plain, or --quant nf4",
+        ),
+        ("Give base=<pipeline folder of the same model>", "Give --base FOLDER"),
+        ("Set allow_pickle=True, or quant=None", "Set --allow-pickle, or no --quant"),
+        ("QBytesTensor.new() missing 5 required positional arguments: it moves layers", "it moves layers"),
+        ("quant={'a': 'b'}, group_size=64, database=5", "quant={'a': 'b'}, group_size=64, database=5"),
+    ):
+        assert in_command_words(said) == typed
 
 
 def test_a_quantized_model_says_so(capsys: Capture, tmp_path: Path) -> None:

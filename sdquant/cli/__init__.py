@@ -26,6 +26,7 @@ from ..utils.signals import Stop
 from ..utils.suggestions import nearest
 from ..utils.version import __version__
 from . import _common
+from ._command_words import in_command_words
 from ._config_form import ConfigParser
 
 __all__ = ["COMMANDS", "main", "parser"]
@@ -152,7 +153,8 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
     """Print what, why and fix to stderr, and as JSON to stdout if --json is set. Return exit code 2."""
     if args.verbose:
         traceback.print_exception(error)
-    print(f"sdquant{label()}: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
+    what, why, fix = map(in_command_words, (error.what, error.why, error.fix))
+    print(f"sdquant{label()}: {what}\n   why: {why}\n   fix: {fix}", file=sys.stderr)
     if getattr(args, "json", False):
         row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
         print(json.dumps({"error": row}, indent=2))

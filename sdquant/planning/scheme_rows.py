@@ -19,7 +19,6 @@ from ..utils.byte_sizes import parse_budget
 from . import resolve
 from .candidates import CHOSEN, GOOD, Candidate, open_model, worst_of
 from .choice_verdicts import VERDICTS, Verdict, verdict_on
-from .estimate import meta_models, step_time
 from .estimate.activation_allowance import allowance
 from .estimate.image_quality import Grade, Measured, grade, measured
 from .request import AUTO, NOT_QUANTIZED, RULES
@@ -172,7 +171,7 @@ class _Table:
             part.name: part.scheme for part in self.original.components if part.scheme and part.action == "found"
         }
         self.room = self._room(held)
-        self.traced = self._traced(trace or meta_models.trace_if_sound)
+        self.traced = self._traced(trace)
 
     def made(self) -> SchemeTable:
         """Return the table."""
@@ -249,13 +248,17 @@ class _Table:
                 return {"offload": mode.name, "moved": mode.each_step(way.largest, self.room)}
         return {}
 
-    def _traced(self, trace: Callable[[Plan], Any]) -> Mapping[str, Trace | None] | None:
+    def _traced(self, trace: Callable[[Plan], Any] | None) -> Mapping[str, Trace | None] | None:
+        from .estimate import meta_models, step_time  # which import torch
+
         if self.opened.kind != "cpu" or not step_time.knows(self.opened.machine.native):
             return None
-        traced: Mapping[str, Trace | None] = trace(self.original)
+        traced: Mapping[str, Trace | None] = (trace or meta_models.trace_if_sound)(self.original)
         return traced
 
     def _speed(self, plan: Plan, known: Measured) -> float | None:
+        from .estimate import step_time
+
         if self.traced is not None:
             return step_time.step(plan, self.traced, self.opened.machine.native)
         return known.card if self.opened.kind in ("cuda", "rocm") else None

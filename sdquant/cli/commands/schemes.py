@@ -12,6 +12,7 @@ from ...offload import mode_named
 from ...planning import CHOSEN, GROUPS, NOT_QUANTIZED, SORTS
 from ...utils.byte_sizes import budget_text
 from .. import _common
+from .._command_words import in_command_words as said
 
 if TYPE_CHECKING:
     import argparse
@@ -123,7 +124,7 @@ def _refusals(rows: Iterable[SchemeRow]) -> Iterator[str]:
     """Yield each reason once, with the schemes that it refuses."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        reasons.setdefault((row.why.rstrip("."), row.fix.rstrip(".")), []).append(row.scheme)
+        reasons.setdefault((said(row.why).rstrip("."), said(row.fix).rstrip(".")), []).append(row.scheme)
     if reasons:
         yield "\nnot for this model on this machine"
     for (why, fix), names in reasons.items():
