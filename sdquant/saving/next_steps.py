@@ -8,7 +8,7 @@ from pathlib import Path
 COMFYUI_READS = (
     "fp8", "qint8", "int8_row", "int8_tensor", "int8_convrot", "comfy:nvfp4", "mxfp8", "w4a4", "w4a8", "w6a8",
 )  # fmt: skip
-FORGE_READS = ("nf4", "fp4", "fp8")
+FORGE_READS = ("nf4", "fp4")
 _FOLDER = "ComfyUI's folder models/diffusion_models"
 _NODE = "'Load Diffusion Model (sdquant)', which `sdquant install-extension` adds"
 
