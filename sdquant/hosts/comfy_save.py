@@ -18,6 +18,8 @@ from ..nn import plain, quantized
 from ..saving import export_single_file, model_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
@@ -58,9 +60,24 @@ def save(patcher: Any, prefix: str) -> Path:
     target = target_path(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
     tensors, metadata = contents(patcher.model.diffusion_model)
-    safetensors_writer.write(target, {**tensors, **_prediction(patcher)}, {"format": "pt", **metadata})
+    _write(target, {**tensors, **_prediction(patcher)}, {"format": "pt", **metadata})
     log.info("%s written", target)
     return target
+
+
+def _write(target: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write the file, and show on the node how far it is."""
+    import comfy.utils  # type: ignore[import-not-found]
+
+    bar = comfy.utils.ProgressBar(sum(tensor.nbytes for tensor in tensors.values()))
+
+    def one_by_one() -> Iterator[dict[str, Tensor]]:
+        for key, tensor in tensors.items():
+            yield {key: tensor}
+            bar.update(tensor.nbytes)
+
+    parts = {key: safetensors_writer.part_of(tensor) for key, tensor in tensors.items()}
+    safetensors_writer.write_parts(target, parts, one_by_one(), metadata)
 
 
 def target_path(prefix: str) -> Path:
