@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConflictError, SettingsError
 from ..formats import FORMAT_VERSION, METADATA_KEY, safetensors_writer
 from ..nn import plain, quantized
-from ..saving import export_single_file, model_files
+from ..saving import export_single_file, model_files, next_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,6 +106,13 @@ def target_path(prefix: str) -> Path:
 def _inside(folder: str, path: str) -> bool:
     home = os.path.realpath(folder)
     return os.path.commonpath((home, os.path.realpath(path))) == home
+
+
+def comfyui_reads(patcher: Any) -> bool:
+    """Return whether ComfyUI's own loader reads the file of this model."""
+    rows = dict(quantized(patcher.model.diffusion_model))
+    known = all(next_steps.comfyui_reads(packed.spec.scheme.name) for packed in rows.values())
+    return known and export_single_file.tensors_of(rows) is not None
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
