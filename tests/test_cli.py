@@ -20,6 +20,7 @@ import pytest
 import sdquant
 from sdquant import cli
 from sdquant.cli import _common
+from sdquant.cli._command_words import in_command_words
 from sdquant.compat import hardware
 from sdquant.errors import BackendUnavailableError, SettingsError
 from sdquant.planning.estimate import meta_models, peak_memory, step_time
@@ -175,7 +176,8 @@ def test_a_refusal_is_three_lines_and_code_2(capsys: Capture, words: tuple[str, 
     error = json.loads(out)["error"]
     assert code == 2
     assert error["kind"] == kind
-    assert err.splitlines() == [f"sdquant: {error['what']}", f"   why: {error['why']}", f"   fix: {error['fix']}"]
+    said = {name: in_command_words(error[name]) for name in ("what", "why", "fix")}
+    assert err.splitlines() == [f"sdquant: {said['what']}", f"   why: {said['why']}", f"   fix: {said['fix']}"]
     assert run(capsys, *words)[:2] == (2, "")
 
 

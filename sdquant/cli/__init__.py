@@ -26,6 +26,7 @@ from ..utils.signals import Stop
 from ..utils.suggestions import nearest
 from ..utils.version import __version__
 from . import _common
+from ._command_words import in_command_words
 from ._config_form import ConfigParser
 
 __all__ = ["COMMANDS", "main", "parser"]
@@ -33,8 +34,8 @@ __all__ = ["COMMANDS", "main", "parser"]
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
 COMMANDS = (
-    "demo", "generate", "train", "compare", "bench", "inspect", "plan", "quantize", "dequantize", "calibrate", "ui",
-    "install-extension", "matrix", "doctor",
+    "demo", "generate", "train", "compare", "bench", "inspect", "schemes", "plan", "quantize", "dequantize",
+    "calibrate", "ui", "install-extension", "matrix", "doctor",
 )  # fmt: skip
 
 
@@ -62,6 +63,9 @@ _OTHER_NAMES = {
     "webui": "ui",
     "install": "install-extension",
     "benchmark": "bench",
+    "list": "schemes",
+    "fit": "schemes",
+    "recommend": "schemes",
 }
 
 
@@ -149,7 +153,8 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
     """Print what, why and fix to stderr, and as JSON to stdout if --json is set. Return exit code 2."""
     if args.verbose:
         traceback.print_exception(error)
-    print(f"sdquant{label()}: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
+    what, why, fix = map(in_command_words, (error.what, error.why, error.fix))
+    print(f"sdquant{label()}: {what}\n   why: {why}\n   fix: {fix}", file=sys.stderr)
     if getattr(args, "json", False):
         row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
         print(json.dumps({"error": row}, indent=2))

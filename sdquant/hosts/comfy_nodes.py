@@ -79,9 +79,15 @@ def _quantize(model: Any, quantize: str) -> Any:
 
 
 def _save(model: Any, filename_prefix: str) -> str:
-    from .comfy_save import save
+    from .comfy_save import comfyui_reads, save
 
-    return f"Saved as {save(model, filename_prefix).name}"
+    name = save(model, filename_prefix).name
+    if comfyui_reads(model):
+        return f"Saved as {name}, which ComfyUI's own 'Load Diffusion Model' reads, too"
+    return (
+        f"Saved as {name}. Load it with 'Load Diffusion Model (sdquant)': ComfyUI's own loader does not know this "
+        "format, and would fail or draw noise"
+    )
 
 
 def _inspect(model_name: str) -> str:

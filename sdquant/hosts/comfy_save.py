@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConflictError, SettingsError
 from ..formats import FORMAT_VERSION, METADATA_KEY, safetensors_writer
 from ..nn import plain, quantized
-from ..saving import export_single_file, model_files
+from ..saving import export_single_file, model_files, next_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
@@ -58,9 +60,24 @@ def save(patcher: Any, prefix: str) -> Path:
     target = target_path(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
     tensors, metadata = contents(patcher.model.diffusion_model)
-    safetensors_writer.write(target, {**tensors, **_prediction(patcher)}, {"format": "pt", **metadata})
+    _write(target, {**tensors, **_prediction(patcher)}, {"format": "pt", **metadata})
     log.info("%s written", target)
     return target
+
+
+def _write(target: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write the file, and show on the node how far it is."""
+    import comfy.utils  # type: ignore[import-not-found]
+
+    bar = comfy.utils.ProgressBar(sum(tensor.nbytes for tensor in tensors.values()))
+
+    def one_by_one() -> Iterator[dict[str, Tensor]]:
+        for key, tensor in tensors.items():
+            yield {key: tensor}
+            bar.update(tensor.nbytes)
+
+    parts = {key: safetensors_writer.part_of(tensor) for key, tensor in tensors.items()}
+    safetensors_writer.write_parts(target, parts, one_by_one(), metadata)
 
 
 def target_path(prefix: str) -> Path:
@@ -89,6 +106,13 @@ def target_path(prefix: str) -> Path:
 def _inside(folder: str, path: str) -> bool:
     home = os.path.realpath(folder)
     return os.path.commonpath((home, os.path.realpath(path))) == home
+
+
+def comfyui_reads(patcher: Any) -> bool:
+    """Return whether ComfyUI's own loader reads the file of this model."""
+    rows = dict(quantized(patcher.model.diffusion_model))
+    known = all(next_steps.comfyui_reads(packed.spec.scheme.name) for packed in rows.values())
+    return known and export_single_file.tensors_of(rows) is not None
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

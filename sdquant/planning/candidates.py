@@ -139,6 +139,12 @@ class Candidate:
         return mode.needed(total=self.plan.bytes, largest=self.largest, least=self.least)
 
 
+def needed_bytes(plan: Plan) -> int | None:
+    """Return the bytes of weights that the device must have room for in the plan's mode; None if the modules tell."""
+    way = Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts={})
+    return way.needed(plan.offload_mode)
+
+
 def open_model(path: Any, settings: Settings, here: hardware.Machine, call: Mapping[str, Any]) -> Opened:
     """Read the headers of a model.
 

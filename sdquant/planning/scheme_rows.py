@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..errors import SdquantError
-from ..offload import mode_named
+from ..offload import MODES, mode_named
 from ..utils.byte_sizes import parse_budget
-from .candidates import CHOSEN, Candidate, open_model
+from . import resolve
+from .candidates import CHOSEN, GOOD, Candidate, open_model, worst_of
 from .choice_verdicts import VERDICTS, Verdict, verdict_on
-from .estimate import meta_models, step_time
 from .estimate.activation_allowance import allowance
 from .estimate.image_quality import Grade, Measured, grade, measured
 from .request import AUTO, NOT_QUANTIZED, RULES
@@ -41,7 +41,9 @@ class SchemeRow:
         group: name of a row of GROUPS.
         summary: what it is, in a line.
         bytes: size of the whole model; None if the scheme has to be made elsewhere.
-        fit: "whole", "parts" (weights take turns on the device), "no", or "" if unknown.
+        fit: "whole", "parts" (weights take turns on the device), "no", or "" if unknown; with the settings' offload.
+        offload: the mode that moves least of those with which it fits; "" if it fits with none, or that is unknown.
+        moved: bytes that this mode copies to the device in every step.
         measured: image quality and times. grade: stars of that quality; None if it was not measured.
         speed: time of a step relative to the original; None if unknown.
         verdict: of the matrix; why: the reason, and fix: a way out, of one that is not "works".
@@ -54,6 +56,8 @@ class SchemeRow:
     bits: float
     bytes: int | None = None
     fit: str = ""
+    offload: str = ""
+    moved: int = 0
     measured: Measured = field(default_factory=Measured)
     grade: Grade | None = None
     speed: float | None = None
@@ -167,13 +171,13 @@ class _Table:
             part.name: part.scheme for part in self.original.components if part.scheme and part.action == "found"
         }
         self.room = self._room(held)
-        self.traced = self._traced(trace or meta_models.trace_if_sound)
+        self.traced = self._traced(trace)
 
     def made(self) -> SchemeTable:
         """Return the table."""
         original = SchemeRow(
             scheme=NOT_QUANTIZED, group="original", summary="as it is on disk", bits=16,
-            bytes=self.original.bytes, fit=self._fit(self.original), speed=1.0,
+            bytes=self.original.bytes, fit=self._fit(self.original), speed=1.0, **self._way(self.original, None),
         )  # fmt: skip
         rows = [original, *(self._row(one) for one in registry.schemes() if one.name != RULES)]
         return SchemeTable(
@@ -196,8 +200,9 @@ class _Table:
                 return row
             return dataclasses.replace(row, verdict="breaks", why=error.why, fix=error.fix)
         return dataclasses.replace(
-            row, bytes=plan.bytes, fit=self._fit(plan), speed=None if row.refused else self._speed(plan, known)
-        )
+            row, bytes=plan.bytes, fit=self._fit(plan), speed=None if row.refused else self._speed(plan, known),
+            **self._way(plan, scheme.name),
+        )  # fmt: skip
 
     def _verdict(self, scheme: Scheme) -> Verdict:
         components = [f"the {name} ({old})" for name, old in self.on_disk.items() if self._touches(name)]
@@ -223,21 +228,44 @@ class _Table:
             return ""
         if plan.bytes <= self.room:
             return "whole"
-        way = Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts={})
+        way = _way(plan)
         named = self.settings["offload"]
         needed = way.least if named == AUTO else way.needed(mode_named(named))
         return "parts" if needed is None or needed <= self.room else "no"
 
-    def _traced(self, trace: Callable[[Plan], Any]) -> Mapping[str, Trace | None] | None:
+    def _way(self, plan: Plan, scheme: str | None) -> dict[str, Any]:
+        """Return `offload` and `moved` of a row."""
+        if self.room is None:
+            return {}
+        way, found = _way(plan), resolve.prequantized_schemes(self.opened.resolved.detected)
+        for mode in sorted(MODES, key=lambda mode: mode.order):
+            needed = way.needed(mode)
+            if needed is None or needed > self.room:
+                continue
+            verdicts = [self.opened.verdict(s, mode.name, prequantized=True, plain_only=p) for s, p in found]
+            verdicts += [self.opened.verdict(scheme, mode.name, prequantized=False)] if scheme else []
+            if worst_of(verdicts) in GOOD:
+                return {"offload": mode.name, "moved": mode.each_step(way.largest, self.room)}
+        return {}
+
+    def _traced(self, trace: Callable[[Plan], Any] | None) -> Mapping[str, Trace | None] | None:
+        from .estimate import meta_models, step_time  # which import torch
+
         if self.opened.kind != "cpu" or not step_time.knows(self.opened.machine.native):
             return None
-        traced: Mapping[str, Trace | None] = trace(self.original)
+        traced: Mapping[str, Trace | None] = (trace or meta_models.trace_if_sound)(self.original)
         return traced
 
     def _speed(self, plan: Plan, known: Measured) -> float | None:
+        from .estimate import step_time
+
         if self.traced is not None:
             return step_time.step(plan, self.traced, self.opened.machine.native)
         return known.card if self.opened.kind in ("cuda", "rocm") else None
+
+
+def _way(plan: Plan) -> Candidate:
+    return Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts={})
 
 
 def _group(scheme: Scheme) -> str:

@@ -8,13 +8,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SdquantError
+from ..errors import SdquantError, SettingsError
 from ..settings import Settings, settings_file
 from .model_manager import Engine, Job
 from .plan_preview import Target
 from .scheme_tables import SchemeTables
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .model_folders import Roots
 
 
@@ -67,6 +69,11 @@ class Desk:
         """Return the names of the pipelines that can supply the missing components of a single file."""
         return [entry.name for entry in self.roots.models() if entry.kind == "pipeline"]
 
+    def companions(self) -> list[str]:
+        """Return the names of what a single file can be used with: pipelines first, then files of other parts."""
+        entries = sorted(self.roots.models(), key=lambda entry: entry.kind != "pipeline")
+        return [entry.name for entry in entries]
+
     def base_for(self, model: str) -> str | None:
         """Return the first pipeline that can supply the missing components of this model, or else the first of all."""
         bases = self.bases()
@@ -82,15 +89,26 @@ class Desk:
         """Return whether the model of this name is a whole pipeline."""
         return any(entry.name == name and entry.kind == "pipeline" for entry in self.roots.models())
 
-    def target(self, model: str, base: str | None) -> Target:
-        """Return the model of this name, with the base for its missing components unless it is a pipeline.
+    def target(self, model: str, others: Sequence[str] | str | None) -> Target:
+        """Return the model of this name, with others for its missing components unless it is a pipeline.
+
+        Args:
+            others: names of at most one pipeline, and of files of text encoders or a VAE.
 
         Raises:
-            SettingsError: a name that is not below the folders of models.
+            SettingsError: a name that is not below the folders of models, or two pipelines.
         """
         path = str(self.roots.resolve(model))
-        base_path = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
-        return Target(path=path, base=base_path)
+        if not others or self.is_pipeline(model):
+            return Target(path=path)
+        names = list(others) if isinstance(others, (list, tuple)) else [others]
+        paths = {name: str(self.roots.resolve(name)) for name in names}
+        bases = [name for name in paths if self.is_pipeline(name)]
+        if len(bases) > 1:
+            why = f"{' and '.join(bases)} are whole pipelines, and one of them lends what the file lacks"
+            raise SettingsError(f"Cannot use {model} with two pipelines", why, "Remove one of them")
+        base = paths.pop(bases[0]) if bases else None
+        return Target(path=path, base=base, parts=tuple(paths.values()))
 
     @staticmethod
     def stamp(target: Target) -> tuple[object, ...]:

@@ -51,7 +51,9 @@ KINDS = (
         suits=lambda one: _is_made(one) or _is_gguf(one),
     ),
     TargetKind(name="gguf", label="GGUF file", suffix=".gguf", usual="q8_0", suits=_is_gguf),
-    TargetKind(name="file", label="ComfyUI file (.safetensors)", suffix=".safetensors", usual="fp8", suits=_is_made),
+    TargetKind(
+        name="file", label="ComfyUI file (.safetensors)", suffix=".safetensors", usual="int8_convrot", suits=_is_made
+    ),
 )
 
 
@@ -108,7 +110,7 @@ def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
     from ..planning import open_model, prepare, role_of
 
     request = request_for(target, scheme, kind)
-    opened = open_model(target.path, Settings({}), hardware.probe(), {"base": target.base, "progress": False})
+    opened = open_model(target.path, Settings({}), hardware.probe(), target.companions | {"progress": False})
     if registry.scheme(scheme).backend == "gguf":  # which no request for a load can have
         plan = opened.plan(dict.fromkeys(_roles(kind), scheme), convert=True)
     else:
@@ -119,6 +121,16 @@ def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
     found = opened.resolved.detected.sources  # in the plan, they are as if they were floats
     before = sum(info.nbytes for part in parts for info in found[part.name].tensors.values())
     return before, sum(part.bytes for part in parts)
+
+
+def notes(target: Target) -> tuple[str, ...]:
+    """Return what a person should know before a model is converted: that it is quantized already."""
+    from ..models import detect
+
+    found = detect(target.path)
+    if not found.prequantized:
+        return ()
+    return (f"It is in {found.quant} already, and is rounded a second time: the original gives a better file.",)
 
 
 def _roles(kind: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ class Head:
     """The widgets of the head.
 
     Attributes:
-        model, base: names as `Desk.target` takes them. again: searches for models again. chip: the model in memory.
+        model, base: a name, and names of what it is used with, as `Desk.target` takes them. again: searches for
+            models again. chip: the model in memory.
     """
 
     model: gr.Dropdown
@@ -31,7 +32,7 @@ class Head:
 
 def build_header(desk: Desk) -> Head:
     """Create the head at the current position in the page."""
-    models, bases = desk.models(), desk.bases()
+    models = desk.models()
     with gr.Row(elem_classes="sq-head", equal_height=True):
         gr.HTML(TITLE, padding=False)
         model = gr.Dropdown(
@@ -43,10 +44,11 @@ def build_header(desk: Desk) -> Head:
             elem_id="model",
         )
         base = gr.Dropdown(
-            bases,
-            value=bases[0] if bases else None,
-            label="Base pipeline",
-            info="Lends what a single file lacks",
+            desk.companions(),
+            value=desk.bases()[:1],
+            multiselect=True,
+            label="Together with",
+            info="A pipeline for the rest; own T5, CLIP, VAE files",
             visible=False,
             scale=1,
             elem_id="base",
@@ -62,13 +64,15 @@ def wire(head: Head, desk: Desk) -> None:
     def picked(model: str) -> Any:
         if not model or desk.is_pipeline(model):
             return gr.update(visible=False)
-        return gr.update(visible=True, value=desk.base_for(model))
+        base = desk.base_for(model)
+        return gr.update(visible=True, value=[base] if base else [])
 
-    def again(model: str, base: str) -> tuple[Any, Any]:
-        models, bases = desk.models(), desk.bases()
+    def again(model: str, others: list[str] | None) -> tuple[Any, Any]:
+        models, companions = desk.models(), desk.companions()
+        kept = [name for name in others or () if name in companions]
         return (
             gr.update(choices=models, value=model if model in models else next(iter(models), None)),
-            gr.update(choices=bases, value=base if base in bases else next(iter(bases), None)),
+            gr.update(choices=companions, value=kept or desk.bases()[:1]),
         )
 
     head.model.change(picked, head.model, head.base, show_progress="hidden", queue=False, api_visibility="private")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core import NO_OFFLOAD
+from ..planning import needed_bytes
 from ..utils.byte_sizes import size
 from .page_words import in_page_words
 
@@ -66,9 +67,14 @@ def refusal(error: BaseException, roots: Roots, fixes: Sequence[str] = ()) -> st
     if not parts[0]:
         parts = ["Something went wrong", f"{type(error).__name__}: {error}", "See the server's log for the full error"]
     if fixes:
-        parts[2] = ", or ".join((fixes[0], *(text[:1].lower() + text[1:] for text in fixes[1:])))
+        parts[2] = listed(fixes)
     what, why, fix = (escape(in_page_words(roots.clean(str(part))).rstrip(".")) for part in parts)
     return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
+
+
+def listed(ways: Sequence[str]) -> str:
+    """Return ways out as one sentence, without its period."""
+    return ", or ".join((ways[0][:1].upper() + ways[0][1:], *(text[:1].lower() + text[1:] for text in ways[1:])))
 
 
 def progress(at: Progress) -> str:
@@ -111,12 +117,23 @@ def plan_bars(plan: Plan, capacity: int | None) -> str:
     lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in plan.components]
     if capacity is not None:
         name = "the budget" if plan.budget is not None else f"the free {memory_name(plan.device)}"
+        over = is_too_large(plan, capacity)
         share = f"{100 * plan.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
-        lines.append(bar("Total", share, plan.bytes, whole, max(capacity, plan.bytes), over=plan.bytes > capacity))
+        if plan.bytes > capacity and not over:
+            share = f"in turns, in {size(capacity)}: {name}"
+        lines.append(bar("Total", share, plan.bytes, whole, max(capacity, plan.bytes), over=over))
     key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != plan.bytes else ""
     if plan.is_least:
         key += '<p class="sq-note">At least: SDNQ\'s dynamic selection gives some weights more bits.</p>'
     return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in plan.warnings)}'
+
+
+def is_too_large(plan: Plan, capacity: int | None) -> bool:
+    """Return whether the weights that have to be on the device at once are more than it has room for."""
+    if capacity is None or plan.bytes <= capacity:
+        return False
+    least = needed_bytes(plan)
+    return least is not None and least > capacity
 
 
 def memory_name(device: str) -> str:

@@ -6,7 +6,6 @@ import re
 
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
-    (r"[\w.]+\(\) missing \d+ required positional arguments?: ", ""),  # in the library's own words
     (r"`sdquant quantize[^`]*`( --[\w-]+)?|sdquant quantize( --[\w-]+)?", "the Convert tab"),
     (r'allow_incompatible(=True|="?on"?)?', "More > Allow incompatible"),
     (r"allow_pickle(=True)?", "More > Allow pickle"),
@@ -22,11 +21,13 @@ _WORDS = (
     (r"\bbase=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
     (r"\b(runtime|compute|offload|quant|budget|skip)=(?=\W|$)", r"\1"),
 )
+_LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: (\w)")  # in its own words
 _TABLE = tuple((re.compile(pattern), text) for pattern, text in _WORDS)
 
 
 def in_page_words(text: str) -> str:
     """Return a sentence of an error with the arguments of calls in it as the page names them."""
+    text = _LIBRARY.sub(lambda match: match[1].upper(), text)
     for pattern, words in _TABLE:
         text = pattern.sub(words, text)
     return text

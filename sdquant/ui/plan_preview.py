@@ -13,6 +13,7 @@ from ..compat import hardware
 from ..errors import SdquantError
 from ..planning import VERDICTS, Verdict, fields, prepare, verdict_on
 from ..settings import Fix, Settings, fixes, role_of
+from .html_components import is_too_large
 
 if TYPE_CHECKING:
     from ..compat import Machine
@@ -24,10 +25,16 @@ AXES = ("offload", "mode", "runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A model to load: its path, and the base pipeline of a single component or checkpoint."""
+    """A model to load: its path, and the base pipeline and further parts of a single component or checkpoint."""
 
     path: str
     base: str | None = None
+    parts: tuple[str, ...] = ()
+
+    @property
+    def companions(self) -> dict[str, Any]:
+        """Return what goes with the path, as keyword arguments of a load."""
+        return {"base": self.base, "parts": self.parts}
 
     def components(self, settings: Settings) -> dict[str, str | None]:
         """Return component names, as `Settings.request` takes them, each with the scheme of its weights on disk.
@@ -36,7 +43,7 @@ class Target:
             SdquantError: the model cannot be loaded, with any scheme.
         """
         as_found = Settings({"allow_pickle": settings["allow_pickle"]})
-        plan = prepare(as_found.request(self.path, (), base=self.base, progress=False))
+        plan = prepare(as_found.request(self.path, (), **self.companions, progress=False))
         return {part.name: part.scheme if part.action == "found" else None for part in plan.components}
 
     def components_as_found(self, values: Mapping[str, Any]) -> dict[str, str | None]:
@@ -45,12 +52,12 @@ class Target:
 
     def request(self, settings: Settings) -> Request:
         """Return the Request for these settings. Raises the errors of `components`."""
-        return settings.request(self.path, self.components(settings), base=self.base, progress=False)
+        return settings.request(self.path, self.components(settings), **self.companions, progress=False)
 
     def shared(self, settings: Settings) -> dict[str, Any]:
         """Return the settings other than schemes, as keyword arguments of `request` without the path."""
         values = {name: value for name, value in settings.values.items() if not name.startswith("quant.")}
-        return values | {"base": self.base}
+        return values | self.companions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,7 @@ class Review:
         marks: field name to choice to the verdict on it.
         plan: the plan of the load; None if it is refused.
         error: why it is refused; None if it is not.
-        fixes: the nearest settings that are not refused.
+        fixes: the nearest settings that are not refused; of a plan that is too large, another offload that fits.
     """
 
     marks: Mapping[str, Mapping[str, Verdict]]
@@ -83,9 +90,29 @@ def review(target: Target, values: Mapping[str, Any]) -> Review:
         return Review(marks={}, error=error)
     verdicts = marks(values, on_disk, here)
     try:
-        return Review(marks=verdicts, plan=prepare(target.request(Settings(values))))
+        plan = prepare(target.request(Settings(values)))
+        ways = _that_fit(target, values, here) if is_too_large(plan, capacity_for(plan, here)) else ()
+        return Review(marks=verdicts, plan=plan, fixes=ways)
     except SdquantError as error:
         return Review(marks=verdicts, error=error, fixes=fixes(values, lambda near: _loads(target, near)))
+
+
+def capacity_for(plan: Plan, here: Machine) -> int | None:
+    """Return the bytes available for weights on the plan's device: the budget, or the free memory."""
+    if plan.budget is not None:
+        return plan.budget
+    device = next((row for row in here.devices if row.torch_name == plan.device), here.best)
+    return device.memory_free
+
+
+def _that_fit(target: Target, values: Mapping[str, Any], here: Machine) -> tuple[Fix, ...]:
+    def accepts(near: Settings) -> bool:
+        if near["offload"] == values["offload"]:  # to try other schemes would take too long
+            return False
+        plan = prepare(target.request(near))
+        return not is_too_large(plan, capacity_for(plan, here))
+
+    return fixes(values, accepts, most=1)
 
 
 def _loads(target: Target, settings: Settings) -> bool:

@@ -50,7 +50,14 @@ class SchemeTables:
             self._tables,
             key,
             lambda: scheme_table(
-                target.path, settings, here, roles=roles, held=held, trace=trace, base=target.base, progress=False
+                target.path,
+                settings,
+                here,
+                roles=roles,
+                held=held,
+                trace=trace,
+                progress=False,
+                **target.companions,
             ),
         )
         return table

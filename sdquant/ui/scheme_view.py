@@ -135,6 +135,8 @@ def _row(group: str, row: SchemeRow, table: SchemeTable, *, chosen: bool, checke
     what = escape(row.summary) + (f" · {_MARKS[row.verdict]}" if row.verdict in _MARKS else "")
     why = "" if not row.refused or told else _reason(_why(row))
     kind, words = _FITS[row.fit]
+    if row.fit == "no" and row.offload:
+        words += f"; {row.offload} offload fits"
     share = f" ({row.bytes / table.bytes:.0%})" if row.bytes is not None and table.bytes else ""
     cells = (
         ("Size", f"{size(row.bytes)}{share}" if row.bytes is not None else ""),

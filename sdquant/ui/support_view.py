@@ -10,8 +10,10 @@ from ..planning import VERDICTS, fields
 from . import html_components
 from .html_components import escape
 from .page_words import in_page_words
+from .plan_preview import capacity_for
 
 if TYPE_CHECKING:
+    from ..planning import Plan
     from .model_folders import Roots
     from .plan_preview import Review
 
@@ -28,11 +30,25 @@ def shown(review: Review, values: Mapping[str, Any], roots: Roots) -> str:
         return html_components.refusal(
             review.error or RuntimeError("there is no plan"), roots, [fix.text for fix in review.fixes]
         )
+    free = capacity(review)
+    if html_components.is_too_large(review.plan, free):
+        return _too_large(review, review.plan) + html_components.plan_bars(review.plan, free)
     worst = max((_chosen(review, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
     verdict = "untested" if worst[0] == "breaks" else worst[0]  # the plan was made: it was insisted on
     reason = html_components.paragraph(in_page_words(worst[1]) + ".") if verdict != "works" and worst[1] else ""
     return html_components.card(verdict, escape(_TITLES[verdict]), reason) + html_components.plan_bars(
-        review.plan, capacity(review)
+        review.plan, free
+    )
+
+
+def _too_large(review: Review, plan: Plan) -> str:
+    memory = "the budget" if plan.budget is not None else f"the free {html_components.memory_name(plan.device)}"
+    ways = [fix.text for fix in review.fixes] + ["use a preset above, which finds what fits", "choose a smaller scheme"]
+    return html_components.card(
+        "untested",
+        f"? Too large for {memory}",
+        html_components.paragraph("It may end with an error, or take very long."),
+        f"<p><b>What to do:</b> {escape(html_components.listed(ways))}.</p>",
     )
 
 
@@ -47,11 +63,5 @@ def _chosen(review: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def capacity(review: Review) -> int | None:
-    """Return the bytes available for weights on the plan's device: the budget, or the free memory."""
-    if review.plan is None:
-        return None
-    if review.plan.budget is not None:
-        return review.plan.budget
-    here = hardware.probe()
-    device = next((row for row in here.devices if row.torch_name == review.plan.device), here.best)
-    return device.memory_free
+    """Return the bytes available for weights on the plan's device."""
+    return None if review.plan is None else capacity_for(review.plan, hardware.probe())

@@ -45,7 +45,7 @@ def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: 
     person.tab("Settings")
     person.set("quant.model", "qint8")
     refused = page.locator("#verdict .sq-breaks")
-    expect(refused).to_contain_text("balanced offload moves single layers")
+    expect(refused).to_contain_text(re.compile("alanced offload moves single layers"))
     fixes = page.locator("button[id^=fix-]:visible").all_inner_texts()
     expect(refused).to_contain_text(f"What to do: {fixes[0]}")  # what a fix says is what its button does
     assert len(fixes) > 1 and all(text[1:] in refused.inner_text() for text in fixes)

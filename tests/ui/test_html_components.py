@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import sdquant
 import sdquant.settings
 from sdquant import demo
+from sdquant.compat import hardware
 from sdquant.evaluation import ComparisonRow
 from sdquant.ui import html_components, quality_curve
 from sdquant.ui.model_folders import Roots
@@ -89,6 +91,21 @@ def test_what_does_not_fit_is_said() -> None:
     assert seen.plan is not None
     assert "sq-over" in html_components.plan_bars(seen.plan, seen.plan.bytes // 2)
     assert "sq-over" not in html_components.plan_bars(seen.plan, seen.plan.bytes * 2)
+
+
+def test_what_is_too_large_works_only_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = hardware.probe()
+    small = tuple(dataclasses.replace(one, memory_free=3_500_000) for one in here.devices)
+    machine = dataclasses.replace(here, devices=small)
+    monkeypatch.setattr(hardware, "probe", lambda: machine)
+    target = Target(path=str(demo.path("digits-sd")))
+    seen = review(target, _defaults())
+    text = Tags(shown(seen, _defaults(), Roots())).text
+    assert "Too large for the free RAM" in text and "This works" not in text and "Use balanced offload" in text
+    (fix,) = seen.fixes
+    values = {**_defaults(), **fix.changes}
+    html = shown(review(target, values), values, Roots())
+    assert "This works" in html and "in turns, in 3.5 MB" in html and "sq-over" not in html
 
 
 def test_what_stands_beside_an_image() -> None:

@@ -28,4 +28,4 @@ def test_words() -> None:
     said = "Write it with `sdquant quantize a b.gguf --quant q4_k`, or `sdquant quantize` --rules, on device='cuda:0'"
     assert in_page_words(said) == "Write it with the Convert tab, or the Convert tab, on the device cuda:0"
     assert in_page_words("quant='int8:group=32' for database=5") == "int8:group=32 for database=5"
-    assert in_page_words("QBytesTensor.new() missing 5 required positional arguments: x moves") == "x moves"
+    assert in_page_words("QBytesTensor.new() missing 5 required positional arguments: x moves") == "X moves"

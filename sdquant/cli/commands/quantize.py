@@ -130,10 +130,13 @@ def run(args: argparse.Namespace) -> int:
 def _say(out: Path) -> None:
     """Print the schemes and the size of the written model."""
     from ...models import detect
+    from ...saving import next_steps
 
     detected = detect(out)
     quants = dict.fromkeys(part.quant for part in (detected.parts or {"": detected}).values() if part.quant)
     print(f"{out}: {' and '.join(quants)}, {_common.size(detected.bytes)} of weights")
+    if out.suffix in (".gguf", ".safetensors") and detected.component in ("transformer", "unet"):
+        print(next_steps.opened_with(out, str(detected.quant)))
 
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:

@@ -12,6 +12,7 @@ import gradio as gr
 
 from ...errors import SdquantError, SettingsError
 from ...models import Stopped
+from ...saving import next_steps
 from ...utils.byte_sizes import size
 from .. import conversion, header, html_components
 from ..background_task import follow
@@ -66,7 +67,8 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
 
 def _schemes(kind: str, scheme: str) -> Any:
     names = conversion.schemes(kind)
-    return gr.update(choices=names, value=scheme if scheme in names else conversion.usual(kind))
+    stays = scheme in names and (kind != "file" or next_steps.comfyui_reads(scheme))
+    return gr.update(choices=names, value=scheme if stays else conversion.usual(kind))
 
 
 def _foreseen(desk: Desk, model: str, base: str, kind: str, scheme: str) -> tuple[Any, Any, Any]:
@@ -78,10 +80,13 @@ def _foreseen(desk: Desk, model: str, base: str, kind: str, scheme: str) -> tupl
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), gr.skip(), gr.update(interactive=False)
     share = f" ({after / before:.0%})" if before else ""
+    notes = conversion.notes(target)
     text = f"{size(before)} become about {size(after)}{share}, in {desk.roots.shown(folder)}."
     return (
         html_components.card(
-            "info", f"{html_components.escape(scheme)}: {size(after)}", html_components.paragraph(text)
+            "info",
+            f"{html_components.escape(scheme)}: {size(after)}",
+            *map(html_components.paragraph, (text, *notes)),
         ),
         conversion.name_for(Path(target.path), scheme),
         gr.update(interactive=True),
@@ -130,7 +135,8 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
         else:
             what = f"{desk.roots.shown(out)}: {size(_written(out))}, in {event.value:.0f} s"
             text = f"{what}. It is in the list of models now."
-            card = html_components.card("ok", "✓ Converted", html_components.paragraph(text))
+            lines = [text, next_steps.opened_with(out, str(scheme)).replace("`", "")]
+            card = html_components.card("ok", "✓ Converted", *map(html_components.paragraph, lines))
             yield card, *_buttons(busy=False), gr.update(choices=desk.models()), header.chip(desk)
 
 

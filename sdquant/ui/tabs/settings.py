@@ -214,7 +214,7 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
         _refuse_places(desk, keep.values)
         current = desk.engine.held
         taken = current.bytes if current is not None else 0
-        choice = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
+        choice = presets.choose(name, target.path, settings=keep, held=taken, **target.companions)
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
     return html_components.card("info", escape(title), html_components.paragraph(choice.why + ".")), *_put(

@@ -1,0 +1,48 @@
+"""The fixes of errors in the words of the command line: flags in place of Python's arguments."""
+
+from __future__ import annotations
+
+import re
+
+_VALUE = r"(?:['\"]([^'\"]*)['\"]|(<[^>]*>)|([\w.:/-]*\w))"
+_FLAGS = (
+    "offload",
+    "runtime",
+    "quant",
+    "compute",
+    "device",
+    "mode",
+    "dtype",
+    "budget",
+    "base",
+    "variant",
+    "cache",
+    "skip",
+)
+# The first that matches counts.
+_WORDS = (
+    (r"\b(allow_incompatible|allow_pickle)=True\b", lambda found: _flag(found[1])),
+    (r"\bquant=None\b", lambda found: "no --quant"),
+    (rf"\b({'|'.join(_FLAGS)})={_VALUE}", lambda found: f"{_flag(found[1])} {_word(found[2], found[3], found[4])}"),
+    (rf"\b({'|'.join(_FLAGS)})=(?=[\s.,;)]|$)", lambda found: _flag(found[1])),
+)
+# What a library says itself, which helps whoever looks for it, but not whoever types commands.
+_LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: ")
+
+
+def in_command_words(text: str) -> str:
+    """Return a sentence of an error with the arguments of calls in it as flags."""
+    text = _LIBRARY.sub("", text)
+    for pattern, words in _WORDS:
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _word(quoted: str | None, meant: str | None, bare: str | None) -> str:
+    if meant is not None:
+        return "FOLDER" if "folder" in meant else meant.strip("<>").upper()
+    return quoted if quoted is not None else str(bare)
