@@ -180,7 +180,7 @@ def _pairs(rows: list[dict[str, Any]]) -> str:
         for dtype in dict.fromkeys(row["dtype"] for row in rows if row["name"] == pair.name):
             cells = (found.get((pair.name, dtype, count)) for count in counts)
             shown = (f"{cell:.2f}" if cell else "-" for cell in cells)
-            lines.append([f"`{pair.one}`", f"`{pair.other}`", dtype, f"{pair.limit_of(dtype):g}", *shown])
+            lines.append([f"`{pair.one}`", f"`{pair.other}`", dtype, f"{pair.limit:g}", *shown])
     header = ("layer", "against", "dtype", "at most", *(f"{count} row{'s' if count > 1 else ''}" for count in counts))
     return markdown(header, lines, left=3)
 
