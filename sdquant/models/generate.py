@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..utils.progress import count_bar
 from . import start_images
 from .pipeline_traits import takes_negative
-from .start_images import StartImage
+
+if TYPE_CHECKING:
+    from .start_images import StartImage
 
 log = logging.getLogger(__name__)
 

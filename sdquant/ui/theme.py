@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from . import thumbnails
 from .accessibility_js import SCRIPT
 
 # Fonts of the system, so that the page asks no other host for any.
@@ -15,7 +16,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 def look() -> dict[str, Any]:
     """Return theme, CSS and script, which Gradio takes in addition to the page."""
-    return {"theme": theme(), "css": CSS, "js": SCRIPT}
+    return {"theme": theme(), "css": CSS + thumbnails.css(), "js": SCRIPT}
 
 
 def theme() -> Any:

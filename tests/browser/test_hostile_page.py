@@ -190,7 +190,7 @@ def test_what_else_an_event_may_carry_changes_nothing(running: Served, events: E
 
 
 @pytest.mark.parametrize(
-    "element", ["cancel", "cancel-load", "compare-cancel", "convert-cancel", "fix-0", "fix-1", "fix-2"]
+    "element", ["cancel", "cancel-load", "compare-cancel", "convert-cancel", "verify-cancel", "fix-0", "fix-1", "fix-2"]
 )
 def test_buttons_that_cannot_be_pressed_do_nothing(running: Served, events: Events, element: str) -> None:
     number = events.number(element)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,29 +45,23 @@ def add(desk: Desk, model: str | None) -> LoraPicker:
     with gr.Accordion("LoRA", open=False, elem_id="loras"):
         for n in range(MOST):
             with gr.Row(visible=n == 0) as row:
-                names.append(
-                    gr.Dropdown(
-                        known,
-                        value=NONE,
-                        label=f"LoRA {n + 1}",
-                        info="Files below the model folders",
-                        scale=3,
-                        elem_id=f"lora-{n}",
-                        min_width=180,
-                    )  # fmt: skip
-                )
-                strengths.append(
-                    gr.Number(
-                        1,
-                        label=f"Strength {n + 1}",
-                        info="0: off",
-                        step=0.05,
-                        elem_id=f"lora-strength-{n}",
-                        min_width=100,
-                    )  # fmt: skip
-                )
+                names.append(_name(n, known))
+                strengths.append(_strength(n))
             rows.append(row)
     return LoraPicker(rows=rows, names=names, strengths=strengths)
+
+
+def _name(n: int, known: list[tuple[str, str]]) -> gr.Dropdown:
+    return gr.Dropdown(
+        known, value=NONE, label=f"LoRA {n + 1}", info="Files below the model folders", scale=3, elem_id=f"lora-{n}",
+        min_width=180,
+    )  # fmt: skip
+
+
+def _strength(n: int) -> gr.Number:
+    return gr.Number(
+        1, label=f"Strength {n + 1}", info="0: off", step=0.05, elem_id=f"lora-strength-{n}", min_width=100
+    )
 
 
 def wire(desk: Desk, head: Head, picker: LoraPicker) -> None:
@@ -87,11 +80,16 @@ def wire(desk: Desk, head: Head, picker: LoraPicker) -> None:
 def choices(desk: Desk, model: object) -> list[tuple[str, str]]:
     """Return labels and names of the LoRA files, those that are nearest to the model first."""
     try:
-        beside = str(desk.roots.resolve(model))
+        beside = desk.roots.resolve(model).parts
     except SdquantError:
-        beside = ""
-    files = sorted(desk.roots.loras(), key=lambda one: -len(os.path.commonprefix([beside, str(one.path)])))
+        beside = ()
+    files = sorted(desk.roots.loras(), key=lambda one: -_shared(beside, one.path.parts))
     return [(NONE, NONE), *((one.name.removesuffix(".safetensors"), one.name) for one in files)]
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return the number of folders that two paths share."""
+    return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
 def visible(*names: object) -> list[Any]:
