@@ -13,7 +13,7 @@ SIDE = 44  # pixels in the page
 
 
 @cache
-def schemes() -> tuple[str, ...]:
+def thumbnail_schemes() -> tuple[str, ...]:
     """Return the schemes in the order of the picture; none if there is no picture."""
     from PIL import Image
 
@@ -23,22 +23,22 @@ def schemes() -> tuple[str, ...]:
         return tuple(str(image.info.get("schemes", "")).split())
 
 
-def css() -> str:
+def thumbnail_css() -> str:
     """Return the style of the thumbnails, with the picture in it: the page has it once."""
-    if not schemes():
+    if not thumbnail_schemes():
         return ""
     data = base64.b64encode(PICTURE.read_bytes()).decode("ascii")
     return (
         f".sq-thumb {{ float: right; width: {SIDE}px; height: {SIDE}px; margin-left: 10px; border-radius: 4px; "
-        f"background: url(data:image/png;base64,{data}) 0 0 / {SIDE * len(schemes())}px {SIDE}px; }}\n"
+        f"background: url(data:image/png;base64,{data}) 0 0 / {SIDE * len(thumbnail_schemes())}px {SIDE}px; }}\n"
     )
 
 
 def thumbnail(scheme: str, name: str) -> str:
     """Format the thumbnail of a scheme; "" if there is none."""
-    if scheme not in schemes():
+    if scheme not in thumbnail_schemes():
         return ""
-    at = -SIDE * schemes().index(scheme)
+    at = -SIDE * thumbnail_schemes().index(scheme)
     words = escape(f"A seven as {name} draws it, by a small model")
     label = f'aria-label="{words}" title="{words}"'
     return f'<span class="sq-thumb" role="img" {label} style="background-position:{at}px 0"></span>'

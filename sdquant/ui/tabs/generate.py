@@ -61,19 +61,19 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
                 steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps")
                 seed = gr.Number(0, label="Seed", elem_id="seed")
             with gr.Row():
-                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=120)
+                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=160)
                 guidance = gr.Number(
-                    -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=120
+                    -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=160
                 )
-            start_image = start_picker.add()
-            loras = lora_picker.add(desk, head.model.value)
+            start_image = start_picker.add_start(visible=_known(desk, head.model.value, head.base.value).image)
+            loras = lora_picker.add_loras(desk, head.model.value)
             with gr.Accordion("Size and batch", open=False), gr.Row():
                 width = gr.Number(0, label="Width", info="0: the model's own", elem_id="width")
                 height = gr.Number(0, label="Height", info="0: the model's own", elem_id="height")
                 count = gr.Number(1, label="Batch size", info="images at once", elem_id="count")
             dropped = gr.File(
                 label="Drop a generated PNG here to take its settings", file_types=[".png"], type="filepath",
-                height=110, elem_id="dropped",
+                height=140, elem_id="dropped",
             )  # fmt: skip
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")
@@ -124,8 +124,8 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
         **_QUIET,
     )
 
-    lora_picker.wire(desk, head, loras)
-    start_picker.wire(start_image, gallery, before)
+    lora_picker.wire_loras(desk, head, loras)
+    start_picker.wire_start(start_image, gallery, before)
 
     def wire(page: gr.Blocks) -> None:
         gr.on(
@@ -185,11 +185,11 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
 def _drawing(desk: Desk, shown: Sequence[Any], known: Traits) -> Drawing:
     """Check the values of the widgets. A negative prompt or image that the page does not show counts for nothing."""
     prompt, negative, steps, seed, width, height, guidance, sampler, count, editor, strength, *chosen = shown
-    text, loras = lora_picker.chosen(desk, chosen, prompt_of(prompt))
+    text, loras = lora_picker.chosen_loras(desk, chosen, prompt_of(prompt))
     return Drawing(
         prompt=prompt_of(text),
         loras=loras,
-        start=start_picker.chosen((editor, strength)) if known.image else None,
+        start=start_picker.chosen_start((editor, strength)) if known.image else None,
         negative=text_of("The negative prompt", negative) if known.negative else "",
         steps=whole_number("Steps", steps, 1, MAX_STEPS),
         seed=whole_number("Seed", seed, 0, MAX_SEED),
@@ -235,7 +235,7 @@ def _taken(desk: Desk, path: str | None, model: str, base: str, shown: Sequence[
     settings["Prompt"], loras = infotext.split_loras(settings["Prompt"])
     samplers = (OWN, *_known(desk, model, base).samplers)
     new = picture_settings.widget_values(settings, samplers, _LIMITS, gr.skip())
-    visible, values, missing = lora_picker.taken(desk, loras)
+    visible, values, missing = lora_picker.taken_loras(desk, loras)
     sampler = settings.get("Sampler") or OWN
     lines = [", ".join(f"{name} {value}" for name, value in settings.items() if "rompt" not in name)]
     lines[0] += "".join(f", LoRA {name} {strength:g}" for name, strength in loras if name not in missing)

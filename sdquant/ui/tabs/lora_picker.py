@@ -34,14 +34,14 @@ class LoraPicker:
 
     @property
     def values(self) -> list[Any]:
-        """Return the widgets whose values `chosen` takes."""
+        """Return the widgets whose values `chosen_loras` takes."""
         return [*self.names, *self.strengths]
 
 
-def add(desk: Desk, model: str | None) -> LoraPicker:
+def add_loras(desk: Desk, model: str | None) -> LoraPicker:
     """Create the widgets at the current position in the page."""
     rows, names, strengths = [], [], []
-    known = choices(desk, model)
+    known = lora_choices(desk, model)
     with gr.Accordion("LoRA", open=False, elem_id="loras"):
         for n in range(MOST):
             with gr.Row(visible=n == 0) as row:
@@ -64,9 +64,9 @@ def _strength(n: int) -> gr.Number:
     )
 
 
-def wire(desk: Desk, head: Head, picker: LoraPicker) -> None:
+def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
     """Connect the events."""
-    gr.on([one.change for one in picker.names], visible, picker.names, picker.rows, **_QUIET)
+    gr.on([one.change for one in picker.names], visible_rows, picker.names, picker.rows, **_QUIET)
     gr.on(
         [head.model.change, head.again.click],
         lambda model, *names: _again(desk, model, names),
@@ -77,7 +77,7 @@ def wire(desk: Desk, head: Head, picker: LoraPicker) -> None:
     )
 
 
-def choices(desk: Desk, model: object) -> list[tuple[str, str]]:
+def lora_choices(desk: Desk, model: object) -> list[tuple[str, str]]:
     """Return labels and names of the LoRA files, those that are nearest to the model first."""
     try:
         beside = desk.roots.resolve(model).parts
@@ -92,19 +92,19 @@ def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
-def visible(*names: object) -> list[Any]:
+def visible_rows(*names: object) -> list[Any]:
     """Return the updates of the rows: all in use, and one more."""
     last = max((n for n, name in enumerate(names) if name not in (None, NONE)), default=-1)
     return [gr.update(visible=n <= last + 1) for n in range(MOST)]
 
 
 def _again(desk: Desk, model: object, names: Sequence[object]) -> list[Any]:
-    known = choices(desk, model)
+    known = lora_choices(desk, model)
     there = {name for _, name in known}
     return [gr.update(choices=known, **({} if name in there else {"value": NONE})) for name in names]
 
 
-def chosen(desk: Desk, values: Sequence[Any], prompt: str) -> tuple[str, tuple[Lora, ...]]:
+def chosen_loras(desk: Desk, values: Sequence[Any], prompt: str) -> tuple[str, tuple[Lora, ...]]:
     """Return the prompt without `<lora:...>`, and the LoRAs of the widgets and of the prompt.
 
     Raises:
@@ -120,7 +120,7 @@ def chosen(desk: Desk, values: Sequence[Any], prompt: str) -> tuple[str, tuple[L
         loras.append(Lora(path=path, strength=number(f"Strength {n + 1}", strength, -MAX_STRENGTH, MAX_STRENGTH)))
     text, written = infotext.split_loras(prompt)
     for name, strength in written:
-        entry = named(desk, name)
+        entry = lora_named(desk, name)
         if entry is None:
             what, why = f"Cannot use the LoRA {name[:80]!r} of the prompt", "there is none of that name"
             raise SettingsError(what, why, "Put its file below the model folders, or remove it from the prompt")
@@ -131,18 +131,18 @@ def chosen(desk: Desk, values: Sequence[Any], prompt: str) -> tuple[str, tuple[L
     return text, tuple(loras)
 
 
-def named(desk: Desk, name: str) -> str | None:
+def lora_named(desk: Desk, name: str) -> str | None:
     """Return the name in the list of the first LoRA file that is called so without folder and suffix."""
     return next((one.name for one in desk.roots.loras() if one.path.stem == name), None)
 
 
-def taken(desk: Desk, loras: Sequence[tuple[str, float]]) -> tuple[list[Any], list[Any], list[str]]:
+def taken_loras(desk: Desk, loras: Sequence[tuple[str, float]]) -> tuple[list[Any], list[Any], list[str]]:
     """Return the updates of the rows, the values of the widgets, and the names that there are no files for."""
-    found = [(name, strength) for name, strength in loras if named(desk, name) and abs(strength) <= MAX_STRENGTH]
+    found = [(name, strength) for name, strength in loras if lora_named(desk, name) and abs(strength) <= MAX_STRENGTH]
     found = found[:MOST]
     missing = [name for name, strength in loras if (name, strength) not in found]
-    names: list[Any] = [named(desk, name) for name, _ in found]
+    names: list[Any] = [lora_named(desk, name) for name, _ in found]
     names += [NONE] * (MOST - len(names))
     strengths = [strength for _, strength in found] + [1] * (MOST - len(found))
-    known = choices(desk, None)
-    return visible(*names), [*(gr.update(choices=known, value=name) for name in names), *strengths], missing
+    known = lora_choices(desk, None)
+    return visible_rows(*names), [*(gr.update(choices=known, value=name) for name in names), *strengths], missing

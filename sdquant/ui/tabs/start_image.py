@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from ...models import StartImage
+from .. import html_components
 from ..validation import number
 
 USUAL = 0.6
@@ -28,17 +29,20 @@ class StartPicker:
 
     @property
     def values(self) -> list[Any]:
-        """Return the widgets whose values `chosen` takes."""
+        """Return the widgets whose values `chosen_start` takes."""
         return [self.editor, self.strength]
 
 
-def add() -> StartPicker:
+def add_start(*, visible: bool) -> StartPicker:
     """Create the widgets at the current position in the page."""
-    with gr.Accordion("Image to image, inpaint", open=False, visible=False, elem_id="start-box") as box:
+    with gr.Accordion("Image to image, inpaint", open=False, visible=visible, elem_id="start-box") as box:
+        gr.HTML(
+            html_components.note("Paint over what is to be drawn anew; without paint, all of it is."), padding=False
+        )
         editor = gr.ImageEditor(
-            label="Start image. Paint over what is to be drawn anew; without paint, all of it is.",
+            label="Start image",
             type="pil", sources=["upload", "clipboard"], transforms=(), layers=False, height=340,
-            brush=gr.Brush(colors=["#ff3366"], color_mode="fixed"), elem_id="start",
+            brush=gr.Brush(default_size=16, colors=["#ff3366"], color_mode="fixed"), elem_id="start",
         )  # fmt: skip
         strength = gr.Slider(
             _LEAST, 1, value=USUAL, step=0.01, label="Denoising strength", info="How much of it changes",
@@ -49,7 +53,7 @@ def add() -> StartPicker:
     return StartPicker(box=box, editor=editor, strength=strength, use=use, take=take)
 
 
-def wire(picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
+def wire_start(picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
     """Connect the events: an image of the gallery goes into the editor by the button, or by dropping it there."""
     selected = gr.State(0)
 
@@ -74,7 +78,7 @@ def _dropped(images: object, command: object) -> Any:
     return _image(images, int(first)) if first.isascii() and first.isdigit() else gr.skip()
 
 
-def chosen(values: Sequence[Any]) -> StartImage | None:
+def chosen_start(values: Sequence[Any]) -> StartImage | None:
     """Return the start image, with a mask if something is painted over; None without an image.
 
     Raises:
