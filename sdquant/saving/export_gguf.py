@@ -94,7 +94,7 @@ def quantize_file(
         rows = [
             row
             for src in sources.values()
-            for row in rows_of(src, original_layout.names(src, False), spec, skip, {}, loss)
+            for row in gguf_rows(src, original_layout.names(src, False), spec, skip, {}, loss)
         ]
         needed = sum(gguf_types.TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
@@ -166,13 +166,13 @@ def write_component(
     if number is not None:
         values["general.file_type"] = number
     with closing_files(src.open()) as files:
-        rows = list(rows_of(src, named, spec, skip, files, loss))
+        rows = list(gguf_rows(src, named, spec, skip, files, loss))
         if not gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
             original_layout.refuse_unchanged(src, spec, any(not gguf_types.TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
 
 
-def rows_of(
+def gguf_rows(
     src: Checkpoint,
     named: tuple[list[OutputTensor], Family | None],
     spec: QuantSpec,

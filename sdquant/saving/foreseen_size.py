@@ -24,7 +24,7 @@ def gguf_bytes(path: str | Path, quant: str, *, single: bool) -> int:
     total = 0
     for src in map(original_layout.as_floats, chosen.values()):
         named = original_layout.names(src, single)
-        for _, shape, kind, _ in export_gguf.rows_of(src, named, registry.parse(quant), (), {}, RoundingLoss()):
+        for _, shape, kind, _ in export_gguf.gguf_rows(src, named, registry.parse(quant), (), {}, RoundingLoss()):
             nbytes = gguf_types.TYPES[kind].size(math.prod(shape))
             total += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     return total
