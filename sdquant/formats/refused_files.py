@@ -11,10 +11,24 @@ from ..errors import UnsupportedFileError
 # As peft, diffusers, kohya's scripts and LyCORIS (LoHa, LoKr) name the two sides of a change.
 LORA_NAMES = r"\.(lora_(A|B|up|down|mid)|lora\.(up|down))\.|\.(hada_w[12]_[ab]|lokr_w[12](_[ab])?)$"
 
+_LORA_KEY = re.compile("(?:" + LORA_NAMES.replace("$", '(?=")') + r""")[^"\\]*"\s*:\s*\{""")  # of a header's JSON
+_LONGEST = 32 << 20  # bytes of a header
+
 
 def lora_sign(names: Iterable[str]) -> str | None:
     """Return the first tensor name that only LoRA files have; None if there is none."""
     return min((name for name in names if re.search(LORA_NAMES, name)), default=None)
+
+
+def is_lora_file(path: Path) -> bool:
+    """Return whether a safetensors file has tensors that only LoRA files have. Reads its header as text alone."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(min(length, _LONGEST)).decode("latin-1")
+    except OSError:
+        return False
+    return _LORA_KEY.search(header) is not None
 
 
 def refuse_lora(path: object, names: Iterable[str]) -> None:

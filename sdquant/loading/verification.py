@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 
 
 @answered
-def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = False) -> Detected:
+def verify(
+    path: str | Path,
+    *,
+    progress: bool = False,
+    allow_pickle: bool = False,
+    on_tensor: Callable[[int, int], None] | None = None,
+) -> Detected:
     """Run `detect`, then read every weight and check packed sizes, scales, and that all values are finite.
+
+    Args:
+        on_tensor: called with the tensors read and the total; what it raises is passed on.
 
     Returns:
         The result of `detect`; its warnings also list what could not be checked.
@@ -39,11 +48,26 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
     total = sum(len(src.tensors) for src in detected.sources.values())
     notes: dict[str, list[str]] = {}
     with count_bar("Verifying", total, "tensor", progress) as bar:
+        count = _Count(bar, total, on_tensor)
         for name, src in detected.sources.items():
-            notes[name] = _Contents(src).check(bar)
+            notes[name] = _Contents(src).check(count)
     parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in detected.parts.items()}
     lines = [line if name == LONE else f"{name}: {line}" for name, some in notes.items() for line in some]
     return replace(detected, warnings=[*detected.warnings, *lines], parts=parts)
+
+
+class _Count:
+    """Counts tensors, for the bar and the caller."""
+
+    def __init__(self, bar: Any, total: int, on_tensor: Callable[[int, int], None] | None) -> None:
+        self._bar, self._total, self._on_tensor, self._done = bar, total, on_tensor, 0
+
+    def update(self, count: int = 1) -> None:
+        """Count some more."""
+        self._bar.update(count)
+        self._done += count
+        if self._on_tensor is not None:
+            self._on_tensor(self._done, self._total)
 
 
 class _Contents:
@@ -73,7 +97,7 @@ class _Contents:
         there = {} if here is None else {here.keys.get(name, name): name for name in here.names}
         return {before.get(key, key): name for key, name in there.items()}
 
-    def check(self, bar: Any) -> list[str]:
+    def check(self, bar: _Count) -> list[str]:
         """Read everything, and return a sentence for each thing that could not be checked."""
         unknown: Counter[str] = Counter()
         with closing_files(self.src.open()) as self.files:

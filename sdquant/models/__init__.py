@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .hub_references import Reference
     from .keep_in_fp32 import float32_of_class, float32_of_model, matched
     from .libraries import is_of_transformers
+    from .loras import Lora, LoraSet
     from .op_counts import Product, Work
     from .pipeline_traits import Traits, sampling_with, traits
     from .pipelines import components_of, is_pipeline, main_part, weight_bytes, weight_parts
@@ -30,22 +31,81 @@ if TYPE_CHECKING:
     from .rounding_loss import RoundingLoss
     from .single_file import convert, original_names
     from .single_file.original_names import OutputTensor
+    from .start_images import StartImage, pipeline_for
     from .stored_files import stored_components
     from .weight_loader import WeightLoader, common_kind, install_packed, misfit
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "KEY_PREFIXES", "Detected", "Inputs", "OutputTensor", "Product", "Reference", "RoundingLoss", "Stopped", "Trace",
+    "KEY_PREFIXES",
+    "Detected",
+    "Inputs",
+    "Lora",
+    "LoraSet",
+    "OutputTensor",
+    "Product",
+    "Reference",
+    "RoundingLoss",
+    "StartImage",
+    "Stopped",
+    "Trace",
     "Traits",
-    "WeightLoader", "Work", "activation_memory", "call_hooks", "class_of", "classes", "common_kind", "components",
-    "components_of", "convert", "detect", "detection", "draw", "dummy_inputs", "file_tokenizers", "fitting",
-    "float32_of_class", "float32_of_model", "gguf_encoders", "hub", "hub_references", "install_packed",
+    "WeightLoader",
+    "Work",
+    "activation_memory",
+    "call_hooks",
+    "class_of",
+    "classes",
+    "common_kind",
+    "components",
+    "components_of",
+    "convert",
+    "detect",
+    "detection",
+    "draw",
+    "dummy_inputs",
+    "file_tokenizers",
+    "fitting",
+    "float32_of_class",
+    "float32_of_model",
+    "gguf_encoders",
+    "hub",
+    "hub_references",
+    "install_packed",
     "is_of_transformers",
-    "is_pipeline", "joined", "keep_in_fp32", "key_names", "libraries", "main_part", "matched", "meta_model",
-    "misfit", "missing_parameters", "model_class", "model_name", "native_size", "original_names", "partial_encoders",
-    "peft_hooks", "pipeline_folders", "pipelines", "quantize_weight", "quiet", "refuse_not_finite", "require_finite",
-    "same_scheme", "sampling_with", "set_module", "set_tensor", "stored_components", "tied", "ties_in", "traits",
-    "weight_bytes", "weight_parts",
+    "is_pipeline",
+    "joined",
+    "keep_in_fp32",
+    "key_names",
+    "libraries",
+    "main_part",
+    "matched",
+    "meta_model",
+    "misfit",
+    "missing_parameters",
+    "model_class",
+    "model_name",
+    "native_size",
+    "original_names",
+    "partial_encoders",
+    "peft_hooks",
+    "pipeline_folders",
+    "pipeline_for",
+    "pipelines",
+    "quantize_weight",
+    "quiet",
+    "refuse_not_finite",
+    "require_finite",
+    "same_scheme",
+    "sampling_with",
+    "set_module",
+    "set_tensor",
+    "stored_components",
+    "tied",
+    "ties_in",
+    "traits",
+    "weight_bytes",
+    "weight_parts",
     "with_float_weights",
 ]  # fmt: skip

@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..utils.progress import count_bar
+from . import start_images
 from .pipeline_traits import takes_negative
+
+if TYPE_CHECKING:
+    from .start_images import StartImage
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ def draw(
     negative: str = "",
     width: int | None = None,
     height: int | None = None,
+    start: StartImage | None = None,
     batch: int = 10,
     progress: bool = False,
     on_step: OnStep | None = None,
@@ -41,6 +46,7 @@ def draw(
 
     Args:
         negative: negative prompt for all images.
+        start: image to start from; the pipeline is then one of `start_images.pipeline_for`.
         batch: images generated at once.
         on_step: called with the steps done and the steps in all of all batches: before the first step, and after each.
             The total changes at the first step if the scheduler takes more steps than requested. An exception that it
@@ -58,7 +64,13 @@ def draw(
     if negative:
         _refuse_negative(pipe, guidance)
     side = native_size(pipe)
-    values: dict[str, Any] = {"height": height or side, "width": width or side, "num_inference_steps": steps}
+    size = (width or side, height or side)
+    if start is not None:
+        start_images.refuse_steps(start, steps)
+        size = start_images.size_for(pipe, start, side, width, height)
+        start = start.sized(size)
+    values: dict[str, Any] = {"height": size[1], "width": size[0], "num_inference_steps": steps}
+    values |= start.arguments() if start is not None else {}
     if guidance is not None:
         values["guidance_scale"] = guidance
     pipe.set_progress_bar_config(disable=True)
@@ -84,9 +96,9 @@ def draw(
                     str(error).rstrip("."),
                     f"Leave the size out to get {side}x{side}, or use multiples of the number named above",
                 ) from error
-            images += output.images
+            images += output.images if start is None else map(start.outside_kept, output.images)
             count.batch_done(number)
-    _tell_size(images, (width or side, height or side))
+    _tell_size(images, size)
     return images
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from . import libraries
+from . import libraries, start_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,10 @@ _PREDICTIONS = (None, "epsilon", "v_prediction")  # those that all of them know
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a pipeline takes: a negative prompt, and the names of samplers besides its own."""
+    """What a pipeline takes: a negative prompt, a start image, and the names of samplers besides its own."""
 
     negative: bool = False
+    image: bool = False
     samplers: tuple[str, ...] = ()
 
 
@@ -65,7 +66,11 @@ def traits(folder: str | Path) -> Traits:
         return Traits()
     config = _json(Path(folder) / "scheduler" / "scheduler_config.json")
     is_noise = _predicts_noise(str(config.get("_class_name")), config)
-    return Traits(negative=takes_negative(kind), samplers=tuple(row.name for row in SAMPLERS if is_noise))
+    return Traits(
+        negative=takes_negative(kind),
+        image=start_images.image_classes(kind.__name__)[0] is not None,
+        samplers=tuple(row.name for row in SAMPLERS if is_noise),
+    )
 
 
 def _predicts_noise(scheduler: str, config: Mapping[str, Any]) -> bool:

@@ -118,7 +118,7 @@ def quantize_file(
         rows = [
             row
             for name, src in sources.items()
-            for row in _rows(src, original_layout.names(src, False), specs[name], skip, {}, loss)
+            for row in gguf_rows(src, original_layout.names(src, False), specs[name], skip, {}, loss)
         ]
         needed = sum(gguf_types.TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
@@ -192,13 +192,13 @@ def write_component(
     if number is not None:
         values["general.file_type"] = number
     with closing_files(src.open()) as files:
-        rows = list(_rows(src, named, spec, skip, files, loss, types))
+        rows = list(gguf_rows(src, named, spec, skip, files, loss, types))
         if not gguf_types.TYPES[gguf_mixes.BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
             original_layout.refuse_unchanged(src, spec, any(not gguf_types.TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
 
 
-def _rows(
+def gguf_rows(
     src: Checkpoint,
     named: tuple[list[OutputTensor], Family | None],
     spec: QuantSpec,
@@ -301,7 +301,7 @@ def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> dict[str, str
     by_name = {part.name: part for part in parts}
     fallback = QuantSpec(registry.scheme(FALLBACK))
     candidates = []
-    for name, shape, type_, _ in _rows(src, (parts, row), fallback, options.skip, {}, loss):
+    for name, shape, type_, _ in gguf_rows(src, (parts, row), fallback, options.skip, {}, loss):
         dtype, block = src.tensors[by_name[name].sources[0]].dtype, not gguf_types.TYPES[type_].dtype
 
         def suits(word: str, name: str = name, shape: tuple[int, ...] = shape, dtype: str = dtype) -> bool:

@@ -85,10 +85,9 @@ def quantize_file(
     choice = options.specs["*"]
     assert choice is not None
     spec = choice.of_component("" if component == LONE else component)
-    # In GGUF files all small tensors are float32, whatever the model is.
-    src = original_layout.as_floats(src, (src.recorded_dtype or gguf.READ_DTYPE) if src.container == "gguf" else None)
+    src = floats_of(src)
     loss = RoundingLoss()
-    rows = list(_rows(src, spec, options.skip))
+    rows = list(rows_of(src, spec, options.skip))
     if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
     require_magnitudes(spec, ((row.part.sources[0], row.shape) for row in rows if row.quantized))
@@ -101,6 +100,12 @@ def quantize_file(
         safetensors_writer.write_parts(goal, parts, tensors, metadata)
     original_layout.warn_of(loss)
     return goal
+
+
+def floats_of(src: Checkpoint) -> Checkpoint:
+    """Return a component as it is read before it is quantized."""
+    # In GGUF files all small tensors are float32, whatever the model is.
+    return original_layout.as_floats(src, (src.recorded_dtype or gguf.READ_DTYPE) if src.container == "gguf" else None)
 
 
 def suits(quant: str) -> bool:
@@ -156,7 +161,7 @@ class _Row:
     entry: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _rows(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
+def rows_of(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
     parts, row = original_layout.names(src, alone=True)
     kind = gguf_conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}

@@ -57,6 +57,25 @@ SCRIPT = """
         const parts = `input[data-do^="${name} "]:checked, [data-do="${used}"]`;
         document.getElementById("schemes")?.querySelector(parts)?.focus({ preventScroll: true });
     };
+    // An image of the gallery that is dropped on the start image: the server has it, and is told which it is.
+    let dragged = -1, drops = 0;
+    document.addEventListener("dragstart", event => {
+        const image = event.target.closest?.("#image img, #gallery img, #gallery button");
+        const source = image && (image.matches("img") ? image : image.querySelector("img"))?.src;
+        const all = [...document.querySelectorAll("#gallery .thumbnail-item img")].map(one => one.src);
+        dragged = image ? Math.max(0, all.indexOf(source)) : -1;
+    });
+    document.addEventListener("dragend", () => { dragged = -1; });
+    const onStart = event => dragged >= 0 && event.target.closest?.("#start");
+    document.addEventListener("dragover", event => { if (onStart(event)) event.preventDefault(); }, true);
+    document.addEventListener("drop", event => {
+        const box = document.querySelector("#start-take textarea, #start-take input");
+        if (!box || !onStart(event)) return;
+        event.preventDefault();
+        event.stopPropagation();
+        box.value = `${dragged} ${++drops}`;
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+    }, true);
     document.addEventListener("click", send);
     document.addEventListener("change", send);
     document.addEventListener("focusin", event => { if (!event.target.closest("#schemes")) used = null; });

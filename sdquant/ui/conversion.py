@@ -120,7 +120,19 @@ def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
     ]
     found = opened.resolved.detected.sources  # in the plan, they are as if they were floats
     before = sum(info.nbytes for part in parts for info in found[part.name].tensors.values())
-    return before, sum(part.bytes for part in parts)
+    return before, _written(target, scheme, kind) or sum(part.bytes for part in parts)
+
+
+def _written(target: Target, scheme: str, kind: str) -> int | None:
+    """Return the bytes of a file by its writer's own rows; None where the plan says them."""
+    from ..saving import export_single_file, foreseen_size
+
+    if registry.scheme(scheme).backend == "gguf":
+        # A folder has components, too, that are copied as they are: the plan knows those.
+        return foreseen_size.gguf_bytes(target.path, scheme, single=True) if kind != "folder" else None
+    if kind == "file" and export_single_file.suits(scheme):
+        return foreseen_size.file_bytes(target.path, scheme)
+    return None
 
 
 def notes(target: Target) -> tuple[str, ...]:

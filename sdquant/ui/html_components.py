@@ -177,6 +177,8 @@ def drawn(result: GeneratedImage, roots: Roots, resident: int) -> str:
     rows = [("Model", roots.shown(plan.path))]
     memory = memory_name(plan.device)
     rows += [(part.name, _done(part)) for part in plan.components]
+    if result.drawing.loras:
+        rows.append(("LoRA", ", ".join(f"{one.path.stem} {one.strength:g}" for one in result.drawing.loras)))
     rows += [
         ("Offload", f"{plan.offload}{budget}, on {plan.device}"),
         ("Weights", f"{size(model.bytes)}, which as bf16 would be {size(whole)}"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ MAX_TEXT = 20_000  # characters
 
 _NEGATIVE = "Negative prompt:"
 _PAIR = re.compile(r'\s*(\w[\w /()-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+_LORA = re.compile(r"<lora:([^:<>]+):?([^:<>]*)[^<>]*>")  # name, strength, and what other UIs add
 _FEWEST = 3  # pairs that make a last line one of settings, and not of the prompt
 
 
@@ -41,6 +42,22 @@ def parse(text: str) -> dict[str, str]:
     values["Prompt"] = "\n".join(lines[:start]).strip()
     values["Negative prompt"] = "\n".join(lines[start:]).removeprefix(_NEGATIVE).strip()
     return values
+
+
+def with_loras(prompt: str, loras: Sequence[tuple[str, float]]) -> str:
+    """Append names and strengths to a prompt: "a seven <lora:ink:0.8>"."""
+    return " ".join((prompt, *(f"<lora:{name}:{strength:g}>" for name, strength in loras)))
+
+
+def split_loras(prompt: str) -> tuple[str, list[tuple[str, float]]]:
+    """Return a prompt without `<lora:name:strength>`, and the names and strengths. No strength is 1, as elsewhere."""
+    loras = []
+    for name, strength in _LORA.findall(prompt):
+        try:
+            loras.append((name.strip(), float(strength)))
+        except ValueError:
+            loras.append((name.strip(), 1.0))
+    return (re.sub(r"[ \t]{2,}", " ", _LORA.sub("", prompt)).strip(), loras) if loras else (prompt, [])
 
 
 def read(path: str | Path) -> dict[str, str]:

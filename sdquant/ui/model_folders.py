@@ -13,11 +13,12 @@ import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from .. import demo
 from ..errors import SettingsError
-from ..formats import folders
+from ..formats import folders, refused_files
 from ..planning import bundled_models
 
 MAX_TEXT = 1024  # characters of a name that is looked up
@@ -90,11 +91,15 @@ class Roots:
 
     def models(self) -> tuple[Entry, ...]:
         """List what can be loaded: pipeline folders, component folders, and single files; bundled ones first."""
-        return self._listed(inner=False)
+        return tuple(one for one in self._listed(inner=False) if not _is_lora(one))
 
     def files(self) -> tuple[Entry, ...]:
         """List what can be inspected: `models`, and the components and files inside the folders."""
         return self._listed(inner=True)
+
+    def loras(self) -> tuple[Entry, ...]:
+        """List the LoRA files below the folders."""
+        return tuple(one for one in self._listed(inner=False) if _is_lora(one))
 
     def resolve(self, text: object) -> Path:
         """Return the path for an entry's name, a path relative to one of the folders, or an absolute path in one.
@@ -202,6 +207,21 @@ class Roots:
         """Return whether the target of `path` is below one of the roots."""
         real = Path(os.path.realpath(path))
         return any(real.is_relative_to(place) for root in self._roots for place in root.places)
+
+
+def _is_lora(entry: Entry) -> bool:
+    if entry.kind != "safetensors":
+        return False
+    try:
+        stat = entry.path.stat()
+    except OSError:
+        return False
+    return _looked_up(entry.path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(MAX_LOOKED_AT)
+def _looked_up(path: Path, changed: int, size: int) -> bool:
+    return refused_files.is_lora_file(path)
 
 
 class _Count:

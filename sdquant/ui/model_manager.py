@@ -10,13 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
-from ..models import Stopped
+from ..models import Lora, LoraSet, StartImage, Stopped
 
 if TYPE_CHECKING:
     from ..planning import Plan, Request
@@ -70,6 +70,8 @@ class Drawing:
     negative: str = ""
     sampler: str | None = None
     count: int = 1
+    loras: tuple[Lora, ...] = ()
+    start: StartImage | None = field(default=None, repr=False)
 
     @property
     def seeds(self) -> list[int]:
@@ -86,6 +88,7 @@ class LoadedModel:
         seconds: duration of the load.
         bytes: size of its weights, summed over the loaded tensors.
         stamps: size and modification time (ns) of its files, from before they were read.
+        loras: the LoRAs that are on it.
     """
 
     pipe: Any = field(repr=False)
@@ -94,6 +97,7 @@ class LoadedModel:
     seconds: float
     bytes: int
     stamps: Mapping[Path, tuple[int, int]] = field(repr=False)
+    loras: LoraSet = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,17 +157,21 @@ class Engine:
         Raises:
             SdquantError: the model cannot be loaded, or cannot draw the image. Stopped: the job was cancelled.
         """
-        from ..models import draw, sampling_with
+        from ..models import draw, pipeline_for, sampling_with
 
         job = job or Job()
         with self._mine(job):
             before = self._held
             model = self._switch(request, job)
             begin = time.perf_counter()
-            with _sentences(f"Cannot generate with {request.path}"), sampling_with(model.pipe, drawing.sampler):
+            with _sentences(f"Cannot generate with {request.path}"), ExitStack() as sampling:
+                model.loras.use(drawing.loras)
+                pipe = pipeline_for(model.pipe, drawing.start)
+                sampling.enter_context(sampling_with(pipe, drawing.sampler))
                 images = draw(
-                    model.pipe,
+                    pipe,
                     [drawing.prompt] * drawing.count,
+                    start=drawing.start,
                     seeds=drawing.seeds,
                     negative=drawing.negative,
                     batch=drawing.count,
@@ -241,7 +249,13 @@ class Engine:
             raise
         seconds = time.perf_counter() - begin
         self._held = LoadedModel(
-            pipe=pipe, asked=request, plan=plan, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps
+            pipe=pipe,
+            asked=request,
+            plan=plan,
+            seconds=seconds,
+            bytes=weight_bytes(pipe),
+            stamps=stamps,
+            loras=LoraSet(pipe),
         )
         give_back()
         return self._held

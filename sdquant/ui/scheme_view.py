@@ -12,6 +12,7 @@ from ..planning import GROUPS, NOT_QUANTIZED, SORTS, SchemeRow, SchemeTable
 from ..utils.byte_sizes import size
 from .html_components import escape
 from .page_words import in_page_words
+from .thumbnails import thumbnail
 
 ORIGINAL = "Original (unquantized)"
 
@@ -144,9 +145,11 @@ def _row(group: str, row: SchemeRow, table: SchemeTable, *, chosen: bool, checke
         ("Quality", stars(row)),
         ("Speed", escape(speed(row))),
     )
+    shown = thumbnail(row.scheme, name)
     classes = " ".join(text for text, on in (("sq-chosen", chosen), ("sq-refused", row.refused)) if on)
     return (
-        f'<tr class="{classes}" data-scheme="{escape(row.scheme)}"><th scope="row"><label>{radio} <b>{escape(name)}</b>'
+        f'<tr class="{classes}" data-scheme="{escape(row.scheme)}"><th scope="row"><label>'
+        f"{shown}{radio} <b>{escape(name)}</b>"
         f'{badges}<span class="sq-what">{what}</span></label>{why}</th>'
         + "".join(f'<td data-label="{label}">{cell}</td>' for label, cell in cells)
         + "</tr>"

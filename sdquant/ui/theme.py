@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from . import thumbnails
 from .accessibility_js import SCRIPT
 
 # Fonts of the system, so that the page asks no other host for any.
@@ -15,7 +16,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 def look() -> dict[str, Any]:
     """Return theme, CSS and script, which Gradio takes in addition to the page."""
-    return {"theme": theme(), "css": CSS, "js": SCRIPT}
+    return {"theme": theme(), "css": CSS + thumbnails.thumbnail_css(), "js": SCRIPT}
 
 
 def theme() -> Any:
@@ -30,6 +31,10 @@ def theme() -> Any:
         button_primary_background_fill="*primary_600",
         button_primary_background_fill_hover="*primary_700",
         button_primary_text_color="white",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_400",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_400",
         body_background_fill="*neutral_50",
         body_background_fill_dark="*neutral_950",
     )  # fmt: skip
@@ -80,7 +85,8 @@ html { scrollbar-gutter: stable; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
 .sq-beside { align-self: flex-start; position: sticky; top: 12px; }
-.sq-unseen { display: none !important; }
+.sq-unseen, .form:not(:has(> :not(.sq-unseen))) { display: none !important; }
+.sq-table :is(thead, tbody, tr) { border: none !important; }
 .sq-schemes { overflow: auto; max-height: 32rem; width: 0; min-width: 100%; position: relative;
   border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
   background: var(--block-background-fill); }

@@ -53,13 +53,14 @@ def update(row: Field, value: Any, marks: Mapping[str, Verdict] | None) -> Any:
     """Return the update of a field's widget to `value`, with the marks of its choices if these are known."""
     if row.kind in ("scheme", "choice") and marks is not None:
         return gr.update(value=row.shown(value), choices=choices(row, marks))
-    return gr.update(value=_content(row, value))
+    return gr.update(value=content(row, value))
 
 
 def has(row: Field, value: Any, shown: Any) -> bool:
     """Return whether a widget that shows `shown` need not be updated to `value`."""
-    return type(shown) is type(_content(row, value)) and bool(shown == _content(row, value))
+    return type(shown) is type(content(row, value)) and bool(shown == content(row, value))
 
 
-def _content(row: Field, value: Any) -> Any:
+def content(row: Field, value: Any) -> Any:
+    """Return what a widget shows of a value."""
     return value if row.kind == "switch" else str(row.shown(value))

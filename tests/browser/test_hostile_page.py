@@ -36,6 +36,7 @@ ODD = (None, 5, True, 1e308, [], ["a"], [[]], {}, {"a": 1}, {"path": "a"})
 NAMED = (
     ("draw", "click", "model", "status"),
     ("draw", "click", "base", "status"),
+    ("draw", "click", "lora-0", "status"),
     ("apply", "click", "model", "applied"),
     ("model", "change", "model", "verdict"),
     ("model", "change", "base", "verdict"),
@@ -58,6 +59,7 @@ TYPED = (
     ("draw", "click", "model"),
     ("draw", "click", "steps"),
     ("draw", "click", "seed"),
+    ("draw", "click", "lora-0"),
     ("model", "change", "model"),
     ("model", "change", "set-quant-model"),
     ("model", "change", "set-offload"),
@@ -75,7 +77,7 @@ TYPED = (
     ("convert-scheme", "change", "convert-scheme"),
 )
 SHOWN = {"draw": "status", "compare-run": "compare-status", "convert-run": "convert-status"}
-NUMBERS = ("steps", "seed", "compare-seed")
+USUAL = {"lora-0": (None,), **dict.fromkeys(("steps", "seed", "compare-seed"), (5, True))}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def test_names_open_nothing_outside(
 
 @pytest.mark.parametrize(
     ("element", "event", "widget", "value"),
-    [(*row, value) for row in TYPED for value in ODD if row[2] not in NUMBERS or value not in (5, True)],
+    [(*row, value) for row in TYPED for value in ODD if value not in USUAL.get(row[2], ())],
 )
 def test_values_of_other_types_do_no_harm(
     running: Served, events: Events, element: str, event: str, widget: str, value: Any
@@ -188,7 +190,7 @@ def test_what_else_an_event_may_carry_changes_nothing(running: Served, events: E
 
 
 @pytest.mark.parametrize(
-    "element", ["cancel", "cancel-load", "compare-cancel", "convert-cancel", "fix-0", "fix-1", "fix-2"]
+    "element", ["cancel", "cancel-load", "compare-cancel", "convert-cancel", "verify-cancel", "fix-0", "fix-1", "fix-2"]
 )
 def test_buttons_that_cannot_be_pressed_do_nothing(running: Served, events: Events, element: str) -> None:
     number = events.number(element)

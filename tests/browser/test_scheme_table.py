@@ -70,6 +70,13 @@ def test_choose_by_what_one_cares_about(person: Person) -> None:
 
 
 def test_a_choice_before_the_page_has_its_answers_stays(page: Page, running: Served) -> None:
+    before = Person(page, running.url)
+    before.tab("Settings")
+    expect(page.locator("#settings-now :is(input, textarea)")).to_have_value(re.compile("^.+"))
+    expect(page.locator("#schemes table")).to_be_visible()
+    start = before.value("quant.text_encoder")
+    before.set("quant.text_encoder", "int8")
+    expect(before.apply()).to_contain_text("Applied")
     held: list[Route] = []
     chosen = False
 
@@ -83,10 +90,12 @@ def test_a_choice_before_the_page_has_its_answers_stays(page: Page, running: Ser
     person = Person(page, running.url)
     person.tab("Settings")
     person.set("quant.model", "nf4")
+    expect(page.locator("#set-quant-text-encoder input")).to_have_value(start)
     chosen = True
     for route in held:
         route.continue_()
     expect(page.locator("#verdict [data-name=transformer]")).to_contain_text("nf4")
     assert person.value("quant.model") == "nf4"
+    assert person.value("quant.text_encoder") == "int8"  # which was applied since
     expect(page.locator("#schemes table")).to_be_visible()
     expect(page.locator("#schemes .sq-chosen")).to_have_count(0)  # the text encoders have another one

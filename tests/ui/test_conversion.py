@@ -50,3 +50,12 @@ def test_the_size_of_what_is_quantized_already_is_foreseen(tmp_path: Path) -> No
         before, after = conversion.foreseen(again, scheme, kind)
         assert before == pytest.approx(out.stat().st_size, rel=0.01)
         assert after == conversion.foreseen(folder, scheme, kind)[1] < before
+
+
+@pytest.mark.parametrize(("model", "scheme", "kind"), [("digits-flux", "q4_k", "gguf"), ("digits-sd", "fp8", "file")])
+def test_the_size_of_a_file_is_foreseen(tmp_path: Path, model: str, scheme: str, kind: str) -> None:
+    source = Target(path=str(demo.path(model)))
+    out = tmp_path / ("model.gguf" if kind == "gguf" else "model.safetensors")
+    conversion.convert_model(source, scheme, kind, out, lambda done, total: None)
+    written, foreseen = out.stat().st_size, conversion.foreseen(source, scheme, kind)[1]
+    assert 0 <= written - foreseen < 70_000  # the header

@@ -47,3 +47,11 @@ def test_a_picture_without_settings_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SettingsError):
             infotext.read(tmp_path / name)
     assert infotext.read(tmp_path / "some.png")["Seed"] == "965400086"
+
+
+def test_loras_are_written_into_the_prompt_and_read_from_it() -> None:
+    written = infotext.with_loras("a seven", [("ink", 0.8), ("chalk-v2", -1.0)])
+    assert written == "a seven <lora:ink:0.8> <lora:chalk-v2:-1>"
+    assert infotext.split_loras(written) == ("a seven", [("ink", 0.8), ("chalk-v2", -1.0)])
+    assert infotext.split_loras("<lora:a> x <lora:b:0.5:0.7> y") == ("x y", [("a", 1.0), ("b", 0.5)])
+    assert infotext.split_loras("a  <lora:> b") == ("a  <lora:> b", [])

@@ -219,3 +219,19 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in escape(entry.name)
     assert escape("a" * 3000).endswith("aaa...")
     assert escape("é 五 a\nb") == "é 五 a\nb"
+
+
+def test_lora_files_are_listed_apart_from_models(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    (tmp_path / "m").mkdir()
+    notes = {"ss_tags": "lora_down " * 1000}  # kohya's scripts write a lot before the tensors
+    save_file({"lora_unet_x.lora_down.weight": zeros(1)}, tmp_path / "m" / "kohya.safetensors", notes)
+    save_file({"transformer.x.lora_A.weight": zeros(1)}, tmp_path / "m" / "peft.safetensors")
+    save_file({"x.lokr_w1": zeros(1)}, tmp_path / "m" / "lokr.safetensors")
+    save_file({"x.weight": zeros(1)}, tmp_path / "m" / "model.safetensors", {"note": '"a.lora_A.b": {'})
+    roots = Roots([tmp_path / "m"])
+    assert {one.name for one in roots.loras()} == {"m/kohya.safetensors", "m/peft.safetensors", "m/lokr.safetensors"}
+    assert "m/model.safetensors" in {one.name for one in roots.models()}
+    assert "m/peft.safetensors" in {one.name for one in roots.files()} - {one.name for one in roots.models()}

@@ -144,8 +144,8 @@ def _has_body(scope: Scope, row: routes.Route) -> bool:
         if length not in (None, "0") or _one(scope, b"transfer-encoding") is not None:
             raise Refusal(403, "a read request must have no body")
         return False
-    if length is not None and (len(length) > 9 or int(length) > request_body.MAX_BODY):
-        raise Refusal(413, f"the body is larger than {request_body.MAX_BODY >> 20} MiB")
+    if length is not None and (len(length) > 9 or int(length) > request_body.most(row.media)):
+        raise Refusal(413, f"the body is larger than {request_body.most(row.media) >> 20} MiB")
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
         raise Refusal(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
     return True

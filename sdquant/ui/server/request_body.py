@@ -7,9 +7,10 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from .routes import JSON, is_kept
+from .routes import JSON, MULTIPART, is_kept
 
 MAX_BODY = 4 << 20  # bytes; settings are a few kB
+MAX_UPLOAD = 32 << 20  # bytes; a photo
 SECONDS = 30  # for a whole body to arrive
 
 Message = MutableMapping[str, Any]
@@ -24,6 +25,11 @@ class Refusal(Exception):
         self.status, self.why = status, why
 
 
+def most(media: str) -> int:
+    """Return the largest body of a type, in bytes."""
+    return MAX_UPLOAD if media == MULTIPART else MAX_BODY
+
+
 async def read(receive: Receive, media: str, uploads: str) -> Receive:
     """Read a body, check it, and return a `receive` that returns it again.
 
@@ -31,7 +37,7 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
         Refusal: it is too large, too slow, no JSON, or names a file that was not uploaded.
     """
     try:
-        body = await asyncio.wait_for(_whole(receive), SECONDS)
+        body = await asyncio.wait_for(_whole(receive, most(media)), SECONDS)
     except asyncio.TimeoutError:
         raise Refusal(408, f"the body did not arrive within {SECONDS} seconds") from None
     if media == JSON:
@@ -48,7 +54,7 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
     return again
 
 
-async def _whole(receive: Receive) -> bytes:
+async def _whole(receive: Receive, limit: int) -> bytes:
     parts, size, more = [], 0, True
     while more:
         message = await receive()
@@ -57,8 +63,8 @@ async def _whole(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         more = message.get("more_body", False)
-        if size > MAX_BODY:
-            raise Refusal(413, f"the body is larger than {MAX_BODY >> 20} MiB")
+        if size > limit:
+            raise Refusal(413, f"the body is larger than {limit >> 20} MiB")
     return b"".join(parts)
 
 

@@ -70,7 +70,12 @@ ROUTES = (
     Route("/gradio_api/queue/join", "a click", _LOOK, JSON),
     Route("/gradio_api/run/predict", "a click that waits for no other", _LOOK, JSON),
     Route("/gradio_api/(cancel|reset)", "a click on cancel", _LOOK, JSON),
-    Route("/gradio_api/upload", "a settings file to import", {**_LOOK, "upload_id": _ID}, MULTIPART),
+    Route(
+        "/gradio_api/upload",
+        "a settings file to import, a picture, a start image",
+        {**_LOOK, "upload_id": _ID},
+        MULTIPART,
+    ),
 )
 
 # What is kept for the page in the folder for temporary files: <hash>/<name>.

@@ -224,7 +224,7 @@ def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
         footer_links=[],
         run_history=False,
         show_error=False,  # what is meant for the user is raised as gradio.Error, which is shown all the same
-        max_file_size="4mb",
+        max_file_size="32mb",
         ssr_mode=False,
         enable_monitoring=False,
         pwa=False,

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ...errors import SdquantError
-from ...models import Stopped
+from ...models import Stopped, traits
 from .. import header, html_components, infotext
 from ..background_task import Done, follow
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, text_of, whole_number
+from . import lora_picker, picture_settings
+from . import start_image as start_picker
 
 if TYPE_CHECKING:
     from ...models import Traits
@@ -25,6 +27,9 @@ MAX_GUIDANCE = 100
 MAX_COUNT = 8  # images at once
 LAST = 12  # images that the gallery keeps
 OWN = "the model's own"
+_LIMITS = picture_settings.Limits(
+    prompt=MAX_PROMPT, steps=MAX_STEPS, seed=MAX_SEED, side=MAX_SIDE, guidance=MAX_GUIDANCE, own=OWN
+)
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _IDLE = html_components.card(
     "info", "Nothing generated yet", html_components.paragraph("Write a prompt and press Enter, or Generate.")
@@ -56,17 +61,19 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
                 steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps")
                 seed = gr.Number(0, label="Seed", elem_id="seed")
             with gr.Row():
-                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=120)
+                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=160)
                 guidance = gr.Number(
-                    -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=120
+                    -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=160
                 )
+            start_image = start_picker.add_start(visible=_known(desk, head.model.value, head.base.value).image)
+            loras = lora_picker.add_loras(desk, head.model.value)
             with gr.Accordion("Size and batch", open=False), gr.Row():
                 width = gr.Number(0, label="Width", info="0: the model's own", elem_id="width")
                 height = gr.Number(0, label="Height", info="0: the model's own", elem_id="height")
                 count = gr.Number(1, label="Batch size", info="images at once", elem_id="count")
             dropped = gr.File(
                 label="Drop a generated PNG here to take its settings", file_types=[".png"], type="filepath",
-                height=110, elem_id="dropped",
+                height=140, elem_id="dropped",
             )  # fmt: skip
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")
@@ -80,7 +87,19 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
                 visible=False, elem_id="gallery", elem_classes="sq-image", buttons=["download", "fullscreen"],
             )  # fmt: skip
     before = gr.State([])
-    fields = [prompt, negative, steps, seed, width, height, guidance, sampler, count]
+    fields = [
+        prompt,
+        negative,
+        steps,
+        seed,
+        width,
+        height,
+        guidance,
+        sampler,
+        count,
+        *start_image.values,
+        *loras.values,
+    ]
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
         yield from _draw(desk, str(request.session_hash), values)
@@ -101,16 +120,19 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
     dropped.upload(
         lambda path, model, base, *shown: _taken(desk, path, model, base, shown),
         [dropped, head.model, head.base, *fields],
-        [status, dropped, *fields],
+        [status, dropped, *loras.rows, *fields],
         **_QUIET,
     )
+
+    lora_picker.wire_loras(desk, head, loras)
+    start_picker.wire_start(start_image, gallery, before)
 
     def wire(page: gr.Blocks) -> None:
         gr.on(
             [page.load, head.model.change, head.base.change],
             lambda model, base, sampler: _traits(desk, model, base, sampler),
             [head.model, head.base, sampler],
-            [negative, sampler],
+            [negative, sampler, start_image.box],
             trigger_mode="always_last",
             **_QUIET,
         )
@@ -120,7 +142,7 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
 
 def _known(desk: Desk, model: str, base: str) -> Traits:
     """Return the traits of a model; those of none if it cannot be opened, which a drawing explains."""
-    from ...models import Traits, traits
+    from ...models import Traits
 
     try:
         target = desk.target(model, base)
@@ -129,12 +151,12 @@ def _known(desk: Desk, model: str, base: str) -> Traits:
         return Traits()
 
 
-def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any]:
-    """Return the updates of negative prompt and sampler for a model."""
+def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any, Any]:
+    """Return the updates of negative prompt, sampler and start image for a model."""
     known = _known(desk, model, base)
     choices = [OWN, *known.samplers]
     kept = {} if sampler in choices else {"value": OWN}  # one that stays is not sent: another may be chosen meanwhile
-    return gr.update(visible=known.negative), gr.update(choices=choices, **kept)
+    return gr.update(visible=known.negative), gr.update(choices=choices, **kept), gr.update(visible=known.image)
 
 
 def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -144,7 +166,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
     yield html_components.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
     try:
         target = desk.target(model, base)
-        drawing = _drawing(shown, _negative_there(target))
+        drawing = _drawing(desk, shown, traits(target.base or target.path))
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *nothing, *_buttons(busy=False), gr.skip()
         return
@@ -160,18 +182,15 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
             yield *_ended(desk, event, before), *_buttons(busy=False), header.chip(desk)
 
 
-def _negative_there(target: Any) -> bool:
-    from ...models import traits
-
-    return traits(target.base or target.path).negative
-
-
-def _drawing(shown: Sequence[Any], takes_negative: bool) -> Drawing:
-    """Check the values of the widgets. A negative prompt that the page does not show counts for nothing."""
-    prompt, negative, steps, seed, width, height, guidance, sampler, count = shown
+def _drawing(desk: Desk, shown: Sequence[Any], known: Traits) -> Drawing:
+    """Check the values of the widgets. A negative prompt or image that the page does not show counts for nothing."""
+    prompt, negative, steps, seed, width, height, guidance, sampler, count, editor, strength, *chosen = shown
+    text, loras = lora_picker.chosen_loras(desk, chosen, prompt_of(prompt))
     return Drawing(
-        prompt=prompt_of(prompt),
-        negative=text_of("The negative prompt", negative) if takes_negative else "",
+        prompt=prompt_of(text),
+        loras=loras,
+        start=start_picker.chosen_start((editor, strength)) if known.image else None,
+        negative=text_of("The negative prompt", negative) if known.negative else "",
         steps=whole_number("Steps", steps, 1, MAX_STEPS),
         seed=whole_number("Seed", seed, 0, MAX_SEED),
         width=whole_number("Width", width, 0, MAX_SIDE) or None,
@@ -190,7 +209,7 @@ def _ended(desk: Desk, done: Done, before: list[Any]) -> tuple[Any, ...]:
     if done.error is not None:
         return html_components.refusal(done.error, desk.roots), *nothing
     result: GeneratedImage = done.value
-    new = _with_settings(desk, result)
+    new = picture_settings.with_settings(desk, result)
     last = [*new, *(before if isinstance(before, list) else [])][:LAST]
     return (
         html_components.card("ok", f"✓ Generated in {result.seconds:.1f} s"),
@@ -201,65 +220,32 @@ def _ended(desk: Desk, done: Done, before: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def _with_settings(desk: Desk, result: GeneratedImage) -> list[tuple[Any, str]]:
-    """Write the settings of each image into it; return the images with their captions."""
-    drawing, plan = result.drawing, result.held.plan
-    words = html_components.scheme_words(plan)
-    for image, seed in zip(result.images, drawing.seeds, strict=True):
-        values = {
-            "Steps": drawing.steps,
-            "Sampler": drawing.sampler,
-            "CFG scale": drawing.guidance,
-            "Seed": seed,
-            "Size": f"{image.width}x{image.height}",
-            "Model": desk.roots.shown(plan.path),
-            "Quantization": words,
-            "Version": "sdquant",
-        }
-        image.info[infotext.KEY] = infotext.write(drawing.prompt, drawing.negative, values)
-    return [
-        (image, f"seed {seed}, {drawing.steps} steps, {words}")
-        for image, seed in zip(result.images, drawing.seeds, strict=True)
-    ]
-
-
 def _taken(desk: Desk, path: str | None, model: str, base: str, shown: Sequence[Any]) -> tuple[Any, ...]:
-    """Return status, the emptied file box, and the widgets with the settings of a picture.
+    """Return status, the emptied file box, the LoRAs' rows, and the widgets with the settings of a picture.
 
-    Numbers outside the limits are not taken, nor a sampler that the model at hand does not have.
+    Not taken: numbers outside the limits, a sampler that the model at hand lacks, LoRAs that there are no files of.
     """
+    rows = (gr.skip(),) * lora_picker.MOST
     try:
         if path is None:
-            return (gr.skip(), gr.skip(), *(gr.skip() for _ in shown))
+            return (gr.skip(), gr.skip(), *rows, *(gr.skip() for _ in shown))
         settings = infotext.read(path)
     except SdquantError as error:
-        return html_components.refusal(error, desk.roots), None, *(gr.skip() for _ in shown)
-    sides = settings.get("Size", "").partition("x")
+        return html_components.refusal(error, desk.roots), None, *rows, *(gr.skip() for _ in shown)
+    settings["Prompt"], loras = infotext.split_loras(settings["Prompt"])
+    samplers = (OWN, *_known(desk, model, base).samplers)
+    new = picture_settings.widget_values(settings, samplers, _LIMITS, gr.skip())
+    visible, values, missing = lora_picker.taken_loras(desk, loras)
     sampler = settings.get("Sampler") or OWN
-    there = sampler in (OWN, *_known(desk, model, base).samplers)
-    new = (
-        settings["Prompt"][:MAX_PROMPT] or gr.skip(),
-        settings["Negative prompt"][:MAX_PROMPT],
-        _number(settings.get("Steps"), int, 1, MAX_STEPS),
-        _number(settings.get("Seed"), int, 0, MAX_SEED),
-        _number(sides[0], int, 0, MAX_SIDE),
-        _number(sides[2], int, 0, MAX_SIDE),
-        _number(settings.get("CFG scale"), float, 0, MAX_GUIDANCE) if "CFG scale" in settings else -1,
-        sampler if there else OWN,
-        1,
-    )
-    text = ", ".join(f"{name} {value}" for name, value in settings.items() if "rompt" not in name)
-    lines = [text] if there else [text, f"Not taken: the sampler {sampler}, which the chosen model does not have."]
+    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if "rompt" not in name)]
+    lines[0] += "".join(f", LoRA {name} {strength:g}" for name, strength in loras if name not in missing)
+    if sampler not in samplers:
+        lines.append(f"Not taken: the sampler {sampler}, which the chosen model does not have.")
+    if missing:
+        lines.append(f"Not taken: {', '.join(missing)}. No LoRA file below the model folders has that name.")
     card = html_components.card("info", "Settings taken from the picture", *map(html_components.paragraph, lines))
-    return card, None, *new
-
-
-def _number(text: str | None, kind: type, least: float, most: float) -> Any:
-    try:
-        value = kind(text or "")
-    except ValueError:
-        return gr.skip()
-    return value if least <= value <= most else gr.skip()
+    strength = picture_settings.denoising(settings, gr.skip())
+    return card, None, *visible, *new, gr.skip(), strength, *values
 
 
 def resident() -> int:

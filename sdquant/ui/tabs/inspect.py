@@ -13,7 +13,7 @@ from ... import compat
 from ...compat import OFFLOADS, hardware
 from ...core import registry
 from ...errors import SdquantError
-from ...models import detect
+from ...models import Stopped, detect
 from ...utils.byte_sizes import size
 from .. import html_components
 from ..background_task import follow
@@ -41,14 +41,23 @@ def add(desk: Desk) -> None:
         )
         again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="files-again")
         verify = gr.Button("Read the contents too", size="sm", scale=0, min_width=160, elem_id="verify")
+        cancel = gr.Button(
+            "Cancel", variant="stop", size="sm", scale=0, min_width=90, interactive=False, elem_id="verify-cancel"
+        )
     output = gr.HTML(_IDLE, elem_id="found")
     picked.change(partial(_look, desk), picked, output, trigger_mode="always_last", **_QUIET)
     again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **_QUIET)
 
-    def start(request: gr.Request, name: str | None) -> Iterator[str]:
-        yield from _verify(desk, str(request.session_hash), name)
+    def start(request: gr.Request, name: str | None) -> Iterator[tuple[Any, ...]]:
+        for text in _verify(desk, str(request.session_hash), name):
+            yield text, gr.update(interactive=False), gr.update(interactive=True)
+        yield gr.skip(), gr.update(interactive=True), gr.update(interactive=False)
 
-    verify.click(start, picked, output, concurrency_limit=None, **_QUIET)
+    def stop(request: gr.Request) -> None:
+        desk.cancel(str(request.session_hash))
+
+    verify.click(start, picked, [output, verify, cancel], concurrency_limit=None, **_QUIET)
+    cancel.click(stop, None, None, queue=False, **_QUIET)
 
 
 def _look(desk: Desk, name: str | None) -> str:
@@ -73,10 +82,12 @@ def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots)
         return
-    for event in follow(desk, page, lambda job: verify(path, progress=False)):
+    for event in follow(desk, page, lambda job: verify(path, on_tensor=partial(job.at, "reading"))):
         if isinstance(event, Progress):
-            continue
-        if event.error is not None:
+            yield html_components.progress(event)
+        elif isinstance(event.error, Stopped):
+            yield html_components.card("info", "Cancelled")
+        elif event.error is not None:
             yield html_components.refusal(event.error, desk.roots)
         else:
             yield html_components.card("ok", "✓ Every tensor was read and is sound") + shown(event.value, desk)

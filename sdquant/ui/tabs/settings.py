@@ -6,6 +6,7 @@ supported. Nothing is loaded before "Apply".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,11 @@ _OPEN = ("offload", "budget", "mode", "skip", "cache")
 
 _FIXES = 3  # buttons
 _MAX_IMPORT = 1 << 20  # bytes
+# Of the values in force and those that the widgets show: the former where a widget is as at the start.
+_FOLLOW = """(now, ...shown) => {
+    const start = START, fresh = now ? JSON.parse(now) : shown;
+    return shown.map((value, n) => value === start[n] ? fresh[n] : value);
+}"""
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -58,6 +64,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                     "Import", size="sm", file_types=[".json"], type="binary", elem_id="import", min_width=90
                 )
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
+    now = gr.Textbox("", label="In force", elem_id="settings-now", elem_classes="sq-unseen")
     changes, marked = (
         gr.State([]),
         gr.State({row.name: widgets.choices(row, {}) for row in fields() if row.choices}),
@@ -83,7 +90,11 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     def restore(*shown: Any) -> list[Any]:
         return _put(desk.settings.values, shown)
 
-    page.load(restore, every, every, **_QUIET)
+    # The page begins with the values of the server's start. What was applied since comes with its first answer, in
+    # which time a person may have chosen something: only what still has the value of the start follows.
+    page.load(lambda: _contents(desk.settings), None, now, **_QUIET).then(
+        None, [now, *every], every, js=_FOLLOW.replace("START", _contents(desk.settings)), **_QUIET
+    )
     scheme_picker.wire(desk, picker, page, where, every, _read, _put)
 
     # What fills the widgets.
@@ -144,6 +155,11 @@ def _put(values: Mapping[str, Any], shown: Sequence[Any]) -> list[Any]:
         gr.skip() if widgets.has(row, values[row.name], one) else widgets.update(row, values[row.name], None)
         for row, one in zip(fields(), shown, strict=True)
     ]
+
+
+def _contents(settings: Settings) -> str:
+    """Return what the widgets show of the settings, as JSON."""
+    return json.dumps([widgets.content(row, settings[row.name]) for row in fields()])
 
 
 def _as_they_are() -> list[Any]:

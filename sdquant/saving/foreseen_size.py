@@ -1,0 +1,39 @@
+"""Bytes of the weights in a file that is still to be written: from headers alone, by the rows of its writer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from ..core import LONE, gguf_types, registry
+from ..models import RoundingLoss, detect
+from ..planning import make_request
+from . import export_gguf, export_single_file, original_layout
+
+_ALIGNMENT = 32  # bytes, of GGUF's tensors
+
+
+def gguf_bytes(path: str | Path, quant: str, *, single: bool) -> int:
+    """Return the bytes that `export_gguf.quantize_file` writes of tensors.
+
+    Args:
+        single: one file, and not a folder.
+    """
+    options = make_request(Path(path), quant=quant)
+    chosen = original_layout.chosen(detect(path), options.components, single=single)
+    total = 0
+    for src in map(original_layout.as_floats, chosen.values()):
+        named = original_layout.names(src, single)
+        for _, shape, kind, _ in export_gguf.gguf_rows(src, named, registry.parse(quant), (), {}, RoundingLoss()):
+            nbytes = gguf_types.TYPES[kind].size(math.prod(shape))
+            total += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return total
+
+
+def file_bytes(path: str | Path, quant: str) -> int:
+    """Return the bytes that `export_single_file.quantize_file` writes of tensors."""
+    options = make_request(Path(path), quant=quant)
+    ((component, src),) = original_layout.chosen(detect(path), options.components, single=True).items()
+    spec = registry.parse(quant).of_component("" if component == LONE else component)
+    rows = export_single_file.rows_of(export_single_file.floats_of(src), spec, ())
+    return sum(part.nbytes for row in rows for part in row.made.values())

@@ -1,0 +1,148 @@
+"""The LoRAs on the Generate tab: a file and a strength each, and a free row as long as there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ...errors import SdquantError, SettingsError
+from ...models import Lora
+from .. import infotext
+from ..validation import number
+
+if TYPE_CHECKING:
+    from ..app_state import Desk
+    from ..header import Head
+
+MOST = 6  # LoRAs at once
+MAX_STRENGTH = 10
+NONE = "None"
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraPicker:
+    """The widgets: in each row the name of a file, and its strength."""
+
+    rows: list[gr.Row]
+    names: list[gr.Dropdown]
+    strengths: list[gr.Number]
+
+    @property
+    def values(self) -> list[Any]:
+        """Return the widgets whose values `chosen_loras` takes."""
+        return [*self.names, *self.strengths]
+
+
+def add_loras(desk: Desk, model: str | None) -> LoraPicker:
+    """Create the widgets at the current position in the page."""
+    rows, names, strengths = [], [], []
+    known = lora_choices(desk, model)
+    with gr.Accordion("LoRA", open=False, elem_id="loras"):
+        for n in range(MOST):
+            with gr.Row(visible=n == 0) as row:
+                names.append(_name(n, known))
+                strengths.append(_strength(n))
+            rows.append(row)
+    return LoraPicker(rows=rows, names=names, strengths=strengths)
+
+
+def _name(n: int, known: list[tuple[str, str]]) -> gr.Dropdown:
+    return gr.Dropdown(
+        known, value=NONE, label=f"LoRA {n + 1}", info="Files below the model folders", scale=3, elem_id=f"lora-{n}",
+        min_width=180,
+    )  # fmt: skip
+
+
+def _strength(n: int) -> gr.Number:
+    return gr.Number(
+        1, label=f"Strength {n + 1}", info="0: off", step=0.05, elem_id=f"lora-strength-{n}", min_width=100
+    )
+
+
+def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
+    """Connect the events."""
+    gr.on([one.change for one in picker.names], visible_rows, picker.names, picker.rows, **_QUIET)
+    gr.on(
+        [head.model.change, head.again.click],
+        lambda model, *names: _again(desk, model, names),
+        [head.model, *picker.names],
+        picker.names,
+        trigger_mode="always_last",
+        **_QUIET,
+    )
+
+
+def lora_choices(desk: Desk, model: object) -> list[tuple[str, str]]:
+    """Return labels and names of the LoRA files, those that are nearest to the model first."""
+    try:
+        beside = desk.roots.resolve(model).parts
+    except SdquantError:
+        beside = ()
+    files = sorted(desk.roots.loras(), key=lambda one: -_shared(beside, one.path.parts))
+    return [(NONE, NONE), *((one.name.removesuffix(".safetensors"), one.name) for one in files)]
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return the number of folders that two paths share."""
+    return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+
+
+def visible_rows(*names: object) -> list[Any]:
+    """Return the updates of the rows: all in use, and one more."""
+    last = max((n for n, name in enumerate(names) if name not in (None, NONE)), default=-1)
+    return [gr.update(visible=n <= last + 1) for n in range(MOST)]
+
+
+def _again(desk: Desk, model: object, names: Sequence[object]) -> list[Any]:
+    known = lora_choices(desk, model)
+    there = {name for _, name in known}
+    return [gr.update(choices=known, **({} if name in there else {"value": NONE})) for name in names]
+
+
+def chosen_loras(desk: Desk, values: Sequence[Any], prompt: str) -> tuple[str, tuple[Lora, ...]]:
+    """Return the prompt without `<lora:...>`, and the LoRAs of the widgets and of the prompt.
+
+    Raises:
+        SettingsError: there is no such LoRA, there are too many, or a strength is no number.
+    """
+    loras = []
+    for n, (name, strength) in enumerate(zip(values[:MOST], values[MOST:], strict=True)):
+        if name in (None, NONE):
+            continue
+        path = desk.roots.resolve(name)
+        if path not in {one.path for one in desk.roots.loras()}:
+            raise SettingsError(f"Cannot use {path.name}", "it is not a LoRA file", "Choose one from the list")
+        loras.append(Lora(path=path, strength=number(f"Strength {n + 1}", strength, -MAX_STRENGTH, MAX_STRENGTH)))
+    text, written = infotext.split_loras(prompt)
+    for name, strength in written:
+        entry = lora_named(desk, name)
+        if entry is None:
+            what, why = f"Cannot use the LoRA {name[:80]!r} of the prompt", "there is none of that name"
+            raise SettingsError(what, why, "Put its file below the model folders, or remove it from the prompt")
+        value = number(f"The strength of {name[:80]}", strength, -MAX_STRENGTH, MAX_STRENGTH)
+        loras.append(Lora(path=Path(desk.roots.resolve(entry)), strength=value))
+    if len(loras) > MOST:
+        raise SettingsError("Cannot use so many LoRAs", f"there are {len(loras)}", f"Use at most {MOST} at once")
+    return text, tuple(loras)
+
+
+def lora_named(desk: Desk, name: str) -> str | None:
+    """Return the name in the list of the first LoRA file that is called so without folder and suffix."""
+    return next((one.name for one in desk.roots.loras() if one.path.stem == name), None)
+
+
+def taken_loras(desk: Desk, loras: Sequence[tuple[str, float]]) -> tuple[list[Any], list[Any], list[str]]:
+    """Return the updates of the rows, the values of the widgets, and the names that there are no files for."""
+    found = [(name, strength) for name, strength in loras if lora_named(desk, name) and abs(strength) <= MAX_STRENGTH]
+    found = found[:MOST]
+    missing = [name for name, strength in loras if (name, strength) not in found]
+    names: list[Any] = [lora_named(desk, name) for name, _ in found]
+    names += [NONE] * (MOST - len(names))
+    strengths = [strength for _, strength in found] + [1] * (MOST - len(found))
+    known = lora_choices(desk, None)
+    return visible_rows(*names), [*(gr.update(choices=known, value=name) for name in names), *strengths], missing

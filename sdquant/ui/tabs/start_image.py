@@ -1,0 +1,103 @@
+"""The image to start from, on the Generate tab: as a whole (image to image), or only what is painted over (inpaint)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from ...models import StartImage
+from .. import html_components
+from ..validation import number
+
+USUAL = 0.6
+_LEAST = 0.01
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPicker:
+    """The widgets. `take`: what the page's script writes when an image of the gallery is dropped."""
+
+    box: gr.Accordion
+    editor: gr.ImageEditor
+    strength: gr.Slider
+    use: gr.Button
+    take: gr.Textbox
+
+    @property
+    def values(self) -> list[Any]:
+        """Return the widgets whose values `chosen_start` takes."""
+        return [self.editor, self.strength]
+
+
+def add_start(*, visible: bool) -> StartPicker:
+    """Create the widgets at the current position in the page."""
+    with gr.Accordion("Image to image, inpaint", open=False, visible=visible, elem_id="start-box") as box:
+        gr.HTML(
+            html_components.note("Paint over what is to be drawn anew; without paint, all of it is."), padding=False
+        )
+        editor = gr.ImageEditor(
+            label="Start image",
+            type="pil", sources=["upload", "clipboard"], transforms=(), layers=False, height=340,
+            brush=gr.Brush(default_size=16, colors=["#ff3366"], color_mode="fixed"), elem_id="start",
+        )  # fmt: skip
+        strength = gr.Slider(
+            _LEAST, 1, value=USUAL, step=0.01, label="Denoising strength", info="How much of it changes",
+            elem_id="strength",
+        )  # fmt: skip
+        use = gr.Button("Use the last or chosen image", size="sm", elem_id="start-use")
+    take = gr.Textbox("", label="Dropped", elem_id="start-take", elem_classes="sq-unseen", max_length=20)
+    return StartPicker(box=box, editor=editor, strength=strength, use=use, take=take)
+
+
+def wire_start(picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
+    """Connect the events: an image of the gallery goes into the editor by the button, or by dropping it there."""
+    selected = gr.State(0)
+
+    def select(event: gr.SelectData) -> int:
+        return event.index if isinstance(event.index, int) else 0
+
+    gallery.select(select, None, selected, **_QUIET)
+    picker.use.click(_image, [images, selected], picker.editor, **_QUIET)
+    picker.take.change(_dropped, [images, picker.take], picker.editor, **_QUIET)
+
+
+def _image(images: object, number: object) -> Any:
+    """Return an image of the gallery, whose entries are images with captions; no change if there is none."""
+    known = images if isinstance(images, list) else []
+    if not isinstance(number, int) or isinstance(number, bool) or not known:
+        return gr.skip()
+    return known[number if 0 <= number < len(known) else 0][0].convert("RGB")
+
+
+def _dropped(images: object, command: object) -> Any:
+    first = str(command).partition(" ")[0]
+    return _image(images, int(first)) if first.isascii() and first.isdigit() else gr.skip()
+
+
+def chosen_start(values: Sequence[Any]) -> StartImage | None:
+    """Return the start image, with a mask if something is painted over; None without an image.
+
+    Raises:
+        SettingsError: the strength is no number from 0.01 to 1.
+    """
+    editor, strength = values
+    image = editor.get("background") if isinstance(editor, dict) else None
+    if image is None:
+        return None
+    mask = _mask(editor.get("layers") or [], image.size)
+    return StartImage(image=image, strength=number("Denoising strength", strength, _LEAST, 1), mask=mask)
+
+
+def _mask(layers: Sequence[Any], size: tuple[int, int]) -> Any:
+    """Return what is painted in white on black; None for nothing."""
+    from PIL import Image, ImageChops
+
+    mask = Image.new("L", size, 0)
+    for layer in layers:
+        painted = layer.convert("RGBA").getchannel("A").resize(size, Image.Resampling.NEAREST)
+        mask = ImageChops.lighter(mask, painted.point(lambda value: 255 if value else 0))
+    return mask if mask.getbbox() is not None else None

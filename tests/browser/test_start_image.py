@@ -1,0 +1,52 @@
+"""An image of the gallery as the start of the next: by the button, by dropping it, as a whole and in a painted part."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from sdquant.ui import infotext
+
+if TYPE_CHECKING:
+    from .person import Person
+
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
+
+
+def shown(person: Person) -> Image.Image:
+    """The picture that the page shows."""
+    source = person.page.locator("#image img").get_attribute("src") or ""
+    return Image.open(io.BytesIO(person.page.request.get(source).body()))
+
+
+def test_draw_a_part_anew(person: Person) -> None:
+    page = person.page
+    person.model("digits-sd")
+    first = person.draw("a handwritten seven", steps=6).convert("RGB")
+    page.locator("#start-box button").first.click()
+    editor = page.locator("#start")
+    expect(editor).to_be_visible()
+    page.locator("#gallery img").first.drag_to(editor)
+    expect(editor.get_by_role("button", name="Brush", exact=True)).to_be_visible()
+    expect(editor.locator("canvas").first).to_be_visible()
+    page.locator("#strength input[type=number]").fill("0.5")
+    whole = person.draw("a handwritten one", steps=6).convert("RGB")
+    assert whole.size == first.size and whole.tobytes() != first.tobytes()
+    assert infotext.parse(shown(person).info[infotext.KEY])["Denoising strength"] == "0.5"
+
+    page.locator("#start-use").click()
+    editor.get_by_role("button", name="Brush", exact=True).click()
+    box = editor.locator("canvas").first.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2 - 130, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 4, y + 4, steps=4)
+    page.mouse.up()
+    page.locator("#strength input[type=number]").fill("1")
+    part = person.draw("a handwritten four", steps=6).convert("RGB")
+    assert part.tobytes() != whole.tobytes()  # tests/test_start_images.py holds what is outside of a mask
