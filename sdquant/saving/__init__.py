@@ -20,5 +20,6 @@ else:
 
 __all__ = [
     "DequantizationReport", "dequantize_to", "export_gguf", "export_single_file", "foreseen_size", "library_config",
-    "library_formats", "model_files", "next_steps", "original_layout", "own_config", "portable", "quantize_file", "save",
+    "library_formats", "model_files", "next_steps", "original_layout", "own_config", "portable", "quantize_file",
+    "save",
 ]  # fmt: skip
