@@ -63,7 +63,8 @@ def _rotated(weight: Tensor, moments: Tensor, size: int) -> tuple[Tensor, Tensor
     Blocks of moments that end within a group are joined: what lies between them is unknown, and zero here.
     """
     if moments.shape[1] % size:
-        moments = torch.block_diag(*moments)[: weight.shape[1], : weight.shape[1]].unsqueeze(0)
+        joined: Tensor = torch.block_diag(*moments)  # type: ignore[no-untyped-call]
+        moments = joined[: weight.shape[1], : weight.shape[1]].unsqueeze(0)
     turned = hadamard.rotate_by_matrix(moments, size)
     turned = hadamard.rotate_by_matrix(turned.transpose(1, 2).contiguous(), size)
     return hadamard.rotate_by_matrix(weight, size), turned

@@ -21,10 +21,10 @@ _FLAGS = (
 )
 # The first that matches counts.
 _WORDS = (
-    (r"\b(allow_incompatible|allow_pickle)=True\b", lambda found: _flag(found[1])),
-    (r"\bquant=None\b", lambda found: "no --quant"),
-    (rf"\b({'|'.join(_FLAGS)})={_VALUE}", lambda found: f"{_flag(found[1])} {_word(found[2], found[3], found[4])}"),
-    (rf"\b({'|'.join(_FLAGS)})=(?=[\s.,;)]|$)", lambda found: _flag(found[1])),
+    (r"\b(allow_incompatible|allow_pickle)=True\b", lambda match: _flag(match[1])),
+    (r"\bquant=None\b", lambda match: "no --quant"),
+    (rf"\b({'|'.join(_FLAGS)})={_VALUE}", lambda match: f"{_flag(match[1])} {_word(match[2], match[3], match[4])}"),
+    (rf"\b({'|'.join(_FLAGS)})=(?=[\s.,;)]|$)", lambda match: _flag(match[1])),
 )
 # What a library says itself, which helps whoever looks for it, but not whoever types commands.
 _LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: ")
@@ -42,7 +42,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _word(quoted: str | None, meant: str | None, bare: str | None) -> str:
-    if meant is not None:
-        return "FOLDER" if "folder" in meant else meant.strip("<>").upper()
+def _word(quoted: str | None, placeholder: str | None, bare: str | None) -> str:
+    if placeholder is not None:
+        return "FOLDER" if "folder" in placeholder else placeholder.strip("<>").upper()
     return quoted if quoted is not None else str(bare)

@@ -15,31 +15,31 @@ from . import libraries
 _FILE = "tokenizer.json"
 
 
-def reader(cls: Any, folder: Path, index: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+def reader(cls: Any, folder: Path, index: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
     """Return the pipeline class, or an heir of it that reads other classes of tokenizers out of model_index.json.
 
     Set `__class__` of what its `from_pretrained` returns back to `cls`.
 
     Args:
-        index: what the folder's model_index.json says. given: tokenizers that are not read from the folder.
+        index: what the folder's model_index.json says. others: tokenizers that are not read from the folder.
     """
     rows = {
         name: [row[0], f"{row[1]}Fast"]
         for name, row in index.items()
-        if isinstance(row, list) and len(row) == 2 and _needs_other(row[1], folder / name, given.get(name))
+        if isinstance(row, list) and len(row) == 2 and _needs_other(row[1], folder / name, others.get(name))
     }
     if not rows:
         return cls
 
     def load_config(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        found = super(heir, kind).load_config(*args, **kwargs)
-        return {**found, **rows} if isinstance(found, dict) else found
+        config = super(heir, kind).load_config(*args, **kwargs)
+        return {**config, **rows} if isinstance(config, dict) else config
 
     heir: Any = type(cls.__name__, (cls,), {"load_config": classmethod(load_config)})
     return heir
 
 
-def _needs_other(class_name: Any, folder: Path, given: Any) -> bool:
+def _needs_other(class_name: Any, folder: Path, other: Any) -> bool:
     """Return whether a tokenizer has to be of the second class."""
     transformers = libraries.transformers()
     kind = getattr(transformers, str(class_name), None)
@@ -49,6 +49,6 @@ def _needs_other(class_name: Any, folder: Path, given: Any) -> bool:
     files = {} if is_empty else getattr(kind, "vocab_files_names", {"any": _FILE})
     if _FILE in files.values():
         return False
-    if given is not None:
-        return is_empty or not isinstance(given, kind)
+    if other is not None:
+        return is_empty or not isinstance(other, kind)
     return (folder / _FILE).is_file() and not any((folder / file).is_file() for file in files.values())

@@ -39,8 +39,8 @@ class StartImage:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of a pipeline's call."""
-        given = {"image": self.image, "strength": self.strength}
-        return given if self.mask is None else {**given, "mask_image": self.mask}
+        values = {"image": self.image, "strength": self.strength}
+        return values if self.mask is None else {**values, "mask_image": self.mask}
 
     def outside_kept(self, drawn: Any) -> Any:
         """Return a drawn image with the start image where nothing was painted: the VAE changes it a little."""
@@ -85,8 +85,8 @@ def size_for(pipe: Any, start: StartImage, side: int, width: int | None, height:
     multiple = 2 * int(getattr(pipe, "vae_scale_factor", 8))
     shape = (start.image.width / start.image.height) ** 0.5
     sides = (max(multiple, round(length / multiple) * multiple) for length in (side * shape, side / shape))
-    found = tuple(sides)
-    return width or found[0], height or found[1]
+    own = tuple(sides)
+    return width or own[0], height or own[1]
 
 
 def refuse_steps(start: StartImage, steps: int) -> None:

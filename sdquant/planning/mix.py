@@ -172,7 +172,7 @@ def _errors(name: str, pool: _Pool, resolved: Resolved, reading: Callable[[Resol
         with reading(resolved, name) as read:
             return mix_errors.measure_errors(list(pool.bytes), read, schemes, pool.statistics, tick)
 
-    stats = None if pool.statistics is None else mix_errors.mark(str(request.quant_stats))
+    stats = None if pool.statistics is None else mix_errors.file_identity(str(request.quant_stats))
     key = {"files": list(mix_errors.identity(src)), "dtype": resolved.dtype, "statistics": stats, "name": name,
            "schemes": schemes, "versions": dict(compat.hardware.versions())}  # fmt: skip
     noises = mix_errors.remembered(key, list(pool.bytes), request.progress, run) if src.files else run(lambda _: None)

@@ -151,7 +151,7 @@ def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sdquant" / "errors"
 
 
-def mark(file: str) -> list[object]:
+def file_identity(file: str) -> list[object]:
     """Return what tells whether a file is the same as before."""
     status = os.stat(file)
     return [os.path.abspath(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
@@ -160,4 +160,4 @@ def mark(file: str) -> list[object]:
 def identity(src: Checkpoint) -> Iterator[list[object]]:
     """Yield what tells whether a component's files are the same as before."""
     for file in src.files:
-        yield mark(str(file.resolve()))
+        yield file_identity(str(file.resolve()))

@@ -16,10 +16,11 @@ from ..core import AUTO as AUTO
 from ..core import COMPUTE_DTYPES, OFFLOAD_MODES, check_offload_mode, registry
 from ..errors import SettingsError
 from ..offload import mode_named
-from ..rules import calibrated_schemes, rules_of, with_rules, with_statistics
+from ..rules import rules_of, with_rules
 from ..utils.arguments import unknown
 from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
+from . import statistics_arguments
 from .component_files import ComponentFile, expanded_path, parts_of, require_parts
 from .mix_arguments import refuse_wrong_mix
 
@@ -244,37 +245,19 @@ class Request:
         """
         if self.quant in (None, AUTO) and self.rules is None:
             if not self.mixed:
-                self._refuse_statistics({})
+                statistics_arguments.refuse_useless({}, self.quant_stats)
             return {}
         quant = RULES if self.quant is None else self.quant
         each = quant if isinstance(quant, Mapping) else {"*": quant}
         specs = {name: _spec(text) for name, text in each.items() if text is not None}
         if self.rules is None:
-            return self._calibrated(specs)
+            return statistics_arguments.calibrated(specs, self.quant_stats)
         ruled = {name: spec for name, spec in specs.items() if spec is not None and spec.scheme.name == RULES}
         if not ruled:
             raise SettingsError(
                 f"Cannot combine rules with quant={self.quant!r}", "rules need quant='rules'", "Remove one of the two"
             )
         return specs | {name: with_rules(spec, self.rules, self.quant_stats) for name, spec in ruled.items()}
-
-    def _calibrated(self, specs: Mapping[str, QuantSpec | None]) -> Mapping[str, QuantSpec | None]:
-        """Return the schemes with the file of statistics, those that use one."""
-        self._refuse_statistics(specs)
-        if self.quant_stats is None:
-            _require_statistics(specs)
-            return specs
-        calibrated = {name: spec for name, spec in specs.items() if spec is not None and spec.takes_statistics}
-        return {**specs, **{name: with_statistics(spec, self.quant_stats) for name, spec in calibrated.items()}}
-
-    def _refuse_statistics(self, specs: Mapping[str, QuantSpec | None]) -> None:
-        if self.quant_stats is None or any(spec is not None and spec.takes_statistics for spec in specs.values()):
-            return
-        raise SettingsError(
-            f"Cannot use quant_stats={self.quant_stats!r} without rules",
-            f"only rules, and {calibrated_schemes()}, use what calibration found",
-            "Set rules, or remove quant_stats",
-        )
 
     @property
     def plain_runtime(self) -> str | None:
@@ -385,20 +368,6 @@ def _spec(text: str) -> QuantSpec | None:
             f"Invalid quant={text!r}", "a scheme must be a string", 'Use quant="nf4" or quant={"unet": "nf4"}'
         )
     return None if text.strip().lower() == NOT_QUANTIZED else registry.parse(text)
-
-
-def _require_statistics(specs: Mapping[str, QuantSpec | None]) -> None:
-    """Raise SettingsError for an option that does nothing without a file of statistics."""
-    for spec in specs.values():
-        known = {} if spec is None else spec.scheme.options
-        for name, value in () if spec is None else spec.options:
-            if value and known[name].calibrated:
-                raise SettingsError(
-                    f"Cannot quantize to {spec} without statistics",
-                    f"{name} means: {known[name].help}",
-                    f"Run `sdquant calibrate MODEL --prompt ... -o stats.safetensors`, and set "
-                    f"quant_stats=stats.safetensors; or leave {name} out",
-                )
 
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:

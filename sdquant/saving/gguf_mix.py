@@ -61,8 +61,8 @@ def types_of(src: Checkpoint, rows: Sequence[MixedTensor], request: Request, com
         def run(tick: Callable[[int], object]) -> mix_errors.Errors:
             return mix_errors.measure_errors(list(schemes), read, schemes, statistics, tick)
 
-        marked = None if statistics is None else mix_errors.mark(str(request.quant_stats))
-        key = {"files": list(mix_errors.identity(src)), "statistics": marked, "schemes": schemes, "gguf": component}
+        identity = None if statistics is None else mix_errors.file_identity(str(request.quant_stats))
+        key = {"files": list(mix_errors.identity(src)), "statistics": identity, "schemes": schemes, "gguf": component}
         errors = mix_errors.remembered(key, list(schemes), request.progress, run)
     words = [[*(word for word in row.types if _known(row, word, errors)), row.plain] for row in some]
     items = [

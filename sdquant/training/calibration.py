@@ -183,9 +183,18 @@ def _for_quality(
         collector.begin(lambda: _draw(pipe, first, 0, None, False, None, dict), processes)
         if known:
             collector.load(known)
-        _draw(pipe, task, done, processes, progress, partial, lambda: collector.found(exact=True), told=collector.image)
+        _draw(
+            pipe,
+            task,
+            done,
+            processes,
+            progress,
+            partial,
+            lambda: collector.statistics(exact=True),
+            announce=collector.image,
+        )
     alone = processes is None or processes.count == 1
-    merged = collector.found(exact=False) if alone else collector.merged(processes)  # type: ignore[arg-type]
+    merged = collector.statistics(exact=False) if alone else collector.merged(processes)  # type: ignore[arg-type]
     unseen = sorted(name for name, value in merged.items() if name.endswith(".rows") and not int(value))
     if unseen:
         first_one = unseen[0].removesuffix(".rows").rpartition(".")[0]
@@ -206,13 +215,13 @@ def _draw(
     processes: Processes | None,
     progress: bool,
     partial: Path | None,
-    found: Callable[[], Mapping[str, Tensor]],
-    told: Callable[[str, int, int], None] | None = None,
+    statistics: Callable[[], Mapping[str, Tensor]],
+    announce: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Draw the images of this process from the one numbered `done` on; write what is found so far to `partial`.
 
     Args:
-        told: called with prompt, seed and number of each image before it is drawn.
+        announce: called with prompt, seed and number of each image before it is drawn.
     """
     import torch
 
@@ -220,22 +229,22 @@ def _draw(
 
     mine = _mine(task, processes)
     shown = progress and (processes is None or processes.rank == 0)
-    written, took = -math.inf, 0.0
+    last, seconds = -math.inf, 0.0
     with (
         torch.no_grad(),
         count_bar("Calibrating", len(mine), "image", shown, initial=done, delay=0, leave=True) as bar,
     ):
         for count, (number, prompt, seed) in enumerate(mine[done:], start=done + 1):
-            if told is not None:
-                told(prompt, seed, number)
+            if announce is not None:
+                announce(prompt, seed, number)
             draw(
                 pipe, [prompt], seeds=[seed], steps=task.steps, guidance=task.guidance, width=task.width,
                 height=task.height,
             )  # fmt: skip
             before = time.monotonic()
-            if partial is not None and (took < 1 or before - written > 20 * took):
-                _keep(partial, task, count, found())
-                written, took = time.monotonic(), time.monotonic() - before
+            if partial is not None and (seconds < 1 or before - last > 20 * seconds):
+                _keep(partial, task, count, statistics())
+                last, seconds = time.monotonic(), time.monotonic() - before
             bar.update()
 
 

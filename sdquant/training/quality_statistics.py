@@ -97,7 +97,7 @@ class QualityCollector:
         """Tell that the next calls are for this image. number: its number among all of them."""
         self._image, self._calls = (prompt, seed, number), {}
 
-    def found(self, *, exact: bool) -> dict[str, Tensor]:
+    def statistics(self, *, exact: bool) -> dict[str, Tensor]:
         """Return what has been collected by name; see `rules.layer_statistics`."""
         tensors: dict[str, Tensor] = {}
         for layer in self.layers:
@@ -107,7 +107,7 @@ class QualityCollector:
         return tensors
 
     def load(self, known: Mapping[str, Tensor]) -> None:
-        """Load what `found(exact=True)` returned."""
+        """Load what `statistics(exact=True)` returned."""
         operands: dict[str, dict[str, Tensor]] = {}
         for name, value in known.items():
             operand, _, what = name.rpartition(".")

@@ -101,7 +101,7 @@ class Desk:
         path = str(self.roots.resolve(model))
         if not others or self.is_pipeline(model):
             return Target(path=path)
-        names = list(others) if isinstance(others, (list, tuple)) else [others]
+        names = [others] if isinstance(others, str) else list(others)
         paths = {name: str(self.roots.resolve(name)) for name in names}
         bases = [name for name in paths if self.is_pipeline(name)]
         if len(bases) > 1:

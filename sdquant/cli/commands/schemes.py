@@ -139,8 +139,8 @@ def _command(args: argparse.Namespace, row: SchemeRow, room: int | None) -> str:
         words.append(f"--quant {row.scheme}")
     if row.offload not in ("", NO_OFFLOAD):
         words.append(f"--offload {row.offload}")
-        limited = room is not None and (args.memory or args.budget) and mode_named(row.offload).takes_budget
-        words += [f"--budget {budget_text(room)}"] if limited else []
+        if room is not None and (args.memory or args.budget) and mode_named(row.offload).takes_budget:
+            words.append(f"--budget {budget_text(room)}")
     words += [f"--base {args.base}"] if args.base else []
     return " ".join(words + [f"--part {part}" for part in args.parts or ()])
 

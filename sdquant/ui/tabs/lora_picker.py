@@ -138,11 +138,11 @@ def lora_named(desk: Desk, name: str) -> str | None:
 
 def taken_loras(desk: Desk, loras: Sequence[tuple[str, float]]) -> tuple[list[Any], list[Any], list[str]]:
     """Return the updates of the rows, the values of the widgets, and the names that there are no files for."""
-    found = [(name, strength) for name, strength in loras if lora_named(desk, name) and abs(strength) <= MAX_STRENGTH]
-    found = found[:MOST]
-    missing = [name for name, strength in loras if (name, strength) not in found]
-    names: list[Any] = [lora_named(desk, name) for name, _ in found]
+    usable = [(name, strength) for name, strength in loras if lora_named(desk, name) and abs(strength) <= MAX_STRENGTH]
+    usable = usable[:MOST]
+    missing = [name for name, strength in loras if (name, strength) not in usable]
+    names: list[Any] = [lora_named(desk, name) for name, _ in usable]
     names += [NONE] * (MOST - len(names))
-    strengths = [strength for _, strength in found] + [1] * (MOST - len(found))
+    strengths = [strength for _, strength in usable] + [1] * (MOST - len(usable))
     known = lora_choices(desk, None)
     return visible_rows(*names), [*(gr.update(choices=known, value=name) for name in names), *strengths], missing
