@@ -135,8 +135,8 @@ class QuantSpec(InputStatistics):
     def takes_statistics(self) -> bool:
         """Return whether a file of `sdquant calibrate` changes how weights are quantized."""
         known = self.scheme.options
-        asked = any(value and name in known and known[name].calibrated for name, value in self.options)
-        return self.scheme.calibrated or self.scheme.moments or asked
+        has_option = any(value and name in known and known[name].calibrated for name, value in self.options)
+        return self.scheme.calibrated or self.scheme.moments or has_option
 
     def described(self) -> str:
         """Return a string with everything that the encoded bits depend on."""

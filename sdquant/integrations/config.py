@@ -76,7 +76,7 @@ class Config:
             if self.quant_stats is not None or component:
                 raise SettingsError(
                     f"Cannot use quant_stats={quant_stats!r} and component={component!r} without rules",
-                    f"only rules, and {calibrated_schemes()}, use what calibration found",
+                    f"only rules, {calibrated_schemes()} use what calibration found",
                     "Pass rules=, or leave both out",
                 )
             self.spec = parsed

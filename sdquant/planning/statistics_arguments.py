@@ -33,7 +33,7 @@ def refuse_useless(specs: Mapping[str, QuantSpec | None], file: str | None) -> N
         return
     raise SettingsError(
         f"Cannot use quant_stats={file!r} without rules",
-        f"only rules, and {calibrated_schemes()}, use what calibration found",
+        f"only rules, {calibrated_schemes()} use what calibration found",
         "Set rules, or remove quant_stats",
     )
 

@@ -116,8 +116,8 @@ def calibrated_schemes() -> str:
     """Return which schemes use a file of statistics, for errors."""
     rows = [row for row in registry.schemes() if row.calibrated or row.moments]
     names = [row.aliases[0] if row.aliases else row.name for row in rows]
-    names += [f"{row.name},{name}" for row in registry.schemes() for name, one in row.options.items() if one.calibrated]
-    return f"the schemes {', '.join(names[:-1])} and {names[-1]}"
+    options = {name for row in registry.schemes() for name, one in row.options.items() if one.calibrated}
+    return f"{' and '.join(names)}, and the options {' and '.join(sorted(options))} of other schemes"
 
 
 def require_magnitudes(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, ...]]]) -> None:
