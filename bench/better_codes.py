@@ -1,13 +1,13 @@
 """How near a step's output is to the float model's, for each number of bytes: with what calibration knows, and not.
 
     python -m bench.better_codes                      both shipped models; bench/results/better_codes.json
-    python -m bench.better_codes digits-flux -q int4,gptq -q q4_k
+    python -m bench.better_codes digits-flux -q int4,gptq -q q4_k -q auto
 
 Inputs of the UNet or transformer are those of whole images. Calibration sees images of twenty prompts and seeds; what
 is measured are the steps of images of other seeds. "bits" are all bits of the weights of linear and convolution layers
 for each number, of those as well that a format leaves as they are. A format of another library is that library's own
 code wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes, quanto). NNCF's own ways to calibrate run
-through `nncf.compress_weights`.
+through `nncf.compress_weights`. "auto" is `quant="auto"` with a size of so large a share of bf16.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from sdquant import backends
 from sdquant.core import QuantSpec, Unfit, registry
 from sdquant.demo import path
 from sdquant.models import draw, main_part
+from sdquant.nn import quantized
 from sdquant.rules import statistics_file, with_statistics
 from sdquant.training import digits
 from sdquant.training.calibration import Calibration, calibrate
@@ -43,8 +44,10 @@ SCHEMES = (
     "sdnq-uint4", "sdnq-uint4,hadamard", "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
     "sdnq-uint3", "qint3", "q2_k", "q2_k,imatrix",
     "q4_k,gptq", "iq4_xs,gptq", "nf4,gptq", "comfy:nvfp4,gptq", "int4,gptq", "int4,group_size=32,gptq",
-    "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq",
+    "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq", "auto",
 )  # fmt: skip
+SHARES = (0.28, 0.2)  # of bf16, for "auto"
+AUTO, MEASURED = "auto, {share}", "auto, {share}, statistics"
 NNCF = {"AWQ": "awq", "scale estimation": "scale_estimation", "GPTQ": "gptq"}
 
 
@@ -123,6 +126,28 @@ def nncf_layers(model: nn.Module, calls: list[dict[str, Any]], option: str) -> n
     return compressed
 
 
+def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float]]:
+    """Put the values of mixes of each size into a float32 model; yield their names and bits for each weight."""
+    component, layers = MODELS[name], layers_of(model)
+    total = sum(layer.weight.numel() for layer in layers.values())
+    exact = {path: layer.weight.data.clone() for path, layer in layers.items()}
+    bf16 = sdquant.plan(path(name)).bytes
+    for share in SHARES:
+        for title, file in ((AUTO, None), (MEASURED, stats)):
+            pipe = sdquant.load_model(
+                path(name), quant="auto", size=int(bf16 - 2 * (1 - share) * total), quant_stats=file,
+                components=[component], progress=False,
+            )  # fmt: skip
+            mixed, nbytes = dict(quantized(main_part(pipe))), 0
+            for where, layer in layers.items():
+                packed = mixed.get(f"{where}.weight")
+                layer.weight.data = exact[where]
+                nbytes += 2 * layer.weight.numel() if packed is None else packed.nbytes
+                if packed is not None:
+                    layer.weight.data = packed.spec.scheme.codec.decode(packed, torch.float32)
+            yield title.format(share=share), 8 * nbytes / total
+
+
 def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield a row for each scheme, and each of NNCF's ways."""
     component = MODELS[name]
@@ -130,7 +155,7 @@ def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     calls = calls_of(pipe, main_part(pipe), 1000)[::2]
     prompts = tuple(digits.prompt(digit, template) for template in (0, 1) for digit in range(10))
     task = Calibration(
-        model=name, rules=(), prompts=prompts, steps=STEPS, components=(component,), gradients=0, seed=0
+        model=name, rules=(), prompts=prompts, steps=STEPS, components=(component,), seed=0
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.safetensors"
@@ -143,9 +168,13 @@ def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             return round(decibels(float(exact.square().sum()), float((outputs(of, calls) - exact).square().sum())), 2)
 
         bits_of = {}
-        for scheme in wanted:
+        for scheme in (word for word in wanted if word != "auto"):
             bits_of[scheme] = round(put(scheme), 3)
             yield {"name": scheme, "case": name, "bits": bits_of[scheme], "snr": snr(model)}
+        if "auto" in wanted:
+            mixed = main_part(sdquant.load_model(path(name), progress=False)).float()
+            for title, bits in mixes(name, mixed, stats):
+                yield {"name": title, "case": name, "bits": round(bits, 3), "snr": snr(mixed)}
     if wanted != SCHEMES:
         return
     pipe = sdquant.load_model(path(name), progress=False)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools import compute, memory, offload, output, speed
+from tools import better_codes, compute, memory, offload, output, speed
 from tools.tables import markdown
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ COMPUTE = ROOT / "docs" / "compute.md"
 SCHEMES = ROOT / "docs" / "schemes.md"
 QUALITY = ROOT / "docs" / "quality.md"
 LOADS = ROOT / "docs" / "loading.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS, SCHEMES, QUALITY, LOADS)
+MIXES = ROOT / "docs" / "mixes.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS, SCHEMES, QUALITY, LOADS, MIXES)
 WHOLE = ROOT / "bench" / "results"  # whole-*.json
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
@@ -454,7 +455,7 @@ def _names(name: str) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "schemes": schemes, "choice": choice, "offload_choice": offload_choice, "matrix": matrix,
+    "better_codes": better_codes.table, "schemes": schemes, "choice": choice, "offload_choice": offload_choice, "matrix": matrix,
     "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
