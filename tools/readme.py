@@ -455,7 +455,8 @@ def _names(name: str) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "better_codes": better_codes.table, "schemes": schemes, "choice": choice, "offload_choice": offload_choice, "matrix": matrix,
+    "better_codes": better_codes.table,
+    "schemes": schemes, "choice": choice, "offload_choice": offload_choice, "matrix": matrix,
     "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
