@@ -11,7 +11,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageStat
 import sdquant
 from sdquant.errors import SettingsError
 from sdquant.models import StartImage, draw, pipeline_for, traits
-from sdquant.models.start_images import image_classes, size_for
+from sdquant.models.start_images import image_classes, size_for, takes_image
 
 
 def drawn(pipe: Any, start: StartImage | None, seeds: tuple[int, ...] = (1,)) -> list[Image.Image]:
@@ -66,3 +66,10 @@ def test_sizes_and_what_is_refused(tmp_path: Path) -> None:
         drawn(pipe, StartImage(image=wide.image, strength=0.1))
     assert image_classes("NoPipeline") == (None, None)
     assert traits(sdquant.demo.path("digits-flux")).image and not traits(tmp_path).image
+
+
+def test_the_page_finds_it_by_names_alone() -> None:
+    assert takes_image("FluxPipeline") and takes_image("StableDiffusionXLPipeline")
+    assert not takes_image("StableDiffusion3ControlNetPipeline") and not takes_image("DDPMPipeline")
+    for name in ("FluxPipeline", "StableDiffusionPipeline", "StableDiffusion3Pipeline", "WanPipeline"):
+        assert takes_image(name) == (image_classes(name)[0] is not None)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .libraries import is_of_transformers
     from .loras import Lora, LoraSet
     from .op_counts import Product, Work
-    from .pipeline_traits import Traits, sampling_with, traits
+    from .pipeline_traits import Traits, sampling_with, starts_from_image, traits
     from .pipelines import components_of, is_pipeline, main_part, weight_bytes, weight_parts
     from .quantize_weight import refuse_not_finite, require_finite
     from .rounding_loss import RoundingLoss
@@ -101,6 +101,7 @@ __all__ = [
     "sampling_with",
     "set_module",
     "set_tensor",
+    "starts_from_image",
     "stored_components",
     "tied",
     "ties_in",

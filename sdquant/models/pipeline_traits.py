@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
+from ..utils.quiet_imports import quiet_imports
 from . import libraries, start_images
 
 
@@ -61,16 +62,27 @@ class Traits:
 
 def traits(folder: str | Path) -> Traits:
     """Return the traits of the pipeline in a folder; those of none if there is no pipeline that diffusers knows."""
-    kind = getattr(libraries.diffusers(), str(_json(Path(folder) / "model_index.json").get("_class_name")), None)
+    name = _class_name(folder)
+    with quiet_imports():  # of the pipeline's class
+        kind = getattr(libraries.diffusers(), name, None)
     if not inspect.isclass(kind):
         return Traits()
     config = _json(Path(folder) / "scheduler" / "scheduler_config.json")
     is_noise = _predicts_noise(str(config.get("_class_name")), config)
     return Traits(
         negative=takes_negative(kind),
-        image=start_images.image_classes(kind.__name__)[0] is not None,
+        image=start_images.takes_image(name),
         samplers=tuple(row.name for row in SAMPLERS if is_noise),
     )
+
+
+def starts_from_image(folder: str | Path) -> bool:
+    """Return `Traits.image` of the pipeline in a folder, without its class, whose import takes seconds."""
+    return start_images.takes_image(_class_name(folder))
+
+
+def _class_name(folder: str | Path) -> str:
+    return str(_json(Path(folder) / "model_index.json").get("_class_name"))
 
 
 def _predicts_noise(scheduler: str, config: Mapping[str, Any]) -> bool:

@@ -52,6 +52,13 @@ class StartImage:
         return Image.composite(drawn, self.image, ImageChops.darker(soft, self.mask))
 
 
+def takes_image(kind: str) -> bool:
+    """Return whether a pipeline class has one beside it that starts from an image, by the names of diffusers' classes:
+    its tables of them (`image_classes`) import every pipeline that there is, which takes seconds."""
+    stem = kind.removesuffix("Pipeline")
+    return not stem.endswith("ControlNet") and f"{stem}Img2ImgPipeline" in dir(libraries.diffusers())
+
+
 def image_classes(kind: str) -> tuple[type | None, type | None]:
     """Return the classes for image to image and for inpainting that take the components of a pipeline class."""
     tables: list[Mapping[str, type]] = [getattr(libraries.module(_AUTO), name) for name in _TABLES]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ...errors import SdquantError
-from ...models import Stopped, traits
+from ...models import Stopped, starts_from_image, traits
 from .. import header, html_components, infotext
 from ..background_task import Done, follow
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
@@ -65,7 +65,7 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
                 guidance = gr.Number(
                     -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=160
                 )
-            start_image = start_picker.add_start(visible=_known(desk, head.model.value, head.base.value).image)
+            start_image = start_picker.add_start(visible=_starts_from_image(desk, head.model.value, head.base.value))
             loras = lora_picker.add_loras(desk, head.model.value)
             with gr.Accordion("Size and batch", open=False), gr.Row():
                 width = gr.Number(0, label="Width", info="0: the model's own", elem_id="width")
@@ -138,6 +138,15 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
         )
 
     return wire
+
+
+def _starts_from_image(desk: Desk, model: str, base: str) -> bool:
+    """Return whether a model takes a start image; False if it cannot be opened."""
+    try:
+        target = desk.target(model, base)
+        return starts_from_image(target.base or target.path)
+    except SdquantError:
+        return False
 
 
 def _known(desk: Desk, model: str, base: str) -> Traits:
