@@ -44,7 +44,8 @@ SCHEMES = (
     "sdnq-uint4", "sdnq-uint4,hadamard", "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
     "sdnq-uint3", "qint3", "q2_k", "q2_k,imatrix",
     "q4_k,gptq", "iq4_xs,gptq", "nf4,gptq", "comfy:nvfp4,gptq", "int4,gptq", "int4,group_size=32,gptq",
-    "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq", "auto",
+    "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq",
+    "auto", "NNCF",
 )  # fmt: skip
 SHARES = (0.28, 0.2)  # of bf16, for "auto"
 AUTO, MEASURED = "auto, {share}", "auto, {share}, statistics"
@@ -126,6 +127,20 @@ def nncf_layers(model: nn.Module, calls: list[dict[str, Any]], option: str) -> n
     return compressed
 
 
+def nncf_bits(model: nn.Module, compressed: nn.Module) -> float:
+    """Return the bits of the layers' weights for each number: what NNCF has made, and in 16 bits what it has left."""
+    layers = layers_of(model)
+    weights = {f"{name}.weight" for name in layers}
+    plain = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    nbytes = 0
+    for name, tensor in compressed.state_dict().items():
+        if tensor.is_floating_point() and plain.get(name) == tensor.shape:
+            nbytes += 2 * tensor.numel() if name in weights else 0
+        else:
+            nbytes += tensor.numel() * tensor.element_size()
+    return 8 * nbytes / sum(layer.weight.numel() for layer in layers.values())
+
+
 def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float]]:
     """Put the values of mixes of each size into a float32 model; yield their names and bits for each weight."""
     component, layers = MODELS[name], layers_of(model)
@@ -167,25 +182,25 @@ def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         def snr(of: nn.Module) -> float:
             return round(decibels(float(exact.square().sum()), float((outputs(of, calls) - exact).square().sum())), 2)
 
-        bits_of = {}
-        for scheme in (word for word in wanted if word != "auto"):
-            bits_of[scheme] = round(put(scheme), 3)
-            yield {"name": scheme, "case": name, "bits": bits_of[scheme], "snr": snr(model)}
+        for scheme in (word for word in wanted if word not in ("auto", "NNCF")):
+            bits = put(scheme)
+            yield {"name": scheme, "case": name, "bits": round(bits, 3), "snr": snr(model)}
         if "auto" in wanted:
             mixed = main_part(sdquant.load_model(path(name), progress=False)).float()
             for title, bits in mixes(name, mixed, stats):
                 yield {"name": title, "case": name, "bits": round(bits, 3), "snr": snr(mixed)}
-    if wanted != SCHEMES:
+    if "NNCF" not in wanted:
         return
     pipe = sdquant.load_model(path(name), progress=False)
     seen = calls_of(pipe, main_part(pipe), 0)
     for way, option in NNCF.items():
-        row: dict[str, Any] = {"name": f"NNCF int4, {way}", "case": name, "bits": bits_of["int4"]}
+        row: dict[str, Any] = {"name": f"NNCF int4, {way}", "case": name}
         fresh = main_part(sdquant.load_model(path(name), progress=False)).float()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                row["snr"] = snr(nncf_layers(fresh, seen, option))
+                compressed = nncf_layers(fresh, seen, option)
+            row |= {"bits": round(nncf_bits(fresh, compressed), 3), "snr": snr(compressed)}
         except Exception as error:  # another library's own failure is what there is to say of it
             row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
         yield row
