@@ -84,6 +84,8 @@ html { scrollbar-gutter: stable; }
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
+#gallery .grid-container { grid-template: none / repeat(auto-fill, minmax(72px, 1fr)) !important;
+  grid-auto-rows: auto !important; }
 .sq-beside { align-self: flex-start; position: sticky; top: 12px; }
 .sq-unseen, .form:not(:has(> :not(.sq-unseen))) { display: none !important; }
 .sq-table :is(thead, tbody, tr) { border: none !important; }
