@@ -54,6 +54,11 @@ def test_an_image_and_a_part_of_it(model: str, scheme: str | None, offload: str)
     assert drawn(pipe, None)[0].tobytes() == before.tobytes()
 
 
+def test_transparent_parts_are_white() -> None:
+    start = StartImage(image=Image.new("RGBA", (32, 16), (0, 0, 0, 0)))
+    assert start.sized((16, 8)).image.getextrema() == ((255, 255),) * 3
+
+
 def test_sizes_and_what_is_refused(tmp_path: Path) -> None:
     pipe = sdquant.load_model(sdquant.demo.path("digits-sd"), progress=False)
     wide = StartImage(image=Image.new("RGB", (400, 100)), strength=0.5)

@@ -112,12 +112,13 @@ class Desk:
 
     @staticmethod
     def stamp(target: Target) -> tuple[object, ...]:
-        """Return what changes when files are added to or removed from a model's folder, or its file is written."""
+        """Return what changes when files come into or leave a folder of a model, or one of its files is written."""
         files: list[object] = []
-        for path in (Path(target.path), *(Path(target.path).glob("*") if Path(target.path).is_dir() else ())):
-            with contextlib.suppress(OSError):
-                stat = path.stat()
-                files.append((path.name, stat.st_mtime_ns, stat.st_size))
+        for place in map(Path, filter(None, (target.path, target.base, *target.parts))):
+            for path in (place, *(place.glob("*") if place.is_dir() else ())):
+                with contextlib.suppress(OSError):
+                    stat = path.stat()
+                    files.append((path.name, stat.st_mtime_ns, stat.st_size))
         return tuple(files)
 
     def begin(self, page: str, job: Job) -> None:

@@ -17,8 +17,8 @@ KEY = "parameters"
 MAX_TEXT = 20_000  # characters
 
 _NEGATIVE = "Negative prompt:"
-_PAIR = re.compile(r'\s*(\w[\w /()-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
-_LORA = re.compile(r"<lora:([^:<>]+):?([^:<>]*)[^<>]*>")  # name, strength, and what other UIs add
+_PAIR = re.compile(r'(\w[\w /()-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+_LORA = re.compile(r"<lora:([^:<>]+)(?::([^:<>]*)(?::[^<>]*)?)?>")  # name, strength, and what other UIs add
 _FEWEST = 3  # pairs that make a last line one of settings, and not of the prompt
 
 

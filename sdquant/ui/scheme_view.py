@@ -127,7 +127,7 @@ def _reason(why: tuple[str, str]) -> str:
 
 def _row(group: str, row: SchemeRow, table: SchemeTable, *, chosen: bool, checked: bool, told: bool) -> str:
     name = ORIGINAL if row.scheme == NOT_QUANTIZED else row.scheme
-    badges = "".join(f'<span class="sq-badge">{escape(text)}</span>' for text in row.praise if group == "recommended")
+    badges = "".join(f' <span class="sq-badge">{escape(text)}</span>' for text in row.praise if group == "recommended")
     state = ("checked " if checked else "") + ("disabled " if row.refused else "")
     radio = (
         f'<input type="radio" name="sq-scheme" data-do="use {escape(row.scheme)} {group}" {state}'

@@ -42,6 +42,7 @@ def theme() -> Any:
 
 CSS = """
 html { scrollbar-gutter: stable; }
+html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .gradio-container { width: 100% !important; max-width: min(1180px, 100vw) !important; 
   margin: 0 auto !important; overflow-x: clip; }
 .html-container { padding: 0 !important; }
@@ -84,6 +85,9 @@ html { scrollbar-gutter: stable; }
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
+#gallery .grid-wrap { padding-top: 36px; }
+#gallery .grid-container { grid-template: none / repeat(auto-fill, minmax(72px, 1fr)) !important;
+  grid-auto-rows: auto !important; }
 .sq-beside { align-self: flex-start; position: sticky; top: 12px; }
 .sq-unseen, .form:not(:has(> :not(.sq-unseen))) { display: none !important; }
 .sq-table :is(thead, tbody, tr) { border: none !important; }
@@ -126,6 +130,8 @@ html { scrollbar-gutter: stable; }
 .sq-curve circle { fill: #6366f1; }
 .sq-over { background: #dc2626; }
 @media (max-width: 640px) {
+  #start [data-testid="block-label"] { display: none; }
+  .sq-schemes b { white-space: nowrap; }
   .sq-facts { grid-template-columns: 1fr; gap: 0; }
   .sq-facts dd { margin-bottom: 6px; }
   .sq-beside { position: static; align-self: stretch; }

@@ -23,7 +23,7 @@ def test_convert(person: Person, running: Served) -> None:
     person.tab("Convert")
     for label, first, scheme, file in (
         ("GGUF file", "q8_0", "q8_0", "digits-flux-q8_0.gguf"),
-        ("ComfyUI file", "fp8", "int8_row", "digits-flux-int8_row.safetensors"),
+        ("ComfyUI file", "int8_convrot", "int8_row", "digits-flux-int8_row.safetensors"),
         ("Folder", "int8_row", "nf4", "digits-flux-nf4"),
     ):
         page.locator("#convert-kind").get_by_label(re.compile(label)).check()

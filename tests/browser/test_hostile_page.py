@@ -4,6 +4,7 @@ widget would send."""
 from __future__ import annotations
 
 import html
+import io
 import json
 import sys
 from pathlib import Path
@@ -113,7 +114,7 @@ def test_names_open_nothing_outside(
     running: Served, events: Events, element: str, event: str, widget: str, shown: str, name: str
 ) -> None:
     sent = filled(name, running)
-    number = events.number(element, event)
+    number = events.number(element, event, widget, *filter(None, [shown]))
     answer = events.send(number, events.values(number, {widget: sent}))
     assert answer.status == 200
     assert _refused(answer, shown)
@@ -127,7 +128,7 @@ def test_names_open_nothing_outside(
 def test_values_of_other_types_do_no_harm(
     running: Served, events: Events, element: str, event: str, widget: str, value: Any
 ) -> None:
-    number = events.number(element, event)
+    number = events.number(element, event, widget)
     answer = events.send(number, events.values(number, {widget: value}))
     assert answer.status == 200
     if element in SHOWN:
@@ -185,7 +186,7 @@ def test_events_that_are_none_are_refused(running: Served, events: Events, numbe
     ids=str,
 )
 def test_what_else_an_event_may_carry_changes_nothing(running: Served, events: Events, more: dict[str, Any]) -> None:
-    number = events.number("model", "change")
+    number = events.number("model", "change", "verdict")
     _check(events.send(number, events.values(number), **more), running)
 
 
@@ -286,11 +287,31 @@ def test_dropped_pictures_are_checked(
     assert leaks(answer.raw, running) == []
 
 
+def _bomb() -> bytes:
+    kept = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(kept, "PNG")  # 400 million pixels in 50 kB
+    return kept.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n", _bomb()], ids=["text", "cut", "bomb"])
+@pytest.mark.parametrize("place", ["background", "layers"])
+def test_start_images_are_checked(running: Served, events: Events, content: bytes, place: str) -> None:
+    body = part("picture.png").replace(b"evil", content)
+    sent = request(running.port, "POST", "/gradio_api/upload", (PARTS, OWN), body)
+    file = {"path": json.loads(sent.body)[0], "orig_name": "picture.png", "meta": {"_type": "gradio.FileData"}}
+    value = {"background": None, "layers": [], "composite": None, place: file if place == "background" else [file]}
+    answer = events.fire("draw", model="digits-sd", steps=1, start=value)
+    assert not answer.success
+    assert leaks(answer.raw, running) == []
+    outside = events.fire("draw", start={"background": {**file, "path": "/etc/passwd"}, "layers": []})
+    assert outside.status == 403
+
+
 def test_the_page_goes_on_and_nothing_was_kept(running: Served, events: Events) -> None:
     page = request(running.port, "GET", "/", site("none", "navigate", "document"))
     assert page.status == 200
     assert running.process.poll() is None
-    number = events.number("model", "change")
+    number = events.number("model", "change", "verdict")
     answer = events.send(number, events.values(number))
     assert "sq-works" in answer.values["verdict"]
     assert not list(running.outside.parent.rglob("*.part"))

@@ -60,13 +60,15 @@ class Events:
     def _components(self) -> dict[int, dict[str, Any]]:
         return {row["id"]: row for row in self.config["components"]}
 
-    def number(self, element: str, event: str = "click") -> int:
-        """The number of the event of an element, by its id in the page."""
+    def number(self, element: str, event: str = "click", *others: str) -> int:
+        """The number of an event of an element, by ids in the page: the first that others are read or changed by."""
         for row in self.config["dependencies"]:
+            if not set(others) <= set(map(self._element, row["inputs"] + row["outputs"])):
+                continue
             for target, name in row["targets"]:
                 if name == event and self._element(target) == element:
                     return int(row["id"])
-        raise LookupError((element, event))
+        raise LookupError((element, event, *others))
 
     def values(self, number: int, changed: dict[str, Any] | None = None) -> list[Any]:
         """The values of an event's inputs, with those of some elements changed."""

@@ -11,6 +11,7 @@ from sdquant.settings import file as settings_file
 from sdquant.ui.app_state import Desk
 from sdquant.ui.model_folders import Roots
 from sdquant.ui.model_manager import Job
+from sdquant.ui.plan_preview import Target
 
 BALANCED = Settings({"offload": "balanced"})
 
@@ -87,3 +88,14 @@ def test_the_base_that_a_lone_component_is_lent_by(tmp_path: Path) -> None:
     assert "digits-sd/unet" in names
     assert desk.base_for("digits-sd/unet") == "digits-sd"
     assert desk.base_for("digits-flux/transformer") == "digits-flux"
+
+
+def test_a_part_that_is_written_anew_changes_the_stamp(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("flux.gguf", "t5.gguf")]
+    for file in files:
+        file.write_bytes(b"1")
+    target = Target(path=str(files[0]), parts=(str(files[1]),))
+    before = Desk.stamp(target)
+    assert Desk.stamp(target) == before
+    files[1].write_bytes(b"22")
+    assert Desk.stamp(target) != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,3 +56,10 @@ def test_loras_are_written_into_the_prompt_and_read_from_it() -> None:
     assert infotext.split_loras(written) == ("a seven", [("ink", 0.8), ("chalk-v2", -1.0)])
     assert infotext.split_loras("<lora:a> x <lora:b:0.5:0.7> y") == ("x y", [("a", 1.0), ("b", 0.5)])
     assert infotext.split_loras("a  <lora:> b") == ("a  <lora:> b", [])
+
+
+@pytest.mark.parametrize("text", ["<lora:" + "a" * 19_000, "a\nb" + " " * 19_900 + "c"], ids=["lora", "pair"])
+def test_a_hostile_text_takes_no_time(text: str) -> None:
+    begin = time.process_time()
+    assert infotext.split_loras(infotext.parse(text)["Prompt"])[1] == []
+    assert time.process_time() - begin < 1  # not hours

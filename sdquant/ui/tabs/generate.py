@@ -73,7 +73,7 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
                 count = gr.Number(1, label="Batch size", info="images at once", elem_id="count")
             dropped = gr.File(
                 label="Drop a generated PNG here to take its settings", file_types=[".png"], type="filepath",
-                height=140, elem_id="dropped",
+                height=170, elem_id="dropped",
             )  # fmt: skip
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")

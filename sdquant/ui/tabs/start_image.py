@@ -41,7 +41,7 @@ def add_start(*, visible: bool) -> StartPicker:
         )
         editor = gr.ImageEditor(
             label="Start image",
-            type="pil", sources=["upload", "clipboard"], transforms=(), layers=False, height=340,
+            type="pil", format="png", sources=["upload", "clipboard"], transforms=(), layers=False, height=340,
             brush=gr.Brush(default_size=16, colors=["#ff3366"], color_mode="fixed"), elem_id="start",
         )  # fmt: skip
         strength = gr.Slider(
