@@ -18,13 +18,17 @@ _FLAGS = (
     "variant",
     "cache",
     "skip",
+    "size",
+    "quality",
+    "quant_stats",
 )
+_NAMED = rf"(?<![\w/?&=.-])({'|'.join(_FLAGS)})="  # not in paths and addresses
 # The first that matches counts.
 _WORDS = (
     (r"\b(allow_incompatible|allow_pickle)=True\b", lambda found: _flag(found[1])),
     (r"\bquant=None\b", lambda found: "no --quant"),
-    (rf"\b({'|'.join(_FLAGS)})={_VALUE}", lambda found: f"{_flag(found[1])} {_word(found[2], found[3], found[4])}"),
-    (rf"\b({'|'.join(_FLAGS)})=(?=[\s.,;)]|$)", lambda found: _flag(found[1])),
+    (rf"{_NAMED}{_VALUE}", lambda found: f"{_flag(found[1])} {_word(found[2], found[3], found[4])}"),
+    (rf"{_NAMED}(?=[\s.,;)]|$)", lambda found: _flag(found[1])),
 )
 # What a library says itself, which helps whoever looks for it, but not whoever types commands.
 _LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: ")
