@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.errors import BackendUnavailableError, BadFileError, MissingComponentError
-from sdquant.models import file_tokenizers, libraries
+from sdquant.models import file_tokenizers, libraries, spelling_tables
 
 from . import test_language_encoder_files as files
 from .gguf_text_encoders import ARCH, write_text
@@ -154,6 +154,11 @@ def test_a_broken_table_of_spellings(
     (source,) = sdquant.detect(file).sources.values()
     with pytest.raises(BadFileError, match=rf"precompiled_charsmap.*{reason}"):
         file_tokenizers.built(base, {"text_encoder": source})
+
+
+@pytest.mark.parametrize("table", [b"", b"\4\0\0\0", b"\xff\xff\xff\xff" + b"a" * 10])
+def test_a_table_of_spellings_that_ends_early(table: bytes) -> None:
+    assert "its trie should have" in str(spelling_tables._reason(table))
 
 
 def test_with_the_constructor_of_transformers_4(
