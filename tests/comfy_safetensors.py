@@ -19,6 +19,7 @@ from comfy_kitchen.tensor import (
     TensorCoreSVDQuantW4A4Layout,
     TensorWiseINT8Layout,
 )
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,6 +28,10 @@ BNB = ".weight.quant_state.bitsandbytes__"
 MEASURED = (
     "img_in.weight", "txt_in.weight", "vector_in.in_layer.weight", "final_layer.linear.weight",
     "input_blocks.0.0.weight", "label_emb.0.0.weight", "transformer_blocks.0.attn2.to_k.weight", "out.2.weight",
+)  # fmt: skip
+FORMATS = (
+    "float8_e4m3fn", "float8_e5m2", "int8_tensorwise", "nvfp4", "mxfp8", "convrot_w4a4", "asym_w4a8_int8",
+    "svdquant_w4a4",
 )  # fmt: skip
 KNOWN = ("weight", "bias", "scale")  # the last words of tensors that a model has
 
@@ -41,7 +46,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], set[str]]:
     Raises:
         Refused: with the rule that is broken.
     """
-    state = load_file(path)
+    state = _declared(load_file(path), path)
     if any("bitsandbytes__" in key for key in state):
         floats, packed = _forge(state)
     else:
@@ -53,6 +58,15 @@ def read(path: Path) -> tuple[dict[str, Tensor], set[str]]:
     if hidden and any("bitsandbytes__" in key for key in state):
         raise Refused(f"{hidden[0]} does not show the model's size")
     return floats, packed
+
+
+def _declared(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors, with what the metadata says of layers as tensors."""
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("_quantization_metadata", '{"layers": {}}')
+    for layer, conf in json.loads(text)["layers"].items():
+        state[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(conf).encode()), dtype=torch.uint8)
+    return state
 
 
 def _forge(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
@@ -99,7 +113,11 @@ def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
     for key in [key for key in state if key.endswith(".comfy_quant")]:
         module = key.removesuffix(".comfy_quant")
         conf = json.loads(bytes(floats.pop(key).tolist()))
+        if f"{module}.weight" not in floats:
+            continue  # with a warning; a layer without a weight fails when it runs
         codes = floats.pop(f"{module}.weight")
+        if conf["format"] not in FORMATS:
+            raise Refused(f"KeyError: {conf['format']!r}")  # of its table of formats
         if conf["format"] in ("convrot_w4a4", "asym_w4a8_int8"):
             floats[f"{module}.weight"] = _rotated(module, conf, codes, floats)
             packed.add(f"{module}.weight")

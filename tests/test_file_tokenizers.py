@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.errors import BackendUnavailableError, BadFileError, MissingComponentError
-from sdquant.models import file_tokenizers, libraries
+from sdquant.models import file_tokenizers, libraries, spelling_tables
 
 from . import test_language_encoder_files as files
 from .gguf_text_encoders import ARCH, write_text
@@ -156,6 +156,11 @@ def test_a_broken_table_of_spellings(
         file_tokenizers.built(base, {"text_encoder": source})
 
 
+@pytest.mark.parametrize("table", [b"", b"\4\0\0\0", b"\xff\xff\xff\xff" + b"a" * 10])
+def test_a_table_of_spellings_that_ends_early(table: bytes) -> None:
+    assert "its trie should have" in str(spelling_tables._reason(table))
+
+
 def test_with_the_constructor_of_transformers_4(
     qwen: tuple[Path, Path, tokenizers.Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,11 +238,18 @@ def _in_a_tensor(case: Case, path: Path, name: str, content: bytes) -> Path:
 
 
 def test_of_a_json_file(case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """It does not say which word is the end of texts: that is told by its spelling."""
     case, made = case_of("qwen_3_4b"), _byte_level()
+    bare = made.to_str().encode()
+    made.add_special_tokens(["<|endoftext|>"])
     base = _base(case, tmp_path / "base", "PreTrainedTokenizerFast")
     file = _in_a_tensor(case, tmp_path / "model.safetensors", "tokenizer_json", made.to_str().encode())
     pipe = sdquant.load_model(base, parts=[file], progress=False)
     assert [pipe.tokenizer(text).input_ids for text in TEXTS] == [made.encode(text).ids for text in TEXTS]
+    assert pipe.tokenizer.pad_token == "<|endoftext|>" and len(pipe.tokenizer(TEXTS, padding=True).input_ids[0])
+    _in_a_tensor(case, file, "tokenizer_json", bare)
+    with pytest.raises(BadFileError, match="neither a token to pad texts with nor one for their end"):
+        sdquant.load_model(base, parts=[file], progress=False)
     _in_a_tensor(case, file, "tokenizer_json", made.to_str().encode()[:-40])
     with pytest.raises(BadFileError, match="transformers does not read tokenizer_json"):
         sdquant.load_model(base, parts=[file], progress=False)

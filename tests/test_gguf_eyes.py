@@ -15,6 +15,8 @@ import torch
 
 import sdquant
 from sdquant.errors import BadFileError, MissingComponentError
+from sdquant.formats import checkpoint
+from sdquant.formats.gguf import vision_names
 from sdquant.nn.weights import plain, quantized
 
 from . import test_language_encoder_files as files
@@ -109,3 +111,5 @@ def test_a_header_without_heads(case_of: Any, tmp_path: Path) -> None:
     write_eyes(case.model, vision, None, heads=False)
     with pytest.raises(BadFileError, match=r"clip\.vision\.attention\.head_count"):
         sdquant.plan(case.base, parts=[file, vision])
+    with pytest.raises(BadFileError, match="how many heads"):
+        vision_names._heads(checkpoint.single_file(vision), {"clip.vision.attention.head_count": True}, {})

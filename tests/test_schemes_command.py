@@ -62,6 +62,8 @@ def test_fixes_are_flags() -> None:
         ("Give base=<pipeline folder of the same model>", "Give --base FOLDER"),
         ("Set allow_pickle=True, or quant=None", "Set --allow-pickle, or no --quant"),
         ("QBytesTensor.new() missing 5 required positional arguments: it moves layers", "it moves layers"),
+        ("Add size='4GB', or quality=30", "Add --size 4GB, or --quality 30"),
+        ("/data/mode=post/x and https://x/?cache=y stay", "/data/mode=post/x and https://x/?cache=y stay"),
         ("quant={'a': 'b'}, group_size=64, database=5", "quant={'a': 'b'}, group_size=64, database=5"),
     ):
         assert in_command_words(said) == typed

@@ -60,8 +60,8 @@ def untold(name: str, why: str, example: str) -> UnsupportedFileError:
     return UnsupportedFileError(
         f"Cannot read weight {name!r}",
         why,
-        f"Put the config.json that belongs to it beside the weights, with its quantization_config, such as {example}; "
-        "or use a file in a format that `sdquant matrix` lists",
+        f"Put the config.json that belongs to it beside the weights, with its quantization_config, such as {example} "
+        "(or name it with --config in `sdquant dequantize`); or use a file in a format that `sdquant matrix` lists",
     )
 
 

@@ -18,13 +18,17 @@ _FLAGS = (
     "variant",
     "cache",
     "skip",
+    "size",
+    "quality",
+    "quant_stats",
 )
+_NAMED = rf"(?<![\w/?&=.-])({'|'.join(_FLAGS)})="  # not in paths and addresses
 # The first that matches counts.
 _WORDS = (
     (r"\b(allow_incompatible|allow_pickle)=True\b", lambda match: _flag(match[1])),
     (r"\bquant=None\b", lambda match: "no --quant"),
-    (rf"\b({'|'.join(_FLAGS)})={_VALUE}", lambda match: f"{_flag(match[1])} {_word(match[2], match[3], match[4])}"),
-    (rf"\b({'|'.join(_FLAGS)})=(?=[\s.,;)]|$)", lambda match: _flag(match[1])),
+    (rf"{_NAMED}{_VALUE}", lambda match: f"{_flag(match[1])} {_word(match[2], match[3], match[4])}"),
+    (rf"{_NAMED}(?=[\s.,;)]|$)", lambda match: _flag(match[1])),
 )
 # What a library says itself, which helps whoever looks for it, but not whoever types commands.
 _LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: ")

@@ -86,7 +86,7 @@ def _save(model: Any, filename_prefix: str) -> str:
         return f"Saved as {name}, which ComfyUI's own 'Load Diffusion Model' reads, too"
     return (
         f"Saved as {name}. Load it with 'Load Diffusion Model (sdquant)': ComfyUI's own loader does not know this "
-        "format, and would fail or draw noise"
+        "format, and refuses it"
     )
 
 

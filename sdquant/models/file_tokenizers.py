@@ -40,6 +40,10 @@ _PACKAGES = {"google.protobuf": "protobuf"}
 _PAD_RIGHT = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
+# What the models of pipelines pad with, or end texts with: of Mistral, Gemma and T5, of Qwen and CLIP, of Llama 3.
+_PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
 @dataclass(frozen=True)
 class _Carrier:
     """A tokenizer in a file: of the tensor of that name, or in the header if there is none."""
@@ -171,7 +175,7 @@ def _made(carrier: _Carrier, class_name: str) -> Any:
             ],
             f"Put the tokenizer ({class_name}) of the same model into the pipeline's folder",
         ) from error
-    return _with_padding(tokenizer)
+    return _with_padding(tokenizer, carrier.file, class_name)
 
 
 def _why(error: BaseException) -> str:
@@ -223,8 +227,21 @@ def _of_bytes(carrier: _Carrier, kind: Any, sides: Mapping[str, Any]) -> Any:
         return kind.from_pretrained(str(place), local_files_only=True, **sides)
 
 
-def _with_padding(tokenizer: Any) -> Any:
-    """Return a tokenizer that can pad, as all pipelines ask it to: with the end of texts if nothing says with what."""
+def _with_padding(tokenizer: Any, file: Path, class_name: str) -> Any:
+    """Return a tokenizer that can pad, as all pipelines ask it to: with the end of texts if nothing says with what.
+    tokenizer.json and tekken.json do not say which word is the end, either: it is told by how it is spelled.
+
+    Raises:
+        BadFileError: it has no such word.
+    """
+    words = tokenizer.get_vocab()
+    padding = tokenizer.pad_token or tokenizer.eos_token or next((word for word in _PADDING if word in words), None)
+    if padding is None:
+        raise BadFileError(
+            f"Cannot use the tokenizer of {file}",
+            "it has neither a token to pad texts with nor one for their end, and pipelines pad every prompt",
+            f"Put the tokenizer ({class_name}) of the same model into the pipeline's folder",
+        )
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = padding
     return tokenizer

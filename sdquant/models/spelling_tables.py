@@ -47,6 +47,8 @@ def _tables(state: Any) -> Iterator[bytes]:
 def _reason(table: bytes) -> str | None:
     """Return what is wrong with a table; None if nothing is."""
     count = int.from_bytes(table[:4], "little") // 4
+    if not count or len(table) < 4 + 4 * count:
+        return f"its trie should have {count} places, and the table has {len(table)} bytes"
     words = torch.frombuffer(bytearray(table[4 : 4 + 4 * count]), dtype=torch.int32).long() & 0xFFFFFFFF
     texts = table[4 + 4 * count :]
     at, label = torch.arange(count), words & 0x800000FF

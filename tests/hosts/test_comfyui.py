@@ -318,7 +318,7 @@ def test_a_model_can_be_merged_into_another(comfy: SimpleNamespace) -> None:
     torch.testing.assert_close(theirs(merged), theirs(packed), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("quant", ["nf4", "qint8", "fp8", "int4", "q4_k"])
+@pytest.mark.parametrize("quant", ["nf4", "qint8", "fp8", "int4", "bnb-int8", "qfloat8", "q4_k"])
 def test_a_saved_model_reloads_equal(comfy: SimpleNamespace, quant: str) -> None:
     found = quant == "q4_k"
     patcher = load(comfy, written(comfy, quant if found else "float"), comfy_load.AS_FOUND if found else quant)
@@ -345,6 +345,9 @@ def test_a_saved_model_reloads_equal(comfy: SimpleNamespace, quant: str) -> None
                 torch.bfloat16
             )
             assert torch.equal(decoded[name].to(torch.bfloat16), weight), name
+    else:
+        with pytest.raises(comfy_safetensors.Refused, match="load it with the node"):  # not noise
+            comfy_safetensors.read(path)
     content = path.read_bytes()
     assert "mine_00002_.safetensors" in save(comfy, patcher, "diffusion_models/mine")["ui"]["text"][0]
     assert path.read_bytes() == content
@@ -522,5 +525,5 @@ def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNa
         )
         for how in ("with", "without")
     ]
-    assert done[0].stdout.splitlines() == [f"{len(comfy_nodes.NODES)} ./web", "[]"]
+    assert done[0].stdout.splitlines() == [f"{len(comfy_nodes.NODES) + 1} ./web", "[]"]  # with SwarmUI's
     assert done[1].returncode == 1 and install_alone("python") in done[1].stderr

@@ -162,7 +162,7 @@ def _heads(src: Checkpoint, metadata: Mapping[str, Any], kind: str, known: Mappi
     """Return the number of heads of each weight and bias of q and k."""
     every = metadata.get(f"{kind}.attention.head_count")
     of_keys = metadata.get(f"{kind}.attention.head_count_kv", every)
-    if not isinstance(every, int) or not isinstance(of_keys, int):
+    if type(every) is not int or type(of_keys) is not int:  # nor bools
         raise BadFileError(
             f"Cannot load {src.path}",
             f"its header does not say how many heads the layers have ({kind}.attention.head_count), by which the rows "

@@ -103,7 +103,7 @@ def _shape(src: Checkpoint, key: str) -> tuple[int, ...]:
 def _heads(src: Checkpoint, metadata: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, int]:
     """Return the number of heads of each weight and bias of q and k."""
     count = metadata.get("clip.vision.attention.head_count")
-    if not isinstance(count, int):
+    if type(count) is not int:  # nor a bool
         raise _bad(
             src,
             "its header does not say how many heads the layers have (clip.vision.attention.head_count), by which the "
