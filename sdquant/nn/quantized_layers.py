@@ -272,7 +272,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
 class _QuantizedConvolution(QuantizedLayer):
     def forward(self, input: Tensor) -> Tensor:
-        if self._prepared is not None and not dispatch_guard.seen(input):
+        if not dispatch_guard.seen(input) and self._prepared is not None:
             y: Tensor | None = self._prepared(input, self)
             if y is not None:
                 return y
