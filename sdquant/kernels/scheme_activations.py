@@ -86,7 +86,8 @@ def linear(
         y = None if kernel is None else kernel(x.contiguous(), {**packed.parts, "bias": bias})
         if y is not None:
             return y
-    if how is not None and form is not None and x.numel() and _by_launches(backend, packed, form, how, x.dtype):
+    beside = x.device == packed.device and x.numel()
+    if how is not None and form is not None and beside and _by_launches(backend, packed, form, how, x.dtype):
         return _launched(form, packed.parts, how, x, bias)
     y = as_floats(backend, packed, form, x)
     y = backend.linear(packed, x) if y is None else y
@@ -189,7 +190,15 @@ def _by_launches(backend: Backend, packed: Packed, form: PackedLayout, how: Acti
     parts = [part.dtype for part in packed.parts.values()]
     key = (_of_any_size(form, how), how, dtype, shape[1:], device, *parts)
     if key not in _verdicts:
-        _verdicts[key] = _right(backend, packed, how, dtype)
+        try:
+            _verdicts[key] = _right(backend, packed, how, dtype)
+        except Exception as error:  # whatever it is: the kernels do not work here, and torch does
+            _verdicts[key] = False
+            log.warning(
+                "The Triton kernels are not used for %s with quantized activations on %s: %s: %s. Using torch instead, "
+                "which is slower.",
+                packed.spec.scheme, device, type(error).__name__, error,
+            )  # fmt: skip
     return _verdicts[key]
 
 

@@ -199,6 +199,7 @@ class QuantizedLayer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load the layer; see `state_dict`. A packed weight in another memory layout is converted to this layer's."""
+        self._prepared = self._prepared_for = None  # with `assign` a part keeps the dtype that it comes in
         metadata, errors = args[0], args[-1]
         if not states.quantize_floats(self, state_dict, prefix, errors):
             states.refuse_others(self, state_dict, prefix, metadata, errors)
@@ -208,9 +209,8 @@ class QuantizedLayer(nn.Module):
 
     def extra_repr(self) -> str:
         how = f", compute={self.compute}" if self.compute else ""
-        return (
-            f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={self._parameters.get('bias') is not None}{how}"
-        )
+        bias = self._parameters.get("bias") is not None
+        return f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={bias}{how}"
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):
@@ -272,7 +272,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
 class _QuantizedConvolution(QuantizedLayer):
     def forward(self, input: Tensor) -> Tensor:
-        if self._prepared is not None and not dispatch_guard.seen(input):
+        if not dispatch_guard.seen(input) and self._prepared is not None:
             y: Tensor | None = self._prepared(input, self)
             if y is not None:
                 return y

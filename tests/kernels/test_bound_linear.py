@@ -224,3 +224,15 @@ def test_a_bias_learns_where_the_input_asks_for_no_gradient(text: str, make: Cal
     torch.testing.assert_close(y.detach(), wanted)
     y.sum().backward()
     assert bias.grad is not None and torch.equal(bias.grad, torch.full((32,), float(y.numel() // 32)))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_parts_that_are_assigned_in_another_dtype_are_looked_at_again(scheme: str) -> None:
+    spec = backends.parse(scheme)
+    floats = nn.Linear(256, 64).requires_grad_(False)
+    layer = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+    x = torch.randn(2, 256)
+    wanted, state = layer(x), layer.state_dict()
+    state["packed_codes"] = state["packed_codes"].int()
+    layer.load_state_dict(state, assign=True)
+    torch.testing.assert_close(layer(x), wanted)

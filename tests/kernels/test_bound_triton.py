@@ -317,6 +317,32 @@ def test_the_launches_of_a_rule_are_those_of_triton(weight: str, tile: int | Non
     assert not bias or product["bias"] == layer.bias.data_ptr()
 
 
+def test_a_launch_that_a_thread_has_found_is_there_when_others_are_forgotten() -> None:
+    layer, bound = _bound("nf4", False)
+    x = torch.ones(1, 512, dtype=torch.bfloat16)
+    bound(x, layer._parameters)
+    (key,), found = bound.launches, bound.launches
+    found |= dict.fromkeys(range(bound_linear._MOST_KEPT))
+    bound(x.repeat(7, 1), layer._parameters)
+    assert key in found and key not in bound.launches and len(bound.launches) == 1
+
+
+def test_a_static_scale_on_another_device_is_left_to_others() -> None:
+    rule = QuantizationRule(weight_qtype="int8", act_qtype="int8")
+    floats = nn.Linear(512, 64, dtype=torch.bfloat16).requires_grad_(False)
+    layer: Any = PtqProvider([]).layer(floats, rule, "a")
+    how = replace(layer._activations, scale="act_scale")
+    bound = bound_scheme.BoundScheme(layer._form, layer.packed.parts, torch.bfloat16, how, PREFIX)
+    x, own = torch.ones(2, 512, dtype=torch.bfloat16), {**layer._parameters, PREFIX + "act_scale": torch.ones(1)}
+    assert bound(x, own) is not None
+
+    class Elsewhere(torch.Tensor):
+        def get_device(self) -> int:
+            return 1
+
+    assert bound(x, {**own, PREFIX + "act_scale": torch.ones(1).as_subclass(Elsewhere)}) is None
+
+
 def test_a_weight_that_has_moved_is_read_where_it_is() -> None:
     layer, bound = _bound("nf4", False)
     x = torch.ones(1, 512, dtype=torch.bfloat16)

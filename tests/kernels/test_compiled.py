@@ -109,3 +109,20 @@ def test_a_scheme_that_quantizes_activations_is_one_operator(text: str) -> None:
     linear(own[1]).sum().backward()
     assert own[0].grad is not None and own[1].grad is not None
     torch.testing.assert_close(own[0].grad, own[1].grad)
+
+
+def test_a_convolution_is_compiled_once_whatever_is_prepared() -> None:
+    spec, graphs = backends.parse("int8_sym"), []
+    floats = nn.Conv2d(8, 8, 3).requires_grad_(False)
+    layer = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled, x = torch.compile(layer, backend=backend), torch.randn(1, 8, 5, 5)
+    with torch.no_grad():
+        compiled(x)
+        layer._prepared = lambda x, layer: None  # by a call that is not compiled, on a card
+        compiled(x)
+    assert len(graphs) == 1

@@ -225,6 +225,42 @@ def test_a_rule_with_quantized_activations(
     assert launched == [*unpacked, "tiles_kernel", "tiled_product_kernel"] and not count.names
 
 
+def _rule_on_a_card() -> tuple[Any, Packed]:
+    """A layer, and its weight on a card."""
+    rule = QuantizationRule(weight_qtype="int8", act_qtype="int8")
+    layer: Any = PtqProvider([]).layer(torch.nn.Linear(512, 512, dtype=torch.bfloat16), rule, "a")
+    parts = layer.packed.parts
+    with FakeTensorMode():
+        on_card = {key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in parts.items()}
+    return layer, Packed(spec=layer.spec, parts=on_card)
+
+
+def test_activations_elsewhere_are_left_to_the_backend(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = imports.scheme_kernels
+    monkeypatch.setattr(imports, "scheme_kernels", lambda device: kernels(device) if device.type == "cuda" else None)
+    layer, packed = _rule_on_a_card()
+    with torch.no_grad():
+        x = torch.empty(4, 512, dtype=torch.bfloat16)
+        monkeypatch.setattr(type(layer._backend), "linear", lambda self, packed, x: x)  # torch's error says it
+        assert scheme_activations.linear(layer._backend, packed, layer._form, layer._activations, x, None) is x
+    assert not launched
+
+
+def test_kernels_that_fail_on_a_card_are_left_to_torch(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*of: Any) -> bool:
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr(scheme_activations, "_right", fails)
+    layer, packed = _rule_on_a_card()
+    for _ in range(2):
+        of = layer._form, layer._activations, torch.bfloat16
+        assert not scheme_activations._by_launches(layer._backend, packed, *of)
+    (record,) = caplog.records
+    assert "ValueError: no such instruction. Using torch instead" in record.getMessage()
+
+
 @pytest.mark.parametrize("text", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])
 def test_a_weight_with_a_branch(text: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     names = launches(text, None, 4608, torch.bfloat16, launched)

@@ -140,20 +140,21 @@ class BoundWeight:
 
         Triton itself launches, and compiles, for the first of each key; what it compiled is bound for the others.
         """
-        if key not in self.launches:
+        launches = self.launches
+        if key not in launches:
             launch = make()
             compiled = launch(self.where)
-            if len(self.launches) >= _MOST_KEPT:
-                self.launches.clear()
-            self.launches[key] = BoundLaunch(launch, compiled, tuple(addresses))
+            if len(launches) >= _MOST_KEPT:
+                launches = self.launches = {}  # another thread may be about to read the one before
+            launches[key] = BoundLaunch(launch, compiled, tuple(addresses))
             return True
-        bound = self.launches[key]
+        bound = launches[key]
         if bound is None:
             return False
         try:
             bound(self.device, addresses.values())
         except TypeError:
-            self.launches[key] = None
+            launches[key] = None
             return False
         return True
 

@@ -39,7 +39,7 @@ class BoundScheme(BoundWeight):
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         size, known = x.numel(), own[self.known] if self.known else None
         weight = self.addresses(x, own) if size else None
-        if weight is None:
+        if weight is None or (known is not None and known.get_device() != self.device):
             return None
         m, tiles, device = size // self.columns, self.tiles, x.device
         codes, scale = empty(m, self.columns, dtype=int8, device=device), empty(m, tiles, dtype=float32, device=device)
