@@ -13,7 +13,7 @@ import torch
 import sdquant
 from sdquant.cli import main
 from sdquant.demo import path
-from sdquant.errors import BudgetError, SettingsError
+from sdquant.errors import BudgetError, SdquantError, SettingsError
 from sdquant.models import draw
 from sdquant.nn.weights import quantized
 from sdquant.planning import knapsack
@@ -171,6 +171,56 @@ def test_gguf(tmp_path: Path) -> None:
     pipe = sdquant.load_model(file, base=path(name), progress=False)
     assert len({packed.spec.scheme for _, packed in quantized(pipe.transformer)}) > 2
     draw(pipe, [PROMPT], seeds=[0], steps=1, width=digits.SIZE, height=digits.SIZE)
+    small = tmp_path / "small.gguf"  # whose rows fit few types: more of them, the fewer bytes there are
+    assert main(["quantize", "digits-sd", str(small), "-q", "auto", "--size", "1MB", "--no-progress"]) == 0
+    assert 950_000 <= small.stat().st_size <= 1_000_000
+    assert len({packed.spec.scheme for _, packed in quantized(_unet(small))}) > 2
     for words in (["--size", "1MB"], []):
         assert main(["quantize", name, str(tmp_path / "no.gguf"), "-q", "auto", *words]) == 2
-    assert [one.name for one in tmp_path.iterdir()] == ["mixed.gguf"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mixed.gguf", "small.gguf"]
+
+
+def _unet(file: Path) -> Any:
+    return sdquant.load_model(file, base=path("digits-sd"), progress=False).unet
+
+
+def _partial(stats: Path, folder: Path, change: Any) -> Path:
+    """Return other statistics: those that `change` makes of a name and a tensor, without those that it makes None."""
+    found = {name: change(name, statistics_file.read_tensor(stats, name)) for name in statistics_file.names_in(stats)}
+    file = folder / "other.safetensors"
+    statistics_file.write_statistics(file, {name: one for name, one in found.items() if one is not None}, {})
+    return file
+
+
+def test_statistics_of_some_layers(stats: Path, tmp_path: Path) -> None:
+    """Layers that calibration does not know are encoded without it, in memory and in GGUF files."""
+    file = _partial(stats, tmp_path, lambda name, one: one if "transformer_blocks.0." in name else None)
+    given: dict[str, Any] = {"size": "4.6MB", "components": ("transformer",), "quant_stats": file, "progress": False}
+    pipe = sdquant.load_model(FLUX, "auto", **given)
+    assert not any("no effect" in line for line in pipe.sdquant.plan.warnings)
+    (spec,) = (part.spec for part in pipe.sdquant.plan.components if part.name == "transformer")
+    assert isinstance(spec, MixSpec)
+    refined = {row.name for row in spec.shares if row.spec is not None and row.spec.takes_statistics}
+    assert refined and all("transformer_blocks.0." in name for name in refined)
+    sizes = {}
+    for name, words in {"partial": ["--quant-stats", str(file)], "whole": ["--quant-stats", str(stats)]}.items():
+        out = tmp_path / f"{name}.gguf"
+        mixed = ["-q", "auto", "--size", "2.5MB", "--no-progress", *words]
+        assert main(["quantize", "digits-flux", str(out), *mixed]) == 0
+        sizes[name] = out.stat().st_size
+        sdquant.load_model(out, base=FLUX, progress=False)
+    assert all(2_400_000 < size <= 2_500_000 for size in sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name, one: torch.full_like(one, torch.inf) if name.endswith("moments") else one, "not finite"),
+        (lambda name, one: one[0] if name.endswith("moments") else one, "damaged"),
+        (lambda name, one: one[:-1] if name.endswith("gradient2") else one, "another size"),
+    ],
+)
+def test_damaged_statistics(change: Any, words: str, stats: Path, tmp_path: Path) -> None:
+    file = _partial(stats, tmp_path, change)
+    with pytest.raises(SdquantError, match=words):
+        sdquant.plan(FLUX, "auto", size="4.6MB", components="transformer", quant_stats=file, progress=False)

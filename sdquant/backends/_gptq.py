@@ -87,7 +87,8 @@ def _factors(moments: Tensor, columns: int) -> list[tuple[Tensor, Tensor]]:
     for number, block in enumerate(moments):
         block = block[: columns - number * width, : columns - number * width]
         order = block.diagonal().argsort(descending=True, stable=True)
-        values = block[order][:, order].double()
+        values = block[order][:, order]
+        values = (values if values.device.type in ("cpu", "cuda") else values.cpu()).double()  # others may have none
         mean = values.diagonal().mean()
         damping = float(mean) * _DAMPING if mean > 0 else 1.0
         while True:
@@ -97,7 +98,7 @@ def _factors(moments: Tensor, columns: int) -> list[tuple[Tensor, Tensor]]:
                 break
             damping *= 10
         upper = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
-        factors.append((order, upper.float()))
+        factors.append((order, upper.float().to(moments.device)))
     return factors
 
 

@@ -295,12 +295,20 @@ def _encode(weight: Tensor, kind: str, importance: Tensor | None) -> Tensor:
 
 def _importance(weight: Tensor, kind: str, spec: QuantSpec) -> Tensor | None:
     """Return the mean squares of a weight's inputs, float32 [in], if its errors are to be weighed by them and can be:
-    not where blocks go over the ends of rows."""
+    not where blocks go over the ends of rows.
+
+    They are relative to their mean, for ggml's sums overflow, and a hundredth of it more, for what no input of
+    calibration needed is to keep its value. All of them zero are None, too.
+    """
     columns = weight[0].numel()
     if IMATRIX not in spec.scheme.options or not spec[IMATRIX] or columns % gguf_types.TYPES[kind].block:
         return None
     moments = spec.second_moments(columns)
-    return None if moments is None else moments.diagonal(dim1=1, dim2=2).reshape(-1)[:columns].float().contiguous()
+    if moments is None:
+        return None
+    squares = moments.diagonal(dim1=1, dim2=2).reshape(-1)[:columns].double()
+    mean = squares.mean()
+    return (squares / mean + 0.01).float().contiguous() if mean > 0 else None
 
 
 BACKEND = GGUF()

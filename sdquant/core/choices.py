@@ -7,8 +7,9 @@ from ..utils.suggestions import did_you_mean
 
 METHOD = "sdquant"  # `quant_method` in a config.json
 
-# The name of a component that is loaded alone, without a pipeline.
 AUTO = "auto"  # for a scheme or an offload mode: the fastest that fits
+
+# The name of a component that is loaded alone, without a pipeline.
 LONE = "model"
 
 # The main component of a pipeline, whose quantization names the pipeline's.

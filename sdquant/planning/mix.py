@@ -1,6 +1,6 @@
 """`quant="auto"` with `size=` or `quality=`: a scheme for each weight, the least noise for the bytes or the reverse.
 
-What is picks depends only on the request, the files, the statistics and which schemes run here.
+What it picks depends only on the request, the files, the statistics and which schemes run here.
 """
 
 from __future__ import annotations
@@ -195,12 +195,14 @@ def _from_files(resolved: Resolved, name: str) -> Iterator[Reading]:
         yield read
 
 
-def _refiner(name: str, pool: _Pool, request: Request) -> Callable[[str], QuantSpec]:
-    """Return what makes a spec of a scheme's name: with codes chosen by the statistics, if there are any and it can."""
+def _refiner(name: str, pool: _Pool, request: Request) -> Callable[[str, str], QuantSpec]:
+    """Return what makes a spec of the names of a weight and a scheme: with codes chosen by the statistics, if there are
+    any of its layer and the scheme can."""
 
-    def refine(word: str) -> QuantSpec:
+    def refine(weight: str, word: str) -> QuantSpec:
         spec = registry.parse(word)
-        if pool.statistics is None or GPTQ not in spec.scheme.options:
+        is_measured = pool.statistics is not None and weight.removesuffix(".weight") in pool.statistics
+        if not is_measured or GPTQ not in spec.scheme.options:
             return spec
         assert request.quant_stats is not None
         better = registry.parse(f"{word},{GPTQ}")
@@ -214,13 +216,13 @@ def _share(
     words: Sequence[str],
     options: Sequence[knapsack.Cost],
     one: int,
-    refine: Callable[[str], QuantSpec],
+    refine: Callable[[str, str], QuantSpec],
 ) -> Share:
     now = options[one]
     better = [option for option in options if option.noise < now.noise and option.bytes > now.bytes]
     after = min(better, key=lambda option: option.bytes, default=None)
     return Share(
-        name=name, spec=None if words[one] == FLOAT else refine(words[one]), noise=now.noise,
+        name=name, spec=None if words[one] == FLOAT else refine(name, words[one]), noise=now.noise,
         next_bytes=0 if after is None else after.bytes - now.bytes,
         next_noise=now.noise if after is None else after.noise,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import Unfit, registry
-from ..errors import SdquantError
+from ..errors import SdquantError, SettingsError
 from ..utils.atomic_write import whole_file
 from ..utils.progress import count_bar
 
@@ -96,6 +96,13 @@ def _noises(
         elif moments is None or sensitivity is None:
             noises[scheme] = prior(path) * float(noise.square().sum()) / max(power, 1e-30)
         else:
+            blocks, size, _ = moments.shape
+            if len(sensitivity) != len(weight) or blocks != -(-noise.shape[1] // size):
+                raise SettingsError(
+                    f"Cannot choose a scheme for {path!r}",
+                    f"quant_stats is about a layer of another size, but this one is {list(weight.shape)}",
+                    "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE",
+                )
             each = _through(noise, moments.to(noise.device))
             noises[scheme] = float((sensitivity.to(each.device)[index] * each).sum()) * len(weight) / count
     return noises

@@ -320,7 +320,7 @@ def _without_effect(
     """Return a warning for each setting that has no effect."""
     request = resolved.request
     lines = []
-    if request.components is not None and "*" not in resolved.specs:
+    if request.components is not None and "*" not in resolved.specs and not request.mixed:
         lines.append("components= has no effect: it needs one scheme for all of them, such as quant='nf4'")
     lines += [
         f"runtime='library' has no effect on {component.name}: the library has no module for the file's format"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..errors import BadFileError
 from .qconfig import OPERATIONS
 from .statistics_file import names_in, read_tensor
 
@@ -54,9 +55,16 @@ class LayerStatistics:
 
     @property
     def second_moments(self) -> Tensor | None:
-        """E[x x^T], float32 [blocks, b, b]; None if no input was seen."""
-        rows, total = self._read(f"{self.operand}.{ROWS}"), self._read(f"{self.operand}.{MOMENTS}")
-        return None if rows is None or total is None or not int(rows) else total / int(rows)
+        """E[x x^T], float32 [blocks, b, b]; None if no input was seen.
+
+        Raises:
+            BadFileError: they are not numbers of this shape.
+        """
+        rows, total = self.rows, self._read(f"{self.operand}.{MOMENTS}")
+        if total is None or not rows:
+            return None
+        is_square = total.ndim == 3 and total.shape[1] == total.shape[2] and total.numel() > 0
+        return self._sound(total / rows, is_square and rows > 0)
 
     @property
     def mean_square(self) -> Tensor | None:
@@ -71,7 +79,17 @@ class LayerStatistics:
         squares = self.mean_square
         if count is None or total is None or squares is None or not int(count):
             return None
-        return total / (int(count) * squares.double().sum().float().clamp(min=1e-30))
+        each = total / (int(count) * squares.double().sum().clamp(min=1e-30))
+        return self._sound(each.float(), total.ndim == 1)
+
+    def _sound(self, values: Tensor, is_so: bool) -> Tensor:
+        if is_so and values.is_floating_point() and bool(values.isfinite().all()):
+            return values.float()
+        raise BadFileError(
+            f"Cannot use the statistics of {self.path!r} in {self.file}",
+            "they are damaged: numbers are missing, or not finite",
+            "Create them again with `sdquant calibrate`",
+        )
 
     def _of_weight(self, what: str) -> str:
         return f"{self.path}.{WEIGHT}.{what}" if self.path else f"{WEIGHT}.{what}"

@@ -25,7 +25,7 @@ from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
 from ..models import RoundingLoss, detect, original_names
 from ..planning import make_request, planner
-from ..rules import with_statistics
+from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, with_statistics
 from ..utils.progress import byte_bar
 from . import gguf_mix, original_layout
 from .float_configs import is_of_weights, write_config
@@ -104,6 +104,8 @@ def quantize_file(
     choice = _spec_of_mix(types, options.quant_stats) if automatic else options.specs["*"]
     assert choice is not None
     specs = {name: choice.of_component("" if name == LONE else name) for name in sources}
+    for name, src in sources.items() if not automatic else ():  # before anything is written
+        _require_statistics(src, original_layout.names(src, goal.suffix == ".gguf"), specs[name], skip)
     loss = RoundingLoss()
     total = sum(info.nbytes for src in sources.values() for info in src.tensors.values())
     with byte_bar(f"Writing {choice}", total, progress, on_bytes) as tick:
@@ -236,7 +238,8 @@ def gguf_rows(
         type_ = (types or {}).get(part.name, type_)
 
         def data(part: OutputTensor = part, type_: str = type_) -> Tensor:
-            return _data(part, type_, src, files, spec, skip, loss)
+            mine = _without_unknown(spec, part.sources[0]) if types else spec
+            return _data(part, type_, src, files, mine, skip, loss)
 
         yield part.name, shape, type_, data
 
@@ -282,6 +285,26 @@ def _spec_of_mix(types: Mapping[str, str], stats: str | None) -> QuantSpec:
     most = registry.scheme(Counter(sorted(types.values())).most_common(1)[0][0] if types else FALLBACK)
     spec = QuantSpec(most)
     return spec if stats is None else with_statistics(replace(spec, options=((GPTQ, True),)), stats)
+
+
+def _without_unknown(spec: QuantSpec, source: str) -> QuantSpec:
+    """Return the spec of a mix for one weight: without its statistics if they know nothing about the layer."""
+    if not isinstance(spec, CalibratedSpec):
+        return spec
+    is_known = source.removesuffix(".weight") in ComponentStatistics(spec.statistics, spec.component)
+    return spec if is_known else replace(spec, options=())
+
+
+def _require_statistics(
+    src: Checkpoint, named: tuple[list[OutputTensor], Family | None], spec: QuantSpec, skip: tuple[str, ...]
+) -> None:
+    """Raise SettingsError if the statistics of a spec, if it has any, lack a layer."""
+    if not isinstance(spec, CalibratedSpec):
+        return
+    sources = {part.name: part.sources[0] for part in named[0]}
+    for name, shape, type_, _ in gguf_rows(src, named, spec, skip, {}, RoundingLoss()):
+        if not gguf_types.TYPES[type_].dtype and (one := _spec_of(spec, type_)).takes_statistics:
+            require_magnitudes(one, [(sources[name], shape)])
 
 
 def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:

@@ -139,3 +139,18 @@ def test_rows_do_not_know_of_each_other(weight: Tensor, inputs: Tensor, monkeypa
     at_once = _gptq.encode(weight, spec).parts["blocks"]
     monkeypatch.setattr(_gptq, "WEIGHTS_AT_ONCE", 7 * COLUMNS)
     assert torch.equal(_gptq.encode(weight, spec).parts["blocks"], at_once)
+
+
+@pytest.mark.parametrize("scheme", ["q4_k", "q2_k", "iq2_xxs"])
+@pytest.mark.parametrize("squares", ["zero", "partly zero", "huge"])
+def test_weighed_by_inputs_of_any_size(scheme: str, squares: str, weight: Tensor) -> None:
+    """What no input of calibration needed keeps its value, and ggml's sums do not overflow."""
+    diagonal = torch.linspace(0.5, 1, COLUMNS) * {"zero": 0.0, "partly zero": 1.0, "huge": 1e36}[squares]
+    diagonal[: COLUMNS // 2] *= 0 if squares == "partly zero" else 1
+    row = registry.scheme(scheme)
+    spec = Calibrated(row, (("imatrix", True),), moments=diagonal.view(COLUMNS, 1, 1))
+    errors = [
+        float((row.codec.decode(row.codec.encode(weight, one), torch.float32) - weight.float()).square().mean())
+        for one in (QuantSpec(row), spec)
+    ]
+    assert errors[1] < 1.3 * errors[0]

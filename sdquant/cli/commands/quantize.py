@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 f"Use -q {gguf[0]} --components {next(iter(quant))}",
             )
         _refuse_useless(args, quant)
-        mixed = {name: getattr(args, name) for name in ("size", "quality", "quant_stats")}
+        mixed = {name: getattr(args, name) for name in ("size", "quality")}
         write = export_gguf.quantize_file if into_gguf else export_single_file.quantize_file
         write(
             locate.resolve_references(_common.request_of(args)), quant, out,
