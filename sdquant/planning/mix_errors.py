@@ -89,11 +89,9 @@ def _noises(
     noises = {}
     for scheme in schemes:
         noise = _difference(rows, scheme)
-        if noise is None:
+        if noise is None or not bool(noise.isfinite().all()):  # too large for its scales
             continue
-        if not bool(noise.isfinite().all()):
-            noises[scheme] = float("inf")
-        elif moments is None or sensitivity is None:
+        if moments is None or sensitivity is None:
             noises[scheme] = prior(path) * float(noise.square().sum()) / max(power, 1e-30)
         else:
             blocks, size, _ = moments.shape

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import compat
 from ..core import gguf_types
 from ..errors import BudgetError
 from ..formats import closing_files
@@ -62,7 +63,8 @@ def types_of(src: Checkpoint, rows: Sequence[MixedTensor], request: Request, com
             return mix_errors.measure_errors(list(schemes), read, schemes, statistics, tick)
 
         identity = None if statistics is None else mix_errors.file_identity(str(request.quant_stats))
-        key = {"files": list(mix_errors.identity(src)), "statistics": identity, "schemes": schemes, "gguf": component}
+        key = {"files": list(mix_errors.identity(src)), "statistics": identity, "schemes": schemes, "gguf": component,
+               "versions": dict(compat.hardware.versions())}  # fmt: skip
         errors = mix_errors.remembered(key, list(schemes), request.progress, run)
     words = [[*(word for word in row.types if _known(row, word, errors)), row.plain] for row in some]
     items = [
