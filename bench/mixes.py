@@ -20,6 +20,7 @@ from torch import Tensor
 
 import sdquant
 import sdquant.demo
+from bench._results import write
 from sdquant.core import Unfit, registry
 from sdquant.models import draw, quantize_weight
 from sdquant.planning import mix_errors
@@ -36,14 +37,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = {name: of_model(name, component, args.count) for name, component in MODELS.items()}
+    rows = [row for name, component in MODELS.items() for row in of_model(name, component, args.count)]
     print(json.dumps(rows, indent=1))
     if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write(args.json, "mixes", rows)
 
 
-def of_model(name: str, component: str, count: int) -> dict[str, Any]:
-    """Return the correlation and the misses of one model."""
+def of_model(name: str, component: str, count: int) -> list[dict[str, Any]]:
+    """Return the correlation and the misses of one model, with statistics and by the weights alone."""
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.safetensors"
         prompts = tuple(digits.prompt(digit) for digit in (1, 4, 6, 8))
@@ -77,9 +78,10 @@ def of_model(name: str, component: str, count: int) -> dict[str, Any]:
         measured.append(_decibels(_noise(before, _outputs(model, inputs))))
         for table, rows in tables.items():
             predicted[table].append(_decibels(sum(rows[key][word] for key, word in words.items())))
-    return {"mixes": count, "measured": _range(measured)} | {
-        table: _compared(row, measured) for table, row in predicted.items()
-    }
+    return [
+        {"name": table, "case": name, "mixes": count, "measured": _range(measured), **_compared(row, measured)}
+        for table, row in predicted.items()
+    ]
 
 
 def _ignore(_: int) -> None:
@@ -131,7 +133,7 @@ def _compared(predicted: list[float], measured: list[float]) -> dict[str, float]
     return {
         "rank correlation": round(float(torch.corrcoef(torch.stack(ranks))[0, 1]), 3),
         "median miss": round(float(misses.median()), 2),
-        "worst miss": round(float(misses.abs().max()), 2),
+        "missed": round(float(misses.abs().max()), 2),
     }
 
 

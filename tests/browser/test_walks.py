@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 import sdquant
 from sdquant import demo
+from sdquant.planning import AS_FOUND
 from sdquant.saving import export_gguf
 
 from ..sparse_pipelines import flux
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from .person import Person
 
 pytestmark = pytest.mark.xdist_group("browser")
+
+
+def _as_installed(person: Person) -> None:
+    """Take back what other tests have applied: the server and its settings are those of all of them."""
+    person.tab("Settings")
+    person.set("quant.model", AS_FOUND)
+    person.set("quant.text_encoder", AS_FOUND)
+    person.set("offload", "none")
+    expect(person.apply()).to_contain_text("Applied")
+    person.tab("Generate")
 
 
 def test_make_it_fit(person: Person, running: Served) -> None:
@@ -46,6 +57,7 @@ def test_a_gguf_with_ones_own_t5(person: Person, running: Served) -> None:
     export_gguf.quantize_file(demo.path("digits-flux") / "text_encoder_2", "q8_0", t5, progress=False)
     page.locator("#again").click()
     person.model("models/flux-Q8_0.gguf")
+    _as_installed(person)
     others = page.get_by_label("Together with")
     expect(page.locator("#base")).to_contain_text("digits-flux")  # a pipeline that it goes with is found
     others.click()
