@@ -12,7 +12,6 @@ from playwright.sync_api import expect
 
 import sdquant
 from sdquant import demo
-from sdquant.planning import AS_FOUND
 from sdquant.saving import export_gguf
 
 from ..sparse_pipelines import flux
@@ -28,8 +27,8 @@ pytestmark = pytest.mark.xdist_group("browser")
 def _as_installed(person: Person) -> None:
     """Take back what other tests have applied: the server and its settings are those of all of them."""
     person.tab("Settings")
-    person.set("quant.model", AS_FOUND)
-    person.set("quant.text_encoder", AS_FOUND)
+    person.set("quant.model", "As in the file")
+    person.set("quant.text_encoder", "As in the file")
     person.set("offload", "none")
     expect(person.apply()).to_contain_text("Applied")
     person.tab("Generate")
