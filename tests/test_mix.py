@@ -224,3 +224,11 @@ def test_damaged_statistics(change: Any, words: str, stats: Path, tmp_path: Path
     file = _partial(stats, tmp_path, change)
     with pytest.raises(SdquantError, match=words):
         sdquant.plan(FLUX, "auto", size="4.6MB", components="transformer", quant_stats=file, progress=False)
+
+
+def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "stats.safetensors"
+    values = {"unet.conv_in.conv_general_dilated0_lhs.rows": torch.tensor(1)}
+    statistics_file.write_statistics(file, values, {})
+    with pytest.raises(SettingsError, match=r"(?s)another model.*Calibrate this model"):
+        sdquant.plan(sdquant.demo.path("digits-flux"), quant="auto", size="4MB", quant_stats=file)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import compat
 from ..core import GPTQ, LONE, registry
-from ..errors import BudgetError, IncompatibleError, SdquantError
+from ..errors import BudgetError, IncompatibleError, SdquantError, SettingsError
 from ..rules import ComponentStatistics, Share, mix_of, with_statistics
 from ..utils.byte_sizes import size as text_of
 from . import knapsack, mix_errors, planner
@@ -75,6 +75,7 @@ def choose_mix(
             f"Cannot choose a mix for {resolved.files.path}", "it has no float weights that a scheme here quantizes",
             "Use the unquantized model, and components that have such weights",
         )  # fmt: skip
+    _refuse_other_statistics(request, pools)
     unquantized = planner.build_plan(dataclasses.replace(resolved, specs={}), here)
     rows = [(name, weight) for name, pool in pools.items() for weight in pool.bytes]
     rest = unquantized.bytes - sum(pool.floats[weight] for name, pool in pools.items() for weight in pool.floats)
@@ -144,6 +145,22 @@ class _Pool:
 
 
 FLOAT = "none"
+
+
+def _refuse_other_statistics(request: Request, pools: Mapping[str, _Pool]) -> None:
+    """Raise SettingsError if a file of statistics says nothing of any weight that is to be quantized."""
+    if request.quant_stats is None:
+        return
+    for pool in pools.values():
+        if pool.statistics is not None and any(
+            pool.statistics.get(name.removesuffix(".weight")) for name in pool.bytes
+        ):
+            return
+    raise SettingsError(
+        f"Cannot choose a mix by quant_stats={request.quant_stats!r}",
+        f"it has no gradients of the layers of {' or '.join(pools)}: it is about another model, or was made without them",
+        "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE; or leave quant_stats out",
+    )
 
 
 def _wanted(name: str, request: Request) -> bool:
