@@ -137,7 +137,8 @@ def test_as_good_as_foretold(stats: Path) -> None:
         spec = next(part.spec for part in pipe.sdquant.plan.components if part.name == "transformer")
         assert isinstance(spec, MixSpec) and spec.measured == (name == "measured")
         if spec.measured:
-            assert abs(found[name] + spec.to_dict()["noise_db"]) < 4
+            # Foretold is the noise of plain codes: those that statistics choose make less of it.
+            assert found[name] + spec.to_dict()["noise_db"] > -4
     assert found["measured"] > found["alone"]
 
 

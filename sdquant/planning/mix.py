@@ -158,7 +158,7 @@ def _refuse_other_statistics(request: Request, pools: Mapping[str, _Pool]) -> No
             return
     raise SettingsError(
         f"Cannot choose a mix by quant_stats={request.quant_stats!r}",
-        f"it has no gradients of the layers of {' or '.join(pools)}: it is about another model, or was made without them",
+        f"it has no gradients of the layers of {' or '.join(pools)}: it is about another model, or was made without",
         "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE; or leave quant_stats out",
     )
 
