@@ -174,3 +174,4 @@ class Coding(IntFlag):
     AGAIN = 1  # those of the decoded weight, quantized again
     BY_RUN = 2  # with several scales for a row, each for a run of columns
     UNPACKED = 4  # integers of fewer bits; for weights by rules alone, whose activations are no better
+    BOTH = 8  # with BY_RUN: activations have a scale for each run, too

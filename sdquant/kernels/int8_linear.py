@@ -9,8 +9,12 @@ with an exact sum, or, where a row of the weight has several scales, each for a 
 
     y[m, n] = (sum_r float32(sum_(k in r) x_code[m, k] * w_code[n, k]) * w_scale[n, r]) * x_scale[m] + bias[n]
 
-with exact sums in runs. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale
-largest / 127, where `largest` is the largest magnitude in the row; all of it in float32. Weights that are 8-bit codes
+with exact sums in runs. Where the format of a weight has scales for blocks of activations, too (MXFP8), so have these:
+
+    y[m, n] = sum_r float32(sum_(k in r) x_code[m, k] * w_code[n, k]) * x_scale[m, r] * w_scale[n, r] + bias[n]
+
+A code is round(value * (127 / largest)), to the nearest and ties to even, its scale
+largest / 127, where `largest` is the largest magnitude in the row, or run; all of it in float32. Weights that are 8-bit codes
 already, with one scale for a row or for runs of 64, 128, ... columns, are multiplied directly. All others are
 dequantized and requantized at every call, by row or, if they are finer than that, by runs of 256 columns
 (`int8_reference.coding`): in memory stays what the scheme stores.
@@ -190,8 +194,12 @@ def by_steps(
     """
     impl = int8_reference.fastest(x) if by is None else by(x.device)
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
-    needs_sums = int8_reference.needs_sums(backend.form(packed))
-    _multiply(impl, x, needs_sums, _operands(impl, backend, packed, len(x), tile), bias, out, rotation)
+    form = backend.form(packed)
+    operands = _operands(impl, backend, packed, len(x), tile)
+    if int8_reference.coding(packed, form) & Coding.BOTH:
+        _times(impl, impl.runs(rotate(x.float(), rotation) if rotation else x), operands, bias, out)
+    else:
+        _multiply(impl, x, int8_reference.needs_sums(form), operands, bias, out, rotation)
     return out
 
 
@@ -331,9 +339,20 @@ def _multiply(
 ) -> None:
     """Multiply x [m, columns] by the transposed weight and add the bias, into `out` [m, rows]."""
     if rotation and isinstance(impl, int8_reference.InTriton):
-        codes, x_scale, sums = impl.rows(x, needs_sums, rotation)
+        quantized = impl.rows(x, needs_sums, rotation)
     else:
-        codes, x_scale, sums = impl.rows(rotate(x.float(), rotation) if rotation else x, needs_sums)
+        quantized = impl.rows(rotate(x.float(), rotation) if rotation else x, needs_sums)
+    _times(impl, quantized, operands, bias, out)
+
+
+def _times(
+    impl: int8_reference.Steps,
+    quantized: tuple[Tensor, Tensor, Tensor | None],
+    operands: Iterable[_Operand],
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    codes, x_scale, sums = quantized
     for of in operands:
         of_bias = bias if bias is None or of.whole else bias[of.start : of.stop]
         of_out = out if of.whole else out[:, of.start : of.stop]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from ..core import packed_rows
+from ..core import packed_rows, torch_dtypes
 from ..utils.tensors import divided
 from . import int_matmul
 from .base import Coding, EightBit
@@ -41,6 +41,8 @@ RUN = 64
 AGAIN_RUN = 256
 # Packings of so little error that 8 bits with one scale for a row would cost as much again.
 _FINE = ("q8_0",)
+# The packing, and the columns that share a scale, of a format that has such scales for activations, too: MXFP8.
+_BLOCKS = ("float8_e4m3fn", 32)
 # Sums, of 4 bytes each, that are in a GPU's memory at a time.
 MOST_SUMS = 1 << 26
 # Rows of a weight that a kernel is held against torch with.
@@ -54,9 +56,11 @@ def coding(packed: Packed, form: PackedLayout | None) -> Coding:
         return Coding.BY_ROW
     if form is not None and in_runs(form, taps):
         return Coding.BY_RUN
-    fine = form is not None and form.packing in _FINE and taps == 1
-    several = form is not None and form.columns > AGAIN_RUN and form.columns % AGAIN_RUN == 0
-    return Coding.AGAIN | Coding.BY_RUN if fine and several else Coding.AGAIN
+    if form is None or taps > 1 or form.columns <= AGAIN_RUN or form.columns % AGAIN_RUN:
+        return Coding.AGAIN
+    if (form.packing, form.group) == _BLOCKS and packed.parts[form.scale].dtype is torch_dtypes.E8M0:
+        return Coding.AGAIN | Coding.BY_RUN | Coding.BOTH
+    return Coding.AGAIN | Coding.BY_RUN if form.packing in _FINE else Coding.AGAIN
 
 
 def scales_in(form: PackedLayout, coding: Coding) -> int:
@@ -159,6 +163,11 @@ class Steps:
         codes, scale = quantized_rows(x)
         return codes, scale, codes.sum(1, keepdim=True, dtype=torch.int32) if sums else None
 
+    def runs(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Quantize x [m, k] with a scale for each AGAIN_RUN columns: codes, int8 [m, k]; scales, float32 [m, runs]."""
+        codes, scale, _ = self.rows(x.reshape(-1, AGAIN_RUN), False)
+        return codes.view(x.shape), scale.view(len(x), -1), None
+
     def weight(self, backend: Backend, packed: Packed, form: PackedLayout | None) -> RowCodes:
         """Return a weight as codes with one scale per row. They may be in the workspace."""
         if form is not None and direct(form):
@@ -198,12 +207,15 @@ class Steps:
     def by_run(
         self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
-        """Compute the whole product of the results of `rows` and `weight_by_run`, into `out` [m, rows]."""
+        """Compute the whole product of the results of `rows`, or `runs`, and `weight_by_run`, into `out` [m, rows]."""
         total: Tensor | float = 0.0
-        for x, w, of_run in runs(codes, weight, scale):
-            total = int_matmul.product(x, w).to(torch.float32).mul_(of_run).add_(total)
+        both = row_scale.shape[1] > 1
+        for run, (x, w, of_run) in enumerate(runs(codes, weight, scale)):
+            part = int_matmul.product(x, w).to(torch.float32)
+            part = part.mul_(row_scale[:, run, None]) if both else part
+            total = part.mul_(of_run).add_(total)
         assert isinstance(total, Tensor)
-        total.mul_(row_scale)
+        total = total if both else total.mul_(row_scale)
         out.copy_(total if bias is None else total.add_(bias))
 
 

@@ -199,14 +199,17 @@ def by_row(target: Target) -> Iterator[Configuration]:
 
 def by_run(target: Target) -> Iterator[Configuration]:
     sizes = tiles.tiles(target.capability, target.is_amd)
-    for (number, tile), dtype, each in product(enumerate((*sizes.by_run, *tiles.SPREAD)), DTYPES, (256, 64)):
+    kinds = ((256, False), (64, False), (256, True))
+    for (number, tile), dtype, (each, both) in product(enumerate((*sizes.by_run, *tiles.SPREAD)), DTYPES, kinds):
         taps = 9 if number >= len(sizes.by_run) else 1
+        if both and taps > 1:
+            continue
         columns = 10 * each * taps
         codes, weight = stand(torch.int8, 4608, columns), stand(torch.int8, 3072, columns)
         out, bias = stand(dtype, 4608, 3072), stand(dtype, 3072) if each == 64 else None
-        scale, row_scale = stand(torch.float32, 3072, 10, taps), stand(torch.float32, 4608, 1)
+        scale, row_scale = stand(torch.float32, 3072, 10, taps), stand(torch.float32, 4608, 10 if both else 1)
         of = int8_gemm.product_by_run(codes, weight, scale, row_scale, bias, out, tile)
-        name = f"{tile.rows}x{tile.columns}, runs of {each}, {taps} taps, as {dtype}"
+        name = f"{tile.rows}x{tile.columns}, runs of {each}{' of both' * both}, {taps} taps, as {dtype}"
         yield Configuration("by run", name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
 
 

@@ -170,7 +170,7 @@ FRESH = ("x", "out", "codes", "scale", "sums", "row_scale", "weight", "bias", "z
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("scheme", ["int8_sym", "int8", "nf4", "q4_k", "q8_0", "sdnq-int8"])
+@pytest.mark.parametrize("scheme", ["int8_sym", "int8", "nf4", "q4_k", "q8_0", "mxfp8", "sdnq-int8"])
 def test_the_launches_of_a_product_in_integers_are_those_of_triton(scheme: str, bias: bool) -> None:
     layer, _ = _bound(scheme, bias)
     of = coding(layer.packed, layer._form)

@@ -170,6 +170,18 @@ def by_runs(x: Tensor, weight: Array, scale: Array, bias: Tensor) -> Tensor:
     return torch.from_numpy(total * a_scale + bias.float().numpy()).to(x.dtype)
 
 
+def both_in_runs(x: Tensor, weight: Array, scale: Array, bias: Tensor) -> Tensor:
+    """The same where activations have a scale for each run, too."""
+    runs, each = weight.shape[1:]
+    a, a_scale = codes(x.float().numpy().reshape(-1, each))
+    a, a_scale = a.reshape(len(x), runs, each), a_scale.reshape(len(x), runs, 1)
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for run in range(runs):
+        sums = a[:, run] @ weight[:, run].astype(np.int64).T
+        total += sums.astype(np.float32) * a_scale[:, run] * scale[:, run]
+    return torch.from_numpy(total + bias.float().numpy()).to(x.dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_codes_with_several_scales_in_a_row_are_taken_as_they_are(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
@@ -206,6 +218,31 @@ def test_fine_weights_are_quantized_again_by_run(dtype: torch.dtype) -> None:
     assert decibels(got, exact) > decibels(product(x, layer.dequantize(torch.float32), bias), exact) + 0.3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_activations_of_a_format_in_blocks_are_in_runs_too(dtype: torch.dtype, by: str) -> None:
+    """MXFP8 has scales for blocks of activations. With one for a row, a channel of outliers costs 9 dB."""
+    torch.manual_seed(1)
+    module = nn.Linear(768, 50).to(dtype)
+    module.weight.data.normal_()
+    layer = layer_in("mxfp8", module)
+    assert layer is not None
+    x = torch.randn(37, 768).to(dtype)
+    x[:, 5] *= 20
+    bias = module.bias.detach()
+    got = int8_linear.linear(layer._backend, layer.packed, layer._form, x, bias)
+    weight, scale = codes(layer.dequantize(torch.float32).numpy().reshape(-1, 256))
+    assert torch.equal(got, both_in_runs(x, weight.reshape(50, 3, 256), scale.reshape(50, 3), bias))
+    exact = F.linear(x.float(), layer.dequantize(torch.float32), bias.float())
+    assert decibels(got, exact) > decibels(product(x, layer.dequantize(torch.float32), bias), exact) + 3
+    with torch.no_grad():
+        for _ in range(2 if by == "c" else 0):  # by what is bound to it
+            assert torch.equal(got, layer(x))
+    for row in (0, 36):  # what is not finite stays in its row
+        x[row, 300] = torch.nan
+        found = int8_linear.linear(layer._backend, layer.packed, layer._form, x, bias)
+        assert found[row].isnan().all() and torch.equal(found[1:36], got[1:36])
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (1, 3)], ids=str)
 def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int], by: str) -> None:
     """Each position of the kernel has scales of its own, and sums in the order of its activations in memory."""
@@ -232,11 +269,12 @@ def test_scales_of_fewer_columns_than_a_run_are_not_taken() -> None:
     row, again, run = base.Coding.BY_ROW, base.Coding.AGAIN, base.Coding.BY_RUN
     sdnq = ((512, run), (256, row), (1600, run), (960, again))
     q8_0 = ((512, again | run), (256, again), (320, again))
-    for text, cases in (("sdnq-int8", sdnq), ("q8_0", q8_0)):
+    mxfp8 = ((512, again | run | base.Coding.BOTH), (256, again), (320, again))
+    for text, cases in (("sdnq-int8", sdnq), ("q8_0", q8_0), ("mxfp8", mxfp8)):
         for columns, coding in cases:
             layer = layer_in(text, nn.Linear(columns, 8))
             assert layer is not None
-            assert int8_reference.coding(layer.packed, layer._form) is coding, (text, columns)
+            assert int8_reference.coding(layer.packed, layer._form) == coding, (text, columns)
     for text, channels in (("sdnq-int8", 96), ("q8_0", 512)):
         conv = layer_in(text, nn.Conv2d(channels, 64, 3))
         if conv is not None:  # blocks of q8_0 need 32 columns of a kernel

@@ -458,16 +458,20 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
     eight = imports.eight(torch.device(device))
     assert eight is not None
     random = np.random.default_rng(4)
-    for m, rows, groups, each, taps in ((5, 33, 2, 64, 1), (70, 130, 3, 128, 1), (9, 16, 2, 64, 9)):
+    sizes = ((5, 33, 2, 64, 1, False), (70, 130, 3, 128, 1, False), (70, 130, 3, 128, 1, True), (9, 16, 2, 64, 9, False))
+    for m, rows, groups, each, taps, both in sizes:
         x, weight = (random.integers(-127, 128, (n, groups, each, taps), dtype=np.int8) for n in (m, rows))
-        scale, row = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in ((rows, groups, taps), (m, 1)))
+        of_rows = (m, groups if both else 1)
+        scale, row = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in ((rows, groups, taps), of_rows))
         bias = torch.from_numpy(random.normal(size=rows).astype(np.float32)).to(dtype) if biased else None
         total = np.zeros((m, rows), np.float32)
         for tap in range(taps):
             for group in range(groups):
                 sums = x[:, group, :, tap].astype(np.int32) @ weight[:, group, :, tap].astype(np.int32).T
-                total += sums.astype(np.float32) * scale[:, group, tap]
-        wanted = total * row if bias is None else total * row + bias.float().numpy()
+                part = sums.astype(np.float32) * (row[:, group, None] if both else np.float32(1))
+                total += part * scale[:, group, tap]
+        total = total if both else total * row
+        wanted = total if bias is None else total + bias.float().numpy()
         tensors = [torch.from_numpy(array).to(device) for array in (x, weight, scale, row)]
         tensors[:2] = [tensors[0].view(m, -1), tensors[1].view(rows, -1)]
         wide = torch.full((m, rows + 3), 7.0, dtype=dtype, device=device)

@@ -279,8 +279,8 @@ static int all_runs(const Panels *panels, const uint8_t *panel, const int8_t *co
     return which;
 }
 
-/* The same with `by_steps`, one run after another, to where results belong. */
-static void runs_by_steps(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t steps,
+/* The same with `of_runs`, one run after another, to where results belong. */
+static void both_in_runs(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t steps,
                           const Place *place, Results *none, Wanted *wanted) {
     int32_t sums[4 * SQUARE] __attribute__((aligned(64))), turned[TALLEST * PANEL] __attribute__((aligned(64)));
     float kept[TALLEST][PANEL];
@@ -300,7 +300,7 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     float runs[4 * SQUARE] __attribute__((aligned(64)));
     const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m), steps = padded(columns) / TILE_BYTES;
     const Target *to = place->to;
-    const int fused = to->type == BF16 && !to->by_steps; /* results are computed beside tiles */
+    const int fused = to->type == BF16 && !to->by_steps && !to->of_runs; /* results are computed beside tiles */
     const int together = fused && to->column_step == 1;
     const int along = fused && to->column_step != 1 && to->row_step == 1 && place->row % TILE_ROWS == 0 &&
                       to->image % TILE_ROWS == 0; /* then no sixteen rows are of two images */
@@ -317,8 +317,8 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
             const int8_t *group = codes + g * 2 * steps * TILE;
             wanted.out_step = together && !others.beyond ? to->row_step * 2 : 0;
             wanted.out = (const char *)to->out + here.row * wanted.out_step + here.column * 2;
-            if (panels->runs && to->by_steps) {
-                runs_by_steps(panels, panel, group, (int)rows, steps, &here, &others, &wanted);
+            if (panels->runs && to->of_runs) {
+                both_in_runs(panels, panel, group, (int)rows, steps, &here, &others, &wanted);
                 continue;
             }
             if (panels->runs) {

@@ -34,12 +34,12 @@ INLINE void finish(const Place *at, int i, const int32_t *sums, float *found) {
     }
 }
 
-/* The same of sums of all runs; with `by_steps` each had its row's scale already. */
+/* The same of sums of all runs; with `of_runs` each had its row's scale already. */
 INLINE void finish_floats(const Place *at, int i, const float *sums, float *found) {
     const __m256 of_row = _mm256_set1_ps(at->row_scale[i]);
     for (int n = 0; n < PANEL; n += 8) {
-        const __m256 sum = _mm256_loadu_ps(sums + n);
-        _mm256_storeu_ps(found + n, at->to->by_steps ? to_type(at->to->type, sum) : _mm256_mul_ps(sum, of_row));
+        const __m256 sum = _mm256_loadu_ps(sums + n), y = at->to->of_runs ? sum : _mm256_mul_ps(sum, of_row);
+        _mm256_storeu_ps(found + n, at->to->by_steps ? to_type(at->to->type, y) : y);
     }
 }
 
@@ -121,7 +121,7 @@ static void keep(const Place *at, int rows, int64_t r, int64_t runs, int32_t (*s
             const __m256 total = _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)(sums[i] + n)));
             const __m256 scale = _mm256_loadu_ps(at->scale + r * PANEL + n);
             __m256 more;
-            if (at->to->by_steps)
+            if (at->to->of_runs)
                 more = scaled(at->to, total, _mm256_set1_ps(at->to->of_runs[(at->row + i) * runs + r]), scale);
             else more = _mm256_mul_ps(total, scale);
             _mm256_storeu_ps(kept[i] + n, r ? _mm256_add_ps(_mm256_loadu_ps(kept[i] + n), more) : more);

@@ -69,13 +69,13 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
     put(at, i, found, kept);
 }
 
-/* Row i of sums of all runs; with `by_steps` each had its row's scale already. */
+/* Row i of sums of all runs; with `of_runs` each had its row's scale already. */
 INLINE void finish_floats(const Place *at, int i, const float *sums, float (*kept)[PANEL]) {
     const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
     __m512 found[2];
     EACH(half, 2) {
         const __m512 sum = _mm512_loadu_ps(sums + 16 * half);
-        found[half] = at->to->by_steps ? whole(at->to, sum) : _mm512_mul_ps(sum, of_row);
+        found[half] = at->to->of_runs ? whole(at->to, sum) : _mm512_mul_ps(sum, of_row);
     }
     put(at, i, found, kept);
 }
@@ -133,7 +133,7 @@ void float_results512(const float *sums, int rows, const Place *place) {
 }
 
 /* Sums of one run of row i, each times both of its scales, are added to those of the runs before. */
-INLINE void keep_by_steps(const Place *at, int i, int64_t r, int64_t runs, __m512i low, __m512i high, float *kept) {
+INLINE void keep_both(const Place *at, int i, int64_t r, int64_t runs, __m512i low, __m512i high, float *kept) {
     const __m512i sums[2] = {low, high};
     const __m512 of_row = _mm512_set1_ps(at->to->of_runs[(at->row + i) * runs + r]);
     EACH(half, 2) {
@@ -145,7 +145,7 @@ INLINE void keep_by_steps(const Place *at, int i, int64_t r, int64_t runs, __m51
 
 void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]) {
     for (int i = 0; i < rows; i++, sums += PANEL)
-        keep_by_steps(place, i, r, runs, _mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16), kept[i]);
+        keep_both(place, i, r, runs, _mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16), kept[i]);
 }
 
 /* sum += a * x, of numbers from 0 to 255 and signed ones. As the intrinsic, of which GCC 12 makes three moves. */
@@ -184,8 +184,8 @@ INLINE void add(__m512i *sum, __m512i a, __m512i x) { __asm__("vpdpbusd %2, %1, 
     add(&low##i, x, a);              \
     add(&high##i, x, b);
 #define KEEP(i)                                                                        \
-    if (place->to->by_steps) {                                                         \
-        keep_by_steps(place, i, r, runs, low##i, high##i, kept[i]);                    \
+    if (place->to->of_runs) {                                                          \
+        keep_both(place, i, r, runs, low##i, high##i, kept[i]);                        \
     } else {                                                                           \
         keep(kept[i], low##i, place->scale + r * PANEL, !r);                           \
         keep(kept[i] + 16, high##i, place->scale + r * PANEL + 16, !r);                \

@@ -67,7 +67,7 @@ typedef struct {
     int64_t bytes;     /* of all results */
     int by_steps;      /* whether the sum, and it times either scale, is rounded to bf16 where results are, and a result is
                           rounded before its bias is added: the numbers of sdquant/rules/core/dot_general.py */
-    const float *of_runs; /* with `by_steps`, where columns are in runs: those of the activations, [m, runs] */
+    const float *of_runs; /* where activations, too, have a scale for each run of columns: those, [m, runs]; else NULL */
 } Target;
 
 /* Panels: where the first is, the bytes of each, whether codes are signed, and runs of columns where there are several
@@ -158,7 +158,7 @@ ChannelsLast last512;
 /* avx512_int8.c: sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);
 void float_results512(const float *sums, int rows, const Place *place);
-/* With `by_steps`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`. */
+/* With `of_runs`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`. */
 void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]);
 
 /* avx512_panels.c: for VNNI and for AMX. */

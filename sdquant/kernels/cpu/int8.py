@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..base import Coding
-from ..int8_reference import scales_in
+from ..int8_reference import AGAIN_RUN, scales_in
 from ..workspace import in_large_pages
-from .int8_epilogue import recodes
+from .int8_epilogue import quantize_rows, recodes
 from .int8_gemm import Around, c_functions, packed_numbers, run
 from .int8_gemm import sizes as sizes
 from .layout_descriptors import TYPES, addresses, describe_layout
@@ -29,7 +29,7 @@ _CODES = 5  # the type of activations that are codes
 _NO_STEPS = (0, 0)  # of a target without
 _NO_SCALES = (0, 1)  # of a source that is no codes
 _NO_CHANGES = (0, 0)  # of a source that is neither rotated nor divided
-_BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
+_BY_RUN, _BOTH = int(Coding.BY_RUN), int(Coding.BOTH)  # plain numbers, which compare faster
 
 
 def instructions(columns: int) -> str:
@@ -72,17 +72,19 @@ def codes_times(
     m: int,
     bias: Tensor | None,
     out: Tensor,
+    by_steps: bool = True,
 ) -> None:
-    """Do as `rows_times` for activations that are already codes, int8 [m, columns], and with `Target.by_steps`.
+    """Do as `rows_times` for activations that are already codes, int8 [m, columns].
 
     Args:
         scale: float32, and how many rows share each. With runs of columns: one for each run of each row.
+        by_steps: as `Target.by_steps`.
     """
     rows, columns, _ = sizes_of
     by_run, at = bool(weight[-2] & _BY_RUN), scale[0].data_ptr()
     source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1], *_NO_CHANGES)
     to, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
-    target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, 1, at if by_run else 0)
+    target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, by_steps, at if by_run else 0)
     run(descriptor, weight, sizes_of, m, source, target)
 
 
@@ -154,6 +156,8 @@ def rows_times(
         smooth: the address of what divides the columns of x in float32 before that, [columns]; 0 for nothing.
         around: see `int8_gemm.run`.
     """
+    if weight[-2] & _BOTH:
+        return _runs_times(descriptor, weight, sizes_of, x, m, bias, out)
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
     source = (
@@ -169,6 +173,23 @@ def rows_times(
     )
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
     run(descriptor, weight, sizes_of, m, source, target, around)
+
+
+def _runs_times(
+    descriptor: Any,
+    weight: tuple[int, ...],
+    sizes_of: tuple[int, int, int],
+    x: Tensor,
+    m: int,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Do as `rows_times` with a scale for each run of columns of x, too."""
+    columns = sizes_of[1]
+    codes, runs = x.new_empty((m, columns), dtype=torch.int8), m * columns // AGAIN_RUN
+    scale, sums = x.new_empty(runs, dtype=torch.float32), x.new_empty(runs, dtype=torch.int32)
+    quantize_rows(x.view(runs, AGAIN_RUN), codes, scale, sums)
+    codes_times(descriptor, weight, sizes_of, codes, (scale, 1), m, bias, out, by_steps=False)
 
 
 def convolve(

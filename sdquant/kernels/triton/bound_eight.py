@@ -30,13 +30,13 @@ _AGAIN = ("codes", "scale", "nested", "zero", "shift")  # pointers of a weight, 
 
 
 def _quantized(
-    bound: BoundWeight, x: Tensor, dtype: torch.dtype, sums: bool
+    bound: BoundWeight, x: Tensor, dtype: torch.dtype, sums: bool, run: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return the rows of x, rotated as the weight is, as codes of `dtype` [m, columns], their scales [m, 1], and their
-    sums [m, 1]."""
+    """Return the rows of x, rotated as the weight is, as codes of `dtype` [m, columns], their scales [m, 1], or of each
+    `run` columns [m, runs], and their sums [m, 1]."""
     m = x.numel() // bound.columns
     codes = empty(m, bound.columns, dtype=dtype, device=x.device)
-    scale = empty(m, 1, dtype=float32, device=x.device)
+    scale = empty(m, bound.columns // run if run else 1, dtype=float32, device=x.device)
     total = empty(m, 1, dtype=int32, device=x.device) if sums else None
     at = {
         "x": x.data_ptr(), "codes": codes.data_ptr(), "scale": scale.data_ptr(),
@@ -44,7 +44,8 @@ def _quantized(
     }  # fmt: skip
 
     def make() -> Launch:
-        return int8_gemm.quantization(x.view(m, -1), codes, scale, total, bound.rotation)
+        rows = (x.view(-1, run), codes.view(-1, run)) if run else (x.view(m, -1), codes)
+        return int8_gemm.quantization(*rows, scale, total, bound.rotation)
 
     return (codes, scale, total) if bound.launched(("rows", dtype, m), make, at) else None
 
@@ -63,12 +64,13 @@ def bind(
 class Int8:
     """The product in integers of a weight, whose codes are multiplied as they are or quantized again."""
 
-    __slots__ = ("again", "by_run", "form", "left", "stored", "sums")
+    __slots__ = ("again", "by_run", "form", "left", "run", "stored", "sums")
 
     def __init__(self, form: PackedLayout, eight: EightBit) -> None:
         assert eight.coding is not None
         self.again, self.by_run = bool(eight.coding & Coding.AGAIN), bool(eight.coding & Coding.BY_RUN)
         self.form, self.sums, self.left = form, eight.sums, eight.left
+        self.run = eight.run if eight.coding & Coding.BOTH else 0
         # Rows as those that are quantized again: of one run each.
         self.stored = form
         if self.by_run:
@@ -80,7 +82,7 @@ class Int8:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
         if self.left is not None and self.left(x.numel() // bound.columns):
             return None
-        quantized = _quantized(bound, x, int8, self.sums)
+        quantized = _quantized(bound, x, int8, self.sums, self.run)
         if quantized is None:
             return None
         codes, row_scale, sums = quantized

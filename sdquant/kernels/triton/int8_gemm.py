@@ -235,7 +235,8 @@ def product_by_run(
     """Return the launch of a product with several scales per row, from codes to results.
 
     Args:
-        codes, weight: int8 [m, columns] and [rows, columns], contiguous. row_scale: float32 [m, 1], of the codes.
+        codes, weight: int8 [m, columns] and [rows, columns], contiguous. row_scale: float32 [m, 1], of the codes, or
+            [m, groups], of their runs, where taps are 1.
         scale: float32 [rows, groups, taps], contiguous, of columns [groups, columns / groups / taps, taps].
         out: [m, rows]; may be some columns of a wider tensor. tile: None for the best one.
     """
@@ -265,6 +266,7 @@ def product_by_run(
         "BLOCK_K": of.deep if each % of.deep == 0 else RUN,
         "BAND": BAND,
         "SPREAD": taps > 1,
+        "BOTH": row_scale.shape[1] > 1,
     }
     grid = (math.ceil(m / of.rows) * math.ceil(rows / of.columns),)
     return Launch(runs_kernel, grid, arguments, {"num_warps": of.warps, "num_stages": of.stages, **EXACT})

@@ -113,7 +113,7 @@ def product_kernel(
 def runs_kernel(
     x, weight, scale, row_scale, bias, out, m_rows, rows, columns, out_columns, groups, each, taps,
     BIASED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BAND: tl.constexpr, SPREAD: tl.constexpr,
+    BLOCK_K: tl.constexpr, BAND: tl.constexpr, SPREAD: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
     """Compute out = (sum over runs of float32(x * weight) * scale) * row_scale + bias, rounding after each step, for
     weights with several scales per row, each for a run of columns.
@@ -122,8 +122,9 @@ def runs_kernel(
     registers. All runs are one loop, so that the next columns are on their way when a run ends, too.
 
     x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
-    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. SPREAD: there are several taps. Rows of `out`
-    are `out_columns` apart.
+    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. SPREAD: there are several taps. BOTH:
+    row_scale is [m_rows, groups], of runs, and multiplies their sums before `scale` does. Rows of `out` are
+    `out_columns` apart.
     """
     i, j = tile_of(tl.program_id(0), tl.cdiv(m_rows, BLOCK_M), tl.cdiv(rows, BLOCK_N), BAND)
     m = i * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -137,6 +138,7 @@ def runs_kernel(
     w_row = tl.minimum(n, rows - 1)
     w_at = weight + w_row.to(tl.int64)[None, :] * columns + lane[:, None]
     s_at = scale + w_row * (groups * taps)
+    r_at = row_scale + tl.minimum(m, m_rows - 1) * groups
     steps = each // BLOCK_K
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
@@ -153,9 +155,14 @@ def runs_kernel(
         s = tl.load(s_at + one)  # of every step: it arrives while the codes are multiplied
         sums = tl.dot(a, b, sums, out_dtype=tl.int32)
         if within == steps - 1:
-            total += sums.to(tl.float32) * s[None, :]
+            part = sums.to(tl.float32)
+            if BOTH:
+                part = part * tl.load(r_at + run)[:, None]
+            total += part * s[None, :]
             sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
-    y = total * tl.load(row_scale + m, mask=m_there, other=0.0)[:, None]
+    y = total
+    if not BOTH:
+        y = y * tl.load(row_scale + m, mask=m_there, other=0.0)[:, None]
     if BIASED:
         y = y + tl.load(bias + n, mask=n_there, other=0.0).to(tl.float32)[None, :]
     at = m.to(tl.int64)[:, None] * out_columns + n[None, :]
