@@ -34,7 +34,7 @@ from ._comfy_rotation import rotation_in
 from ._float8_values import floats_of
 
 if TYPE_CHECKING:
-    from ..core import PrequantizedWeight, QuantSpec
+    from ..core import Integers, PrequantizedWeight, QuantSpec
 
 # Lloyd's and Max's levels for groups of numbers from a normal distribution, divided by the largest of each group.
 _LEVELS = (
@@ -95,21 +95,8 @@ class W4A8(ComfyCodec):
             values = _integers(packed, rows) * channel[rows]
             out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
 
-    def integers(self, packed: Packed) -> Callable[[], Packed]:
-        def expand() -> Packed:
-            rows, rotation = packed.spec.shape[0], packed.spec.rotation
-            # No kernel has anything in the workspace of this dtype; that of int8 is for products.
-            codes = scratch(packed.spec.shape, torch.uint8, packed.device).view(torch.int8)
-            spec = PackedSpec(
-                scheme=registry.scheme("int8_convrot" if rotation else "int8_row"),
-                shape=packed.spec.shape,
-                dtype=packed.spec.dtype,
-                details={ROTATION: rotation} if rotation else {},
-            )
-            parts = {"codes": _integers(packed, slice(0, rows), codes), "scale": packed.parts["s_channel"]}
-            return Packed(spec=spec, parts=parts)
-
-        return expand
+    def integers(self, packed: Packed) -> Integers:
+        return _Expansion(packed)
 
     def by_row(self, packed: Packed) -> bool:
         codebook = packed.parts.get("codebook")
@@ -166,6 +153,33 @@ class W4A8(ComfyCodec):
         return Packed(spec=spec, parts=parts)
 
 
+class _Expansion:
+    """See `core.Integers`."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    def __call__(self) -> Packed:
+        packed, rotation = self.packed, self.packed.spec.rotation
+        # No kernel has anything in the workspace of this dtype; that of int8 is for products.
+        codes = scratch(packed.spec.shape, torch.uint8, packed.device).view(torch.int8)
+        spec = PackedSpec(
+            scheme=registry.scheme("int8_convrot" if rotation else "int8_row"),
+            shape=packed.spec.shape,
+            dtype=packed.spec.dtype,
+            details={ROTATION: rotation} if rotation else {},
+        )
+        rows = slice(0, packed.spec.shape[0])
+        return Packed(spec=spec, parts={"codes": _integers(packed, rows, codes), "scale": packed.parts["s_channel"]})
+
+    def decoded(self, dtype: torch.dtype) -> Tensor | None:
+        packed = self.packed
+        if packed.device.type == "cpu":
+            return None
+        out = scratch(packed.spec.shape, dtype, packed.device)
+        return out if _expand(packed, slice(0, len(out)), out, packed.parts["s_channel"]) else None
+
+
 def _group_size(found: PrequantizedWeight) -> int:
     group: Any = found.details.get("group_size", _comfy_find.GROUP)
     if type(group) is not int or group < 4 or (group % 16 and 16 % group):
@@ -179,17 +193,21 @@ def _group_size(found: PrequantizedWeight) -> int:
 
 def _integers(packed: Packed, rows: slice, out: Tensor | None = None) -> Tensor:
     """Return the 8-bit integers that the codes of some rows stand for: int8 [rows, in], in `out` if it is given."""
+    if out is None:
+        codes = packed.parts["codes"][rows]
+        out = codes.new_empty(len(codes), packed.spec.shape[1], dtype=torch.int8)
+    return out if _expand(packed, rows, out) else out.copy_(_integers_by_torch(packed, rows))
+
+
+def _expand(packed: Packed, rows: slice, out: Tensor, channel: Tensor | None = None) -> bool:
+    """Do as `expand_rows` for some rows of a weight."""
     parts, bits = packed.parts, 6 if packed.spec.scheme.name == "w6a8" else 4
     stored, scale, codebook = parts["codes"][rows], parts["s_rel"][rows], parts.get("codebook")
-    if out is None:
-        out = stored.new_empty(len(stored), packed.spec.shape[1], dtype=torch.int8)
     if bits == 4 and codebook is None:
         codebook = _plain_levels(stored.device)
     elif codebook is not None and codebook.ndim == 2:
         codebook = codebook[rows]
-    if expand_rows(stored, bits, scale, codebook, out):
-        return out
-    return out.copy_(_integers_by_torch(packed, rows))
+    return expand_rows(stored, bits, scale, codebook, out, channel)
 
 
 def _integers_by_torch(packed: Packed, rows: slice) -> Tensor:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from .integers import Integers
     from .low_rank import LowRank
     from .packed_layout import Activations, PackedLayout
 
@@ -312,7 +313,7 @@ class Backend(ABC):
         """Return the residual and the low-rank branch that a weight is the sum of; None if it has no branch."""
         return None
 
-    def integers(self, packed: Packed) -> Callable[[], Packed] | None:
+    def integers(self, packed: Packed) -> Integers | None:
         """Return what expands a weight, for one product, to 8-bit integers and a scale per row; None if it has none."""
         return None
 

@@ -22,6 +22,7 @@ from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear, li
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
+from .linear_of_integers import multiply_decoded
 from .reader_checks import is_right
 from .workspace import scratch
 
@@ -156,6 +157,9 @@ def linear(
         return linear(backend, packed, form, x, bias) if y is None else y
     expand = backend.integers(packed)
     if expand is not None:
+        y = multiply_decoded(expand, packed.spec.rotation, x, bias) if compute is None else None
+        if y is not None:
+            return y
         packed = expand()
         backend = packed.spec.scheme.codec
         form = backend.form(packed)

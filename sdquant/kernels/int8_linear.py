@@ -13,11 +13,11 @@ with exact sums in runs. Where the format of a weight has scales for blocks of a
 
     y[m, n] = sum_r float32(sum_(k in r) x_code[m, k] * w_code[n, k]) * x_scale[m, r] * w_scale[n, r] + bias[n]
 
-A code is round(value * (127 / largest)), to the nearest and ties to even, its scale
-largest / 127, where `largest` is the largest magnitude in the row, or run; all of it in float32. Weights that are 8-bit codes
-already, with one scale for a row or for runs of 64, 128, ... columns, are multiplied directly. All others are
-dequantized and requantized at every call, by row or, if they are finer than that, by runs of 256 columns
-(`int8_reference.coding`): in memory stays what the scheme stores.
+A code is round(value * (127 / largest)), to the nearest and ties to even, its scale largest / 127, where `largest` is
+the largest magnitude in the row, or run; all of it in float32. Weights that are 8-bit codes already, with one scale for
+a row or for runs of 64, 128, ... columns, are multiplied directly. All others are dequantized and requantized at every
+call, by row or, if they are finer than that, by runs of 256 columns (`int8_reference.coding`): in memory stays what the
+scheme stores.
 
 Few rows of activations are left to the exact product, which is as fast there.
 """

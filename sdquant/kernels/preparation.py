@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core import Backend, Packed, PackedLayout
+    from ..core import Backend, Integers, Packed, PackedLayout
     from .base import Prepared
 
 __all__ = ["prepared", "prepared_convolution"]
@@ -35,12 +35,13 @@ def prepared(
         return None
     expand = backend.integers(packed)
     if expand is not None:
-        weight = expand()
+        weight, decodes = expand(), compute is None
         codec = weight.spec.scheme.codec
         form = codec.form(weight)
         return LinearOfIntegers(
-            packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expanded, backend),
-            prepared(codec, weight, form, dtype, compute, prefix), partial(dispatch.multiply, codec, form, compute),
+            packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expansion, backend),
+            decodes, prepared(codec, weight, form, dtype, compute, prefix),
+            partial(dispatch.multiply, codec, form, compute),
         )  # fmt: skip
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
@@ -84,10 +85,10 @@ def prepared_convolution(
     return None if reader is None else reader.prepared_convolution(form, packed.parts, dtype, prefix, shape, run)
 
 
-def _expanded(backend: Backend, packed: Packed) -> Packed:
+def _expansion(backend: Backend, packed: Packed) -> Integers:
     expand = backend.integers(packed)
     assert expand is not None
-    return expand()
+    return expand
 
 
 def _eight(

@@ -161,8 +161,10 @@ def expansions(target: Target) -> Iterator[Configuration]:
     out, table = stand(torch.int8, 3072, 3072), torch.empty(16)
     for bits, dtype in product((4, 6), (torch.float32, torch.float8_e4m3fn)):
         codes, scale = stand(torch.uint8, 3072, 3072 * bits // 8), stand(dtype, 3072, 192)
-        of = expansion.expansion(codes, bits, scale, table if bits == 4 else None, out)
-        yield Configuration("expand", f"{bits} bits, {dtype}", of, of.arguments["BLOCK"])
+        for to in (None, torch.bfloat16):
+            values, channel = (out, None) if to is None else (stand(to, 3072, 3072), stand(torch.float32, 3072, 1))
+            of = expansion.expansion(codes, bits, scale, table if bits == 4 else None, values, channel)
+            yield Configuration("expand", f"{bits} bits, {dtype}, to {to}", of, of.arguments["BLOCK"])
 
 
 _SUMS = torch.empty(1, 1, dtype=torch.int32)

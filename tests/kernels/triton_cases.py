@@ -333,18 +333,23 @@ def wrong_expansion(bits: int, group: int, of_rows: bool, dtype: torch.dtype, de
         high = torch.stack([codes[:, columns // 2 :] >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)
         values = (low | high.long() << 4).float() - 32
     wanted = (values.view(rows, -1, group) * scale.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
-    out = torch.full((rows * columns + 1,), 99, dtype=torch.int8, device=device)
-    of = out[:-1].view(rows, columns)
     on_device = None if table is None else table.to(device)
-    if torch.device(device).type == "cpu":  # where C does it
-        from sdquant.kernels.triton import expansion
+    channel = torch.rand(rows, 1, generator=generator)
+    for to, factor in ((torch.int8, None), (torch.bfloat16, channel.to(device))):
+        out = torch.full((rows * columns + 1,), 99, dtype=to, device=device)
+        of = out[:-1].view(rows, columns)
+        if torch.device(device).type == "cpu":  # where C does it
+            from sdquant.kernels.triton import expansion
 
-        expansion.expansion(codes, bits, scale, on_device, of)(of.device)
-    elif not expand_rows(codes.to(device), bits, scale.to(device), on_device, of):
-        return "there is no kernel for it"
-    if out[-1] != 99:
-        return "it writes beyond the end"
-    return "" if torch.equal(of.cpu(), wanted.view(rows, columns)) else "integers differ"
+            expansion.expansion(codes, bits, scale, on_device, of, factor)(of.device)
+        elif not expand_rows(codes.to(device), bits, scale.to(device), on_device, of, factor):
+            return "there is no kernel for it"
+        if out[-1] != 99:
+            return "it writes beyond the end"
+        right = wanted.view(rows, columns) if factor is None else (wanted.view(rows, -1).float() * channel).to(to)
+        if not torch.equal(of.cpu(), right):
+            return f"numbers in {to} differ"
+    return ""
 
 
 def wrong_again(case: Case, device: str) -> str:
@@ -458,8 +463,9 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
     eight = imports.eight(torch.device(device))
     assert eight is not None
     random = np.random.default_rng(4)
-    sizes = ((5, 33, 2, 64, 1, False), (70, 130, 3, 128, 1, False), (70, 130, 3, 128, 1, True), (9, 16, 2, 64, 9, False))
-    for m, rows, groups, each, taps, both in sizes:
+    of_sizes = ((5, 33, 2, 64, 1), (70, 130, 3, 128, 1), (70, 130, 3, 64, 1), (9, 16, 2, 64, 9))
+    for m, rows, groups, each, taps in of_sizes:
+        both = groups == 3 and each == 64
         x, weight = (random.integers(-127, 128, (n, groups, each, taps), dtype=np.int8) for n in (m, rows))
         of_rows = (m, groups if both else 1)
         scale, row = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in ((rows, groups, taps), of_rows))

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core import dtype_name
 from .activations import nearest
-from .decoding import byte, float8, nibbles, of_sixteen, sixteen
-from .launch_config import EXACT, FLOAT8_SCALES, Launch
+from .decoding import byte, float8, nibbles, of_sixteen, rounded, sixteen
+from .launch_config import EXACT, FLOAT8_SCALES, INTERPRETED, Launch
 
 BLOCK = 1024  # columns for each program
 _LARGEST = 127
@@ -20,11 +21,11 @@ _LARGEST = 127
 
 @triton.jit
 def expand_kernel(
-    codes, scale, table, out, columns, stored, groups, group, apart, SIX: tl.constexpr, FLOAT8: tl.constexpr,
-    BLOCK: tl.constexpr,
+    codes, scale, table, channel, out, columns, stored, groups, group, apart, SIX: tl.constexpr, FLOAT8: tl.constexpr,
+    CHANNEL: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the integers of BLOCK columns of one row. Rows of codes are `stored` bytes, those of tables `apart` values
-    apart."""
+    """Write the integers of BLOCK columns of one row; with CHANNEL as floats, times the scale of the row. Rows of codes
+    are `stored` bytes, those of tables `apart` values apart."""
     row, first = tl.program_id(0), tl.program_id(1) * BLOCK
     k = first + tl.arange(0, BLOCK)
     live = k < columns
@@ -42,10 +43,16 @@ def expand_kernel(
     else:
         v = of_sixteen(sixteen(table + row * apart), code)
     whole = nearest(tl.minimum(tl.maximum(v * s, -127.0), 127.0))
-    tl.store(out + row * columns + k, whole.to(tl.int8), mask=live)
+    if CHANNEL:
+        y = rounded(whole.to(tl.float32) * tl.load(channel + row), OUT, BITS).to(out.dtype.element_ty)
+    else:
+        y = whole.to(tl.int8)
+    tl.store(out + row * columns + k, y, mask=live)
 
 
-def expansion(codes: Tensor, bits: int, scale: Tensor, table: Tensor | None, out: Tensor) -> Launch:
+def expansion(
+    codes: Tensor, bits: int, scale: Tensor, table: Tensor | None, out: Tensor, channel: Tensor | None = None
+) -> Launch:
     """Return the launch of `kernels.expansion.expand_rows`, for words of codes: rows are multiples of four bytes."""
     (rows, columns), groups = out.shape, scale.shape[1]
     is_float8 = scale.dtype in FLOAT8_SCALES
@@ -53,6 +60,7 @@ def expansion(codes: Tensor, bits: int, scale: Tensor, table: Tensor | None, out
         "codes": codes,
         "scale": scale.view(torch.uint8) if is_float8 else scale,
         "table": out if table is None else table,
+        "channel": out if channel is None else channel,
         "out": out,
         "columns": columns,
         "stored": codes.shape[1],
@@ -61,6 +69,9 @@ def expansion(codes: Tensor, bits: int, scale: Tensor, table: Tensor | None, out
         "apart": 16 if table is not None and table.ndim == 2 else 0,
         "SIX": bits == 6,
         "FLOAT8": is_float8,
+        "CHANNEL": channel is not None,
+        "OUT": dtype_name(out.dtype),
+        "BITS": INTERPRETED,
         "BLOCK": BLOCK,
     }
     return Launch(expand_kernel, (rows, math.ceil(columns / BLOCK)), arguments, {"num_warps": 4, **EXACT})
@@ -71,8 +82,12 @@ def sound_expansion(device: torch.device) -> bool:
     k = torch.arange(4 * 64, dtype=torch.float32, device="cpu")
     codes = (k * 37 % 256).to(torch.uint8).view(8, 32)
     table, scale = k[:16].sub(7.5).mul(1 / 7), k[:32].add(1).mul(5).view(8, 4)
-    values = table[torch.stack([codes & 15, codes >> 4], -1).view(8, 64).int()]
-    expected = (values.view(8, 4, 16) * scale.unsqueeze(-1)).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    levels = table[torch.stack([codes & 15, codes >> 4], -1).view(8, 64).int()]
+    expected = (levels.view(8, 4, 16) * scale.unsqueeze(-1)).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
     out = torch.empty(8, 64, dtype=torch.int8, device=device)
     expansion(codes.to(device), 4, scale.to(device), table.to(device), out)(device)
-    return torch.equal(out.cpu(), expected.view(8, 64))
+    values = torch.empty(8, 64, dtype=torch.bfloat16, device=device)
+    channel = scale[:, :1].contiguous()
+    expansion(codes.to(device), 4, scale.to(device), table.to(device), values, channel.to(device))(device)
+    wanted = (expected.view(8, 64).float() * channel).to(values.dtype)
+    return torch.equal(out.cpu(), expected.view(8, 64)) and torch.equal(values.cpu(), wanted)

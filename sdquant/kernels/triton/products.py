@@ -138,7 +138,6 @@ def runs_kernel(
     w_row = tl.minimum(n, rows - 1)
     w_at = weight + w_row.to(tl.int64)[None, :] * columns + lane[:, None]
     s_at = scale + w_row * (groups * taps)
-    r_at = row_scale + tl.minimum(m, m_rows - 1) * groups
     steps = each // BLOCK_K
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
@@ -157,7 +156,7 @@ def runs_kernel(
         if within == steps - 1:
             part = sums.to(tl.float32)
             if BOTH:
-                part = part * tl.load(r_at + run)[:, None]
+                part = part * tl.load(row_scale + tl.minimum(m, m_rows - 1) * groups + run)[:, None]
             total += part * s[None, :]
             sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
     y = total
