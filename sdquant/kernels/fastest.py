@@ -9,6 +9,7 @@ graph is recorded nothing can be: the usual implementation is taken then.
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -34,6 +35,15 @@ _lookups: set[Hashable] | None = None
 # Of what is found here, and around what is timed on a card, where products of two threads would slow each other down.
 _lock = threading.RLock()
 _T = TypeVar("_T")
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the thread that held it, maybe for seconds, is not in the new process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def prefers_other(

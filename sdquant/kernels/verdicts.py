@@ -37,6 +37,15 @@ _new: dict[str, _Verdicts] = {}
 _lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the thread that held it is not in the new process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def tunes() -> bool:
     """Return whether implementations may be timed."""
     return os.environ.get(SWITCH) != "0"

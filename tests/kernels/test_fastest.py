@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -227,3 +229,34 @@ def test_a_card_is_timed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: choose(1.0, 1.0), range(4))) == [False] * 4
     assert len(timed) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_while_a_card_is_timed_does_not_wait(timed: list[float]) -> None:
+    """The lock would be held in the new process by a thread that is not there."""
+    begun, end = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        begun.set()
+        end.wait(60)
+        return 1.0
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(fastest.prefers_other, "slow", 300, CARD, slow, slow)
+        assert begun.wait(60)
+        child = os.fork()
+        if not child:
+            os._exit(0 if fastest.by_the_faster("b", 300, lambda: 5, lambda: 5) == 5 else 1)
+        ended, status = 0, -1
+        for _ in range(600):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            sleep(0.1)
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        end.set()
+        first.result(60)
+    assert (ended, status) == (child, 0)
