@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sdquant.demo import path
 from sdquant.errors import SettingsError
 from sdquant.models import draw
 from sdquant.nn import quantized
-from sdquant.rules import statistics_file
+from sdquant.rules import calibrated_spec, statistics_file
 from sdquant.training import digits
 from sdquant.training.calibration import Calibration, calibrate
 from sdquant.utils.metrics import decibels
@@ -119,3 +120,28 @@ def test_it_needs_what_calibration_found(scheme: str) -> None:
 def test_layers_that_calibration_does_not_know(stats: Path) -> None:
     with pytest.raises(SettingsError, match=r"(?s)knows no such layer.*sdquant calibrate"):
         load(quant="int4,gptq", quant_stats=stats, components=["text_encoder_2"])
+
+
+def test_where_it_changes_nothing_it_says_so(
+    stats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the plan, which is logged by what loads; and by what writes files."""
+    values = {"components": ["transformer"], "quant_stats": stats}
+    assert not [line for line in sdquant.plan(path(MODEL), quant="int4,gptq", **values).warnings if "gptq" in line]
+    monkeypatch.setattr(calibrated_spec, "without_effect", lambda spec, shape: [("gptq", "of a test")])
+    (line,) = [one for one in sdquant.plan(path(MODEL), quant="int4,gptq", **values).warnings if "gptq" in one]
+    assert re.fullmatch(r"transformer: gptq changes nothing in \d+ weights \(\S+, \S+, \S+, \.\.\.\): of a test", line)
+    for quant, name in (("comfy:nvfp4,gptq", "a.safetensors"), ("q4_0,gptq", "a.gguf")):
+        caplog.clear()
+        more = ["--quant-stats", str(stats), "--no-progress"]
+        assert main(["quantize", str(path(MODEL)), str(tmp_path / name), "-q", quant, *more]) == 0
+        assert "changes nothing in" in caplog.text, name
+
+
+def test_magnitudes_that_are_not_finite_are_refused(stats: Path, tmp_path: Path) -> None:
+    values, bad = dict(statistics_file.read_statistics(stats)), tmp_path / "bad.safetensors"
+    name = next(key for key in values if key.endswith(".sum_of_absmax"))
+    values[name] = torch.full_like(values[name], torch.inf)
+    statistics_file.write_statistics(bad, values, {})
+    with pytest.raises(SettingsError, match="infinite or not a number"):
+        sdquant.plan(path(MODEL), quant="svdq-int4", components=["transformer"], quant_stats=bad)

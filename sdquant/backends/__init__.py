@@ -15,6 +15,7 @@ from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ._bnb_library import library as bnb_library
+    from ._calibrated_options import without_effect
     from ._chunks import by_rows
     from ._comfy_find import FORMATS as COMFY_FORMATS
     from ._comfy_find import METADATA as COMFY_METADATA
@@ -48,4 +49,5 @@ __all__ = [
     "encode", "get",
     "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_kind",
     "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
+    "without_effect",
 ]  # fmt: skip

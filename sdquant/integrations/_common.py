@@ -19,7 +19,16 @@ from ..formats import safetensors, sdquant_metadata
 from ..models import common_kind, install_packed, key_names, misfit, quantize_weight, set_module, tied, ties_in
 from ..nn import QuantizedLayer, float_layer, packed_of, quantized_layer, set_compute
 from ..planning import rule_checks, source_of_model, weight_selection
-from ..rules import RulesSpec, attach_rules, model_rules, product_ranges, require_magnitudes, require_ranges, rules_in
+from ..rules import (
+    RulesSpec,
+    attach_rules,
+    model_rules,
+    product_ranges,
+    require_magnitudes,
+    require_ranges,
+    rules_in,
+    unweighed,
+)
 
 if TYPE_CHECKING:
     from ..core import Packed, PackedSpec, PrequantizedWeight, TensorInfo
@@ -191,7 +200,10 @@ class LoadingWeights:
             require_ranges(self.spec, ((name, shapes[name][0]) for name in sorted(self.planned)))
             for line in rule_checks.unused(self.spec, layers, [marked]):
                 log.warning("%s", line[0].upper() + line[1:])
-        require_magnitudes(self.spec, ((name, shapes[name][0]) for name in sorted(self.planned)))
+        planned = [(name, shapes[name][0]) for name in sorted(self.planned)]
+        require_magnitudes(self.spec, planned)
+        for line in unweighed(self.spec, planned):
+            log.warning("%s", line)
         weight_selection.require_something(f"a {type(model).__name__}", {LONE: extent})
 
     def quantize(self, model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -12,7 +12,7 @@ from ..compat import hardware
 from ..core import LONE
 from ..errors import MissingComponentError
 from ..models import class_of
-from ..rules import MixSpec, RulesSpec, require_magnitudes, require_ranges
+from ..rules import MixSpec, RulesSpec, require_magnitudes, require_ranges, unweighed
 from . import planner
 from .request import Request, make_request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
@@ -79,14 +79,16 @@ def plan_resolved(
         marked: see `planner.build_plan`.
     """
     plan = planner.build_plan(resolved, here, marked=marked)
+    warnings = list(plan.warnings)
     for part in plan.components:
         shapes = plan.detected.sources[part.name].tensors
-        weights = ((weight.name, shapes[weight.name].shape) for weight in part.weights)
+        weights = [(weight.name, shapes[weight.name].shape) for weight in part.weights]
         if isinstance(part.spec, RulesSpec):
             require_ranges(part.spec, weights)
         elif part.spec is not None:
             require_magnitudes(part.spec, weights)
-    return plan
+            warnings += unweighed(part.spec, weights, "" if part.name == LONE else part.name)
+    return dataclasses.replace(plan, warnings=tuple(warnings))
 
 
 def check_schemes(

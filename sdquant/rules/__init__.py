@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .calibrated_spec import CalibratedSpec, calibrated_schemes, require_magnitudes, with_statistics
+    from .calibrated_spec import CalibratedSpec, calibrated_schemes, require_magnitudes, unweighed, with_statistics
     from .core import calibration_method
     from .core.how_to_quantize import HowToQuantize
     from .core.qarray import QArray, dequantize, quantize
@@ -48,5 +48,5 @@ __all__ = [
     "plain_tiles", "presets", "process_prequantized_params", "product_ranges", "qconfig", "quant_spec", "quant_stats",
     "quantize", "quantize_model", "quantize_params", "require_complete", "require_magnitudes", "require_ranges",
     "restore_quantization_rules", "rule_of", "rules_in", "rules_of", "rules_of_model", "sharded", "statistics_file",
-    "with_rules", "with_statistics",
+    "unweighed", "with_rules", "with_statistics",
 ]  # fmt: skip

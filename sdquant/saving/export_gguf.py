@@ -25,7 +25,7 @@ from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
 from ..models import RoundingLoss, detect, original_names
 from ..planning import make_request, planner
-from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, with_statistics
+from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, unweighed, with_statistics
 from ..utils.progress import byte_bar
 from . import gguf_mix, original_layout
 from .float_configs import is_of_weights, write_config
@@ -298,13 +298,19 @@ def _without_unknown(spec: QuantSpec, source: str) -> QuantSpec:
 def _require_statistics(
     src: Checkpoint, named: tuple[list[OutputTensor], Family | None], spec: QuantSpec, skip: tuple[str, ...]
 ) -> None:
-    """Raise SettingsError if the statistics of a spec, if it has any, lack a layer."""
+    """Raise SettingsError if the statistics of a spec, if it has any, lack a layer; log where they change nothing."""
     if not isinstance(spec, CalibratedSpec):
         return
     sources = {part.name: part.sources[0] for part in named[0]}
+    weights: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, shape, type_, _ in gguf_rows(src, named, spec, skip, {}, RoundingLoss()):
-        if not gguf_types.TYPES[type_].dtype and (one := _spec_of(spec, type_)).takes_statistics:
-            require_magnitudes(one, [(sources[name], shape)])
+        if not gguf_types.TYPES[type_].dtype:
+            weights.setdefault(type_, []).append((sources[name], shape))
+    for type_, some in weights.items():
+        one = _spec_of(spec, type_)
+        if one.takes_statistics:
+            require_magnitudes(one, some)
+            original_layout.warn_of(*unweighed(one, some, type_))
 
 
 def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:

@@ -31,7 +31,7 @@ from ..core import LONE, Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, 
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import RoundingLoss, detect, original_names
 from ..planning import NOT_QUANTIZED, make_request, planner
-from ..rules import require_magnitudes
+from ..rules import require_magnitudes, unweighed
 from ..utils.progress import byte_bar
 from . import original_layout
 
@@ -90,7 +90,9 @@ def quantize_file(
     rows = list(rows_of(src, spec, options.skip))
     if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
-    require_magnitudes(spec, ((row.part.sources[0], row.shape) for row in rows if row.quantized))
+    weights = [(row.part.sources[0], row.shape) for row in rows if row.quantized]
+    require_magnitudes(spec, weights)
+    original_layout.warn_of(*unweighed(spec, weights))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}

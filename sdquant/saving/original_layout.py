@@ -92,10 +92,11 @@ def as_floats(src: Checkpoint, dtype: str | None = None) -> Checkpoint:
     return with_float_weights(src, dtype)
 
 
-def warn_of(loss: RoundingLoss) -> None:
-    """Log what the second rounding of converted weights has cost."""
-    if str(loss):
-        log.warning("%s", loss)
+def warn_of(*lines: RoundingLoss | str) -> None:
+    """Log what the second rounding of converted weights has cost, and other sentences."""
+    for line in lines:
+        if str(line):
+            log.warning("%s", line)
 
 
 def refuse_quantized(src: Checkpoint, spec: QuantSpec) -> None:

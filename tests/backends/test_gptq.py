@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdquant.backends import _code_levels, _gptq
+from sdquant.backends import _code_levels, _gptq, without_effect
 from sdquant.core import Packed, QuantSpec, registry
 from sdquant.utils.metrics import decibels
 
@@ -154,3 +154,28 @@ def test_weighed_by_inputs_of_any_size(scheme: str, squares: str, weight: Tensor
         for one in (QuantSpec(row), spec)
     ]
     assert errors[1] < 1.3 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape", "options"),
+    [
+        ("comfy:nvfp4,gptq", (64, 40), ["gptq"]), ("comfy:nvfp4,gptq", (64, 64), []),
+        ("sdnq-uint4,svd,rank=16,gptq", (64, 64, 1, 1), ["gptq"]), ("sdnq-uint4,svd,rank=16,gptq", (64, 64), []),
+        ("sdnq-uint4,gptq", (64, 64, 1, 1), []), ("nf4,gptq", (64, 40), []),
+        ("q4_0,gptq", (64, 40), []), ("q4_0,imatrix", (64, 40), ["imatrix"]), ("q4_0,imatrix", (64, 64), []),
+        ("q4_k,imatrix", (64, 64), ["imatrix"]), ("q4_k,gptq", (64, 64), []),
+    ],
+)  # fmt: skip
+def test_where_the_options_change_nothing(scheme: str, shape: tuple[int, ...], options: list[str]) -> None:
+    """What is said of them is what the encoders do."""
+    random = torch.Generator().manual_seed(3)
+    weight = torch.randn(shape, generator=random)
+    mixed = torch.randn(shape[1], shape[1], generator=random)
+    moments = mixed @ mixed.T / shape[1] + torch.diag(torch.rand(shape[1], generator=random) * 20)
+    spec = registry.parse(scheme)
+    assert [name for name, _ in without_effect(spec, shape)] == options
+    with_option = Calibrated(spec.scheme, spec.options, moments=moments.unsqueeze(0))
+    without = QuantSpec(spec.scheme, tuple(one for one in spec.options if one[0] not in ("gptq", "imatrix")))
+    one, other = (_gptq.encode(weight, each).parts for each in (with_option, without))
+    same = all(torch.equal(one[name].view(torch.uint8), other[name].view(torch.uint8)) for name in one)
+    assert same == bool(options)
