@@ -10,6 +10,7 @@ from typing import Any
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
 from ._hub_modelopt import SCALE as COMPRESSED
+from ._hub_mxfp8 import is_mxfp8
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.
@@ -49,6 +50,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         and key.rpartition(".")[2] == "weight"
         and leaf(key, COMPRESSED) not in tensors  # ModelOpt's
         and (key not in formats or formats[key]["format"] in FORMATS)
+        and (key in formats or not is_mxfp8(key, tensors, config))
     ]
     neighbours = _neighbours(tensors, names)
     candidates = (
