@@ -61,7 +61,8 @@ def untold(name: str, why: str, example: str) -> UnsupportedFileError:
         f"Cannot read weight {name!r}",
         why,
         f"Put the config.json that belongs to it beside the weights, with its quantization_config, such as {example} "
-        "(or name it with --config in `sdquant dequantize`); or use a file in a format that `sdquant matrix` lists",
+        "(`sdquant.dequantize` takes that as config=, too, and the command --config FILE); or use a file in a format "
+        "that `sdquant matrix` lists",
     )
 
 
