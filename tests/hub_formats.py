@@ -136,6 +136,15 @@ def mxfp4(weight: Tensor) -> Made:
     return layer, values
 
 
+def mxfp8(weight: Tensor) -> Made:
+    blocks = weight.float().view(len(weight), -1, 32)
+    exponents = (blocks.abs().amax(-1).clamp(min=1e-30) / 448).log2().ceil()
+    steps = 2.0 ** exponents.unsqueeze(-1)
+    codes = (blocks / steps).to(E4M3)
+    layer = {"weight": codes.view(weight.shape), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return layer, (codes.float() * steps).view(weight.shape)
+
+
 def float8(rows: int, columns: int, *, key: str = "weight_scale_inv") -> Callable[[Tensor], Made]:
     """One scale for each block of so many rows and columns; 0 for all of them."""
 
@@ -231,6 +240,7 @@ KINDS: Mapping[str, Kind] = {
     "ct w8a8 whole": Kind("int8_tensor", "one scale", _ct(8), int8(whole=True)),
     "ct w8a8 asymmetric": Kind("hub-int8", "compressed-tensors: 8-bit", _ct(8), int8(symmetric=False)),
     "ct mxfp4": Kind("mxfp4", "MXFP4", _ct(4, format="mxfp4-pack-quantized"), mxfp4),
+    "ct mxfp8": Kind("mxfp8", "MXFP8", _ct(8, format="mxfp8-quantized"), mxfp8),
     "ct nvfp4": Kind("comfy:nvfp4", "NVFP4", _ct(4, format="nvfp4-pack-quantized"), nvfp4, exact=False),
     "gptq": Kind("hub-int4", "GPTQ, as its config.json says, zero points less one", _gptq(), gptq(4)),
     "gptq symmetric": Kind("hub-int4", "GPTQ", _gptq() | {"sym": True}, gptq(4, symmetric=True)),

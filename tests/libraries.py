@@ -13,8 +13,20 @@ from typing import Any
 import pytest
 
 PLACE = Path(os.environ.get("SDQUANT_TEST_LIBRARIES", Path(__file__).parents[1] / ".libraries"))
-HAS_TORCHAO = (PLACE / "torchao").is_dir() or importlib.util.find_spec("torchao") is not None
-NEEDS_TORCHAO = pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not in .libraries (see CONTRIBUTING.md)")
+
+
+def has(name: str) -> bool:
+    """Whether a library is there, by the name that it is imported by."""
+    return (PLACE / name).is_dir() or importlib.util.find_spec(name) is not None
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skip a test where a library is not."""
+    return pytest.mark.skipif(not has(name), reason=f"{name} is not in .libraries (see CONTRIBUTING.md)")
+
+
+HAS_TORCHAO = has("torchao")
+NEEDS_TORCHAO = needs("torchao")
 
 
 def run_script(name: str, *arguments: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -102,6 +103,20 @@ def test_nunchakus_golden_vectors(name: str, layer: str, own: str, tmp_path: Pat
     for key, pair in wanted.items():
         for leaf, want in zip(("weight", "bias"), pair, strict=True):
             assert (tensors[f"{block}.{key}.{leaf}"] - want.float()).norm() <= IN_HALVES * want.float().norm()
+
+
+@pytest.mark.parametrize("name", ["svdq_int4", "svdq_nvfp4_wcscales"])
+def test_nunchakus_layers_of_no_model(name: str, tmp_path: Path) -> None:
+    """Nothing tells whose rows they are; with what the error says to pass, they are as in nunchaku_lite."""
+    golden, file = load_file(GOLDEN / f"nunchaku_{name}.safetensors"), tmp_path / "model.safetensors"
+    save_file({key: tensor for key, tensor in golden.items() if key.startswith("layer.")}, file)
+    with pytest.raises(UnsupportedFileError, match="nothing tells whether its rows are interleaved") as error:
+        sdquant.dequantize(file)
+    config = re.search(r"config=(\{.*?\})", error.value.fix)
+    assert config is not None
+    weight = dict(sdquant.dequantize(file, config=json.loads(config[1])))["layer.weight"]
+    want = golden["golden.weight"].float()
+    assert (weight - want).norm() <= IN_HALVES * want.norm()
 
 
 @pytest.mark.parametrize("name", [name for name in FOREIGN if name != "lone qint4"])

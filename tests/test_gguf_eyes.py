@@ -105,6 +105,17 @@ def test_of_two_models_in_one_folder(case_of: Any, tmp_path: Path) -> None:
         sdquant.plan(case.base, parts=[file, tmp_path / "mmproj-mistral.gguf"])
 
 
+def test_heads_that_no_vision_has(case_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose halves are of rows and of columns. Another number that divides so cannot be told from the right one."""
+    case, file, vision = case_of("pixtral"), tmp_path / "model.gguf", tmp_path / "away.gguf"
+    write_text(case.model, file, ARCH.MISTRAL3, Q8_0)
+    width = case.model.config.vision_config.hidden_size
+    monkeypatch.setattr(case.model.config.vision_config, "num_attention_heads", width // 2)
+    write_eyes(case.model, vision, None)
+    with pytest.raises(BadFileError, match=f"says that they are of {width // 2} heads"):
+        sdquant.plan(case.base, parts=[file, vision])
+
+
 def test_a_header_without_heads(case_of: Any, tmp_path: Path) -> None:
     case, file, vision = case_of("pixtral"), tmp_path / "model.gguf", tmp_path / "away.gguf"
     write_text(case.model, file, ARCH.MISTRAL3, Q8_0)

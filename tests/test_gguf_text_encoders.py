@@ -234,6 +234,25 @@ def test_a_header_without_heads(case_of: Callable[[str], Case], tmp_path: Path) 
         sdquant.detect(file)
 
 
+@pytest.mark.parametrize("wrong", ["head_count", "key_length"])
+def test_a_header_with_another_number_of_heads(wrong: str, case_of: Callable[[str], Case], tmp_path: Path) -> None:
+    """Which divides the rows, but makes heads of q and k of two widths, or of another than the header says."""
+    case, file = case_of("llava_llama3"), tmp_path / "model.gguf"
+    config = getattr(case.model.config, "text_config", case.model.config)
+    heads, of_keys = config.num_attention_heads, config.num_key_value_heads
+
+    def fields(writer: gguf.GGUFWriter) -> None:
+        writer.add_head_count(heads // 2 if wrong == "head_count" else heads)
+        writer.add_head_count_kv(of_keys)
+        if wrong == "key_length":
+            writer.add_key_length(2 * config.hidden_size // heads)
+
+    write_text(case.model, file, ARCH.LLAMA, Q8_0, heads=False, fields=fields)
+    for ask in (sdquant.detect, sdquant.verify):
+        with pytest.raises(BadFileError, match=r"the header says that they are of \d heads, each of \d+ rows"):
+            ask(file)
+
+
 def test_a_type_without_a_decoder(case_of: Callable[[str], Case], tmp_path: Path) -> None:
     case, file = case_of("qwen_3_4b"), tmp_path / "model.gguf"
     write_text(case.model, file, ARCH.QWEN3, None)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import cli, demo
+from sdquant import backends, cli, demo
 from sdquant.errors import ConflictError, SettingsError
 from sdquant.nn import quantized
 
@@ -207,3 +207,28 @@ def test_portable_refuses_to_write_most_weights_as_floats(tmp_path: Path) -> Non
         with pytest.raises(ConflictError, match=r"(?s)int8_row.*portable='torchao'"):
             sdquant.save(model, tmp_path / scheme, portable=True)
     assert not list(tmp_path.iterdir())
+
+
+@libraries.NEEDS_TORCHAO
+def test_what_is_made_is_what_torchao_makes(tmp_path: Path) -> None:
+    """Bit for bit where the formulas are the same. torchao rounds scales and quotients to a weight's dtype, where
+    sdquant has float32 as comfy-kitchen does, so most are float32 here; its int8 scales are absmax / 127.5, not 127."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(64, 128, generator=generator)
+    heavy = normal * (1 + 20 * (torch.rand(normal.shape, generator=generator) < 0.01))
+    weights = {"normal": normal, "heavy": heavy, "small": normal * 1e-3, "bfloat16": heavy.bfloat16()}
+    save_file(weights, tmp_path / "weights.safetensors")
+    libraries.run_script("torchao_codes.py", str(tmp_path / "weights.safetensors"), str(tmp_path / "codes.safetensors"))
+    theirs = load_file(tmp_path / "codes.safetensors")
+    for name, weight in weights.items():
+        for quant in ("mxfp8",) if name == "bfloat16" else ("mxfp8", "fp8,packing=float8", "comfy:nvfp4"):
+            for part, got in encoded(weight, quant).items():
+                want = theirs[f"{name}.{quant.partition(',')[0]}.{part}"]
+                assert torch.equal(got.contiguous().view(want.dtype).flatten(), want.flatten()), (name, quant, part)
+        mine, other = encoded(weight, "int8_row")["scale"], theirs[f"{name}.int8_row.scale"].float()
+        torch.testing.assert_close(other.flatten() * 127.5 / 127, mine.flatten(), rtol=4e-3, atol=0)
+
+
+def encoded(weight: torch.Tensor, quant: str) -> dict[str, torch.Tensor]:
+    spec = backends.parse(quant)
+    return dict(spec.scheme.codec.encode(weight, spec).parts)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import readme
+from sdquant import backends
+from tools import families, readme
 
 ROOT = Path(__file__).parent.parent
 TEXT = readme.README.read_text(encoding="utf-8")
@@ -33,6 +34,15 @@ def test_a_changed_table_is_noticed() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(TEXT.splitlines()) <= 220
+
+
+def test_every_backend_has_its_files_in_the_table_of_families() -> None:
+    assert {*families.FILES, "rules"} == set(backends.names())
+    for row in backends.schemes():
+        if row.backend == "rules":
+            continue
+        ends = ("q8_0", "q2_k", "iq1_m", "iq4_xs") if row.name.startswith(("q", "iq")) and row.backend == "gguf" else ()
+        assert all(f"`{name}`" in TEXT for name in ends or (row.name,)), row.name
 
 
 def test_links_between_the_pages() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools import better_codes, compute, memory, offload, output, speed
+from tools import better_codes, compute, families, memory, offload, output, speed
 from tools.tables import markdown
 
 if TYPE_CHECKING:
@@ -456,8 +456,8 @@ def _names(name: str) -> str:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "better_codes": better_codes.table,
-    "schemes": schemes, "choice": choice, "offload_choice": offload_choice, "matrix": matrix,
-    "fidelity": fidelity, "loading": loading, "hosts": hosts,
+    "schemes": schemes, "choice": choice, "families": families.table,
+    "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "plan_memory": memory.table, "one_step": output.one_step,

@@ -10,6 +10,7 @@ from typing import Any
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
 from ._hub_modelopt import SCALE as COMPRESSED
+from ._hub_mxfp8 import is_mxfp8
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.
@@ -49,6 +50,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         and key.rpartition(".")[2] == "weight"
         and leaf(key, COMPRESSED) not in tensors  # ModelOpt's
         and (key not in formats or formats[key]["format"] in FORMATS)
+        and (key in formats or not is_mxfp8(key, tensors, config))
     ]
     neighbours = _neighbours(tensors, names)
     candidates = (
@@ -56,7 +58,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         for name in names
     )
     weights = [one for one in candidates if one is not None]
-    _refuse_unscaled(weights)
+    _refuse_unscaled(weights, [name for name in tensors if is_mxfp8(name, tensors, config)])
     markers = [key for key in tensors if key.rpartition(".")[2] == WHOLE] if weights else []
     if markers and not any("scale" in one.keys for one in weights):
         raise BadFileError(
@@ -78,23 +80,32 @@ _MODELS = re.compile(
 )
 
 
-def _refuse_unscaled(weights: list[PrequantizedWeight]) -> None:
-    """Raise BadFileError for a weight without a scale in a model whose others have one: its codes are not values."""
+def _refuse_unscaled(weights: list[PrequantizedWeight], blocks: list[str]) -> None:
+    """Raise BadFileError for a weight without a scale in a model whose others have one: its codes are not values.
+
+    Args:
+        blocks: names of float8 weights with scales of blocks, which are other backends'.
+    """
     models: dict[str, list[PrequantizedWeight]] = {}
     for one in weights:
-        match = _MODELS.match(one.name)
-        models.setdefault(match[0] if match else "", []).append(one)
-    for rows in models.values():
-        scaled = [one for one in rows if "scale" in one.keys]
+        models.setdefault(_model_of(one.name), []).append(one)
+    for model, rows in models.items():
+        scaled = [one.keys["scale"] for one in rows if "scale" in one.keys]
+        scaled += [leaf(name, "weight_scale") for name in blocks if _model_of(name) == model]
         bare = next((one for one in rows if "scale" not in one.keys), None)
         if scaled and bare is not None:
-            key = scaled[0].keys["scale"].rpartition(".")[2]
+            key = scaled[0].rpartition(".")[2]
             raise BadFileError(
                 f"Cannot read weight {bare.name!r}",
                 f"it is float8 without a scale ({leaf(bare.name, key)!r}), but {len(scaled)} other weights of the "
                 "model have one",
                 "Download the file again, or quantize the model again",
             )
+
+
+def _model_of(name: str) -> str:
+    match = _MODELS.match(name)
+    return match[0] if match else ""
 
 
 def _said(quantization: Any, config: Mapping[str, Any]) -> dict[str, Any]:

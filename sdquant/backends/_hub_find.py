@@ -52,7 +52,7 @@ def unread(name: str, why: str) -> UnsupportedFileError:
 def require_readable(name: str, title: str, bits: object) -> None:
     """Raise UnsupportedFileError unless codes of so many bits are read."""
     if bits not in READABLE:
-        raise unread(name, f"it is {title}'s with {bits!r:.20} bits, and sdquant reads those of 2, 3, 4 and 8")
+        raise unread(name, f"it has {bits!r:.20}-bit codes of {title}, and sdquant reads those of 2, 3, 4 and 8 bits")
 
 
 def untold(name: str, why: str, example: str) -> UnsupportedFileError:
@@ -61,7 +61,8 @@ def untold(name: str, why: str, example: str) -> UnsupportedFileError:
         f"Cannot read weight {name!r}",
         why,
         f"Put the config.json that belongs to it beside the weights, with its quantization_config, such as {example} "
-        "(or name it with --config in `sdquant dequantize`); or use a file in a format that `sdquant matrix` lists",
+        "(`sdquant.dequantize` takes that as config=, too, and the command --config FILE); or use a file in a format "
+        "that `sdquant matrix` lists",
     )
 
 

@@ -61,9 +61,10 @@ def _told(config: Mapping[str, Any], names: list[str], tensors: Mapping[str, Ten
         "the file may be ComfyUI's (the even column in the high half of a byte, scales in tiles), without the marker "
         "comfy_quant that says so, or ModelOpt's or Black Forest Labs' (the other half, scales in the order of the "
         "weight), and nothing in it tells which",
-        'Put a config.json with "quantization_config": {"quant_method": "modelopt"} beside it (or name it with '
-        "--config in `sdquant dequantize`) if it is ModelOpt's or Black Forest Labs', use a file with "
-        "markers if it is ComfyUI's, or one that `sdquant matrix` lists",
+        'Put a config.json with "quantization_config": {"quant_method": "modelopt"} beside it (`dequantize` takes '
+        'config={"quant_method": "modelopt"}, too, and the command --config FILE) if it is '
+        "ModelOpt's or Black Forest Labs', use a file with markers if it is ComfyUI's, or one that `sdquant matrix` "
+        "lists",
     )
 
 

@@ -2,8 +2,8 @@
 
 All of them have small integer codes, with a scale and a zero point for a group of a row's weights. They differ in how
 files pack that: each has a module that recognizes it in a header (`_hub_gptq`, `_hub_compressed`, `_hub_hqq`,
-`_hub_torchao`, `_hub_modelopt`), and `_hub_read` unpacks it. In memory they are the same. Their libraries are not
-needed. What other backends have (a scale for each row, float8, MXFP8, NVFP4) is found here and read there.
+`_hub_torchao`, `_hub_modelopt`, `_hub_mxfp8`), and `_hub_read` unpacks it. In memory they are the same. Their libraries
+are not needed. What other backends have (a scale for each row, float8, MXFP8, NVFP4) is found here and read there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import Backend, Packed, PackedLayout, PrequantizedWeight, QuantSpec, Requirement, Scheme, TensorSpec, Unfit
-from . import _hub_compressed, _hub_gptq, _hub_hqq, _hub_modelopt, _hub_torchao
+from . import _hub_compressed, _hub_gptq, _hub_hqq, _hub_modelopt, _hub_mxfp8, _hub_torchao
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ class Hub(Backend):
         return {name: part if name in ("order", "columns") else chosen(part) for name, part in packed.parts.items()}
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
-        formats = (_hub_gptq, _hub_compressed, _hub_hqq, _hub_torchao, _hub_modelopt)
+        formats = (_hub_gptq, _hub_compressed, _hub_hqq, _hub_torchao, _hub_modelopt, _hub_mxfp8)
         return [weight for one in formats for weight in one.find(tensors, config)]
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:

@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..utils.arguments import answered
 from ..utils.suggestions import did_you_mean
-from . import hardware
+from . import absent_runtimes, hardware
 from .hardware import Device, Machine
 from .requirements import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row, meant
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPUTES", "OFFLOADS", "ROWS", "Cell", "Device", "IncompatibleWarning", "Machine", "Query", "Row",
-    "SdquantWarning", "UntestedWarning", "check", "default_runtime", "hardware", "look_up", "matrix", "meant",
-    "requirements",
+    "SdquantWarning", "UntestedWarning", "absent_runtimes", "check", "default_runtime", "hardware", "look_up",
+    "matrix", "meant", "requirements",
 ]  # fmt: skip
 
 ERRORS: Mapping[str, type[SdquantError]] = {
@@ -171,9 +171,10 @@ def check(
     specs = [registry.parse(name).scheme for name in _names(quant)]
     for scheme in specs:
         if named_runtime != "default" and named_runtime not in scheme.runtimes:
+            why = absent_runtimes.why(scheme.name, named_runtime)
             raise SettingsError(
                 f"Cannot run {scheme.name} with runtime={named_runtime!r}",
-                f"it supports only {', '.join(scheme.runtimes)}",
+                f"it supports only {', '.join(scheme.runtimes)}" + (f": {why}" if why else ""),
                 f"Use runtime={scheme.runtimes[0]!r}, or remove runtime",
             )
     if not specs:

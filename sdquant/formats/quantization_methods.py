@@ -57,7 +57,9 @@ TITLES: Mapping[str, str] = {
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
+    **dict.fromkeys(("gptq", "awq", "auto-round", "intel/auto-round", "hqq"), "hub"),
 }  # fmt: skip
+_OF_NUNCHAKU = frozenset({"svdquant_w4a4", "svdquant_nvfp4", "awq_w4a16"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +204,18 @@ def contradictions(
                 f"{place} is {word[:80]!r}, which sdquant does not know; its weights are in "
                 f"{', '.join(sorted(found))}, and are read as such"
             )
-        elif found and _BACKENDS.get(word.lower(), next(iter(backends), "")) not in backends:
+        elif found and not _is_of(word.lower(), found, backends):
             yield (
                 f"{place} says that it is quantized by {_title(word)}, but its weights are in "
                 f"{', '.join(sorted(found))}, and are read as such"
             )
+
+
+def _is_of(word: str, schemes: set[str], backends: set[str]) -> bool:
+    """Return whether a file with weights in these schemes, of these backends, may be what the method `word` writes."""
+    if word in NUNCHAKU:
+        return bool(schemes & _OF_NUNCHAKU)
+    return _BACKENDS.get(word) in (*backends, None)
 
 
 def _refuse_scaled_floats(path: Path, plain: Mapping[str, TensorInfo]) -> None:

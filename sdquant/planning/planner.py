@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..compat import default_runtime
+from ..compat import absent_runtimes, default_runtime
 from ..core import FLOATS, LONE, Unfit, choices, name_patterns, registry
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..formats import type_histogram
@@ -314,6 +314,17 @@ def _runtime(name: str, src: Checkpoint, request: Request) -> str | None:
     return request.plain_runtime
 
 
+def _by_library(component: ComponentPlan) -> str | None:
+    """Return what is to say of a component that is to run by its format's library; None if nothing."""
+    if component.scheme is None or component.action == "keep":
+        return None
+    if component.action == "found" and component.runtime == "plain":
+        why = absent_runtimes.why(component.scheme, "library") or "the library has no module for the file's format"
+        return f"runtime='library' has no effect on {component.name}: {why}"
+    other = absent_runtimes.instead(component.scheme, component.runtime)
+    return f"runtime='library' of {component.name} {other}" if other else None
+
+
 def _without_effect(
     resolved: Resolved, components: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
 ) -> list[str]:
@@ -322,11 +333,8 @@ def _without_effect(
     lines = []
     if request.components is not None and "*" not in resolved.specs and not request.mixed:
         lines.append("components= has no effect: it needs one scheme for all of them, such as quant='nf4'")
-    lines += [
-        f"runtime='library' has no effect on {component.name}: the library has no module for the file's format"
-        for component in components
-        if request.runtime == "library" and component.action == "found" and component.runtime == "plain"
-    ]
+    if request.runtime == "library":
+        lines += filter(None, map(_by_library, components))
     for component in components:
         spec = spec_for(component.name, resolved)[1] if component.action == "found" else None
         if spec is not None and has_options(sources[component.name], spec) is not True:

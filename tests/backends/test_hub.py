@@ -96,6 +96,21 @@ def _saved(model: Any, place: Path) -> None:
         assert torch.equal(again(words).last_hidden_state, model(words).last_hidden_state)
 
 
+def test_mxfp8_that_nothing_tells_from_comfyuis(tmp_path: Path) -> None:
+    """Of the same shapes, with scales in another order; and a weight without its scale is not taken for values."""
+    folder, _ = _of("ct mxfp8", _encoder(tmp_path / "model"))
+    (file,) = folder.glob("*.safetensors")
+    for ask in (sdquant.detect, sdquant.verify, sdquant.dequantize):
+        with pytest.raises(UnsupportedFileError, match=r"nothing tells whether these lie .* or in tiles \(ComfyUI"):
+            ask(Path(shutil.copy(file, tmp_path / "lone.safetensors")))  # type: ignore[operator]
+    tensors = load_file(file)
+    tensors.pop(min(key for key in tensors if key.endswith("weight_scale")))
+    save_file(tensors, file, metadata={"format": "pt"})
+    for ask in (sdquant.detect, sdquant.verify, sdquant.plan, sdquant.load_model, sdquant.dequantize):
+        with pytest.raises(BadFileError, match="float8 without a scale"):
+            ask(folder)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("name", ["gptq shuffled", "hqq axis 0", "ct w3a16"])
 def test_computes_with_the_weights_that_it_has(name: str, tmp_path: Path) -> None:
     folder, values = _of(name, _encoder(tmp_path / "model"))

@@ -214,3 +214,12 @@ def test_smoothing_fits_float16(scheme: str) -> None:
     weight[:, 0] *= 2e-5
     packed = encode("proj.weight", weight.half(), Extreme(spec.scheme, spec.options))
     assert bool(packed.parts["smooth"].isfinite().all()) and float(packed.parts["smooth"].max()) > 6e4
+
+
+def test_what_the_librarys_runtime_is(sd: Path) -> None:
+    """comfy-kitchen's, or none: Nunchaku's own is in no index, and the plan and the error say so."""
+    given: dict[str, Any] = {"runtime": "library", "components": ("unet",)}
+    (line,) = sdquant.plan(sd, "svdq-int4", **given).warnings
+    assert "comfy-kitchen's kernels, not with Nunchaku's" in line
+    with pytest.raises(SettingsError, match=r"only plain: comfy-kitchen has no kernel.*Nunchaku's cannot be used"):
+        sdquant.plan(sd, "svdq-nvfp4", **given)

@@ -108,7 +108,8 @@ def renamed(src: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint | None:
         return None  # of another make, under its own names
     text = with_names(src, known)
     if row.in_pairs:
-        text = text_values.in_halves(text, _heads(src, metadata, architecture, known))
+        width = metadata.get(f"{architecture}.attention.key_length")
+        text = text_values.in_halves(text, _heads(src, metadata, architecture, known), width)
     if row.norms_plus_one:
         text = text_values.less_one(text, [name for name in known.values() if name.endswith("norm.weight")])
     return text

@@ -25,27 +25,34 @@ if TYPE_CHECKING:
 _OTHER = "Use a file that llama.cpp's convert_hf_to_gguf.py wrote, or a .safetensors file of the same model"
 
 
-def in_halves(src: Checkpoint, heads: Mapping[str, int]) -> Checkpoint:
+def in_halves(src: Checkpoint, heads: Mapping[str, int], width: object = None, unit: int = 2) -> Checkpoint:
     """Return the source with rows of q and k in transformers' order, each head's first halves before its second ones.
 
     llama.cpp has them in pairs, [heads, width / 2, 2] for transformers' [heads, 2, width / 2].
 
     Args:
         heads: their number, by the names of weights and biases that are in the source.
+        width: of a head, if the header says it. unit: what has to divide it.
 
     Raises:
-        BadFileError: the rows of a tensor cannot be divided so.
+        BadFileError: the rows of a tensor cannot be divided so, or the heads are not all of one width. A wrong number
+            that keeps to this cannot be told: in a file of a vision q and k have as many heads, and nothing else in it
+            depends on how many.
     """
     tensors, recipes = dict(src.tensors), dict(src.recipes)
+    known = width if type(width) is int else None
     for name, count in heads.items():
         packed = src.prequantized.get(name)
         key = name if packed is None else next(iter(packed.keys.values()))
         of, info = src.keys.get(key, key), src.tensors[key]
         rows = info.shape[0]
-        if count < 1 or rows % (2 * count) or (isinstance(info, GGUFTensor) and info.stored != info.shape):
+        known = rows // max(count, 1) if known is None else known
+        whole = count > 0 and rows % (unit * count) == 0 and rows == known * count
+        if not whole or (isinstance(info, GGUFTensor) and info.stored != info.shape):
+            more = "" if rows % (unit * max(count, 1)) else f", each of {known} rows as others are or it says"
             raise BadFileError(
                 f"Cannot load tensor {of!r} of {src.path}",
-                f"it has {rows} rows, and the header says that they are of {count} heads",
+                f"it has {rows} rows, and the header says that they are of {count} heads{more}",
                 "Download the file again from its source",
             )
         recipes[key] = _made(info, (of,), _halves(of, rows, count))

@@ -59,7 +59,7 @@ def vision_of(src: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint | None
     if row.in_frames:
         return _put_together(vision, row.prefix)
     if row.in_pairs:
-        vision = text_values.in_halves(vision, _heads(src, metadata, names))
+        vision = text_values.in_halves(vision, _heads(src, metadata, names), unit=4)  # two halves, of rows and columns
     vision = text_values.less_one(vision, [name for name in row.plus_one if name in vision.names])
     for norm in row.unread:
         vision = _with_norm(vision, norm)
