@@ -56,8 +56,8 @@ def refusal(rows: Mapping[str, PackedSpec], floats: Collection[str], keys: Colle
         return {}
     else:  # floats too: ComfyUI passes over a layer that has no tensor `weight`, only parts of it
         layers = sorted(name.removesuffix(_WEIGHT) for name in names if name.endswith(_WEIGHT))
-    said = {layer: {"format": _FORMAT} for layer in layers}
-    return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": said})}
+    formats = {layer: {"format": _FORMAT} for layer in layers}
+    return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": formats})}
 
 
 def is_silent(rows: Mapping[str, PackedSpec], tensors: Mapping[str, Tensor]) -> bool:
@@ -65,9 +65,9 @@ def is_silent(rows: Mapping[str, PackedSpec], tensors: Mapping[str, Tensor]) -> 
 
     Text encoders of some kinds are loaded without a look at what is said of their layers.
     """
-    shown = {name: tuple(tensors[name].shape) for name in rows if name in tensors}
-    loads = all(shown.get(name, spec.shape) == spec.shape for name, spec in rows.items())
-    return loads and not all(_is_read(name, spec, tensors) for name, spec in rows.items())
+    shapes = {name: tuple(tensors[name].shape) for name in rows if name in tensors}
+    is_loaded = all(shapes.get(name, spec.shape) == spec.shape for name, spec in rows.items())
+    return is_loaded and not all(_is_read(name, spec, tensors) for name, spec in rows.items())
 
 
 def _is_read(name: str, spec: PackedSpec, keys: Collection[str]) -> bool:

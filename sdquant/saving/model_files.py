@@ -315,8 +315,8 @@ def written(
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}
         weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(mine) - keys)}
     own = {"format": FORMAT_VERSION, "config": config, "weights": weights, **(rules or {})}
-    refused = comfyui_refusal.refusal(specs, [*floats, *later], tensors)
-    return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True), **refused}
+    refusal = comfyui_refusal.refusal(specs, [*floats, *later], tensors)
+    return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True), **refusal}
 
 
 def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
