@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import measure
-from .classic import AS_FOUND, FEATURES, PROMPT, SEED
+from . import classic, measure, neo_features
+from .classic import AS_FOUND, OF_TEXT, PROMPT, SEED
 
 # SD.Next's options: how LoRAs are added to weights, and by whom, and where the weights are
 WAYS = {
@@ -24,7 +24,8 @@ WAYS = {
     "diffusers": {"lora_force_diffusers": True},
     "balanced": {"diffusers_offload_mode": "balanced"},
 }
-OTHERS = ("LoRA", "LoRA, 0.5")
+FEATURES = {**classic.FEATURES, "textual inversion": neo_features.WORD}
+OTHERS = ("LoRA", "LoRA, 0.5", "textual inversion")
 
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
@@ -65,6 +66,7 @@ class _Host:
         data = work / "data"
         (data / "models" / "Lora").mkdir(parents=True)
         (data / "models" / "Diffusers").mkdir()
+        neo_features.embedding(data / "models" / "embeddings")
         from sdquant import demo
 
         shutil.copytree(demo.path("digits-sd"), data / "models" / "Diffusers" / "digits-sd")
@@ -108,6 +110,7 @@ class _Host:
         self.models.unload_model_weights()
         self.models.reload_model_weights(info=info, force=True)
         self.pipe = self.shared.sd_model
+        self.pipe.embedding_db.load_textual_inversion_embeddings(force_reload=True)
 
     def choose(self, scheme: str, **options: Any) -> None:
         """Load the model anew with a scheme."""
@@ -159,7 +162,7 @@ class _Host:
         found = {}
         for name in features:
             words = FEATURES[name]
-            of = self.text_in if name == "text encoder" else self.unet_after
+            of = self.text_in if name in OF_TEXT else self.unet_after
             before = of(PROMPT)
             found[name] = of(f"{PROMPT} {words}") - before
         self.draw(PROMPT)
