@@ -33,6 +33,7 @@ FORMATS = (
     "float8_e4m3fn", "float8_e5m2", "int8_tensorwise", "nvfp4", "mxfp8", "convrot_w4a4", "asym_w4a8_int8",
     "svdquant_w4a4",
 )  # fmt: skip
+INNER = "model.diffusion_model."
 KNOWN = ("weight", "bias", "scale")  # the last words of tensors that a model has
 
 
@@ -66,6 +67,10 @@ def _declared(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
         text = (file.metadata() or {}).get("_quantization_metadata", '{"layers": {}}')
     for layer, conf in json.loads(text)["layers"].items():
         state[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(conf).encode()), dtype=torch.uint8)
+    if sum(key.startswith(INNER) for key in state) > 5:  # the only ones that ComfyUI looks at
+        state = {key.removeprefix(INNER): one for key, one in state.items() if key.startswith(INNER)}
+    if not any(key.endswith(".weight") for key in state):
+        raise Refused(f"Could not detect model type of: {path}")
     return state
 
 

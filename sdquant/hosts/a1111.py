@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import IncompatibleError, SdquantError
+from ..errors import IncompatibleError
 from . import a1111_lora, display, kept_models, load_hooks, options
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Adapter:
             return result
         try:
             self._quantize(unet, scheme, settings)
-        except SdquantError:
+        except BaseException:  # a library of it that cannot be imported, or too little memory: as much floats
             kept_models.drop(model)
             raise
         a1111_lora.hook_networks(self._patches)

@@ -6,6 +6,7 @@ Facts: `load_text_encoder_state_dicts` and `CLIP` in `comfy/sd.py` of ComfyUI 0.
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import QuantSpec
+    from ..formats import Checkpoint
 
 log = logging.getLogger(__name__)
 
 DEFAULT_TYPE = "stable_diffusion"
+_NORM = re.compile(r"norm\d*\.weight$")
 
 # What transformers calls what ComfyUI calls otherwise, by the tensor that shows it.
 _RENAMED = (
@@ -72,7 +75,7 @@ def load_text_encoders(
     log.info("%s: %d tensors are packed (%s)", what, packed, spec or "as found")
     function = comfy.sd.load_text_encoder_state_dicts
     clip = function(
-        [_renamed(state.tensors) for state in states],
+        [_renamed(_vectors(src, state.tensors)) for src, state in zip(sources, states, strict=True)],
         embedding_directory=folder_paths.get_folder_paths("embeddings"),
         clip_type=comfy.sd.CLIPType[kind.upper()],
         model_options={"custom_operations": operations()},
@@ -86,6 +89,16 @@ def load_text_encoders(
 
 def _load_patcher(*args: Any, **kwargs: Any) -> Any:
     return load_text_encoders(*args, **kwargs).patcher
+
+
+def _vectors(src: Checkpoint, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors, with the norm that sdquant writes as a matrix of one row (`saving.model_files.guarded`)."""
+    if not src.specs:  # not written by sdquant
+        return tensors
+    return {
+        name: tensor[0] if tensor.ndim == 2 and len(tensor) == 1 and _NORM.search(name) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,10 +2,6 @@
 
 If ComfyUI or Forge support the format of every packed weight (nf4, fp4, qint8), the file is written as by
 `export_single_file`, so that their own loaders read it; otherwise as by `model_files`. sdquant reads both without loss.
-
-ComfyUI's own loader takes codes in a shape of floats for floats, and draws noise. So the second kind of file says in
-ComfyUI's metadata (`convert_old_quants` of `comfy/utils.py`, 0.33.0) that its layers are in a format that ComfyUI does
-not have: `_load_quantized_module` of `comfy/ops.py` looks it up, and shows the name of the format as its error.
 """
 
 from __future__ import annotations
@@ -16,21 +12,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_METADATA
 from ..errors import ConflictError, SettingsError
 from ..formats import FORMAT_VERSION, METADATA_KEY, safetensors_writer
 from ..nn import plain, quantized
 from ..saving import export_single_file, model_files, next_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
-_NO_FORMAT = "sdquant's own: load it with the node 'Load Diffusion Model (sdquant)'"
-_WEIGHT = ".weight"
 _FORBIDDEN = frozenset('<>:"|?*\\') | {chr(code) for code in range(32)} | {chr(127)}
 
 
@@ -127,20 +120,9 @@ def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     rows, floats = dict(quantized(model)), plain(model)
     theirs = export_single_file.tensors_of(rows)
     if theirs is None:
-        tensors, metadata = model_files.written(rows.items(), floats, {})
-        return tensors, metadata | _for_no_other([*rows, *floats])
+        return model_files.written(rows.items(), floats, {})
     own = {"format": FORMAT_VERSION, "config": {}, "weights": {}}
     return {**theirs, **floats}, {METADATA_KEY: json.dumps(own, sort_keys=True)}
-
-
-def _for_no_other(names: Iterable[str]) -> dict[str, str]:
-    """Return the metadata for which ComfyUI's own loader refuses a file; sdquant reads what it says itself instead.
-
-    Args:
-        names: of all tensors, floats too: ComfyUI passes over a layer that has no tensor `weight`, only parts of it.
-    """
-    layers = {name[: -len(_WEIGHT)]: {"format": _NO_FORMAT} for name in names if name.endswith(_WEIGHT)}
-    return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": layers})}
 
 
 def _prediction(patcher: Any) -> dict[str, Tensor]:

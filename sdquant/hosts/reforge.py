@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SdquantError
 from . import display, forge, kept_models, load_hooks, options, patcher_lora
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Adapter(forge.Adapter):
         engine = original(*args, checkpoint_info=checkpoint_info, **kwargs)
         try:
             self.quantize(engine, settings)
-        except SdquantError:
+        except BaseException:  # a library of it that cannot be imported, or too little memory: as much floats
             kept_models.drop(engine)
             raise
         kept_models.mark(engine, settings)

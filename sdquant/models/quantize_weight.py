@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import backends
 from ..core import name_patterns, torch_dtypes
-from ..errors import BadFileError
+from ..errors import BackendUnavailableError, BadFileError
 from ..utils.tensors import is_finite
 
 if TYPE_CHECKING:
@@ -25,8 +25,16 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
     Raises:
         BadFileError: it has values that are NaN, infinite, or too large for the scheme's scales. A codec takes the
             largest value of each block, so that one such value shows in a scale.
+        BackendUnavailableError: the scheme's library is there, but does not fit another package.
     """
-    packed = backends.encode(weight, spec.of(name, tuple(weight.shape)))
+    try:
+        packed = backends.encode(weight, spec.of(name, tuple(weight.shape)))
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"Cannot quantize to {spec}",
+            f"its library cannot be imported beside the packages that are installed here: {error}",
+            "Choose a scheme of another library, or update the package that the message names",
+        ) from error
     for part in packed.parts.values():
         is_scale = part.is_floating_point() and part.numel() < weight.numel()  # codes may be floats, too
         if is_scale or part.dtype in torch_dtypes.COMPUTE_DTYPES:

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 from ..core import LONE, METHOD
 from ..errors import SettingsError
 from ..formats import FORMAT_VERSION, METADATA_KEY, safetensors_writer
-from ..models import key_names, peft_hooks, weight_bytes
+from ..models import is_of_transformers, key_names, peft_hooks, weight_bytes
 from ..nn import plain, quantized
 from ..utils.arguments import answered
 from ..utils.atomic_write import place_of, whole_folder
+from . import comfyui_refusal
 from .file_layout import as_filed, file_shape, reordered
 from .portable import decoded
 from .quantization_config import library_config, said_rules
@@ -37,7 +38,7 @@ from .quantization_config import library_config, said_rules
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core import Packed
+    from ..core import Packed, PackedSpec
     from .library_format import LibraryFormat
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         unread = of_model(model, form)
         if target.suffix == ".safetensors":
             names = unread[0].names if unread and form is not None else frozenset()
-            _write_weights(model, target, names, form=form)
+            _write_weights(model, target, names, guard=None if form is None else False, form=form)
             return target
         if unread and not portable:
             log.warning("%s", advice(unread))
@@ -228,17 +229,18 @@ def _write_weights(
     path: Path,
     floats: frozenset[str] = frozenset(),
     *,
-    guard: bool = False,
+    guard: bool | None = False,
     form: LibraryFormat | None = None,
 ) -> None:
+    """Write the file. `guard`: write it as `guarded` does; None for a file that ComfyUI's own loader may be given."""
     from . import library_formats
 
     stored = library_formats.store_weights(form, model) if form is not None else {}
     without = floats | stored.keys()
     tensors, metadata = contents(model, without, empty=True)
-    if guard:
-        tensors = guarded(model, tensors)
     keys = keys_of(model)
+    if guard or (guard is None and _is_taken_for_floats(model, tensors, keys)):
+        tensors = guarded(model, tensors)
     later = {keys.get(name, name): one for name, one in decoded(model, floats).items()}
     later |= reordered(model, without, keys)
     others = {key: one.form for key, one in later.items()}
@@ -272,7 +274,8 @@ def contents(
     tensors = {keys[name]: tensor for name, tensor in floats.items() if name in keys}
     for group in mapped.groups:
         tensors |= key_names.converted(group, floats)
-    return written(rows, tensors, config_of(model), said_rules(model))
+    later = [keys[name] for name in packs if name in without]
+    return written(rows, tensors, config_of(model), said_rules(model), later)
 
 
 def keys_of(model: nn.Module) -> dict[str, str]:
@@ -293,23 +296,31 @@ def written(
     floats: Mapping[str, Tensor],
     config: Mapping[str, Any],
     rules: Mapping[str, Any] | None = None,
+    later: Iterable[str] = (),
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and metadata of a file with these quantized weights, other tensors, config and rules."""
+    """Return the tensors and metadata of a file with these quantized weights, other tensors, config and rules.
+
+    Args:
+        later: names of weights that the file will have besides, as floats or in another form.
+    """
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
+    specs: dict[str, PackedSpec] = {}
     for name, weight in rows:
         packed = as_filed(weight)
         backend = packed.spec.scheme.codec
         mine = backend.write(name, packed)
         tensors |= mine
+        specs[name] = packed.spec
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}
         weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(mine) - keys)}
     own = {"format": FORMAT_VERSION, "config": config, "weights": weights, **(rules or {})}
-    return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True)}
+    refusal = comfyui_refusal.refusal(specs, [*floats, *later], tensors)
+    return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True), **refusal}
 
 
 def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Change the tensors of a text encoder's file so that transformers without sdquant refuses to load it.
+    """Change the tensors of a text encoder's file so that transformers without sdquant refuses to load it, and ComfyUI.
 
     It only warns about an unknown `quant_method`, and would load quantized codes as weights. So the vector of one norm
     is written as a matrix of one row, which sdquant reads as the vector and transformers refuses for its shape.
@@ -317,6 +328,12 @@ def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     keys = keys_of(model)
     guards = [keys.get(name, name) for name in guard_of(model)]
     return {**tensors, **{key: tensors[key][None] for key in guards}}
+
+
+def _is_taken_for_floats(model: nn.Module, tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> bool:
+    """Return whether ComfyUI would take the codes in a text encoder's file for weights, whatever its metadata says."""
+    rows = {keys.get(name, name): packed.spec for name, packed in quantized(model)}
+    return is_of_transformers(model) and comfyui_refusal.is_silent(rows, tensors)
 
 
 def guard_of(model: nn.Module) -> list[str]:

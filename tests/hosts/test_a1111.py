@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -166,3 +167,20 @@ def test_a_load_that_fails_leaves_no_model(host: Start, checkpoint: Any) -> None
     assert models.model_data.get_sd_model() is None
     assert models.model_data.loaded_sd_models == []
     assert "no weight that would be quantized" in running.status["error"]
+
+
+def test_an_error_that_is_not_ours_leaves_no_float_model(
+    host: Start, checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    running = host("a1111")
+    running.start({"sdquant_quant_model": "int8"})
+    models = running.modules.sd_models
+    checkpoint("one", 1.0)
+    running.modules.shared.opts.data["sd_model_checkpoint"] = "one"
+    monkeypatch.setattr("sdquant.loading.quantize", fail)
+    with contextlib.suppress(RuntimeError):
+        models.model_data.get_sd_model()
+    assert models.model_data.sd_model is None and models.model_data.loaded_sd_models == []

@@ -65,6 +65,19 @@ def test_a_lora_works_on_packed_encoders_and_goes(comfy: SimpleNamespace) -> Non
     assert torch.equal(out(clip.patcher), before)
 
 
+def test_a_file_that_comfyuis_own_loader_refuses_for_a_norm_has_it_in_its_shape(comfy: SimpleNamespace) -> None:
+    model = sdquant.load_model(
+        sdquant.demo.path(FLUX), "bnb-int8", components=["text_encoder_2"], progress=False
+    ).text_encoder_2
+    sdquant.save(model, comfy.encoders / "ours.safetensors")
+    stored = load_file(comfy.encoders / "ours.safetensors")
+    (norm,) = [key for key, tensor in stored.items() if "norm" in key and tensor.ndim == 2]
+    clip = _clip(comfy, "ours.safetensors")
+    read = dict(clip.patcher.model.named_parameters())[f"t5xxl.{norm}"]
+    assert torch.equal(read.float(), stored[norm][0].float())
+    assert quantized(clip.patcher.model)
+
+
 def test_a_gguf_file_has_the_weights_of_llama_cpp(comfy: SimpleNamespace) -> None:
     model = sdquant.load_model(sdquant.demo.path(FLUX), dtype="float32", progress=False).text_encoder_2
     worth = write_text(model, comfy.encoders / "t5.gguf", ARCH.T5ENCODER, gguf.GGMLQuantizationType.Q8_0)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import classic, measure, sd_checkpoint
+from . import classic, measure, neo_features, sd_checkpoint
 
 _CONFIG = """
 model:
@@ -62,6 +62,8 @@ class _A1111(classic.Host):
     def __init__(self, checkout: Path, work: Path) -> None:
         super().__init__(work)
         write_config(self.data / "models" / "Stable-diffusion" / "digits.yaml", work / "encoder")
+        neo_features.embedding(self.data / "embeddings")
+        self.features["textual inversion"] = neo_features.WORD
         for file in (self.data / "models" / "Lora").glob("*.safetensors"):
             _rename(file)
         sys.argv = ["launch.py", "--data-dir", str(self.data), "--use-cpu", "all", "--no-half", "--skip-version-check"]

@@ -22,6 +22,7 @@ FEATURES = {
     "DoRA": "<lora:digits_dora:1>",
     "text encoder": "<lora:digits_text:1>",
 }
+OF_TEXT = ("text encoder", "textual inversion")  # seen in what the text encoder gives
 
 
 class Host:
@@ -113,7 +114,7 @@ class Host:
         """Output with the LoRA - output without, by feature. The last LoRA stays on."""
         found = {}
         for name in features:
-            of = self.text_in if name == "text encoder" else self.unet_after
+            of = self.text_in if name in OF_TEXT else self.unet_after
             before = of(PROMPT)
             found[name] = of(f"{PROMPT} {self.features[name]}") - before
         return found
@@ -153,25 +154,8 @@ class Host:
 
     def decoded(self) -> list[dict[str, Any]]:
         """What the packed weights stand for, by layers: of the network, and of the text encoder."""
-        import torch
-
-        from sdquant.nn import QuantizedLayer
-
-        return [
-            {
-                path: layer.dequantize(torch.float32)
-                for path, layer in model.named_modules()
-                if isinstance(layer, QuantizedLayer)
-            }
-            for model in (self.unet(), self.encoder())
-        ]
+        return measure.decoded([self.unet(), self.encoder()])
 
     def put(self, weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Write them into the float model; returns those that were there."""
-        before: list[dict[str, Any]] = []
-        for model, values in zip((self.unet(), self.encoder()), weights, strict=True):
-            layers = {path: model.get_submodule(path).weight.data for path in values}
-            before.append({path: layer.clone() for path, layer in layers.items()})
-            for path, value in values.items():
-                layers[path].copy_(value)
-        return before
+        return measure.put([self.unet(), self.encoder()], weights)

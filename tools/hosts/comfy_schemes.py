@@ -3,7 +3,8 @@
     python -m tools.hosts.comfy_schemes CHECKOUT --python VENV/bin/python
 
 For each scheme: digits-flux is loaded, sampled, quantized from a float model, saved, loaded again, compiled, loaded to
-half of its bytes, and run with an attention patch and with layers that a block-swap node moves. Text encoders come as
+half of its bytes, and run with an attention patch, with layers that a block-swap node moves, and with the LoRA
+digits_lora.safetensors, if the folder of `--files` has it (`tools.hosts.comfy` makes it). Text encoders come as
 files of other tools: GGUF, float8, nf4 and SVDQuant of a CLIP-L and a T5-base in their real sizes, of random weights.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +106,15 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     rows = [row for name, kind in ENCODERS.items() for row in _encoders(host, files, work, name, kind)]
     floats = host.load(comfy_load.AS_FOUND)
     expected, drawn = host.out(floats), host.sampled(floats)
+    lora = host.features()["LoRA"] if (files / "digits_lora.safetensors").exists() else None
+    changed = lora(floats) - expected if lora is not None else None
     names = [name for name in comfy_load.choices()[1:] if not schemes or "all" in schemes or name in schemes]
     for name in names:
         row = {"scheme": name}
-        for feature, done in _features(host, name, floats, expected, drawn).items():
+        features = _features(host, name, floats, expected, drawn)
+        if lora is not None:
+            features["LoRA"] = partial(_with_lora, host, name, lora, changed)
+        for feature, done in features.items():
             try:
                 row[feature] = done()
             except Exception as error:
@@ -163,6 +170,15 @@ def _features(host: comfy._Host, name: str, floats: Any, expected: Any, drawn: A
     if "SDQUANT_COMPILE" in os.environ:  # takes most of the time
         features["compile"] = lambda: host.compiled(made["model"])["compiled"]
     return features
+
+
+def _with_lora(host: comfy._Host, name: str, lora: Callable[[Any], Any], expected: Any) -> str:
+    """The cosine of a LoRA's effect with that on the float model, and whether it is gone after it."""
+    model = host.load(name)
+    before = host.out(model)
+    effect = lora(model) - before
+    gone = bool((host.out(model) == before).all())
+    return f"{measure.cosine(effect, expected):.4f} {'gone' if gone else 'STAYS'}"
 
 
 def _snr(found: Any, expected: Any) -> float:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,38 @@ def main(
 def loras() -> Path:
     """The folder with the LoRAs' files."""
     return Path(os.environ["SDQUANT_LORAS"])
+
+
+def ways(names: Iterable[str]) -> list[str]:
+    """Those of a host's ways that are measured: all, or those in the variable SDQUANT_WAYS."""
+    return os.environ.get("SDQUANT_WAYS", " ".join(names)).split()
+
+
+def decoded(models: Iterable[Any]) -> list[dict[str, Any]]:
+    """What the packed weights of networks stand for, by layer."""
+    import torch
+
+    from sdquant.nn import QuantizedLayer
+
+    return [
+        {
+            path: layer.dequantize(torch.float32)
+            for path, layer in model.named_modules()
+            if isinstance(layer, QuantizedLayer)
+        }
+        for model in models
+    ]
+
+
+def put(models: Iterable[Any], weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write weights into float networks; returns those that were there."""
+    before: list[dict[str, Any]] = []
+    for model, values in zip(models, weights, strict=True):
+        layers = {path: model.get_submodule(path).weight.data for path in values}
+        before.append({path: layer.clone() for path, layer in layers.items()})
+        for path, value in values.items():
+            layers[path].copy_(value)
+    return before
 
 
 def row(feature: str, scheme: str, found: Tensor, expected: Tensor, **more: Any) -> dict[str, Any]:

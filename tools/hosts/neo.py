@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import measure, neo_features, sd_checkpoint
-from .classic import FEATURES, PROMPT
+from .classic import AS_FOUND, FEATURES, PROMPT
 from .forge_host import ForgeHost
 
 # "online": Neo's own option to add LoRAs each time; "partly": what its lowvram mode does, for 80 % of the model's bytes
@@ -39,18 +39,21 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     host.record()
     floats = host.effects() | host.others()
     for scheme in schemes:
-        for way, options in WAYS.items():
+        same: dict[str, Any] = {}
+        for way in measure.ways(WAYS):
             host.keep = KEEP.get(way)
-            host.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme, **options)
-            host.load()
+            host.set(**WAYS[way])
+            host.choose(scheme)
             before = host.draw(PROMPT)
             found = host.effects()
             if way != "online":
                 found |= host.others()
             checks = {"changed": host.changes(), "removed": host.removed and bool((host.draw(PROMPT) == before).all())}
-            rows += [
-                measure.row(f"{name} ({way})", scheme, effect, floats[name], **checks) for name, effect in found.items()
-            ]
+            if way == "whole":
+                same = host.effects_of_decoded()
+            for name, effect in found.items():
+                more = {**checks, **({"decoded": measure.cosine(effect, same[name])} if name in same else {})}
+                rows.append(measure.row(f"{name} ({way})", scheme, effect, floats[name], **more))
             print(measure.table(rows[-len(found) :]), flush=True)
         print(f"Save Current Model: {host.saved()}", flush=True)
     return rows
@@ -151,6 +154,13 @@ class _Host(ForgeHost):
             found[name] = of(f"{PROMPT} {FEATURES[name]}") - before
         self.draw(PROMPT)
         return found
+
+    def effects_of_decoded(self) -> dict[str, Any]:
+        """The effects on a float model with the weights that the packed ones of the loaded model stand for."""
+        weights = self.decoded()
+        self.choose(AS_FOUND)
+        self.put(weights)
+        return self.effects()
 
     def changes(self) -> bool:
         """Whether a picture is the same after another one with other LoRAs as after one without any."""

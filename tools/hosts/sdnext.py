@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import measure
-from .classic import FEATURES, PROMPT, SEED
+from . import classic, measure, neo_features
+from .classic import AS_FOUND, OF_TEXT, PROMPT, SEED
 
 # SD.Next's options: how LoRAs are added to weights, and by whom, and where the weights are
 WAYS = {
@@ -24,7 +24,8 @@ WAYS = {
     "diffusers": {"lora_force_diffusers": True},
     "balanced": {"diffusers_offload_mode": "balanced"},
 }
-OTHERS = ("LoRA", "LoRA, 0.5")
+FEATURES = {**classic.FEATURES, "textual inversion": neo_features.WORD}
+OTHERS = ("LoRA", "LoRA, 0.5", "textual inversion")
 
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
@@ -38,13 +39,22 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     host.record()
     floats = host.effects(FEATURES)
     for scheme in schemes:
-        for way, options in WAYS.items():
-            host.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme, **WAYS["fused"] | options)
-            host.load()
+        weights: list[dict[str, Any]] = []
+        for way in measure.ways(WAYS):
+            host.choose(scheme, **WAYS["fused"] | WAYS[way])
+            weights = weights or measure.decoded([host.pipe.unet, host.pipe.text_encoder])
             before = host.draw(PROMPT)
-            for name, found in host.effects(FEATURES if way in ("fused", "kept") else OTHERS).items():
-                same = bool((host.draw(PROMPT) == before).all())
-                rows.append(measure.row(f"{name} ({way})", scheme, found, floats[name], removed=same))
+            found, removed = {}, {}
+            for name in FEATURES if way in ("fused", "kept") else OTHERS:
+                found |= host.effects([name])
+                removed[name] = bool((host.draw(PROMPT) == before).all())
+            host.choose(AS_FOUND, **WAYS["fused"] | WAYS["kept"])
+            measure.put([host.pipe.unet, host.pipe.text_encoder], weights)
+            same = host.effects(found)
+            for name, effect in found.items():
+                decoded = measure.cosine(effect, same[name])
+                label = f"{name} ({way})"
+                rows.append(measure.row(label, scheme, effect, floats[name], decoded=decoded, removed=removed[name]))
                 print(rows[-1], flush=True)
     return rows
 
@@ -56,6 +66,7 @@ class _Host:
         data = work / "data"
         (data / "models" / "Lora").mkdir(parents=True)
         (data / "models" / "Diffusers").mkdir()
+        neo_features.embedding(data / "models" / "embeddings")
         from sdquant import demo
 
         shutil.copytree(demo.path("digits-sd"), data / "models" / "Diffusers" / "digits-sd")
@@ -99,6 +110,12 @@ class _Host:
         self.models.unload_model_weights()
         self.models.reload_model_weights(info=info, force=True)
         self.pipe = self.shared.sd_model
+        self.pipe.embedding_db.load_textual_inversion_embeddings(force_reload=True)
+
+    def choose(self, scheme: str, **options: Any) -> None:
+        """Load the model anew with a scheme."""
+        self.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme, **options)
+        self.load()
 
     def draw(self, prompt: str) -> Any:
         """The pixels of an image."""
@@ -145,7 +162,7 @@ class _Host:
         found = {}
         for name in features:
             words = FEATURES[name]
-            of = self.text_in if name == "text encoder" else self.unet_after
+            of = self.text_in if name in OF_TEXT else self.unet_after
             before = of(PROMPT)
             found[name] = of(f"{PROMPT} {words}") - before
         self.draw(PROMPT)
