@@ -110,6 +110,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-schemes label > .sq-what, .sq-schemes .sq-why { margin-left: 1.5rem; }
 .sq-schemes .sq-group .sq-why { margin-left: 12px; }
 .sq-what { display: block; color: var(--body-text-color-subdued); font-size: 0.8125rem; white-space: normal; }
+.sq-compared { box-shadow: 0 0 0 2px var(--color-accent); }
 .sq-refused :is(b, td, label) { color: var(--body-text-color-subdued); cursor: default; }
 .sq-chosen { background: color-mix(in srgb, var(--color-accent) 14%, transparent); }
 .sq-badge { margin-left: 8px; padding: 1px 8px; border-radius: 999px; font-size: 0.75rem; white-space: nowrap;
