@@ -31,10 +31,12 @@ class StartImage:
         """Return it in another size, cut at the longer side."""
         from PIL import Image, ImageOps
 
+        from ..utils.picture_files import as_seen
+
         mask = self.mask
         if mask is not None:
             mask = ImageOps.fit(mask.convert("L"), size, Image.Resampling.NEAREST)
-        image = ImageOps.fit(_opaque(self.image), size, Image.Resampling.LANCZOS)
+        image = ImageOps.fit(as_seen(self.image), size, Image.Resampling.LANCZOS)
         return StartImage(image=image, strength=self.strength, mask=mask)
 
     def arguments(self) -> dict[str, Any]:
@@ -57,15 +59,6 @@ def takes_image(kind: str) -> bool:
     its tables of them (`image_classes`) import every pipeline that there is, which takes seconds."""
     stem = kind.removesuffix("Pipeline")
     return not stem.endswith("ControlNet") and f"{stem}Img2ImgPipeline" in dir(libraries.diffusers())
-
-
-def _opaque(image: Any) -> Any:
-    """Return an image in RGB, on white where it is transparent."""
-    from PIL import Image
-
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
 
 
 def image_classes(kind: str) -> tuple[type | None, type | None]:

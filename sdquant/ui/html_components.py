@@ -69,7 +69,7 @@ def refusal(error: BaseException, roots: Roots, fixes: Sequence[str] = ()) -> st
     if fixes:
         parts[2] = listed(fixes)
     what, why, fix = (escape(in_page_words(roots.clean(str(part))).rstrip(".")) for part in parts)
-    return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
+    return card("breaks", f"{SIGNS['breaks']} {what}:", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 
 
 def listed(ways: Sequence[str]) -> str:

@@ -48,10 +48,10 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .html-container { padding: 0 !important; }
 .gradio-container :is(a, input, textarea, button, summary, [tabindex]):focus-visible {
   outline: 2px solid var(--color-accent) !important; outline-offset: 1px; }
-#server-away { position: fixed; z-index: 9999; inset: 12px 12px auto; margin: 0 auto; max-width: 640px;
+.sq-at-top { position: fixed; z-index: 9999; inset: 12px 12px auto; margin: 0 auto; max-width: 640px;
   padding: 12px 16px; border: 1px solid #dc2626; border-left-width: 4px; border-radius: var(--radius-md);
   background: var(--body-background-fill); color: var(--body-text-color); box-shadow: 0 4px 16px #0004; }
-#server-away button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
+.sq-at-top button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
 .sq-head { align-items: end; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
 .sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }

@@ -8,8 +8,8 @@ import io
 from PIL import Image
 
 from sdquant.core import registry
-from sdquant.planning import RULES
 from sdquant.evaluation import Comparison, ComparisonRow
+from sdquant.planning import RULES
 from sdquant.ui import thumbnails
 
 
