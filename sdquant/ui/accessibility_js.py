@@ -9,7 +9,7 @@ from .server.request_body import MAX_UPLOAD
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
 SPOKEN = (
     "status", "applied", "verdict", "found", "compare-status", "convert-status", "convert-seen", "in-memory",
-    "start-said",
+    "start-said", "lora-said",
 )  # fmt: skip
 
 EVERY = 4000  # milliseconds between two looks whether the server is there
@@ -22,8 +22,9 @@ BACK = "The server is there again. What was under way here has ended with the co
 # is still on its way finds the stream open, and its answer never comes. So a click waits for that word this long.
 CLOSING = 150  # milliseconds
 
-LARGEST = MAX_UPLOAD - 4096  # bytes of a file; what is sent has more around it
-TOO_LARGE = f"is larger than {MAX_UPLOAD >> 20} MB, which is the most that this page takes."
+LARGEST = 32 << 20  # bytes of a picture or of settings
+MOST_LORA = MAX_UPLOAD - 4096  # bytes of a LoRA; what is sent has more around it
+TOO_LARGE = "MB, which is the most that this page takes here."
 
 # What it mends: a list of choices opens again when Tab leaves it, and stays open; one that scrolls is a tab stop of its
 # own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; images have
@@ -85,11 +86,13 @@ SCRIPT = """
     };
     const refuseLarge = event => {
         const files = [...event.dataTransfer?.files ?? event.target.files ?? []];
-        const large = files.find(file => file.size > LARGEST);
+        const most = event.target.closest?.("#lora-file") ? MOST_LORA : LARGEST;
+        const large = files.find(file => file.size > most);
         if (!large) return false;
         event.preventDefault();
         event.stopImmediatePropagation();
-        const box = saidAtTop("file-refused", `✕ ${large.name} ${TOO_LARGE}`);
+        const size = `${Math.ceil(most / 2 ** 20)} ${TOO_LARGE}`;
+        const box = saidAtTop("file-refused", `✕ ${large.name} is larger than ${size}`);
         const close = box.querySelector("button") ?? box.appendChild(document.createElement("button"));
         close.textContent = "Close";
         close.onclick = () => box.remove();
@@ -171,7 +174,8 @@ SCRIPT = """
 }
 """
 _WORDS = {
-    "TOO_LARGE": TOO_LARGE, "LARGEST": LARGEST, "SPOKEN": SPOKEN, "EVERY": EVERY, "CLOSING": CLOSING, "AWAY": AWAY,
+    "TOO_LARGE": TOO_LARGE, "LARGEST": LARGEST, "MOST_LORA": MOST_LORA, "SPOKEN": SPOKEN,
+    "EVERY": EVERY, "CLOSING": CLOSING, "AWAY": AWAY,
     "BACK": BACK,
 }  # fmt: skip
 for name, value in _WORDS.items():

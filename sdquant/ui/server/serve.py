@@ -21,6 +21,7 @@ from ...utils.signals import handled
 from ...utils.temp_dirs import temporary_folder
 from .basic_auth import SignIn
 from .guard import Guard
+from .request_body import MAX_UPLOAD
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -224,7 +225,7 @@ def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
         footer_links=[],
         run_history=False,
         show_error=False,  # what is meant for the user is raised as gradio.Error, which is shown all the same
-        max_file_size="32mb",
+        max_file_size=f"{MAX_UPLOAD >> 20}mb",
         ssr_mode=False,
         enable_monitoring=False,
         pwa=False,
