@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
@@ -55,10 +61,22 @@ class StartImage:
 
 
 def takes_image(kind: str) -> bool:
-    """Return whether a pipeline class has one beside it that starts from an image, by the names of diffusers' classes:
-    its tables of them (`image_classes`) import every pipeline that there is, which takes seconds."""
+    """Return whether a pipeline class has one beside it that starts from an image, by the names of diffusers' classes.
+
+    Its tables of them (`image_classes`) import every pipeline that there is, which takes seconds.
+    """
     stem = kind.removesuffix("Pipeline")
-    return not stem.endswith("ControlNet") and f"{stem}Img2ImgPipeline" in dir(libraries.diffusers())
+    return not stem.endswith("ControlNet") and f"{stem}Img2ImgPipeline" in _names()
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Return the names of diffusers, from the text of its `__init__`: to import it takes seconds, and torch."""
+    found = find_spec("diffusers")
+    if found is not None and found.origin is not None and "diffusers" not in sys.modules:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return frozenset(re.findall(r'"(\w+Pipeline)"', Path(found.origin).read_text(encoding="utf-8")))
+    return frozenset(dir(libraries.diffusers()))
 
 
 def image_classes(kind: str) -> tuple[type | None, type | None]:
