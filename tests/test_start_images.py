@@ -31,7 +31,7 @@ def far(one: Image.Image, other: Image.Image) -> float:
             pytest.param(model, scheme, offload, marks=pytest.mark.slow)
             for model in ("digits-sd", "digits-flux")
             for scheme in (None, "int8")
-            for offload in ("none", "model", "group", "block", "sequential", "balanced")
+            for offload in ("none", "model", "group", "sequential", "balanced")
         ),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 from ..errors import BackendUnavailableError, SettingsError
 from ..utils.install import install_packages
-from .components import quiet
 
 _Stamp = tuple[Path, int, int]  # with modification time (ns) and size: a file that was written anew is read anew
 
@@ -52,7 +52,7 @@ class LoraSet:
             if files != self._files:
                 self._replace(loras, files)
             if loras:
-                with quiet():
+                with _quiet():
                     self._pipe.set_adapters(_names(loras), strengths)
             self._strengths = strengths
         except BaseException:
@@ -67,7 +67,7 @@ class LoraSet:
 
     def _remove(self) -> None:
         if self._files:
-            with quiet():
+            with _quiet():
                 self._pipe.unload_lora_weights()
         self._files, self._strengths = (), []
 
@@ -80,7 +80,7 @@ class LoraSet:
             fix = f"Run: {install_packages('peft')}"
             raise BackendUnavailableError(what, "it needs peft, which is not installed", fix)
         try:
-            with quiet(), warnings.catch_warnings():
+            with _quiet(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
                 self._pipe.load_lora_weights(str(path), adapter_name=name)
         except (ValueError, RuntimeError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -105,3 +105,9 @@ def _stamp(path: Path) -> _Stamp:
         why = "the file is not there any more"
         raise SettingsError(f"Cannot use the LoRA {path.stem}", why, "Press Refresh, and choose another") from error
     return path, stat.st_mtime_ns, stat.st_size
+
+
+def _quiet() -> AbstractContextManager[None]:
+    from .components import quiet  # imports torch
+
+    return quiet()

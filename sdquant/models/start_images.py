@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
@@ -31,10 +37,12 @@ class StartImage:
         """Return it in another size, cut at the longer side."""
         from PIL import Image, ImageOps
 
+        from ..utils.picture_files import as_seen
+
         mask = self.mask
         if mask is not None:
             mask = ImageOps.fit(mask.convert("L"), size, Image.Resampling.NEAREST)
-        image = ImageOps.fit(_opaque(self.image), size, Image.Resampling.LANCZOS)
+        image = ImageOps.fit(as_seen(self.image), size, Image.Resampling.LANCZOS)
         return StartImage(image=image, strength=self.strength, mask=mask)
 
     def arguments(self) -> dict[str, Any]:
@@ -53,19 +61,22 @@ class StartImage:
 
 
 def takes_image(kind: str) -> bool:
-    """Return whether a pipeline class has one beside it that starts from an image, by the names of diffusers' classes:
-    its tables of them (`image_classes`) import every pipeline that there is, which takes seconds."""
+    """Return whether a pipeline class has one beside it that starts from an image, by the names of diffusers' classes.
+
+    Its tables of them (`image_classes`) import every pipeline that there is, which takes seconds.
+    """
     stem = kind.removesuffix("Pipeline")
-    return not stem.endswith("ControlNet") and f"{stem}Img2ImgPipeline" in dir(libraries.diffusers())
+    return not stem.endswith("ControlNet") and f"{stem}Img2ImgPipeline" in _names()
 
 
-def _opaque(image: Any) -> Any:
-    """Return an image in RGB, on white where it is transparent."""
-    from PIL import Image
-
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+@cache
+def _names() -> frozenset[str]:
+    """Return the names of diffusers, from the text of its `__init__`: to import it takes seconds, and torch."""
+    found = find_spec("diffusers")
+    if found is not None and found.origin is not None and "diffusers" not in sys.modules:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return frozenset(re.findall(r'"(\w+Pipeline)"', Path(found.origin).read_text(encoding="utf-8")))
+    return frozenset(dir(libraries.diffusers()))
 
 
 def image_classes(kind: str) -> tuple[type | None, type | None]:

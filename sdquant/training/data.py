@@ -130,9 +130,11 @@ def _opened(path: Path, side: int) -> Tensor:
     """
     from PIL import Image, ImageOps
 
+    from ..utils.picture_files import as_seen
+
     try:
         with Image.open(path) as file:
-            picture = ImageOps.exif_transpose(file).convert("RGB")
+            picture = as_seen(file)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadFileError(
             f"Cannot train on {path}", f"it cannot be read as a picture: {error}", "Replace or remove it"

@@ -14,8 +14,9 @@ from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .model_folders import Roots
+    from .preloading import warm_up
     from .server.serve import gradio_is_there, serve
 else:
     __getattr__ = lazy_exports(__name__)
 
-__all__ = ["Roots", "gradio_is_there", "serve"]
+__all__ = ["Roots", "gradio_is_there", "serve", "warm_up"]

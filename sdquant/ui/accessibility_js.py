@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 
+from .server.request_body import MAX_UPLOAD
+
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
-SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "convert-status", "convert-seen", "in-memory")
+SPOKEN = (
+    "status", "applied", "verdict", "found", "compare-status", "convert-status", "convert-seen", "in-memory",
+    "start-said", "lora-said",
+)  # fmt: skip
 
 EVERY = 4000  # milliseconds between two looks whether the server is there
 
@@ -16,6 +21,10 @@ BACK = "The server is there again. What was under way here has ended with the co
 # Answers come by a stream that Gradio's server closes when nothing is under way. What is clicked while the word of that
 # is still on its way finds the stream open, and its answer never comes. So a click waits for that word this long.
 CLOSING = 150  # milliseconds
+
+LARGEST = 32 << 20  # bytes of a picture or of settings
+MOST_LORA = MAX_UPLOAD - 4096  # bytes of a LoRA; what is sent has more around it
+TOO_LARGE = "MB, which is the most that this page takes here."
 
 # What it mends: a list of choices opens again when Tab leaves it, and stays open; one that scrolls is a tab stop of its
 # own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; images have
@@ -66,6 +75,49 @@ SCRIPT = """
         dragged = image ? Math.max(0, all.indexOf(source)) : -1;
     });
     document.addEventListener("dragend", () => { dragged = -1; });
+    const saidAtTop = (id, text) => {
+        const box = document.getElementById(id) ?? document.body.appendChild(document.createElement("div"));
+        if (box.firstChild?.data === text) return box;
+        box.id = id;
+        box.className = "sq-at-top";
+        box.setAttribute("role", "alert");
+        box.replaceChildren(text);
+        return box;
+    };
+    const refuseLarge = event => {
+        const files = [...event.dataTransfer?.files ?? event.target.files ?? []];
+        const most = event.target.closest?.("#lora-file") ? MOST_LORA : LARGEST;
+        const large = files.find(file => file.size > most);
+        if (!large) return false;
+        event.preventDefault();
+        event.stopImmediatePropagation();
+        const size = `${Math.ceil(most / 2 ** 20)} ${TOO_LARGE}`;
+        const box = saidAtTop("file-refused", `✕ ${large.name} is larger than ${size}`);
+        const close = box.querySelector("button") ?? box.appendChild(document.createElement("button"));
+        close.textContent = "Close";
+        close.onclick = () => box.remove();
+        return true;
+    };
+    // A file for the start image goes to the server, which opens it.
+    const sendStart = (event, files) => {
+        const input = document.querySelector("#start-file input[type=file]");
+        if (!input || !files.length) return;
+        event.preventDefault();
+        event.stopImmediatePropagation();
+        const first = new DataTransfer();
+        first.items.add(files[0]);
+        input.files = first.files;
+        input.dispatchEvent(new Event("change", { bubbles: true }));
+    };
+    window.addEventListener("change", event => {
+        if (event.target.type !== "file" || refuseLarge(event) || !event.target.closest("#start")) return;
+        sendStart(event, event.target.files);
+        event.target.value = "";
+    }, true);
+    window.addEventListener("drop", event => {
+        if (dragged >= 0 || !event.dataTransfer?.files.length || refuseLarge(event)) return;
+        if (event.target.closest?.("#start")) sendStart(event, event.dataTransfer.files);
+    }, true);
     const onStart = event => dragged >= 0 && event.target.closest?.("#start");
     document.addEventListener("dragover", event => { if (onStart(event)) event.preventDefault(); }, true);
     document.addEventListener("drop", event => {
@@ -99,13 +151,7 @@ SCRIPT = """
     };
 
     let away = null;
-    const say = (text) => {
-        away ??= document.body.appendChild(document.createElement("div"));
-        if (away.firstChild?.data === text) return;
-        away.id = "server-away";
-        away.setAttribute("role", "alert");
-        away.replaceChildren(text);
-    };
+    const say = text => { away = saidAtTop("server-away", text); };
     let first = null;
     const look = async () => {
         try {
@@ -127,5 +173,10 @@ SCRIPT = """
     look();
 }
 """
-for name, value in {"SPOKEN": SPOKEN, "EVERY": EVERY, "CLOSING": CLOSING, "AWAY": AWAY, "BACK": BACK}.items():
+_WORDS = {
+    "TOO_LARGE": TOO_LARGE, "LARGEST": LARGEST, "MOST_LORA": MOST_LORA, "SPOKEN": SPOKEN,
+    "EVERY": EVERY, "CLOSING": CLOSING, "AWAY": AWAY,
+    "BACK": BACK,
+}  # fmt: skip
+for name, value in _WORDS.items():
     SCRIPT = SCRIPT.replace(name, json.dumps(value))

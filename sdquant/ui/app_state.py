@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import SdquantError, SettingsError
 from ..settings import Settings, settings_file
 from .model_manager import Engine, Job
+from .page_memory import PageMemory
 from .plan_preview import Target
 from .scheme_tables import SchemeTables
 
@@ -24,13 +25,13 @@ class Desk:
     """Shared by all pages of one server.
 
     Attributes:
-        engine: holds the model. roots: the model folders. schemes: the tables of schemes.
+        engine: holds the model. roots: the model folders. schemes: the tables of schemes. memory: what the page keeps.
         notes: a message to show once about the settings file, such as that it is damaged.
     """
 
     def __init__(self, roots: Roots, settings_path: Path) -> None:
         self.engine, self.roots, self.settings_path = Engine(), roots, settings_path
-        self.schemes = SchemeTables()
+        self.schemes, self.memory = SchemeTables(), PageMemory(settings_path)
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self.settings, self.notes = _settings(settings_path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OnBytes = Callable[[int, int], None]
 _NAME = re.compile(r"\w[\w .+-]{0,99}")
-_MOST = 200  # bytes of a name; file systems take 255, with a suffix and what a file has while it is written
+MOST_NAME_BYTES = 200  # bytes of a name; file systems take 255, with a suffix and what a file has while it is written
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\s*(\.|$)", re.IGNORECASE)  # what Windows takes for one
 
 
@@ -72,7 +72,7 @@ def name_for(source: Path, scheme: str) -> str:
     """Return a name for the result, which `target_path` takes unless it is taken."""
     name = source.stem if source.is_file() else source.name
     name = re.sub(r"[^\w .+-]", "-", name)
-    while len(name.encode()) > _MOST // 3:
+    while len(name.encode()) > MOST_NAME_BYTES // 3:
         name = name[:-1]
     return f"{name.lstrip(' .+-') or 'model'}-{scheme.replace(':', '-')}"
 
@@ -87,13 +87,18 @@ def target_path(folder: Path, name: object, kind: str) -> Path:
     if not isinstance(name, str) or not _NAME.fullmatch(name.strip()) or name.strip().endswith("."):
         why = "the name of the result must be letters, digits, spaces and . + - only"
         raise SettingsError(what, why, "Write such a name, without folders")
-    if len(name.encode()) > _MOST or _DEVICE.match(name.strip()):
+    if len(name.encode()) > MOST_NAME_BYTES or is_device_name(name.strip()):
         raise SettingsError(what, "not every system can have a file of this name", "Write another, shorter name")
     suffix = _kind(kind).suffix
     path = folder / (name.strip().removesuffix(suffix) + suffix if suffix else name.strip())
     if path.exists() or path.is_symlink():
         raise SettingsError(what, f"there is a {path.name} already", "Choose another name")
     return path
+
+
+def is_device_name(name: str) -> bool:
+    """Return whether Windows takes a name for one of its devices."""
+    return _DEVICE.match(name) is not None
 
 
 def request_for(target: Target, scheme: str, kind: str) -> Request:

@@ -21,13 +21,14 @@ class Head:
 
     Attributes:
         model, base: a name, and names of what it is used with, as `Desk.target` takes them. again: searches for
-            models again. chip: the model in memory.
+            models again. chip: the model in memory. compared: the `ComparedImages` of the page's last comparison.
     """
 
     model: gr.Dropdown
     base: gr.Dropdown
     again: gr.Button
     chip: gr.HTML
+    compared: gr.State
 
 
 def build_header(desk: Desk) -> Head:
@@ -55,7 +56,7 @@ def build_header(desk: Desk) -> Head:
         )
         again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="again")
     shown = gr.HTML(chip(desk), padding=False, elem_id="in-memory")
-    return Head(model=model, base=base, again=again, chip=shown)
+    return Head(model=model, base=base, again=again, chip=shown, compared=gr.State(None))
 
 
 def wire(head: Head, desk: Desk) -> None:

@@ -69,7 +69,7 @@ def refusal(error: BaseException, roots: Roots, fixes: Sequence[str] = ()) -> st
     if fixes:
         parts[2] = listed(fixes)
     what, why, fix = (escape(in_page_words(roots.clean(str(part))).rstrip(".")) for part in parts)
-    return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
+    return card("breaks", f"{SIGNS['breaks']} {what}:", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 
 
 def listed(ways: Sequence[str]) -> str:
@@ -80,7 +80,7 @@ def listed(ways: Sequence[str]) -> str:
 def progress(at: Progress) -> str:
     """Format the progress of a job as a bar."""
     share = min(1.0, at.done / at.total) if at.total else 0.0
-    label = _STAGES.get(at.stage, at.stage.capitalize())
+    label = _STAGES.get(at.stage, at.stage if ":" in at.stage else at.stage.capitalize())  # "nf4: loading"
     if at.stage == "drawing":
         label += f", step {at.done} of {at.total}"
     elif at.total:

@@ -101,6 +101,10 @@ class Roots:
         """List the LoRA files below the folders."""
         return tuple(one for one in self._listed(inner=False) if _is_lora(one))
 
+    def lora_folders(self) -> list[str]:
+        """List the folders that have LoRA files in them, by name."""
+        return sorted({one.name.rpartition("/")[0] for one in self.loras()} - {""})
+
     def resolve(self, text: object) -> Path:
         """Return the path for an entry's name, a path relative to one of the folders, or an absolute path in one.
 

@@ -6,7 +6,7 @@ import re
 
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
-    (r"`sdquant quantize[^`]*`( --[\w-]+)?|sdquant quantize( --[\w-]+)?", "the Convert tab"),
+    (r"`sdquant quantize[^`]*`( --[\w-]+)?|sdquant quantize\b( --[\w-]+)?", "the Convert tab"),
     (r'allow_incompatible(=True|="?on"?)?', "More > Allow incompatible"),
     (r"allow_pickle(=True)?", "More > Allow pickle"),
     (r"offload='none'|offload=\"none\"", "no offload"),

@@ -12,7 +12,7 @@ from ..planning import GROUPS, NOT_QUANTIZED, SORTS, SchemeRow, SchemeTable
 from ..utils.byte_sizes import size
 from .html_components import escape
 from .page_words import in_page_words
-from .thumbnails import thumbnail
+from .thumbnails import ComparedImages, pictures_note, thumbnail
 
 ORIGINAL = "Original (unquantized)"
 
@@ -29,11 +29,17 @@ _NEAR = 0.04  # of the original's time: no difference that anybody notices
 
 @dataclass(frozen=True, kw_only=True)
 class TableView:
-    """How a table is shown: the scheme in use (None if several are), what is searched for, and the order in groups."""
+    """How a table is shown.
+
+    Attributes:
+        scheme: the one in use; None if several are. search: words. sort: the order in groups.
+        compared: the last comparison of the model.
+    """
 
     scheme: str | None = None
     search: str = ""
     sort: str = ""
+    compared: ComparedImages | None = None
 
 
 def format_table(table: SchemeTable, choice: TableView) -> str:
@@ -50,13 +56,13 @@ def format_table(table: SchemeTable, choice: TableView) -> str:
         if members:
             scheme = next((row.scheme for row in members if row.scheme == choice.scheme), None) if first else None
             first = first and scheme is None
-            body.append(_group(name, title, members, table, choice.scheme, checked=scheme))
+            body.append(_group(name, title, members, table, choice, checked=scheme))
     if not rows:
         body.append('<tbody><tr><td colspan="5">No scheme has these words.</td></tr></tbody>')
     head = "".join(_column(key, title, choice.sort) for key, title in _HEAD)
     return (
         f'<div class="sq-schemes" role="region" aria-label="Schemes" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"{''.join(body)}</table></div>{_room(table)}"
+        f"{''.join(body)}</table></div>{_room(table, choice.compared)}"
     )
 
 
@@ -98,15 +104,12 @@ def _column(key: str, title: str, sort: str) -> str:
 
 
 def _group(
-    name: str, title: str, rows: list[SchemeRow], table: SchemeTable, scheme: str | None, *, checked: str | None
+    name: str, title: str, rows: list[SchemeRow], table: SchemeTable, choice: TableView, *, checked: str | None
 ) -> str:
     shared = _shared(rows)
     reasons = "".join(map(_reason, shared))
     head = f'<tr class="sq-group"><th colspan="5" scope="rowgroup">{escape(title)}{reasons}</th></tr>'
-    lines = [
-        _row(name, row, table, chosen=row.scheme == scheme, checked=row.scheme == checked, told=_why(row) in shared)
-        for row in rows
-    ]
+    lines = [_row(name, row, table, choice, checked=row.scheme == checked, told=_why(row) in shared) for row in rows]
     return f'<tbody data-group="{name}">{head}{"".join(lines)}</tbody>'
 
 
@@ -125,7 +128,7 @@ def _reason(why: tuple[str, str]) -> str:
     return f'<details class="sq-why"><summary>Why not</summary>{texts}</details>'
 
 
-def _row(group: str, row: SchemeRow, table: SchemeTable, *, chosen: bool, checked: bool, told: bool) -> str:
+def _row(group: str, row: SchemeRow, table: SchemeTable, choice: TableView, *, checked: bool, told: bool) -> str:
     name = ORIGINAL if row.scheme == NOT_QUANTIZED else row.scheme
     badges = "".join(f' <span class="sq-badge">{escape(text)}</span>' for text in row.praise if group == "recommended")
     state = ("checked " if checked else "") + ("disabled " if row.refused else "")
@@ -145,8 +148,10 @@ def _row(group: str, row: SchemeRow, table: SchemeTable, *, chosen: bool, checke
         ("Quality", stars(row)),
         ("Speed", escape(speed(row))),
     )
-    shown = thumbnail(row.scheme, name)
-    classes = " ".join(text for text, on in (("sq-chosen", chosen), ("sq-refused", row.refused)) if on)
+    shown = thumbnail(row.scheme, name, choice.compared)
+    classes = " ".join(
+        text for text, on in (("sq-chosen", row.scheme == choice.scheme), ("sq-refused", row.refused)) if on
+    )
     return (
         f'<tr class="{classes}" data-scheme="{escape(row.scheme)}"><th scope="row"><label>'
         f"{shown}{radio} <b>{escape(name)}</b>"
@@ -156,11 +161,8 @@ def _row(group: str, row: SchemeRow, table: SchemeTable, *, chosen: bool, checke
     )
 
 
-def _room(table: SchemeTable) -> str:
-    if table.room is None:
-        return ""
+def _room(table: SchemeTable, compared: ComparedImages | None) -> str:
     offload = "no offload" if table.offload == "none" else f"{table.offload} offload"
-    text = (
-        f"Fits: {size(table.room)} for weights on {table.device}, with {offload}. Stars: measured on the small models."
-    )
+    room = f"Fits: {size(table.room)} for weights on {table.device}, with {offload}. " if table.room is not None else ""
+    text = f"{room}Stars: measured on the small models. {pictures_note(compared)}"
     return f'<p class="sq-note">{escape(text)}</p>'

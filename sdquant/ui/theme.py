@@ -48,10 +48,10 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .html-container { padding: 0 !important; }
 .gradio-container :is(a, input, textarea, button, summary, [tabindex]):focus-visible {
   outline: 2px solid var(--color-accent) !important; outline-offset: 1px; }
-#server-away { position: fixed; z-index: 9999; inset: 12px 12px auto; margin: 0 auto; max-width: 640px;
+.sq-at-top { position: fixed; z-index: 9999; inset: 12px 12px auto; margin: 0 auto; max-width: 640px;
   padding: 12px 16px; border: 1px solid #dc2626; border-left-width: 4px; border-radius: var(--radius-md);
   background: var(--body-background-fill); color: var(--body-text-color); box-shadow: 0 4px 16px #0004; }
-#server-away button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
+.sq-at-top button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
 .sq-head { align-items: end; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
 .sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }
@@ -110,6 +110,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-schemes label > .sq-what, .sq-schemes .sq-why { margin-left: 1.5rem; }
 .sq-schemes .sq-group .sq-why { margin-left: 12px; }
 .sq-what { display: block; color: var(--body-text-color-subdued); font-size: 0.8125rem; white-space: normal; }
+.sq-compared { box-shadow: 0 0 0 2px var(--color-accent); }
 .sq-refused :is(b, td, label) { color: var(--body-text-color-subdued); cursor: default; }
 .sq-chosen { background: color-mix(in srgb, var(--color-accent) 14%, transparent); }
 .sq-badge { margin-left: 8px; padding: 1px 8px; border-radius: 999px; font-size: 0.75rem; white-space: nowrap;

@@ -303,6 +303,10 @@ def test_start_images_are_checked(running: Served, events: Events, content: byte
     answer = events.fire("draw", model="digits-sd", steps=1, start=value)
     assert not answer.success
     assert leaks(answer.raw, running) == []
+    number = events.number("start-file", "upload")
+    told = events.send(number, events.values(number, {"start-file": file}))
+    assert "sq-breaks" in told.values["start-said"] and "Cannot start from picture.png" in told.values["start-said"]
+    assert leaks(told.raw, running) == []
     outside = events.fire("draw", start={"background": {**file, "path": "/etc/passwd"}, "layers": []})
     assert outside.status == 403
 

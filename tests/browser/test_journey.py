@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..ui.conftest import Served
 
 pytestmark = pytest.mark.xdist_group("browser")
+DIGIT = re.compile("A seven .* by a small model")
 
 
 def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: Path) -> None:
@@ -192,6 +193,15 @@ def test_compare(person: Person, tmp_path: Path) -> None:
     waiting.value.save_as(tmp_path / "out.json")
     made = json.loads((tmp_path / "out.json").read_text())
     assert [row["label"] for row in made["rows"]] == ["as found", "int8"] and made["model"] == "digits-sd"
+
+    person.tab("Settings")  # the table shows what was compared, and a digit where nothing was
+    thumb = page.locator("[data-group='8-bit'] tr[data-scheme=int8] .sq-thumb")
+    expect(thumb).to_have_attribute("aria-label", re.compile("“a handwritten seven” as int8 draws it: .* dB"))
+    assert thumb.evaluate("it => getComputedStyle(it).backgroundImage").startswith('url("data:image/jpeg')
+    expect(page.locator("[data-group='4-bit'] [data-scheme=nf4] .sq-thumb")).to_have_attribute("aria-label", DIGIT)
+    expect(page.locator("#schemes")).to_contain_text("from your last comparison")
+    person.model("digits-flux")  # of which nothing was compared
+    expect(thumb).to_have_attribute("aria-label", DIGIT)
 
 
 def test_two_tabs_at_once(person: Person, chromium: Browser, running: Served) -> None:

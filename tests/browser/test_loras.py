@@ -65,6 +65,10 @@ def test_put_on_and_taken_off(person: Person, running: Served, lora_file: Callab
     person.draw("a handwritten seven", steps=4)
     assert kept(person)[1] == plain
 
+    (tmp_path / "notes.txt").write_text("no picture")
+    page.locator("#dropped input[type=file]").set_input_files(tmp_path / "notes.txt")
+    expect(page.locator("#status .sq-breaks")).to_contain_text("it is not a PNG file")
+    expect(page.locator(".toast-body")).to_have_count(0)  # Gradio's own error
     (tmp_path / "picture.png").write_bytes(body)
     page.locator("#dropped input[type=file]").set_input_files(tmp_path / "picture.png")
     expect(page.locator("#status")).to_contain_text("LoRA ink 1.5, LoRA chalk 1")

@@ -27,5 +27,6 @@ def test_words() -> None:
     assert in_page_words(said) == "Use model offload, or the plain runtime, or int8, which runs in every mode"
     said = "Write it with `sdquant quantize a b.gguf --quant q4_k`, or `sdquant quantize` --rules, on device='cuda:0'"
     assert in_page_words(said) == "Write it with the Convert tab, or the Convert tab, on the device cuda:0"
+    assert in_page_words('What sdquant quantizes to, as quant="int8"') == "What sdquant quantizes to, as int8"
     assert in_page_words("quant='int8:group=32' for database=5") == "int8:group=32 for database=5"
     assert in_page_words("QBytesTensor.new() missing 5 required positional arguments: x moves") == "X moves"

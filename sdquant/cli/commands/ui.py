@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from ...settings import settings_file
-    from ...ui import Roots, gradio_is_there, serve
+    from ...ui import Roots, gradio_is_there, serve, warm_up
 
     gradio_is_there()
     roots = Roots(args.models)
@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     serve(
         build,
         look=look,
+        ready=lambda: warm_up(roots, settings),
         host=args.host,
         port=args.port,
         hosts=args.allow_host,

@@ -146,6 +146,8 @@ def _has_body(scope: Scope, row: routes.Route) -> bool:
         return False
     if length is not None and (len(length) > 9 or int(length) > request_body.most(row.media)):
         raise Refusal(413, f"the body is larger than {request_body.most(row.media) >> 20} MiB")
+    if length is None and row.media == routes.MULTIPART:
+        raise Refusal(411, "an upload must say how long it is")
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
         raise Refusal(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
     return True

@@ -10,8 +10,8 @@ from typing import Any
 from .routes import JSON, MULTIPART, is_kept
 
 MAX_BODY = 4 << 20  # bytes; settings are a few kB
-MAX_UPLOAD = 32 << 20  # bytes; a photo
-SECONDS = 30  # for a whole body to arrive
+MAX_UPLOAD = 900 << 20  # bytes; a LoRA
+SECONDS = 30  # for a whole body to arrive; of an upload, for each part of it
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -31,11 +31,13 @@ def most(media: str) -> int:
 
 
 async def read(receive: Receive, media: str, uploads: str) -> Receive:
-    """Read a body, check it, and return a `receive` that returns it again.
+    """Read a body, check it, and return a `receive` that returns it again; an upload is passed on as it comes.
 
     Raises:
         Refusal: it is too large, too slow, no JSON, or names a file that was not uploaded.
     """
+    if media == MULTIPART:  # which Gradio writes to disk; its length was checked, and is what the server lets through
+        return _patient(receive)
     try:
         body = await asyncio.wait_for(_whole(receive, most(media)), SECONDS)
     except asyncio.TimeoutError:
@@ -52,6 +54,18 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
+
+
+def _patient(receive: Receive) -> Receive:
+    """Return a `receive` that gives a sender up if nothing comes."""
+
+    async def part() -> Message:
+        try:
+            return await asyncio.wait_for(receive(), SECONDS)
+        except asyncio.TimeoutError:
+            return {"type": "http.disconnect"}
+
+    return part
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:

@@ -72,7 +72,7 @@ ROUTES = (
     Route("/gradio_api/(cancel|reset)", "a click on cancel", _LOOK, JSON),
     Route(
         "/gradio_api/upload",
-        "a settings file to import, a picture, a start image",
+        "a settings file to import, a picture, a start image, a LoRA",
         {**_LOOK, "upload_id": _ID},
         MULTIPART,
     ),

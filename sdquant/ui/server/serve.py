@@ -21,6 +21,7 @@ from ...utils.signals import handled
 from ...utils.temp_dirs import temporary_folder
 from .basic_auth import SignIn
 from .guard import Guard
+from .request_body import MAX_UPLOAD
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,6 +48,7 @@ def serve(
     password: str | None = None,
     open_browser: bool = True,
     look: Callable[[], Mapping[str, Any]] = dict,
+    ready: Callable[[], None] | None = None,
     stop: Callable[[], None] | None = None,
     patience: float | None = None,
 ) -> None:
@@ -60,6 +62,7 @@ def serve(
             machine's own needs a password, too.
         user, password: the credentials that a browser must send; user is "sdquant" if None.
         look: returns what Gradio takes in addition to the page: theme, css, js, head.
+        ready: called in a thread of its own when the page is there, for what it needs next.
         stop: called when the shutdown begins, to end jobs in other threads.
         patience: seconds that other threads get to end by themselves after a signal, before the process exits; None to
             wait for them, as Python does.
@@ -97,7 +100,7 @@ def serve(
             signin=SignIn(user or USER, password) if password is not None else None,
             own_address=address in _EVERY,
         )
-        server = _server(guard, stop, lambda: _announce(host, at, secret=not local, browser=open_browser))
+        server = _server(guard, stop, lambda: _announce(host, at, secret=not local, browser=open_browser, ready=ready))
         server.run(sockets=[sock])
     if server.ended_by is not None:
         if patience is not None:
@@ -198,6 +201,8 @@ def _environment(uploads: Path) -> Iterator[None]:
     before = {name: value for name, value in os.environ.items() if name.startswith("GRADIO_")}
     for name in before:
         del os.environ[name]
+    drawing = os.environ.get("MPLBACKEND")
+    os.environ.setdefault("MPLBACKEND", "agg")  # else Gradio has matplotlib find one at each click: 0.7 s for the first
     os.environ.update(
         GRADIO_ANALYTICS_ENABLED="False",
         GRADIO_TEMP_DIR=str(uploads),
@@ -209,6 +214,8 @@ def _environment(uploads: Path) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("GRADIO_")]:
             del os.environ[name]
         os.environ.update(before)
+        if drawing is None:
+            os.environ.pop("MPLBACKEND", None)
 
 
 def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
@@ -224,7 +231,7 @@ def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
         footer_links=[],
         run_history=False,
         show_error=False,  # what is meant for the user is raised as gradio.Error, which is shown all the same
-        max_file_size="32mb",
+        max_file_size=f"{MAX_UPLOAD >> 20}mb",
         ssr_mode=False,
         enable_monitoring=False,
         pwa=False,
@@ -287,7 +294,7 @@ def _leave_after(seconds: float, code: int) -> None:
     timer.start()
 
 
-def _announce(host: str, port: int, *, secret: bool, browser: bool) -> None:
+def _announce(host: str, port: int, *, secret: bool, browser: bool, ready: Callable[[], None] | None) -> None:
     shown = "127.0.0.1" if host in _EVERY else _bracketed(host)
     url = f"http://{shown}:{port}"
     print(f"sdquant ui: {url}  (Ctrl-C ends it)", flush=True)
@@ -300,3 +307,5 @@ def _announce(host: str, port: int, *, secret: bool, browser: bool) -> None:
         )
     if browser:
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+    if ready is not None:
+        threading.Thread(target=ready, name="sdquant-ready").start()

@@ -17,6 +17,7 @@ from ...utils.byte_sizes import size
 from .. import header, html_components, quality_curve
 from ..background_task import follow
 from ..model_manager import Job, Progress
+from ..thumbnails import compared_images
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def add(desk: Desk, head: Head) -> None:
     run.click(
         start,
         [head.model, head.base, prompt, selection, steps, seed],
-        [status, sheet, rows, picture, data, images, two, left, right, slider, run, cancel, head.chip],
+        [status, sheet, rows, picture, data, images, two, left, right, slider, head.compared, run, cancel, head.chip],
         concurrency_limit=None,
         **_QUIET,
     )
@@ -127,7 +128,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
 
 def _nothing() -> tuple[Any, ...]:
-    return tuple(gr.skip() for _ in range(9))
+    return tuple(gr.skip() for _ in range(10))
 
 
 def _idle(desk: Desk) -> tuple[Any, ...]:
@@ -141,7 +142,8 @@ def _schemes(selection: object) -> list[str]:
 
 
 def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
-    """Return status, sheet, table with curve, the two files for download, and the images and widgets of the slider."""
+    """Return status, sheet, table with curve, the two files for download, and the images and widgets of the slider,
+    and the thumbnails."""
     folder = desk.download_folder()
     picture, data = folder / "sdquant-compare.png", folder / "sdquant-compare.json"
     sheet = compare.sheet(result)
@@ -159,7 +161,7 @@ def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
     return (
         status, sheet, quality_curve.curve(result.rows) + _table(result), *files, images,
         gr.update(visible=len(names) > 1), gr.update(choices=names, value=first),
-        gr.update(choices=names, value=last), _pair(images, first, last),
+        gr.update(choices=names, value=last), _pair(images, first, last), compared_images(result),
     )  # fmt: skip
 
 

@@ -72,8 +72,7 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
                 height = gr.Number(0, label="Height", info="0: the model's own", elem_id="height")
                 count = gr.Number(1, label="Batch size", info="images at once", elem_id="count")
             dropped = gr.File(
-                label="Drop a generated PNG here to take its settings", file_types=[".png"], type="filepath",
-                height=170, elem_id="dropped",
+                label="Drop a generated PNG here to take its settings", type="filepath", height=170, elem_id="dropped",
             )  # fmt: skip
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")
@@ -125,7 +124,7 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
     )
 
     lora_picker.wire_loras(desk, head, loras)
-    start_picker.wire_start(start_image, gallery, before)
+    start_picker.wire_start(desk, start_image, gallery, before)
 
     def wire(page: gr.Blocks) -> None:
         gr.on(

@@ -11,7 +11,9 @@ import gradio as gr
 
 from ...errors import SdquantError, SettingsError
 from ...models import Lora
-from .. import infotext
+from .. import html_components, infotext
+from ..lora_files import take_lora
+from ..page_memory import LORA_FOLDER
 from ..validation import number
 
 if TYPE_CHECKING:
@@ -21,16 +23,23 @@ if TYPE_CHECKING:
 MOST = 6  # LoRAs at once
 MAX_STRENGTH = 10
 NONE = "None"
+ALL = "*"  # as a folder
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraPicker:
-    """The widgets: in each row the name of a file, and its strength."""
+    """The widgets: in each row the name of a file, and its strength; where they are looked for; a box for new ones.
+
+    `said`: what came of a file that was dropped there.
+    """
 
     rows: list[gr.Row]
     names: list[gr.Dropdown]
     strengths: list[gr.Number]
+    folder: gr.Dropdown
+    file: gr.File
+    said: gr.HTML
 
     @property
     def values(self) -> list[Any]:
@@ -41,14 +50,21 @@ class LoraPicker:
 def add_loras(desk: Desk, model: str | None) -> LoraPicker:
     """Create the widgets at the current position in the page."""
     rows, names, strengths = [], [], []
-    known = lora_choices(desk, model)
+    kept = desk.memory.get(LORA_FOLDER) or ALL
+    known = lora_choices(desk, model, kept)
     with gr.Accordion("LoRA", open=False, elem_id="loras"):
         for n in range(MOST):
             with gr.Row(visible=n == 0) as row:
                 names.append(_name(n, known))
                 strengths.append(_strength(n))
             rows.append(row)
-    return LoraPicker(rows=rows, names=names, strengths=strengths)
+        folder = gr.Dropdown(
+            folder_choices(desk, kept), value=kept, label="LoRA folder", info="Kept for the next start",
+            elem_id="lora-folder",
+        )  # fmt: skip
+        file = gr.File(label="Drop a LoRA file here to add it", type="filepath", height=120, elem_id="lora-file")
+        said = gr.HTML("", elem_id="lora-said", padding=False)
+    return LoraPicker(rows=rows, names=names, strengths=strengths, folder=folder, file=file, said=said)
 
 
 def _name(n: int, known: list[tuple[str, str]]) -> gr.Dropdown:
@@ -68,22 +84,36 @@ def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
     """Connect the events."""
     gr.on([one.change for one in picker.names], visible_rows, picker.names, picker.rows, **_QUIET)
     gr.on(
-        [head.model.change, head.again.click],
-        lambda model, *names: _again(desk, model, names),
-        [head.model, *picker.names],
-        picker.names,
+        [head.model.change, head.again.click, picker.folder.input],
+        lambda model, folder, *names: _again(desk, model, folder, names),
+        [head.model, picker.folder, *picker.names],
+        [picker.folder, *picker.names],
         trigger_mode="always_last",
+        **_QUIET,
+    )
+    picker.file.upload(
+        lambda path, model, folder, *names: _added(desk, path, model, folder, names),
+        [picker.file, head.model, picker.folder, *picker.names],
+        [picker.file, picker.said, picker.folder, *picker.names],
         **_QUIET,
     )
 
 
-def lora_choices(desk: Desk, model: object) -> list[tuple[str, str]]:
-    """Return labels and names of the LoRA files, those that are nearest to the model first."""
+def folder_choices(desk: Desk, kept: str) -> list[tuple[str, str]]:
+    """Return labels and names of the folders with LoRA files, and of one that is no longer there but chosen."""
+    folders = desk.roots.lora_folders()
+    gone = [(f"{kept} (not there now)", kept)] if kept not in (ALL, *folders) else []
+    return [("All model folders", ALL), *((name, name) for name in folders), *gone]
+
+
+def lora_choices(desk: Desk, model: object, folder: str = ALL) -> list[tuple[str, str]]:
+    """Return labels and names of the LoRA files in a folder, or in all; those that are nearest to the model first."""
     try:
         beside = desk.roots.resolve(model).parts
     except SdquantError:
         beside = ()
-    files = sorted(desk.roots.loras(), key=lambda one: -_shared(beside, one.path.parts))
+    files = [one for one in desk.roots.loras() if folder == ALL or one.name.startswith(f"{folder}/")]
+    files.sort(key=lambda one: -_shared(beside, one.path.parts))
     return [(NONE, NONE), *((one.name.removesuffix(".safetensors"), one.name) for one in files)]
 
 
@@ -98,10 +128,33 @@ def visible_rows(*names: object) -> list[Any]:
     return [gr.update(visible=n <= last + 1) for n in range(MOST)]
 
 
-def _again(desk: Desk, model: object, names: Sequence[object]) -> list[Any]:
-    known = lora_choices(desk, model)
-    there = {name for _, name in known}
-    return [gr.update(choices=known, **({} if name in there else {"value": NONE})) for name in names]
+def _again(desk: Desk, model: object, folder: object, names: Sequence[object]) -> list[Any]:
+    """Return the updates of folder and names; LoRAs of other folders stay chosen."""
+    chosen = folder if isinstance(folder, str) and folder in (ALL, *desk.roots.lora_folders()) else ALL
+    if chosen == folder:
+        desk.memory.keep(LORA_FOLDER, chosen)
+    every = {name: label for label, name in lora_choices(desk, model)}
+    known = lora_choices(desk, model, chosen)
+    shown = {name for _, name in known}
+    known += [(every[name], str(name)) for name in dict.fromkeys(names) if name in every and name not in shown]
+    values = [gr.update(choices=known, **({} if name in every else {"value": NONE})) for name in names]
+    return [gr.update(choices=folder_choices(desk, chosen), value=chosen), *values]
+
+
+def _added(desk: Desk, path: str | None, model: object, folder: object, names: Sequence[object]) -> list[Any]:
+    """Put a dropped file into the folder, and choose it in the first free row; say where it is, or why it is not."""
+    if path is None:
+        return [gr.skip()] * (len(names) + 3)
+    try:
+        new = take_lora(desk.roots, "" if folder in (None, ALL) else str(folder), Path(path))
+    except SdquantError as error:
+        return [None, html_components.refusal(error, desk.roots), *(gr.skip() for _ in range(len(names) + 1))]
+    free = next((n for n, name in enumerate(names) if name in (None, NONE, new)), None)
+    chosen = [new if n == free else name for n, name in enumerate(names)]
+    updates = _again(desk, model, folder, chosen)
+    if free is not None:
+        updates[free + 1] = {**updates[free + 1], "value": new}
+    return [None, html_components.note(f"Added: {new}"), *updates]
 
 
 def chosen_loras(desk: Desk, values: Sequence[Any], prompt: str) -> tuple[str, tuple[Lora, ...]]:

@@ -55,19 +55,27 @@ def add() -> Picker:
 
 
 def wire(
-    desk: Desk, picker: Picker, page: gr.Blocks, where: Sequence[Any], every: Sequence[Any], read: Read, put: Put
+    desk: Desk,
+    picker: Picker,
+    page: gr.Blocks,
+    where: Sequence[Any],
+    every: Sequence[Any],
+    compared: gr.State,
+    read: Read,
+    put: Put,
 ) -> None:
     """Connect the events.
 
     Args:
-        where: the widgets of model and base. every: those of all fields.
+        where: the widgets of model and base. every: those of all fields. compared: the pictures of a comparison.
         read, put: from their values to those of the fields, and back to updates.
     """
     inputs = [picker.roles, picker.search, picker.sort, *where, *every]
+    looked = (picker.search, picker.sort, compared)
     gr.on(
-        [page.load, picker.search.change, picker.sort.change, *(one.change for one in (picker.roles, *where, *every))],
+        [page.load, *(one.change for one in (*looked, picker.roles, *where, *every))],
         partial(_table, desk, read),
-        inputs,
+        [compared, *inputs],
         picker.table,
         trigger_mode="always_last",
         **_QUIET,
@@ -77,8 +85,10 @@ def wire(
     )
 
 
-def _table(desk: Desk, read: Read, role: str, search: str, sort: str, model: str, base: str, *shown: Any) -> Any:
-    """Return the table; leave it as it is while values are wrong, which the verdict explains."""
+def _table(
+    desk: Desk, read: Read, compared: Any, role: str, search: str, sort: str, model: str, base: str, *shown: Any
+) -> str:
+    """Return the table, or why there is none."""
     try:
         values = read(shown)
         target = desk.target(model, base)
@@ -92,7 +102,10 @@ def _table(desk: Desk, read: Read, role: str, search: str, sort: str, model: str
         return html_components.refusal(error, desk.roots)
     used = {_used(values[f"quant.{name}"]) for name in roles if name in present or not present}
     choice = scheme_view.TableView(
-        scheme=used.pop() if len(used) == 1 else None, search=str(search or "")[:_MAX_SEARCH], sort=str(sort or "")
+        scheme=used.pop() if len(used) == 1 else None,
+        search=str(search or "")[:_MAX_SEARCH],
+        sort=str(sort or ""),
+        compared=compared if compared is not None and compared.model == target.path else None,
     )
     return scheme_view.format_table(table, choice)
 

@@ -95,7 +95,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     page.load(lambda: _contents(desk.settings), None, now, **_QUIET).then(
         None, [now, *every], every, js=_FOLLOW.replace("START", _contents(desk.settings)), **_QUIET
     )
-    scheme_picker.wire(desk, picker, page, where, every, _read, _put)
+    scheme_picker.wire(desk, picker, page, where, every, head.compared, _read, _put)
 
     # What fills the widgets.
     for name, button in ready.items():

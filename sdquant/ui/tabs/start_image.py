@@ -4,27 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from ...errors import SdquantError
 from ...models import StartImage
+from ...utils.picture_files import open_picture
 from .. import html_components
 from ..validation import number
 
+if TYPE_CHECKING:
+    from ..app_state import Desk
+
 USUAL = 0.6
 _LEAST = 0.01
+_SIDE = 2048  # pixels that a photo is reduced to: no model here draws more, and the page sends it to and fro
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartPicker:
-    """The widgets. `take`: what the page's script writes when an image of the gallery is dropped."""
+    """The widgets.
+
+    Attributes:
+        file: takes the files that are dropped on the editor or chosen in it, by the page's script: a browser opens
+            fewer kinds, and says nothing of those that it cannot. said: why one cannot be used.
+        take: what the script writes when an image of the gallery is dropped.
+    """
 
     box: gr.Accordion
     editor: gr.ImageEditor
     strength: gr.Slider
     use: gr.Button
+    file: gr.File
+    said: gr.HTML
     take: gr.Textbox
 
     @property
@@ -44,16 +59,18 @@ def add_start(*, visible: bool) -> StartPicker:
             type="pil", format="png", sources=["upload", "clipboard"], transforms=(), layers=False, height=340,
             brush=gr.Brush(default_size=16, colors=["#ff3366"], color_mode="fixed"), elem_id="start",
         )  # fmt: skip
+        said = gr.HTML("", elem_id="start-said", padding=False)
         strength = gr.Slider(
             _LEAST, 1, value=USUAL, step=0.01, label="Denoising strength", info="How much of it changes",
             elem_id="strength",
         )  # fmt: skip
         use = gr.Button("Use the last or chosen image", size="sm", elem_id="start-use")
     take = gr.Textbox("", label="Dropped", elem_id="start-take", elem_classes="sq-unseen", max_length=20)
-    return StartPicker(box=box, editor=editor, strength=strength, use=use, take=take)
+    file = gr.File(label="Start image file", type="filepath", elem_id="start-file", elem_classes="sq-unseen")
+    return StartPicker(box=box, editor=editor, strength=strength, use=use, file=file, said=said, take=take)
 
 
-def wire_start(picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
+def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
     """Connect the events: an image of the gallery goes into the editor by the button, or by dropping it there."""
     selected = gr.State(0)
 
@@ -61,21 +78,38 @@ def wire_start(picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> No
         return event.index if isinstance(event.index, int) else 0
 
     gallery.select(select, None, selected, **_QUIET)
-    picker.use.click(_image, [images, selected], picker.editor, **_QUIET)
-    picker.take.change(_dropped, [images, picker.take], picker.editor, **_QUIET)
+    shown = [picker.editor, picker.said]
+    picker.use.click(_image, [images, selected], shown, **_QUIET)
+    picker.take.change(_dropped, [images, picker.take], shown, **_QUIET)
+    picker.file.upload(lambda path: (*_from_file(desk, path), None), picker.file, [*shown, picker.file], **_QUIET)
 
 
-def _image(images: object, number: object) -> Any:
-    """Return an image of the gallery, whose entries are images with captions; no change if there is none."""
+def _from_file(desk: Desk, path: str | None) -> tuple[Any, Any]:
+    """Return the picture of a file, and why there is none."""
+    if path is None:
+        return gr.skip(), gr.skip()
+    try:
+        image = open_picture(path, f"Cannot start from {Path(path).name[:80]}")
+    except SdquantError as error:
+        return gr.skip(), html_components.refusal(error, desk.roots)
+    image.thumbnail((_SIDE, _SIDE))
+    return image, ""
+
+
+def _image(images: object, number: object) -> tuple[Any, Any]:
+    """Return an image of the gallery, whose entries are images with captions; no change if there is none.
+
+    The second value is what stands below the editor.
+    """
     known = images if isinstance(images, list) else []
     if not isinstance(number, int) or isinstance(number, bool) or not known:
-        return gr.skip()
-    return known[number if 0 <= number < len(known) else 0][0].convert("RGB")
+        return gr.skip(), html_components.note("There is no image yet: generate one first.")
+    return known[number if 0 <= number < len(known) else 0][0].convert("RGB"), ""
 
 
-def _dropped(images: object, command: object) -> Any:
+def _dropped(images: object, command: object) -> tuple[Any, Any]:
     first = str(command).partition(" ")[0]
-    return _image(images, int(first)) if first.isascii() and first.isdigit() else gr.skip()
+    return _image(images, int(first)) if first.isascii() and first.isdigit() else (gr.skip(), gr.skip())
 
 
 def chosen_start(values: Sequence[Any]) -> StartImage | None:

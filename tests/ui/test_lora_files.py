@@ -1,0 +1,55 @@
+"""LoRA files that are dropped into the page: put where they are found again, or refused; their folder is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sdquant.errors import SdquantError
+from sdquant.ui.lora_files import take_lora
+from sdquant.ui.model_folders import Roots
+from sdquant.ui.page_memory import LORA_FOLDER, PageMemory
+
+
+def _lora(path: Path, value: float = 1.0) -> Path:
+    save_file({f"lora_unet_a.lora_{end}.weight": torch.full((2, 2), value) for end in ("up", "down")}, path)
+    return path
+
+
+def test_dropped_files(tmp_path: Path) -> None:
+    models, dropped = tmp_path / "models", tmp_path / "dropped"
+    for folder in (models, models / "mine", dropped):
+        folder.mkdir()
+    _lora(models / "mine" / "other.safetensors")
+    roots = Roots([models])
+    ink = _lora(dropped / "ink (v2).safetensors")
+    assert take_lora(roots, "", ink) == "models/loras/ink (v2).safetensors"
+    assert take_lora(roots, "", ink) == "models/loras/ink (v2).safetensors"  # again: it is there
+    assert take_lora(roots, "models/mine", ink) == "models/mine/ink (v2).safetensors"
+    assert roots.lora_folders() == ["models/loras", "models/mine"]
+    _lora(ink, 2.0)
+    wrong = [(roots, "", ink, "another ink"), (Roots(), "", ink, "no folder"), (roots, "../x", ink, "not the name")]
+    save_file({"a": torch.ones(1)}, dropped / "model.safetensors")
+    (dropped / "lora.pt").write_bytes(b"x")
+    wrong += [
+        (roots, "", dropped / "model.safetensors", "holds no LoRA"), (roots, "", dropped / "lora.pt", "can run code"),
+        (roots, "", _lora(dropped / "con.safetensors"), "not every system"),
+    ]  # fmt: skip
+    for where, folder, file, why in wrong:
+        with pytest.raises(SdquantError, match=why):
+            take_lora(where, folder, file)
+    assert not list(models.rglob("*.part"))
+
+
+def test_what_the_page_remembers(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.json"
+    memory = PageMemory(settings)
+    memory.keep(LORA_FOLDER, "models/loras")
+    assert PageMemory(settings).get(LORA_FOLDER) == "models/loras"
+    for damaged in ("[1]", "{", '{"lora_folder": 5}'):
+        (tmp_path / "settings-page.json").write_text(damaged)
+        assert PageMemory(settings).get(LORA_FOLDER) == ""
+    PageMemory(tmp_path / "settings.json" / "not a folder" / "x.json").keep(LORA_FOLDER, "a")
