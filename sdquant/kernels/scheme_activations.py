@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _UNPACKED = ("nibbles-low", "twos", "threes", "fives", "sixes", "sevens")
 _CHECKED_ROWS = 40
+# Of a weight and of activations on a GPU: more than one of the largest tiles.
+_ROWS_OF_TILES, _OF_TILES = 144, 130
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
@@ -212,10 +214,16 @@ def _launched(
     return y.view(*x.shape[:-1], form.rows)
 
 
+def _on_cpu(packed: Packed) -> bool:
+    return packed.device.type == "cpu"
+
+
 @undisturbed
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
-    if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
-        packed = packed_rows.cut(packed, [(0, _CHECKED_ROWS)])
+    on_cpu = _on_cpu(packed)
+    rows, m = (_CHECKED_ROWS, 5) if on_cpu else (_ROWS_OF_TILES, _OF_TILES)
+    if backend.by_row(packed) and packed.spec.shape[0] > rows:
+        packed = packed_rows.cut(packed, [(0, rows)])
     shape, form = packed.spec.shape, backend.form(packed)
     codes = coding(form, how)
     assert form is not None and codes is not None
@@ -223,14 +231,19 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
     bias = torch.linspace(-1, 1, form.rows, dtype=torch.float32, device=device).to(dtype)
     with torch.inference_mode():
         if len(shape) == 2:
-            x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32, device=device).sin().view(5, form.columns)
+            x = torch.linspace(-3, 3, m * form.columns, dtype=torch.float32, device=device).sin().view(m, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
-            if x.is_cpu:
+            wanted = backend.linear(packed, x) + bias
+            if on_cpu:
                 result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+                same = result is not None and torch.equal(result, wanted)
             else:
-                result = _launched(form, packed.parts, how, x, bias)
-            same = result is not None and torch.equal(result, backend.linear(packed, x) + bias)
+                kernels: Any = imports.scheme_kernels(device)
+                same = all(
+                    torch.equal(kernels.linear(form, packed.parts, how, x, bias, size), wanted)
+                    for size in kernels.sizes_of(how, device)
+                )
         else:
             x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
             one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)

@@ -578,6 +578,11 @@ def wrong_rule(of: tuple[str, str, int | None, int, str], dtype: torch.dtype, de
     return ""
 
 
+def wrong_tiles(device: str) -> str:
+    """What is wrong with products in tiles of any size, as they are checked on a card before they are used."""
+    return "" if int8_gemm.sound_products(torch.device(device)) else "a product is wrong"
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -625,6 +630,8 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
         yield f"{text} in integers", partial(wrong_integers, text, columns, device)
     for text, columns in fields if thorough else fields[:1]:
         yield f"{text} apart in integers", partial(wrong_integers, text, columns, device, apart=True)
+    if thorough:
+        yield "every tile", partial(wrong_tiles, device)
     yield "a layer", partial(wrong_layer, device, compile=thorough)
 
 

@@ -288,13 +288,14 @@ def sound(device: torch.device) -> bool:
 
 
 def sound_products(device: torch.device) -> bool:
-    """Return whether products are torch's numbers on this device, by the largest tile and by the smallest one, without
-    rests and with them; checked once, before they are used."""
+    """Return whether products are torch's numbers on this device, in tiles of every size, without rests and with them;
+    checked once, before they are used."""
     sizes, _ = device_tiles(device)
     return (
-        all(_multiplies_by_row(case, sizes.by_row[0]) for case in _cases(device, _LARGE))
+        all(_multiplies_by_row(case, tile) for tile in sizes.by_row[:-1] for case in _cases(device, _LARGE))
         and all(_multiplies_by_row(case, sizes.by_row[-1]) for case in _cases(device, _SMALL))
-        and _multiplies_by_run(device)
+        and all(_multiplies_by_run(device, tile) for tile in sizes.by_run)
+        and all(_multiplies_by_run(device, tile, taps=2) for tile in SPREAD)
     )
 
 
@@ -370,10 +371,15 @@ def _multiplies_by_row(case: _Case, tile: Tile) -> bool:
     return case.gives(lambda out: product(case.left, case.row_scale, case.weight, case.bias, out, case.sums, tile))
 
 
-def _multiplies_by_run(device: torch.device) -> bool:
-    left, right, scale = _codes(5, 128, 7, device), _codes(80, 128, 1, device), _scales(160, device).view(80, 2, 1)
-    row_scale = _scales(5, device).view(5, 1)
-    found = torch.empty(5, 80, dtype=torch.bfloat16, device=device)
-    product_by_run(left, right, scale, row_scale, None, found)(device)
-    parts = [left[:, i : i + 64].float() @ right[:, i : i + 64].float().t() * scale[:, i // 64, 0] for i in (0, 64)]
-    return torch.equal(found, (parts[0] + parts[1]).mul(row_scale).to(torch.bfloat16))
+def _multiplies_by_run(device: torch.device, tile: Tile, taps: int = 1) -> bool:
+    """Multiply codes in two runs: side by side, or of columns by turns, as the taps of a convolution are."""
+    m, rows, columns = 70, 140, 2 * 2 * RUN
+    left, right = _codes(m, columns, 7, device), _codes(rows, columns, 1, device)
+    scale, row_scale = _scales(2 * rows, device).view(rows, 2 // taps, taps), _scales(m, device).view(m, 1)
+    found = torch.empty(m, rows, dtype=torch.bfloat16, device=device)
+    product_by_run(left, right, scale, row_scale, None, found, tile)(device)
+    runs = [slice(i, None, 2) if taps == 2 else slice(i * columns // 2, (i + 1) * columns // 2) for i in (0, 1)]
+    first, second = (
+        left[:, run].float() @ right[:, run].float().t() * scale.view(rows, 2)[:, i] for i, run in enumerate(runs)
+    )
+    return torch.equal(found, (first + second).mul(row_scale).to(torch.bfloat16))

@@ -162,8 +162,21 @@ def tiled_product_kernel(
     tl.store(out + at, y.to(out.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
 
 
-def linear(form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows], as `Backend.linear` does."""
+def sizes_of(how: Activations, device: torch.device) -> tuple[Tile, ...]:
+    """Return the tiles of a device that products are computed in, the largest first."""
+    sizes, _ = int8_gemm.device_tiles(device)
+    return sizes.by_tile if how.tile else sizes.by_row
+
+
+def linear(
+    form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x: Tensor, bias: Tensor | None,
+    size: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows], as `Backend.linear` does.
+
+    Args:
+        size: of what a program computes; None for the best one.
+    """
     (m, columns), device = x.shape, x.device
     tiles = columns // (how.tile or columns)
     codes = torch.empty(m, columns, dtype=torch.int8, device=device)
@@ -176,7 +189,7 @@ def linear(form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x:
     out = torch.empty(m, form.rows, dtype=x.dtype, device=device)
     known = parts[how.scale] if how.scale else None
     activation_codes(x, how, known, codes, scale, sums)(device)
-    tiled_product(codes, scale, sums, form, weight, parts, bias, out)(device)
+    tiled_product(codes, scale, sums, form, weight, parts, bias, out, size)(device)
     return out
 
 
