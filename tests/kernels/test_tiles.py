@@ -58,14 +58,15 @@ def test_every_tile_is_looked_at_before_products_are_used(sizes: Tiles, monkeypa
     """Before, only the largest and the smallest were."""
     gemm = pytest.importorskip("sdquant.kernels.triton.int8_gemm")
     seen: list[Tile] = []
+    wrong: list[Tile] = []
     monkeypatch.setattr(gemm, "device_tiles", lambda device: (sizes, H100))
-    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: seen.append(tile) or tile is not wrong)
-    monkeypatch.setattr(gemm, "_multiplies_by_run", lambda device, tile, taps=1: seen.append(tile) or tile is not wrong)
-    wrong: Tile | None = None
+    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: seen.append(tile) or tile not in wrong)
+    monkeypatch.setattr(gemm, "_multiplies_by_run", lambda device, tile, taps=1: seen.append(tile) or tile not in wrong)
     assert gemm.sound_products(torch.device("cpu"))
     every = {*sizes.by_row, *sizes.by_run, *SPREAD}
     assert set(seen) == every
-    for wrong in every:
+    for tile in every:
+        wrong[:] = [tile]
         assert not gemm.sound_products(torch.device("cpu"))
 
 
