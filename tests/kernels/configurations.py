@@ -117,7 +117,7 @@ def requantizations(target: Target) -> Iterator[Configuration]:
     for case, form, _ in weights():
         if int8_gemm.quantizes(form):
             of = int8_gemm.requantization(form, case.parts, codes, scale)
-            yield Configuration("again", case.name, of, _chunks(of) * of.arguments["PLANES"])
+            yield Configuration("again", case.name, of, form.columns)
 
 
 def quantizations(target: Target) -> Iterator[Configuration]:

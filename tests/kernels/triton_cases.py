@@ -361,6 +361,24 @@ def wrong_again(case: Case, device: str) -> str:
     return "" if np.array_equal(found.cpu().numpy(), right) else "its int8 codes differ"
 
 
+def wrong_long_rows(text: str, columns: int, device: str) -> str:
+    """What is wrong with the int8 codes of rows that do not fit into registers, or in two parts of which one ends."""
+    from sdquant import backends
+    from sdquant.kernels.triton import int8_gemm
+
+    spec = backends.parse(text)
+    backend = spec.scheme.codec
+    packed = backend.encode(torch.randn(3, columns, generator=torch.Generator().manual_seed(columns)), spec)
+    packed = replace(packed, parts={name: part.to(device) for name, part in packed.parts.items()})
+    form, wide = backend.form(packed), backend.decode(packed, torch.float32).cpu().numpy()
+    assert form is not None
+    codes, scale = int8_gemm.quantize_weight(form, packed.parts)
+    most = np.abs(wide).max(1)
+    right = np.rint(wide * (np.float32(127) / most)[:, None])
+    same = np.array_equal(scale.cpu().numpy(), most / np.float32(127)) and np.array_equal(codes.cpu().numpy(), right)
+    return "" if same else "its int8 codes differ"
+
+
 def scaled(total: np.ndarray, sums: np.ndarray, row: np.ndarray, weight: RowCodes, bias: Tensor | None) -> Tensor:
     """The formula of `int8_linear` for sums [m, n] of signed codes, float32."""
     rows = len(weight.codes)
@@ -626,6 +644,8 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     for number, rule in enumerate(RULES if thorough else RULES[:3]):
         for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
             yield f"rule {rule} as {dtype}", partial(wrong_rule, rule, dtype, device)
+    for text, columns in (("nf4", 416), ("q4_k", 17408), ("nf4", 17408), ("q6_k", 2816)) if thorough else (("nf4", 416),):
+        yield f"{text} of {columns} columns again", partial(wrong_long_rows, text, columns, device)
     integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
     fields = [("q8_0", 512), ("q6_k", 256)]
     for text, columns in integers if thorough else integers[:2]:  # the others take seconds each in the interpreter

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 AT_ONCE = 16384  # columns of a row that a program keeps in registers while it looks for the largest
+_HELD = 64  # weights of a row that a thread keeps while it looks for the largest
 BAND = 8  # rows of tiles that are computed side by side
 BLOCK = 4096  # columns of longer rows, which are read twice
 
@@ -108,17 +109,25 @@ def quantizes(form: PackedLayout) -> bool:
 def requantization(form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
     """Return the launch of `quantize_weight`."""
     plan = plan_of(form, parts)
+    per_row = form.columns // plan.block.weights
+    whole = form.columns <= AT_ONCE
+    # A power of two of chunks, and another: of usual rows nothing is left over.
+    first = 1 << (per_row.bit_length() - 1) if whole else 4096 // plan.block.weights
+    rest = triton.next_power_of_2(per_row - first) if whole and per_row > first else 0
+    warps = min(8, triton.next_power_of_2(math.ceil(first * plan.block.weights / _HELD / 32)))
     arguments = {
         "out": codes,
         "out_scale": scale,
-        "per_row": form.columns // plan.block.weights,
+        "per_row": per_row,
         "columns": form.columns,
         **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
-        "BLOCK_C": 512 // plan.block.lanes,
+        "WHOLE": whole,
+        "BLOCK_C": first,
+        "REST": rest,
     }
-    return Launch(again_kernel, (form.rows,), arguments, {"num_warps": 4, **EXACT})
+    return Launch(again_kernel, (form.rows,), arguments, {"num_warps": warps, **EXACT})
 
 
 def finishing(
