@@ -596,6 +596,26 @@ def wrong_rule(of: tuple[str, str, int | None, int, str], dtype: torch.dtype, de
     return ""
 
 
+def wrong_pieces(text: str, device: str) -> str:
+    """What is wrong with rows of a weight that are decoded alone."""
+    from sdquant import backends
+    from sdquant.kernels.triton import launch
+
+    spec = backends.parse(text)
+    backend = spec.scheme.codec
+    packed = backend.encode(torch.randn(300, 256, generator=torch.Generator().manual_seed(7)).bfloat16(), spec)
+    packed = replace(packed, parts={name: part.to(device) for name, part in packed.parts.items()})
+    form, wanted = backend.form(packed), backend.decode(packed, torch.bfloat16)
+    assert form is not None
+    for start in range(0, 300, launch.ALIGNED_ROWS):
+        stop = min(start + launch.ALIGNED_ROWS, 300)
+        found = torch.full_like(wanted[: stop - start + 1], torch.nan)
+        launch.decode(form, packed.parts, found, start, stop)(found.device)
+        if not torch.equal(found[:-1], wanted[start:stop]) or not found[-1].isnan().all():
+            return f"rows {start} to {stop} differ, or others are written"
+    return ""
+
+
 def wrong_tiles(device: str) -> str:
     """What is wrong with products in tiles of any size, as they are checked on a card before they are used."""
     from sdquant.kernels.triton import int8_gemm
@@ -644,7 +664,9 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     for number, rule in enumerate(RULES if thorough else RULES[:3]):
         for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
             yield f"rule {rule} as {dtype}", partial(wrong_rule, rule, dtype, device)
-    for text, columns in (("nf4", 416), ("q4_k", 17408), ("nf4", 17408), ("q6_k", 2816)) if thorough else (("nf4", 416),):
+    for text, columns in (
+        (("nf4", 416), ("q4_k", 17408), ("nf4", 17408), ("q6_k", 2816)) if thorough else (("nf4", 416),)
+    ):
         yield f"{text} of {columns} columns again", partial(wrong_long_rows, text, columns, device)
     integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
     fields = [("q8_0", 512), ("q6_k", 256)]
@@ -652,6 +674,8 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
         yield f"{text} in integers", partial(wrong_integers, text, columns, device)
     for text, columns in fields if thorough else fields[:1]:
         yield f"{text} apart in integers", partial(wrong_integers, text, columns, device, apart=True)
+    for text in ("nf4", "q8_0", "q6_k", "int4", "qint4", "sdnq-uint3") if thorough else ("nf4",):
+        yield f"{text} in pieces", partial(wrong_pieces, text, device)
     if thorough:
         yield "every tile", partial(wrong_tiles, device)
     yield "a layer", partial(wrong_layer, device, compile=thorough)
