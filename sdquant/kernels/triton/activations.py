@@ -138,27 +138,27 @@ def row_values(
 ):  # fmt: skip
     """Return all planes of COUNT chunks: [1, COUNT, LANES], and another dimension of 2 for each doubling of planes."""
     v = plane_values(
-        per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-        many, first, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-        ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+        per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+        count, many, first, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+        FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
     )  # fmt: skip
     if PLANES > 1:
         w = plane_values(
-            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, first, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, first, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
         )  # fmt: skip
         v = tl.join(v, w)
     if PLANES > 2:
         x = plane_values(
-            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, first, 2, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, first, 2, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
         )  # fmt: skip
         y = plane_values(
-            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, first, 3, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, first, 3, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
         )  # fmt: skip
         v = tl.join(v, tl.join(x, y))
     return v
@@ -222,16 +222,16 @@ def again_kernel(
     row = out + tl.program_id(0) * columns
     if WHOLE:
         v = row_values(
-            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            many, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
         )  # fmt: skip
         largest = largest_of(v)
         if REST > 0:
             w = row_values(
-                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, BLOCK_C, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, REST,
+                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+                count, many, BLOCK_C, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+                FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, REST,
             )  # fmt: skip
             largest = tl.maximum(largest, largest_of(w))
         by, s = of_largest(largest, 127.0)
@@ -242,17 +242,17 @@ def again_kernel(
         largest = tl.full([], 0, tl.int32)
         for start in range(0, per_row, BLOCK_C):
             v = row_values(
-                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
+                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+                count, many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+                FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
             )  # fmt: skip
             largest = tl.maximum(largest, largest_of(v))
         by, s = of_largest(largest, 127.0)
         for start in range(0, per_row, BLOCK_C):
             v = row_values(
-                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED,
-                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
+                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+                count, many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+                FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
             )  # fmt: skip
             store_codes(row, columns, v, by, start, PLANES, LANES, ORDER, BLOCK_C)
     tl.store(out_scale + tl.program_id(0), s)

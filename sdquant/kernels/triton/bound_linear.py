@@ -21,8 +21,8 @@ from ..fastest import prefers_other
 from . import rotation
 from .blocks import block_of
 from .launch import decode, product
-from .pieces import pieces_of
 from .launch_config import Launch, pointers
+from .pieces import pieces_of
 
 if TYPE_CHECKING:
     from ...core import PackedLayout
