@@ -1,13 +1,14 @@
 """Kernels for schemes that quantize activations themselves (`Backend.computes`).
 
-Integer products use the C kernels, or Triton's on a card, which are bit-equal to the backend's own `linear`: each kind
-of weight is checked against it at first use. Others are float products with the dequantized weight, whose sums are in
-another order.
+Integer products use the C kernels, or Triton's on a card, which are bit-equal to the backend's own `linear` and
+`convolve`: each kind of weight is checked against them at first use. Others are float products with the dequantized
+weight, whose sums are in another order.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core import Geometry, packed_rows, torch_dtypes
-from . import dispatch
+from . import dispatch, scheme_convolutions
 from .base import Coding
 from .cpu import int8 as native
 from .cpu.bound_linear import Codes
@@ -123,12 +124,17 @@ def convolve(
     bias: Tensor | None,
     geometry: Geometry,
 ) -> Tensor | None:
-    """Compute `backend.convolve` and add the bias with the C kernels; None if they do not support it."""
+    """Compute `backend.convolve` and add the bias with the C kernels, or Triton's; None if they do not support it."""
     shape = packed.spec.shape
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
-    if not plain or len(shape) != 4 or x.ndim != 4 or x.shape[1] != shape[1] or not x.numel() or not x.is_cpu:
+    if not plain or len(shape) != 4 or x.ndim != 4 or x.shape[1] != shape[1] or not x.numel():
         return None
-    if form is None or how is None or coding(form, how) is None or not _by_c(backend, packed, form, how, x.dtype):
+    if form is None or how is None or coding(form, how) is None:
+        return None
+    if not x.is_cpu:
+        beside = x.device == packed.device and _by_launches(backend, packed, form, how, x.dtype)
+        return scheme_convolutions.convolve(form, packed.parts, how, shape[2:], x, bias, geometry) if beside else None
+    if not _by_c(backend, packed, form, how, x.dtype):
         return None
     return _convolved(packed, form, how, x, bias, geometry)
 
@@ -137,7 +143,11 @@ def as_floats(
     backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry | None = None
 ) -> Tensor | None:
     """Compute `backend.linear` or, with `geometry`, `backend.convolve`, if that is a float product; else None."""
-    if form is None or not x.is_cpu or dispatch.way(backend, packed, form, x.dtype).reader is None:
+    if (
+        form is None
+        or x.device.type not in ("cpu", "cuda")
+        or dispatch.way(backend, packed, form, x.dtype).reader is None
+    ):
         return None
     operands = backend.as_floats(packed, x)
     if operands is None:
@@ -183,9 +193,9 @@ def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations
 
 
 def _by_launches(backend: Backend, packed: Packed, form: PackedLayout, how: Activations, dtype: torch.dtype) -> bool:
-    """Return the same of the Triton kernels, for linear layers on a GPU."""
+    """Return the same of the Triton kernels, on a GPU."""
     device, shape = packed.device, packed.spec.shape
-    if device.type != "cuda" or dtype not in torch_dtypes.COMPUTE_DTYPES or len(shape) != 2:
+    if device.type != "cuda" or dtype not in torch_dtypes.COMPUTE_DTYPES or len(shape) not in (2, 4):
         return False
     if form.packing == "uint8" or coding(form, how) is None or imports.scheme_kernels(device) is None:
         return False
@@ -245,11 +255,21 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
                     for size in kernels.sizes_of(how, device)
                 )
         else:
-            x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
+            side = (2, 3) if on_cpu else (8, 9)
+            x = torch.linspace(-3, 3, 2 * shape[1] * math.prod(side), dtype=torch.float32, device=device).sin()
+            x = x.view(2, shape[1], *side).to(dtype)
             one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)
             geometry = Geometry(stride=one, padding=pad, dilation=one, groups=1)
             expected = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
-            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
+            if on_cpu:
+                same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
+            else:
+                kernels = imports.scheme_kernels(device)
+                of = form, packed.parts, how, shape[2:], x, bias, geometry
+                same = all(
+                    torch.equal(scheme_convolutions.convolve(*of, size), expected)
+                    for size in kernels.sizes_of(how, device)
+                )
     if not same:
         log.warning(
             "The kernels are not used for %s with quantized activations on %s: their results are wrong. Using torch "
