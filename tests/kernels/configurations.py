@@ -116,8 +116,9 @@ def requantizations(target: Target) -> Iterator[Configuration]:
     codes, scale = torch.empty(1, dtype=torch.int8), torch.empty(1)
     for case, form, _ in weights():
         if int8_gemm.quantizes(form):
-            of = int8_gemm.requantization(form, case.parts, codes, scale)
-            yield Configuration("again", case.name, of, form.columns)
+            of = int8_gemm.requantization(form, case.parts, codes, scale, target.is_amd)
+            held = form.columns if of.arguments["WHOLE"] else _chunks(of) * of.arguments["PLANES"]
+            yield Configuration("again", case.name, of, held)
 
 
 def quantizations(target: Target) -> Iterator[Configuration]:

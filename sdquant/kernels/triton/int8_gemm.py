@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 AT_ONCE = 16384  # columns of a row that a program keeps in registers while it looks for the largest
+_AMD = torch.version.hip is not None
+# Codes over two bytes: compiled for AMD's cards each is a branch, and a row of them too much code for the cache.
+_ODD = ("threes", "fives", "sevens")
 _HELD = 64  # weights of a row that a thread keeps while it looks for the largest
 BAND = 8  # rows of tiles that are computed side by side
 BLOCK = 4096  # columns of longer rows, which are read twice
@@ -106,15 +109,18 @@ def quantizes(form: PackedLayout) -> bool:
     return multiplies(form)
 
 
-def requantization(form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
+def requantization(
+    form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor, amd: bool = _AMD
+) -> Launch:
     """Return the launch of `quantize_weight`."""
     plan = plan_of(form, parts)
     per_row = form.columns // plan.block.weights
-    whole = form.columns <= AT_ONCE
+    branches = amd and form.packing in _ODD
+    whole = form.columns <= AT_ONCE and not branches
     # A power of two of chunks, and another: of usual rows nothing is left over.
-    first = 1 << (per_row.bit_length() - 1) if whole else 4096 // plan.block.weights
+    first = 1 << (per_row.bit_length() - 1) if whole else (512 if branches else 4096) // plan.block.weights
     rest = triton.next_power_of_2(per_row - first) if whole and per_row > first else 0
-    warps = min(8, triton.next_power_of_2(math.ceil(first * plan.block.weights / _HELD / 32)))
+    warps = 4 if branches else min(8, triton.next_power_of_2(math.ceil(first * plan.block.weights / _HELD / 32)))
     arguments = {
         "out": codes,
         "out_scale": scale,

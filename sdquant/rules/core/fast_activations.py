@@ -66,8 +66,8 @@ def _rounds(kind: str, device: torch.device) -> bool:
 
 
 def _rounded(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tensor, Tensor]:
-    row, by = how.row, native if x.is_cpu else scheme_numbers
-    return by.numbers_of(x, x.numel() // tile, (row.bound, *row.limits), _kind(how), decoded)
+    row, by = how.row, native.numbers_of if x.is_cpu else scheme_numbers.numbers_of
+    return by(x, x.numel() // tile, (row.bound, *row.limits), _kind(how), decoded)
 
 
 @cache
