@@ -88,6 +88,10 @@ class Reader(ABC):
         """Return up to how many rows of activations of `dtype` `product` is the faster way; 0 if it never is."""
         return 0
 
+    def most(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
+        """Return up to how many rows it may be the faster way, which is found by measuring: at least `few`."""
+        return self.few(form, parts, dtype)
+
     def few_patches(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         """Return the same for patches of images, where the alternative is torch's convolution."""
         return self.few(form, parts, dtype)

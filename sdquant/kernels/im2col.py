@@ -12,6 +12,8 @@ from .cpu import extension
 from .cpu.threads import over_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from ..core import Geometry
@@ -64,6 +66,20 @@ def patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
     strides = [step * by for step, by in zip(steps, how.stride, strict=True)]
     inner = [step * by for step, by in zip(steps, how.dilation, strict=True)]
     return x.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *strides, channel, *inner))
+
+
+def pieces(places: tuple[int, ...], columns: int, most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield parts of a batch's outputs [b, h', ...], the first the largest: images, or else rows of an image, whose
+    patches of `columns` are about `most` values."""
+    batch, high, *wide = places
+    row = max(columns * math.prod(wide), 1)
+    images = most // max(row * high, 1)
+    if images:
+        yield from ((slice(start, start + images),) for start in range(0, batch, images))
+        return
+    step = max(most // row, 1)
+    for image in range(batch):
+        yield from ((slice(image, image + 1), slice(start, start + step)) for start in range(0, high, step))
 
 
 # Rows up to which copying patches out, by torch or by the C extension, takes less than decoding the weight instead:

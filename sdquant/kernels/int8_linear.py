@@ -41,7 +41,7 @@ from .cpu import int8 as native
 from .dispatch_guard import undisturbed
 from .fastest import by_the_faster
 from .hadamard import rotate
-from .im2col import outputs, patches
+from .im2col import outputs, patches, pieces
 from .triton import imports
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def convolve_by_steps(
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
     needs_sums = int8_reference.needs_sums(backend.form(packed))
     operands: list[_Operand] = []
-    for some in _pieces(places, columns, _most_patches(x.device)):
+    for some in pieces(places, columns, most_patches(x.device)):
         part, to = windows[some].reshape(-1, columns), out[some].view(-1, rows)
         if x.device.type == "cpu":  # where they are in the workspace, which the next ones take
             _multiply(impl, part, needs_sums, _operands(impl, backend, packed, len(part)), bias, to)
@@ -234,22 +234,8 @@ def convolve_by_steps(
     return out.movedim(-1, 1) if last else out.movedim(-1, 1).contiguous()
 
 
-def _pieces(places: tuple[int, ...], columns: int, most: int) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of a batch's outputs [b, h', ...], the first the largest: images, or else rows of an image, whose
-    patches of `columns` are about `most` values."""
-    batch, high, *wide = places
-    row = max(columns * math.prod(wide), 1)
-    images = most // max(row * high, 1)
-    if images:
-        yield from ((slice(start, start + images),) for start in range(0, batch, images))
-        return
-    step = max(most // row, 1)
-    for image in range(batch):
-        yield from ((slice(image, image + 1), slice(start, start + step)) for start in range(0, high, step))
-
-
 @cache
-def _most_patches(device: torch.device) -> int:
+def most_patches(device: torch.device) -> int:
     """Return how many values of patches are in memory at a time: on a GPU, with their codes, a twentieth of it."""
     if device.type == "cpu":
         return 8 * _TILE

@@ -79,7 +79,7 @@ def _multiplies(reader: Reader, form: PackedLayout, packed: Packed, weight: Tens
     if reader.unrounded(form, packed.parts, dtype):
         weight = torch.empty_like(weight, dtype=torch.float32)
         reader.decode_into(replace(form, arithmetic="float32"), packed.parts, weight)
-    most = reader.few_patches(form, packed.parts, dtype)
+    most = max(reader.few_patches(form, packed.parts, dtype), reader.most(form, packed.parts, dtype))
     numbers = sorted({1, min(3, most), min(64, most)})
     return all(_multiplies_rows(m, reader, form, packed, weight, dtype) for m in numbers)
 

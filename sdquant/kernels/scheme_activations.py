@@ -1,13 +1,14 @@
 """Kernels for schemes that quantize activations themselves (`Backend.computes`).
 
-Integer products use the C kernels, or Triton's on a card, which are bit-equal to the backend's own `linear`: each kind
-of weight is checked against it at first use. Others are float products with the dequantized weight, whose sums are in
-another order.
+Integer products use the C kernels, or Triton's on a card, which are bit-equal to the backend's own `linear` and
+`convolve`: each kind of weight is checked against them at first use. Others are float products with the dequantized
+weight, whose sums are in another order.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core import Geometry, packed_rows, torch_dtypes
-from . import dispatch
+from . import dispatch, scheme_convolutions
 from .base import Coding
 from .cpu import int8 as native
 from .cpu.bound_linear import Codes
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _UNPACKED = ("nibbles-low", "twos", "threes", "fives", "sixes", "sevens")
 _CHECKED_ROWS = 40
+# Of a weight and of activations on a GPU: more than one of the largest tiles.
+_ROWS_OF_TILES, _OF_TILES = 144, 130
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
@@ -121,12 +124,17 @@ def convolve(
     bias: Tensor | None,
     geometry: Geometry,
 ) -> Tensor | None:
-    """Compute `backend.convolve` and add the bias with the C kernels; None if they do not support it."""
+    """Compute `backend.convolve` and add the bias with the C kernels, or Triton's; None if they do not support it."""
     shape = packed.spec.shape
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
-    if not plain or len(shape) != 4 or x.ndim != 4 or x.shape[1] != shape[1] or not x.numel() or not x.is_cpu:
+    if not plain or len(shape) != 4 or x.ndim != 4 or x.shape[1] != shape[1] or not x.numel():
         return None
-    if form is None or how is None or coding(form, how) is None or not _by_c(backend, packed, form, how, x.dtype):
+    if form is None or how is None or coding(form, how) is None:
+        return None
+    if not x.is_cpu:
+        beside = x.device == packed.device and _by_launches(backend, packed, form, how, x.dtype)
+        return scheme_convolutions.convolve(form, packed.parts, how, shape[2:], x, bias, geometry) if beside else None
+    if not _by_c(backend, packed, form, how, x.dtype):
         return None
     return _convolved(packed, form, how, x, bias, geometry)
 
@@ -135,7 +143,11 @@ def as_floats(
     backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry | None = None
 ) -> Tensor | None:
     """Compute `backend.linear` or, with `geometry`, `backend.convolve`, if that is a float product; else None."""
-    if form is None or not x.is_cpu or dispatch.way(backend, packed, form, x.dtype).reader is None:
+    if (
+        form is None
+        or x.device.type not in ("cpu", "cuda")
+        or dispatch.way(backend, packed, form, x.dtype).reader is None
+    ):
         return None
     operands = backend.as_floats(packed, x)
     if operands is None:
@@ -181,9 +193,9 @@ def _by_c(backend: Backend, packed: Packed, form: PackedLayout, how: Activations
 
 
 def _by_launches(backend: Backend, packed: Packed, form: PackedLayout, how: Activations, dtype: torch.dtype) -> bool:
-    """Return the same of the Triton kernels, for linear layers on a GPU."""
+    """Return the same of the Triton kernels, on a GPU."""
     device, shape = packed.device, packed.spec.shape
-    if device.type != "cuda" or dtype not in torch_dtypes.COMPUTE_DTYPES or len(shape) != 2:
+    if device.type != "cuda" or dtype not in torch_dtypes.COMPUTE_DTYPES or len(shape) not in (2, 4):
         return False
     if form.packing == "uint8" or coding(form, how) is None or imports.scheme_kernels(device) is None:
         return False
@@ -212,10 +224,16 @@ def _launched(
     return y.view(*x.shape[:-1], form.rows)
 
 
+def _on_cpu(packed: Packed) -> bool:
+    return packed.device.type == "cpu"
+
+
 @undisturbed
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
-    if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
-        packed = packed_rows.cut(packed, [(0, _CHECKED_ROWS)])
+    on_cpu = _on_cpu(packed)
+    rows, m = (_CHECKED_ROWS, 5) if on_cpu else (_ROWS_OF_TILES, _OF_TILES)
+    if backend.by_row(packed) and packed.spec.shape[0] > rows:
+        packed = packed_rows.cut(packed, [(0, rows)])
     shape, form = packed.spec.shape, backend.form(packed)
     codes = coding(form, how)
     assert form is not None and codes is not None
@@ -223,20 +241,35 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
     bias = torch.linspace(-1, 1, form.rows, dtype=torch.float32, device=device).to(dtype)
     with torch.inference_mode():
         if len(shape) == 2:
-            x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32, device=device).sin().view(5, form.columns)
+            x = torch.linspace(-3, 3, m * form.columns, dtype=torch.float32, device=device).sin().view(m, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
-            if x.is_cpu:
+            wanted = backend.linear(packed, x) + bias
+            if on_cpu:
                 result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+                same = result is not None and torch.equal(result, wanted)
             else:
-                result = _launched(form, packed.parts, how, x, bias)
-            same = result is not None and torch.equal(result, backend.linear(packed, x) + bias)
+                kernels: Any = imports.scheme_kernels(device)
+                same = all(
+                    torch.equal(kernels.linear(form, packed.parts, how, x, bias, size), wanted)
+                    for size in kernels.sizes_of(how, device)
+                )
         else:
-            x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
+            side = (2, 3) if on_cpu else (8, 9)
+            x = torch.linspace(-3, 3, 2 * shape[1] * math.prod(side), dtype=torch.float32, device=device).sin()
+            x = x.view(2, shape[1], *side).to(dtype)
             one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)
             geometry = Geometry(stride=one, padding=pad, dilation=one, groups=1)
             expected = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
-            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
+            if on_cpu:
+                same = torch.equal(_convolved(packed, form, how, x, bias, geometry), expected)
+            else:
+                kernels = imports.scheme_kernels(device)
+                of = form, packed.parts, how, shape[2:], x, bias, geometry
+                same = all(
+                    torch.equal(scheme_convolutions.convolve(*of, size), expected)
+                    for size in kernels.sizes_of(how, device)
+                )
     if not same:
         log.warning(
             "The kernels are not used for %s with quantized activations on %s: their results are wrong. Using torch "

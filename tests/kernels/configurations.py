@@ -116,8 +116,9 @@ def requantizations(target: Target) -> Iterator[Configuration]:
     codes, scale = torch.empty(1, dtype=torch.int8), torch.empty(1)
     for case, form, _ in weights():
         if int8_gemm.quantizes(form):
-            of = int8_gemm.requantization(form, case.parts, codes, scale)
-            yield Configuration("again", case.name, of, _chunks(of) * of.arguments["PLANES"])
+            of = int8_gemm.requantization(form, case.parts, codes, scale, target.is_amd)
+            held = form.columns if of.arguments["WHOLE"] else _chunks(of) * of.arguments["PLANES"]
+            yield Configuration("again", case.name, of, held)
 
 
 def quantizations(target: Target) -> Iterator[Configuration]:
@@ -231,6 +232,16 @@ def tile_codes(target: Target) -> Iterator[Configuration]:
         yield Configuration("tiles", name, of, of.arguments["BLOCK_T"] * of.arguments["BLOCK"])
 
 
+def numbers(target: Target) -> Iterator[Configuration]:
+    decoded = cycle((True, False))
+    for tile, dtype, float8 in product((16, 320, 3072, 12288), DTYPES, (False, True)):
+        x, of = stand(dtype, 4, 12480), torch.float32 if dtype == torch.float16 else dtype
+        limits = (448.0, -448.0, 448.0) if float8 else (127.5, -128.0, 127.0)
+        made = scheme_gemm.numbering(x, tile, limits, float8, next(decoded), stand(of, 4, 12480), stand(of, 4))
+        name = f"{tile} columns of {dtype}, {'float8' if float8 else 'int8'}{' decoded' if next(decoded) else ''}"
+        yield Configuration("numbers", name, made, made.arguments["BLOCK"])
+
+
 def by_tile(target: Target) -> Iterator[Configuration]:
     sizes, biased, zeros = (
         tiles.tiles(target.capability, target.is_amd),
@@ -271,6 +282,7 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "product_kernel": by_row,
     "runs_kernel": by_run,
     "tiles_kernel": tile_codes,
+    "numbers_kernel": numbers,
     "tiled_product_kernel": by_tile,
 }
 

@@ -254,6 +254,55 @@ def test_a_rotated_weight_is_two_launches_and_torchs_product(rows: int, number: 
     assert not bias or rows != 40 or last["bias"] == layer.bias.data_ptr()
 
 
+@pytest.mark.parametrize("other", [True, False])
+@pytest.mark.parametrize(
+    ("few", "rows", "kernels"),
+    [(1, 1, "one_row"), (16, 1, "one_row"), (1, 7, "decode rows"), (16, 7, "rows decode"), (1, 64, "decode rows"),
+     (1, 65, "decode pieces"), (16, 1024, "decode pieces"), (16, 1025, "decode")],
+)  # fmt: skip
+def test_what_is_faster_is_found_by_measuring(
+    few: int, rows: int, kernels: str, other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card decides whether few rows are multiplied by the packed weight, and more by pieces of the decoded one."""
+    asked: list[Any] = []
+    monkeypatch.setattr(bound_linear, "prefers_other", lambda *of: bool(asked.append(of)) or other)
+    monkeypatch.setattr(bound_linear, "pieces_of", lambda *of: 128)
+    floats = nn.Linear(512, 300, dtype=torch.bfloat16).requires_grad_(False)
+    spec = backends.parse("nf4")
+    layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
+    bound = bound_eight.bind(layer._form, layer.packed.parts, torch.bfloat16, few, PREFIX, None, most=64)
+    x = torch.ones(rows, 512, dtype=torch.bfloat16)
+    for turn in range(3):
+        LAUNCHED.clear()
+        y = bound(x, layer._parameters)
+        assert y is not None and y.shape == (rows, 300)
+        usual, _, second = kernels.partition(" ")
+        name = second if other and second else usual
+        wanted = ["decode_kernel"] * 3 if name == "pieces" else [f"{name}_kernel"]
+        assert [kernel for kernel, _, _ in LAUNCHED] == wanted, turn
+        if name == "pieces":
+            given = [dict(zip(launch.decode_kernel.arg_names, values, strict=True)) for _, _, values in LAUNCHED]
+            assert [of["first"] for of in given] == [0, 16, 32] and len({of["out"] for of in given}) == 1
+            assert [grid[0] for _, grid, _ in LAUNCHED] == [16, 16, 6]  # of 4096 weights
+    assert bool(asked) == bool(second)
+    if asked:
+        kind, number, _, usual_way, other_way = asked[0]
+        assert number == rows and kind[0] in ("decoded", "multiplied", "pieces") and "nf4" in kind
+        assert all(way().shape == (rows, 300) for way in (usual_way, other_way))
+
+
+@pytest.mark.parametrize(
+    ("cache", "pieces"), [(50 << 20, 4096), (72 << 20, 6144), (40 << 20, 3072), (3 << 20, 0), (200 << 20, 0), (0, 0)]
+)
+def test_pieces_fill_half_of_a_cards_cache(cache: int, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an H100, a 4090, an A100, a 3060, none, and where it is not known."""
+    from sdquant.kernels.triton import pieces as module
+
+    monkeypatch.setattr(module, "_cache_bytes", lambda device: cache)
+    form = replace(_bound("nf4", False)[1].form, rows=12288, columns=3072)
+    assert module.pieces_of(form, torch.bfloat16, torch.device("cuda:0")) == pieces
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("scheme", ["nf4", "int8_sym", "sdnq-uint4", "q8_0"])
 def test_a_convolution_is_one_launch_and_torchs_own(scheme: str, kernel: int) -> None:

@@ -33,6 +33,7 @@ from sdquant.kernels import (
 from sdquant.kernels.preparation import prepared
 from sdquant.kernels.triton import imports
 from sdquant.rules import PtqProvider, QuantizationRule
+from sdquant.rules.core import fast_activations
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -249,6 +250,56 @@ def test_a_rule_with_quantized_activations(
             y = scheme_activations.linear(layer._backend, packed, layer._form, layer._activations, x, bias)
     assert (y.shape, y.dtype, str(y.device)) == ((m, 512), torch.bfloat16, "cuda:0")
     assert launched == [*unpacked, "tiles_kernel", "tiled_product_kernel"] and not count.names
+
+
+@pytest.mark.parametrize(
+    ("weight", "more"), [("int8", []), ("int4", ["decode_kernel"])], ids=["int8", "int4"]
+)  # fmt: skip
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_convolution_of_a_rule(weight: str, more: list[str], kernel: int, launched: list[str]) -> None:
+    """Its images become codes, whose patches are copied and multiplied: it was 26 operators, some of them products."""
+    rule = QuantizationRule(weight_qtype=weight, act_qtype="int8")
+    floats = torch.nn.Conv2d(64, 128, kernel, padding=kernel // 2, dtype=torch.bfloat16)
+    layer: Any = PtqProvider([]).layer(floats, rule, "a")
+    geometry = Geometry(stride=(1, 1), padding=(kernel // 2,) * 2, dilation=(1, 1), groups=1)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = {
+            key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in layer.packed.parts.items()
+        }
+        packed = Packed(spec=layer.spec, parts=parts)
+        x = torch.empty(2, 64, 32, 32, dtype=torch.bfloat16, device="cuda:0")
+        bias = torch.empty(128, dtype=torch.bfloat16, device="cuda:0")
+        with Count() as count:
+            y = scheme_activations.convolution(
+                layer._backend, packed, layer._form, layer._activations, x, bias, geometry
+            )
+    assert (y.shape, y.dtype, str(y.device)) == ((2, 128, 32, 32), torch.bfloat16, "cuda:0")
+    assert launched == ["tiles_kernel", *more, "tiled_product_kernel"]
+    assert len(count.names) <= 7, count.names
+
+
+@pytest.mark.parametrize(
+    ("weight", "activations", "by_torch"),
+    [("nf4", "int8", ["mm", "add"]), ("float8_e4m3fn", "float8_e4m3fn", ["mm", "mul_", "mul_", "add"])],
+)
+def test_a_rule_whose_codes_are_floats(
+    weight: str, activations: str, by_torch: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations are rounded in one launch, the weight is decoded in another: it was 28 and 20 operators."""
+    monkeypatch.setattr(fast_activations, "_right", lambda *of: True)
+    rule = QuantizationRule(weight_qtype=weight, act_qtype=activations)
+    layer: Any = PtqProvider([]).layer(torch.nn.Linear(512, 512, dtype=torch.bfloat16), rule, "a")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = {
+            key: torch.empty(part.shape, dtype=part.dtype, device="cuda:0") for key, part in layer.packed.parts.items()
+        }
+        packed = Packed(spec=layer.spec, parts=parts)
+        x = torch.empty(4608, 512, dtype=torch.bfloat16, device="cuda:0")
+        bias = torch.empty(512, dtype=torch.bfloat16, device="cuda:0")
+        with Count() as count:
+            y = scheme_activations.linear(layer._backend, packed, layer._form, layer._activations, x, bias)
+    assert (y.shape, y.dtype, str(y.device)) == ((4608, 512), torch.bfloat16, "cuda:0")
+    assert launched == ["numbers_kernel", "decode_kernel"] and count.names == by_torch
 
 
 def _rule_on_a_card() -> tuple[Any, Packed]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from sdquant.kernels.triton.tiles import AMPERE, HOPPER, Tile, best, tiles
+from sdquant.core import packed_rows
+from sdquant.kernels import scheme_activations
+from sdquant.kernels.triton import imports
+from sdquant.kernels.triton.tiles import AMPERE, HOPPER, SPREAD, Tile, Tiles, best, tiles
+from sdquant.rules import PtqProvider, QuantizationRule
 
 H100 = 132
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "eight-h200.json"
@@ -43,3 +51,44 @@ def test_on_an_h200_the_tile_chosen_is_the_fastest_that_was_measured() -> None:
         tile = best(HOPPER.by_row, int(m), int(sizes.split("x")[1]), H100)
         name = f"int8 {tile.rows}x{tile.columns}x{tile.deep} {tile.warps}w {tile.stages}s"
         assert by_tile[name] <= 1.02 * min(by_tile.values()), case
+
+
+@pytest.mark.parametrize("sizes", [HOPPER, AMPERE], ids=["hopper", "ampere"])
+def test_every_tile_is_looked_at_before_products_are_used(sizes: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, only the largest and the smallest were."""
+    gemm = pytest.importorskip("sdquant.kernels.triton.int8_gemm")
+    seen: list[Tile] = []
+    wrong: list[Tile] = []
+    monkeypatch.setattr(gemm, "device_tiles", lambda device: (sizes, H100))
+    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: seen.append(tile) or tile not in wrong)
+    monkeypatch.setattr(gemm, "_multiplies_by_run", lambda device, tile, taps=1: seen.append(tile) or tile not in wrong)
+    assert gemm.sound_products(torch.device("cpu"))
+    every = {*sizes.by_row, *sizes.by_run, *SPREAD}
+    assert set(seen) == every
+    for tile in every:
+        wrong[:] = [tile]
+        assert not gemm.sound_products(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+@pytest.mark.parametrize("tile", [None, 128])
+def test_every_tile_of_a_rule_is_compared_with_the_backend(
+    tile: int | None, wrong: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a card; the backend itself stands for right kernels."""
+    rule = QuantizationRule(weight_qtype="int8", act_qtype="int8", tile_size=tile)
+    layer: Any = PtqProvider([]).layer(nn.Linear(256, 200, dtype=torch.bfloat16), rule, "a")
+    backend, packed, seen = layer._backend, layer.packed, []
+    all_sizes = HOPPER.by_tile if tile else HOPPER.by_row
+
+    def linear(form: Any, parts: Any, how: Any, x: Tensor, bias: Tensor, size: Tile) -> Tensor:
+        seen.append(size)
+        assert len(x) > 128 < form.rows  # of the largest tile more than one
+        y: Tensor = backend.linear(packed_rows.cut(packed, [(0, form.rows)]), x) + bias
+        return y + (wrong is not None and size is all_sizes[wrong])
+
+    kernels = SimpleNamespace(linear=linear, sizes_of=lambda how, device: all_sizes)
+    monkeypatch.setattr(imports, "scheme_kernels", lambda device: kernels)
+    monkeypatch.setattr(scheme_activations, "_on_cpu", lambda packed: False)
+    right = scheme_activations._right(backend, packed, layer._activations, torch.bfloat16)
+    assert right == (wrong is None) and (wrong is not None or set(seen) == set(all_sizes))

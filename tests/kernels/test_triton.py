@@ -236,6 +236,11 @@ def test_products_of_a_few_rows_are_for_cards_where_they_are_faster(
     case = blocks_of("q8_0", 4, 64)
     parts: Any = {"codes": SimpleNamespace(device=torch.device("cuda:0"))}
     assert TritonReader().few(case.form, parts, torch.bfloat16) == few
+    assert (
+        TritonReader().few(case.form, parts, torch.float32) == TritonReader().most(case.form, parts, torch.float32) == 1
+    )
+    # Up to so many both ways are measured.
+    assert TritonReader().most(case.form, parts, torch.bfloat16) == (1 if capability == (7, 5) else 64)
 
 
 def test_importing_the_reader_imports_no_triton() -> None:

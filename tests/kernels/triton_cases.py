@@ -366,6 +366,24 @@ def wrong_again(case: Case, device: str) -> str:
     return "" if np.array_equal(found.cpu().numpy(), right) else "its int8 codes differ"
 
 
+def wrong_long_rows(text: str, columns: int, device: str) -> str:
+    """What is wrong with the int8 codes of rows that do not fit into registers, or in two parts of which one ends."""
+    from sdquant import backends
+    from sdquant.kernels.triton import int8_gemm
+
+    spec = backends.parse(text)
+    backend = spec.scheme.codec
+    packed = backend.encode(torch.randn(3, columns, generator=torch.Generator().manual_seed(columns)), spec)
+    packed = replace(packed, parts={name: part.to(device) for name, part in packed.parts.items()})
+    form, wide = backend.form(packed), backend.decode(packed, torch.float32).cpu().numpy()
+    assert form is not None
+    codes, scale = int8_gemm.quantize_weight(form, packed.parts)
+    most = np.abs(wide).max(1)
+    right = np.rint(wide * (np.float32(127) / most)[:, None])
+    same = np.array_equal(scale.cpu().numpy(), most / np.float32(127)) and np.array_equal(codes.cpu().numpy(), right)
+    return "" if same else "its int8 codes differ"
+
+
 def scaled(total: np.ndarray, sums: np.ndarray, row: np.ndarray, weight: RowCodes, bias: Tensor | None) -> Tensor:
     """The formula of `int8_linear` for sums [m, n] of signed codes, float32."""
     rows = len(weight.codes)
@@ -588,6 +606,89 @@ def wrong_rule(of: tuple[str, str, int | None, int, str], dtype: torch.dtype, de
     return ""
 
 
+# Of convolutions: weight, kernel, sizes of images, stride, padding, calibration.
+CONVOLVED: tuple[tuple[str, int, tuple[int, ...], int, int, str], ...] = (
+    ("int8", 3, (2, 24, 5, 6), 1, 1, "absmax"), ("int4", 1, (1, 40, 4, 7), 1, 0, "absmax"),
+    ("int8", 3, (1, 16, 9, 8), 2, 1, "minmax"),
+)  # fmt: skip
+
+
+def wrong_rule_convolution(
+    of: tuple[str, int, tuple[int, ...], int, int, str], dtype: torch.dtype, device: str
+) -> str:  # fmt: skip
+    """What is wrong with a convolution of rules that quantize activations, against the backend's own, to the bit."""
+    from sdquant.core.packed_layout import Geometry
+    from sdquant.kernels import scheme_activations, scheme_convolutions
+    from sdquant.rules import QuantizationRule, packed_qarray
+
+    weight, kernel, sizes, stride, padding, method = of
+    rule = QuantizationRule(weight_qtype=weight, act_qtype="int8", weight_calibration_method=method)
+    draw = torch.Generator().manual_seed(kernel)
+    made = packed_qarray.encode(torch.randn(70, sizes[1], kernel, kernel, generator=draw).to(dtype), rule, None)
+    packed = replace(made, parts={name: part.to(device) for name, part in made.parts.items()})
+    backend = packed.spec.scheme.codec
+    form, how = backend.form(packed), backend.activations(packed)
+    if form is None or how is None or scheme_activations.coding(form, how) is None:
+        return "it has no form"
+    x = torch.randn(*sizes, generator=draw) * torch.tensor([1.0, 1e-3])[: sizes[0], None, None, None]
+    x, bias = x.to(device, dtype), torch.linspace(-1, 1, 70).to(device, dtype)
+    geometry = Geometry(stride=(stride,) * 2, padding=(padding,) * 2, dilation=(1, 1), groups=1)
+    found = scheme_convolutions.convolve(form, packed.parts, how, (kernel, kernel), x, bias, geometry)
+    wanted = backend.convolve(packed, x, geometry) + bias[:, None, None]
+    return "" if torch.equal(found, wanted) else "numbers differ"
+
+
+# Type of activations, columns, tile, and whether codes are decoded.
+NUMBERS = (("int8", 300, 300, True), ("float8_e4m3fn", 300, 300, False), ("int4", 96, 16, True),
+           ("float8_e4m3fn", 4500, 4500, True), ("int8", 64, 64, False))  # fmt: skip
+
+
+def wrong_numbers(name: str, columns: int, tile: int, decoded: bool, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with activations that are rounded to codes and stay floats."""
+    from sdquant.kernels.triton import scheme_gemm
+    from sdquant.rules.core.how_to_quantize import HowToQuantize
+    from sdquant.rules.core.numerics import from_codes
+    from sdquant.rules.core.qarray import quantize, values
+    from sdquant.rules.core.qtypes import qtype
+
+    x = torch.randn(7, columns, generator=torch.Generator().manual_seed(tile)) * torch.linspace(-9, 3, 7).exp()[:, None]
+    x[1] = 0
+    x, row = x.to(device, dtype), qtype(name)
+    expected = quantize(x, HowToQuantize(qtype=name, channelwise_axes=(0,), tiled_axes={1: tile}))
+    wanted = values(expected) if decoded else from_codes(expected.qvalue, row, expected.scale.dtype)
+    found, scale = scheme_gemm.numbers(x, tile, (row.bound, *row.limits), row.kind == "float", decoded)
+    if not torch.equal(scale.view(expected.scale.shape), expected.scale):
+        return "the scales differ"
+    return "" if torch.equal(found, wanted) else "the numbers differ"
+
+
+def wrong_pieces(text: str, device: str) -> str:
+    """What is wrong with rows of a weight that are decoded alone."""
+    from sdquant import backends
+    from sdquant.kernels.triton import launch
+
+    spec = backends.parse(text)
+    backend = spec.scheme.codec
+    packed = backend.encode(torch.randn(300, 256, generator=torch.Generator().manual_seed(7)).bfloat16(), spec)
+    packed = replace(packed, parts={name: part.to(device) for name, part in packed.parts.items()})
+    form, wanted = backend.form(packed), backend.decode(packed, torch.bfloat16)
+    assert form is not None
+    for start in range(0, 300, launch.ALIGNED_ROWS):
+        stop = min(start + launch.ALIGNED_ROWS, 300)
+        found = torch.full_like(wanted[: stop - start + 1], torch.nan)
+        launch.decode(form, packed.parts, found, start, stop)(found.device)
+        if not torch.equal(found[:-1], wanted[start:stop]) or not found[-1].isnan().all():
+            return f"rows {start} to {stop} differ, or others are written"
+    return ""
+
+
+def wrong_tiles(device: str) -> str:
+    """What is wrong with products in tiles of any size, as they are checked on a card before they are used."""
+    from sdquant.kernels.triton import int8_gemm
+
+    return "" if int8_gemm.sound_products(torch.device(device)) else "a product is wrong"
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -629,12 +730,26 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     for number, rule in enumerate(RULES if thorough else RULES[:3]):
         for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
             yield f"rule {rule} as {dtype}", partial(wrong_rule, rule, dtype, device)
+    for text, columns in (
+        (("nf4", 416), ("q4_k", 17408), ("nf4", 17408), ("q6_k", 2816)) if thorough else (("nf4", 416),)
+    ):
+        yield f"{text} of {columns} columns again", partial(wrong_long_rows, text, columns, device)
+    for number, convolved in enumerate(CONVOLVED if thorough else CONVOLVED[:1]):
+        for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
+            yield f"rule of {convolved} as {dtype}", partial(wrong_rule_convolution, convolved, dtype, device)
+    for number, numbers in enumerate(NUMBERS if thorough else NUMBERS[:2]):
+        for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
+            yield f"{numbers} as {dtype}", partial(wrong_numbers, *numbers, dtype, device)
     integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
     fields = [("q8_0", 512), ("q6_k", 256)]
     for text, columns in integers if thorough else integers[:2]:  # the others take seconds each in the interpreter
         yield f"{text} in integers", partial(wrong_integers, text, columns, device)
     for text, columns in fields if thorough else fields[:1]:
         yield f"{text} apart in integers", partial(wrong_integers, text, columns, device, apart=True)
+    for text in ("nf4", "q8_0", "q6_k", "int4", "qint4", "sdnq-uint3") if thorough else ("nf4",):
+        yield f"{text} in pieces", partial(wrong_pieces, text, device)
+    if thorough:
+        yield "every tile", partial(wrong_tiles, device)
     yield "a layer", partial(wrong_layer, device, compile=thorough)
 
 

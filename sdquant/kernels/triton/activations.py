@@ -107,6 +107,103 @@ def quantize_kernel(
 
 
 @triton.jit
+def plane_values(
+    per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count, many,
+    first, p: tl.constexpr, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
+    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
+    Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    """Return plane p of COUNT chunks of this program's row, from the chunk `first` on; zeros beyond its end."""
+    c = (first + tl.arange(0, COUNT))[None, :]
+    v = values(
+        codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count, many,
+        tl.program_id(0) * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
+        FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
+    )  # fmt: skip
+    return tl.where((c < per_row)[:, :, None] & (tl.arange(0, LANES)[None, None, :] >= 0), v, 0.0)
+
+
+@triton.jit
+def row_values(
+    per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count, many,
+    first, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
+    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
+    Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    """Return all planes of COUNT chunks: [1, COUNT, LANES], and another dimension of 2 for each doubling of planes."""
+    v = plane_values(
+        per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+        count, many, first, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+        FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+    )  # fmt: skip
+    if PLANES > 1:
+        w = plane_values(
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, first, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+        )  # fmt: skip
+        v = tl.join(v, w)
+    if PLANES > 2:
+        x = plane_values(
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, first, 2, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+        )  # fmt: skip
+        y = plane_values(
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, first, 3, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, COUNT,
+        )  # fmt: skip
+        v = tl.join(v, tl.join(x, y))
+    return v
+
+
+@triton.jit
+def largest_of(v):
+    """Return the largest `magnitude` of all."""
+    return tl.max(tl.reshape(magnitude(v), [v.numel]), 0)
+
+
+@triton.jit
+def store_plane(
+    row, columns, code, first, p: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    """Store plane p of COUNT chunks of codes to their places in a row of `columns`."""
+    c = (first + tl.arange(0, COUNT))[None, :, None]
+    at = position(c, tl.arange(0, LANES)[None, None, :], p, PLANES, LANES, ORDER)
+    tl.store(row + at, code, mask=at < columns)
+
+
+@triton.jit
+def store_codes(
+    row, columns, v, by, first, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr, COUNT: tl.constexpr
+):
+    """Store the int8 codes of `row_values`, whose factor is `by`."""
+    code = code_of(v * by, False).to(tl.int8)
+    if PLANES == 1:
+        store_plane(row, columns, code, first, 0, PLANES, LANES, ORDER, COUNT)
+    elif PLANES == 2:
+        a, b = tl.split(code)
+        store_plane(row, columns, a, first, 0, PLANES, LANES, ORDER, COUNT)
+        store_plane(row, columns, b, first, 1, PLANES, LANES, ORDER, COUNT)
+    else:
+        even, odd = tl.split(code)
+        a, b = tl.split(even)
+        c, d = tl.split(odd)
+        store_plane(row, columns, a, first, 0, PLANES, LANES, ORDER, COUNT)
+        store_plane(row, columns, b, first, 1, PLANES, LANES, ORDER, COUNT)
+        store_plane(row, columns, c, first, 2, PLANES, LANES, ORDER, COUNT)
+        store_plane(row, columns, d, first, 3, PLANES, LANES, ORDER, COUNT)
+
+
+@triton.jit
 def again_kernel(
     out, out_scale, per_row, columns, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset,
     factor, number, count, many,
@@ -115,31 +212,47 @@ def again_kernel(
     SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
     Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK_C: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Requantize one row of a packed weight to int8 codes `out` and their scale, without storing the float weight."""
-    row = tl.program_id(0)
-    lane = tl.arange(0, LANES)[None, None, :]
-    most = tl.zeros([1, BLOCK_C, LANES], dtype=tl.int32)
-    for start in range(0, per_row, BLOCK_C):
-        c = (start + tl.arange(0, BLOCK_C))[None, :]
-        for p in tl.static_range(PLANES):
-            v = values(
-                codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
-                FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
+    """Requantize one row of a packed weight to int8 codes `out` and their scale, without storing the float weight.
+
+    WHOLE: a row is BLOCK_C and REST chunks at most, which stay in registers. A longer one is decoded twice, BLOCK_C
+    chunks at a time.
+    """
+    row = out + tl.program_id(0) * columns
+    if WHOLE:
+        v = row_values(
+            per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+            count, many, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+            FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
+        )  # fmt: skip
+        largest = largest_of(v)
+        if REST > 0:
+            w = row_values(
+                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+                count, many, BLOCK_C, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+                FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, REST,
             )  # fmt: skip
-            v = tl.where((c < per_row)[:, :, None] & (lane >= 0), v, 0.0)
-            most = tl.maximum(most, magnitude(v))
-    by, s = of_largest(tl.max(tl.max(tl.max(most, 2), 1), 0), 127.0)
-    tl.store(out_scale + row, s)
-    for start in range(0, per_row, BLOCK_C):
-        c = (start + tl.arange(0, BLOCK_C))[None, :]
-        for p in tl.static_range(PLANES):
-            v = values(
-                codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                many, row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
-                FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
+            largest = tl.maximum(largest, largest_of(w))
+        by, s = of_largest(largest, 127.0)
+        store_codes(row, columns, v, by, 0, PLANES, LANES, ORDER, BLOCK_C)
+        if REST > 0:
+            store_codes(row, columns, w, by, BLOCK_C, PLANES, LANES, ORDER, REST)
+    else:
+        largest = tl.full([], 0, tl.int32)
+        for start in range(0, per_row, BLOCK_C):
+            v = row_values(
+                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+                count, many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+                FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
             )  # fmt: skip
-            at = position(c[:, :, None], lane, p, PLANES, LANES, ORDER)
-            tl.store(out + row * columns + at, code_of(v * by, False).to(tl.int8), mask=at < columns)
+            largest = tl.maximum(largest, largest_of(v))
+        by, s = of_largest(largest, 127.0)
+        for start in range(0, per_row, BLOCK_C):
+            v = row_values(
+                per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
+                count, many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
+                FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
+            )  # fmt: skip
+            store_codes(row, columns, v, by, start, PLANES, LANES, ORDER, BLOCK_C)
+    tl.store(out_scale + tl.program_id(0), s)

@@ -52,10 +52,10 @@ def _quantized(
 
 def bind(
     form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, eight: EightBit | None,
-    rotation: int = 0,
+    rotation: int = 0, most: int = 0,
 ) -> BoundLinear:  # fmt: skip
-    """Return the product for the layers that hold a weight; see `Reader.prepared`, `prepared_with_rotation`."""
-    bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least, rotation)
+    """Return the product for the layers that hold a weight; see `Reader.prepared`, `prepared_with_rotation`, `most`."""
+    bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least, rotation, most)
     if eight is not None and eight.coding is not None:
         bound.eight = Int8(form, eight) if eight.floats is None else Float8(form, eight)
     return bound

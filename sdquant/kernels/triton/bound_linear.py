@@ -17,10 +17,12 @@ from torch import Tensor, empty, is_autocast_enabled, is_grad_enabled
 from torch.nn import functional as F
 from triton.runtime import driver
 
+from ..fastest import prefers_other
 from . import rotation
 from .blocks import block_of
 from .launch import decode, product
 from .launch_config import Launch, pointers
+from .pieces import pieces_of
 
 if TYPE_CHECKING:
     from ...core import PackedLayout
@@ -31,6 +33,7 @@ Own = Mapping[str, "Tensor | None"]
 Eight = Callable[["BoundWeight", Tensor, Own, dict[str, int], "Tensor | None"], "Tensor | None"]
 
 ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
+MOST_IN_PIECES = 1024  # rows of x, of which the product takes a few times as long as decoding at most
 _MOST_KEPT = 64  # launches of a layer: for as many numbers of rows
 _SHARED = ("table", "dynamic")  # pointers to constants of the device, which are no parts of the weight
 
@@ -214,19 +217,23 @@ class BoundConvolution(BoundWeight):
 class BoundLinear(BoundWeight):
     """`dispatch.linear` bound to a layer: x [..., columns] times the transposed weight, plus the bias.
 
-    Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first. From `least` rows on
-    `eight` multiplies in 8 bits. Before that, x is rotated if the weight is: `eight` does both at once.
+    Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first: those are the usual ways.
+    Of 2 to `most` rows the one that is faster is found by measuring, and of more, up to MOST_IN_PIECES, whether the
+    weight is better dequantized piece by piece. From `least` rows on `eight` multiplies in 8 bits. Before that, x is
+    rotated if the weight is: `eight` does both at once.
     """
 
-    __slots__ = ("eight", "few", "least")
+    __slots__ = ("cut", "eight", "few", "least", "most", "sizes")
 
     def __init__(
         self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, least: int | None,
-        rotation: int = 0,
+        rotation: int = 0, most: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(form, parts, dtype, prefix, rotation)
         self.few, self.least = few * form.columns, None if least is None else least * form.columns
         self.eight: Eight | None = None
+        self.most, self.cut = most, pieces_of(form, dtype, self.where)
+        self.sizes = (form.packing, form.table, form.rows, form.columns, form.group, form.apart, str(dtype))
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -242,17 +249,56 @@ class BoundLinear(BoundWeight):
         inputs = self.rotated(x) if self.rotation else x
         if inputs is None:
             return None
-        if size > self.few:
-            floats = self.decoded(own, weight, x)
-            return None if floats is None else F.linear(inputs, floats, bias)
-        rows = size // self.columns
+        rows, few = size // self.columns, size <= self.few
+        usual = self.of_few if few else self.of_many
+        if 1 < rows <= self.most:
+            other, name = self.of_many if few else self.of_few, "decoded" if few else "multiplied"
+        elif not few and self.cut and self.most < rows <= MOST_IN_PIECES:
+            other, name = self.in_pieces, "pieces"
+        else:
+            return usual(inputs, own, weight, bias)
+        prefers = prefers_other(
+            (name, *self.sizes), rows, x.device,
+            lambda: usual(inputs, own, weight, bias), lambda: other(inputs, own, weight, bias),
+        )  # fmt: skip
+        return (other if prefers else usual)(inputs, own, weight, bias)
+
+    def of_few(self, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None) -> Tensor | None:
+        """Multiply x by the packed weight, which is decoded in the kernel."""
+        rows = x.numel() // self.columns
         out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
 
         def make() -> Launch:
-            return product(self.form, self.tensors(own), inputs.view(rows, -1), bias, out.view(rows, -1))
+            return product(self.form, self.tensors(own), x.view(rows, -1), bias, out.view(rows, -1))
 
-        addresses = {"x": inputs.data_ptr(), "out": out.data_ptr(), **weight}
+        addresses = {"x": x.data_ptr(), "out": out.data_ptr(), **weight}
         return out if self.launched(("product", rows, bias is None), make, addresses) else None
+
+    def of_many(self, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None) -> Tensor | None:
+        """Decode the weight; torch multiplies."""
+        floats = self.decoded(own, weight, x)
+        return None if floats is None else F.linear(x, floats, bias)
+
+    def in_pieces(self, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None) -> Tensor | None:
+        """Decode `cut` rows of the weight at a time, which torch multiplies while they are in the card's cache."""
+        flat = x.view(-1, self.columns)
+        out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
+        to, floats = out.view(-1, self.rows), empty(self.cut, self.columns, dtype=self.dtype, device=x.device)
+        addresses = {"out": floats.data_ptr()} | {name: weight[name] for name in self.order}
+        for start in range(0, self.rows, self.cut):
+            stop = min(start + self.cut, self.rows)
+
+            def make(start: int = start, stop: int = stop) -> Launch:
+                return decode(self.form, self.tensors(own), floats, start, stop)
+
+            if not self.launched(("piece", start), make, addresses):
+                return None
+            piece, part = floats[: stop - start].t(), to[:, start:stop]
+            if bias is None:
+                torch.mm(flat, piece, out=part)
+            else:
+                torch.addmm(bias.detach()[start:stop], flat, piece, out=part)
+        return out
 
 
 def current_index(x: Tensor) -> int:

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 AT_ONCE = 16384  # columns of a row that a program keeps in registers while it looks for the largest
+_AMD = torch.version.hip is not None
+# Codes over two bytes: compiled for AMD's cards each is a branch, and a row of them too much code for the cache.
+_ODD = ("threes", "fives", "sevens")
+_HELD = 64  # weights of a row that a thread keeps while it looks for the largest
 BAND = 8  # rows of tiles that are computed side by side
 BLOCK = 4096  # columns of longer rows, which are read twice
 
@@ -105,20 +109,31 @@ def quantizes(form: PackedLayout) -> bool:
     return multiplies(form)
 
 
-def requantization(form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
+def requantization(
+    form: PackedLayout, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor, amd: bool = _AMD
+) -> Launch:
     """Return the launch of `quantize_weight`."""
     plan = plan_of(form, parts)
+    per_row = form.columns // plan.block.weights
+    branches = amd and form.packing in _ODD
+    whole = form.columns <= AT_ONCE and not branches
+    # A power of two of chunks, and another: of usual rows nothing is left over.
+    first = 1 << (per_row.bit_length() - 1) if whole else (512 if branches else 4096) // plan.block.weights
+    rest = triton.next_power_of_2(per_row - first) if whole and per_row > first else 0
+    warps = 4 if branches else min(8, triton.next_power_of_2(math.ceil(first * plan.block.weights / _HELD / 32)))
     arguments = {
         "out": codes,
         "out_scale": scale,
-        "per_row": form.columns // plan.block.weights,
+        "per_row": per_row,
         "columns": form.columns,
         **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
-        "BLOCK_C": 512 // plan.block.lanes,
+        "WHOLE": whole,
+        "BLOCK_C": first,
+        "REST": rest,
     }
-    return Launch(again_kernel, (form.rows,), arguments, {"num_warps": 4, **EXACT})
+    return Launch(again_kernel, (form.rows,), arguments, {"num_warps": warps, **EXACT})
 
 
 def finishing(
@@ -290,13 +305,14 @@ def sound(device: torch.device) -> bool:
 
 
 def sound_products(device: torch.device) -> bool:
-    """Return whether products are torch's numbers on this device, by the largest tile and by the smallest one, without
-    rests and with them; checked once, before they are used."""
+    """Return whether products are torch's numbers on this device, in tiles of every size, without rests and with them;
+    checked once, before they are used."""
     sizes, _ = device_tiles(device)
     return (
-        all(_multiplies_by_row(case, sizes.by_row[0]) for case in _cases(device, _LARGE))
+        all(_multiplies_by_row(case, tile) for tile in sizes.by_row[:-1] for case in _cases(device, _LARGE))
         and all(_multiplies_by_row(case, sizes.by_row[-1]) for case in _cases(device, _SMALL))
-        and _multiplies_by_run(device)
+        and all(_multiplies_by_run(device, tile) for tile in sizes.by_run)
+        and all(_multiplies_by_run(device, tile, taps=2) for tile in SPREAD)
     )
 
 
@@ -372,10 +388,15 @@ def _multiplies_by_row(case: _Case, tile: Tile) -> bool:
     return case.gives(lambda out: product(case.left, case.row_scale, case.weight, case.bias, out, case.sums, tile))
 
 
-def _multiplies_by_run(device: torch.device) -> bool:
-    left, right, scale = _codes(5, 128, 7, device), _codes(80, 128, 1, device), _scales(160, device).view(80, 2, 1)
-    row_scale = _scales(5, device).view(5, 1)
-    found = torch.empty(5, 80, dtype=torch.bfloat16, device=device)
-    product_by_run(left, right, scale, row_scale, None, found)(device)
-    parts = [left[:, i : i + 64].float() @ right[:, i : i + 64].float().t() * scale[:, i // 64, 0] for i in (0, 64)]
-    return torch.equal(found, (parts[0] + parts[1]).mul(row_scale).to(torch.bfloat16))
+def _multiplies_by_run(device: torch.device, tile: Tile, taps: int = 1) -> bool:
+    """Multiply codes in two runs: side by side, or of columns by turns, as the taps of a convolution are."""
+    m, rows, columns = 70, 140, 2 * 2 * RUN
+    left, right = _codes(m, columns, 7, device), _codes(rows, columns, 1, device)
+    scale, row_scale = _scales(2 * rows, device).view(rows, 2 // taps, taps), _scales(m, device).view(m, 1)
+    found = torch.empty(m, rows, dtype=torch.bfloat16, device=device)
+    product_by_run(left, right, scale, row_scale, None, found, tile)(device)
+    runs = [slice(i, None, 2) if taps == 2 else slice(i * columns // 2, (i + 1) * columns // 2) for i in (0, 1)]
+    first, second = (
+        left[:, run].float() @ right[:, run].float().t() * scale.view(rows, 2)[:, i] for i, run in enumerate(runs)
+    )
+    return torch.equal(found, (first + second).mul(row_scale).to(torch.bfloat16))

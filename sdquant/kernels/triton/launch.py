@@ -24,23 +24,33 @@ if TYPE_CHECKING:
     from ...core import PackedLayout
 
 DECODED_AT_ONCE = 4096  # weights for each program that decodes
+ALIGNED_ROWS = DECODED_AT_ONCE // 32  # rows at which a program begins, of a multiple of 32 columns
 _WARPS = 4
 
 
-def decode(form: PackedLayout, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
-    """Return the launch that dequantizes the weight into `out`, contiguous [rows, columns]."""
-    plan = plan_of(form, parts)
-    chunks = math.ceil(form.rows * form.columns / plan.block.weights)
+def decode(
+    form: PackedLayout, parts: Mapping[str, Tensor], out: Tensor, start: int = 0, stop: int | None = None
+) -> Launch:
+    """Return the launch that dequantizes rows `start` to `stop`, or all, into `out`, contiguous [rows, columns].
+
+    Both are multiples of ALIGNED_ROWS if the columns are one of 32, but for a `stop` at the end.
+    """
+    plan, stop = plan_of(form, parts), form.rows if stop is None else stop
     at_once = DECODED_AT_ONCE // (32 if plan.block.lanes == 1 else plan.block.weights)
+    each = at_once * plan.block.weights
+    first = start * form.columns // each
+    assert first * each == start * form.columns
     arguments = {
         "out": out,
+        "first": first,
         **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
         "OUT": dtype_name(out.dtype),
         "BLOCK_C": at_once,
     }
-    return Launch(decode_kernel, (math.ceil(chunks / at_once),), arguments, {"num_warps": _WARPS, **EXACT})
+    grid = (math.ceil(stop * form.columns / each) - first,)
+    return Launch(decode_kernel, grid, arguments, {"num_warps": _WARPS, **EXACT})
 
 
 def shared_bytes(form: PackedLayout) -> int:
@@ -71,8 +81,9 @@ def product(form: PackedLayout, parts: Mapping[str, Tensor], x: Tensor, bias: Te
         arguments: dict[str, object] = {**tensors, "rows": form.rows, "per_row": per_row, **weight, **compiled, **sizes}
         return Launch(one_row_kernel, (_programs(form.rows, many, split),), arguments, {"num_warps": _WARPS, **EXACT})
     tall = min(64, max(16, triton.next_power_of_2(m)))
-    # Narrow tiles where wide ones would leave most of a card's processors without work.
-    many = 32 if form.rows <= 4096 else 64
+    # Narrow tiles where wide ones would leave most of a card's processors without work. Of q6_k a program with 64 rows
+    # of x has two thirds of the instructions in a wide one, and does not spill.
+    many = 32 if form.rows <= 4096 and (tall < 64 or form.packing != "q6_k") else 64
     at_once = max(1, 64 // plan.block.lanes)
     sizes = {"BLOCK_M": tall, "BLOCK_N": many, "BLOCK_C": at_once}
     shape = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}

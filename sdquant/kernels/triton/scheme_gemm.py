@@ -18,8 +18,8 @@ import triton.language as tl
 
 from ...core import dtype_name
 from . import int8_gemm
-from .activations import magnitude, nearest
-from .decoding import rounded
+from .activations import float8_code, magnitude, nearest
+from .decoding import float8, rounded
 from .int8_gemm import BAND, BLOCK
 from .launch import decode
 from .launch_config import EXACT, INTERPRETED, Launch
@@ -63,11 +63,12 @@ def tile_code(v, s, LOW: tl.constexpr, HIGH: tl.constexpr, IN: tl.constexpr, BIT
 @triton.jit
 def tiles_kernel(
     x, codes, scale, sums, known, columns, tiles, tile, BOUND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    LEAST: tl.constexpr, KNOWN: tl.constexpr, SUMS: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+    LEAST: tl.constexpr, KNOWN: tl.constexpr, OF_ROWS: tl.constexpr, SUMS: tl.constexpr, IN: tl.constexpr,
+    BITS: tl.constexpr, WHOLE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize BLOCK_T tiles of a row of x [rows, columns] to `codes`; write their scales, float32, and sums, int32,
-    [rows, tiles]. WHOLE: a tile is of up to BLOCK columns; longer ones are read twice."""
+    [rows, tiles]. WHOLE: a tile is of up to BLOCK columns; longer ones are read twice. OF_ROWS: all tiles of a row have
+    one scale, that of its largest number, which is in `known` [rows]."""
     row = tl.program_id(0).to(tl.int64)
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     lane = tl.arange(0, BLOCK)
@@ -79,7 +80,10 @@ def tiles_kernel(
     if WHOLE:
         live = there & (lane < tile)[None, :]
         v = tl.load(x_at + lane[None, :], mask=live, other=0.0).to(tl.float32)
-        s = scale_of(tl.max(magnitude(v), 1), known, BOUND, KNOWN, LEAST, IN, BITS)
+        size = tl.max(magnitude(v), 1)
+        if OF_ROWS:
+            size = tl.zeros_like(size) + magnitude(tl.load(known + row).to(tl.float32))
+        s = scale_of(size, known, BOUND, KNOWN, LEAST, IN, BITS)
         total = tile_code(v, s[:, None], LOW, HIGH, IN, BITS)
         tl.store(to + lane[None, :], total.to(tl.int8), mask=live)
     else:
@@ -97,6 +101,34 @@ def tiles_kernel(
     tl.store(scale + row * tiles + t, s, mask=t < tiles)
     if SUMS:
         tl.store(sums + row * tiles + t, tl.sum(total, 1), mask=t < tiles)
+
+
+@triton.jit
+def numbers_kernel(
+    x, out, scale, tile, BOUND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LEAST: tl.constexpr,
+    FLOAT8: tl.constexpr, DECODED: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Round one tile of x to codes, as numbers of dtype IN in `out`: in units of its scale, or DECODED."""
+    at = tl.program_id(0).to(tl.int64) * tile
+    lane = tl.arange(0, BLOCK)
+    most = tl.zeros([BLOCK], dtype=tl.int32)
+    for first in range(0, tile, BLOCK):
+        v = tl.load(x + at + first + lane, mask=first + lane < tile, other=0.0).to(tl.float32)
+        most = tl.maximum(most, magnitude(v))
+    s = scale_of(tl.max(most, 0), x, BOUND, False, LEAST, IN, BITS)
+    for first in range(0, tile, BLOCK):
+        live = first + lane < tile
+        v = tl.load(x + at + first + lane, mask=live, other=0.0).to(tl.float32)
+        if FLOAT8:
+            units = rounded(tl.div_rn(v, tl.broadcast_to(s, v.shape)), IN, BITS)
+            units = tl.where(units == units, tl.minimum(tl.maximum(units, LOW), HIGH), units)
+            number = float8(float8_code(units), True)
+        else:
+            number = tile_code(v, s, LOW, HIGH, IN, BITS).to(tl.float32)
+        if DECODED:
+            number = rounded(number * s, IN, BITS)
+        tl.store(out + at + first + lane, number.to(out.dtype.element_ty), mask=live)
+    tl.store(scale + tl.program_id(0), s.to(scale.dtype.element_ty))
 
 
 @triton.jit
@@ -162,8 +194,21 @@ def tiled_product_kernel(
     tl.store(out + at, y.to(out.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
 
 
-def linear(form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows], as `Backend.linear` does."""
+def sizes_of(how: Activations, device: torch.device) -> tuple[Tile, ...]:
+    """Return the tiles of a device that products are computed in, the largest first."""
+    sizes, _ = int8_gemm.device_tiles(device)
+    return sizes.by_tile if how.tile else sizes.by_row
+
+
+def linear(
+    form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x: Tensor, bias: Tensor | None,
+    size: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """Multiply x [m, columns] by the transposed weight and add the bias: [m, rows], as `Backend.linear` does.
+
+    Args:
+        size: of what a program computes; None for the best one.
+    """
     (m, columns), device = x.shape, x.device
     tiles = columns // (how.tile or columns)
     codes = torch.empty(m, columns, dtype=torch.int8, device=device)
@@ -176,7 +221,7 @@ def linear(form: PackedLayout, parts: Mapping[str, Tensor], how: Activations, x:
     out = torch.empty(m, form.rows, dtype=x.dtype, device=device)
     known = parts[how.scale] if how.scale else None
     activation_codes(x, how, known, codes, scale, sums)(device)
-    tiled_product(codes, scale, sums, form, weight, parts, bias, out)(device)
+    tiled_product(codes, scale, sums, form, weight, parts, bias, out, size)(device)
     return out
 
 
@@ -186,16 +231,19 @@ def _computed_in(dtype: torch.dtype) -> str:
 
 
 def activation_codes(
-    x: Tensor, how: Activations, known: Tensor | None, codes: Tensor, scale: Tensor, sums: Tensor | None
-) -> Launch:
+    x: Tensor, how: Activations, known: Tensor | None, codes: Tensor, scale: Tensor, sums: Tensor | None,
+    largest: Tensor | None = None,
+) -> Launch:  # fmt: skip
     """Return the launch that quantizes x [m, columns], contiguous, to `codes`, int8 of the same shape.
 
     Args:
         known: the static scale, of one number. scale, sums: float32 and int32 [m, tiles], which are written.
+        largest: the largest magnitude in each row [m], whose tiles then have the same scale.
     """
     (m, columns), tiles = x.shape, scale.shape[1]
     tile = columns // tiles
     whole = tile <= _MOST
+    assert whole or largest is None
     block = triton.next_power_of_2(tile) if whole else BLOCK
     together = min(max(_AT_ONCE // block, 1), triton.next_power_of_2(tiles))
     arguments = {
@@ -203,7 +251,7 @@ def activation_codes(
         "codes": codes,
         "scale": scale,
         "sums": scale if sums is None else sums,
-        "known": scale if known is None else known,
+        "known": largest if largest is not None else scale if known is None else known,
         "columns": columns,
         "tiles": tiles,
         "tile": tile,
@@ -212,6 +260,7 @@ def activation_codes(
         "HIGH": float(how.high),
         "LEAST": _LEAST_SCALE,
         "KNOWN": known is not None,
+        "OF_ROWS": largest is not None and known is None,
         "SUMS": sums is not None,
         "IN": _computed_in(x.dtype),
         "BITS": INTERPRETED,
@@ -275,3 +324,45 @@ def tiled_product(
     }
     grid = (math.ceil(m / of.rows) * math.ceil(rows / of.columns),)
     return Launch(tiled_product_kernel, grid, arguments, {"num_warps": of.warps, "num_stages": of.stages, **EXACT})
+
+
+def numbers(
+    x: Tensor, tile: int, limits: tuple[float, float, float], float8_codes: bool, decoded: bool
+) -> tuple[Tensor, Tensor]:
+    """Round tiles of x, contiguous, to codes: numbers of its shape, in units of scales or `decoded`, and the scales,
+    one for a tile. Both are in the dtype that activations are scaled in.
+
+    Args:
+        limits: the number that the largest magnitude of a tile becomes, the smallest code and the largest one.
+    """
+    of = torch.float32 if x.dtype == torch.float16 else x.dtype
+    out, count = torch.empty(x.shape, dtype=of, device=x.device), x.numel() // tile
+    scale = torch.empty(count, dtype=of, device=x.device)
+    numbering(x, tile, limits, float8_codes, decoded, out, scale)(x.device)
+    return out, scale
+
+
+def numbering(
+    x: Tensor, tile: int, limits: tuple[float, float, float], float8_codes: bool, decoded: bool, out: Tensor,
+    scale: Tensor,
+) -> Launch:  # fmt: skip
+    """Return the launch of `numbers`."""
+    bound, low, high = map(float, limits)
+    block = min(triton.next_power_of_2(tile), BLOCK)
+    arguments = {
+        "x": x,
+        "out": out,
+        "scale": scale,
+        "tile": tile,
+        "BOUND": bound,
+        "LOW": low,
+        "HIGH": high,
+        "LEAST": _LEAST_SCALE,
+        "FLOAT8": float8_codes,
+        "DECODED": decoded,
+        "IN": _computed_in(x.dtype),
+        "BITS": INTERPRETED,
+        "BLOCK": block,
+    }
+    warps = min(8, max(1, block // 512))
+    return Launch(numbers_kernel, (x.numel() // tile,), arguments, {"num_warps": warps, **EXACT})

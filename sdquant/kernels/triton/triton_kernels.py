@@ -106,6 +106,11 @@ class TritonReader(Reader):
             return _FEW_FLOAT32
         return _few(parts[form.codes].device)
 
+    def most(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
+        few, device = self.few(form, parts, dtype), parts[form.codes].device
+        tunes = device.type == "cuda" and dtype != torch.float32 and _has_tensor_cores(device)
+        return _FEW if few and tunes else few
+
     def product(self, form: PackedLayout, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         launcher = imports.launcher()
         assert launcher is not None  # `reads` said so
@@ -120,8 +125,13 @@ class TritonReader(Reader):
         prefix: str,
         eight: EightBit | None,
     ) -> Prepared | None:
-        bind = imports.binder()
-        return None if bind is None else bind(form, parts, dtype, few, prefix, eight)
+        bind, most = imports.binder(), self._most_below(form, parts, dtype, eight)
+        return None if bind is None else bind(form, parts, dtype, few, prefix, eight, most=most)
+
+    def _most_below(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, eight: EightBit | None) -> int:
+        """Return `most`, but fewer rows than are multiplied in 8 bits."""
+        most = self.most(form, parts, dtype)
+        return most if eight is None else min(most, eight.least - 1)
 
     def prepared_convolution(
         self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, shape: tuple[int, ...],
@@ -143,14 +153,20 @@ class TritonReader(Reader):
         bind = imports.binder()
         if bind is None or imports.rotation(parts[form.codes].device, rotation) is None:
             return None
-        return bind(form, parts, dtype, few, prefix, eight, rotation)
+        return bind(form, parts, dtype, few, prefix, eight, rotation, self._most_below(form, parts, dtype, eight))
 
 
 def _few(device: torch.device) -> int:
     """Return up to how many rows the product is better than decoding on a device."""
     if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
         return _FEW
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _LEAST_WITH_TENSOR_CORES:
+    if not _has_tensor_cores(device):
         return _FEW_WITHOUT_TENSOR_CORES
-    return _FEW_ON_WIDE if capability in _WIDE_MEMORY else _FEW
+    return _FEW_ON_WIDE if torch.cuda.get_device_capability(device) in _WIDE_MEMORY else _FEW
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    """Return whether Triton uses those of a device of NVIDIA's."""
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return True
+    return torch.cuda.get_device_capability(device) >= _LEAST_WITH_TENSOR_CORES

@@ -13,7 +13,8 @@ from .decoding import position, rounded, values
 
 @triton.jit
 def decode_kernel(
-    out, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count, many,
+    out, first, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+    many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
     SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
@@ -21,8 +22,9 @@ def decode_kernel(
     Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize BLOCK_C chunks of the weight, which has `count` numbers, into `out` of dtype OUT."""
-    g = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    """Dequantize BLOCK_C chunks of the weight, which has `count` numbers, into `out` of dtype OUT. What the programs
+    before `first` would decode is not in `out`."""
+    g = ((first + tl.program_id(0)) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     live = g * (PLANES * LANES) < count
     lane = tl.arange(0, LANES)[None, None, :]
     for p in tl.static_range(PLANES):
@@ -33,7 +35,7 @@ def decode_kernel(
         )  # fmt: skip
         v = rounded(v, OUT, BITS)
         at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
-        tl.store(out + at, v.to(out.dtype.element_ty), mask=at < count)
+        tl.store(out + (at - first * (BLOCK_C * PLANES * LANES)), v.to(out.dtype.element_ty), mask=at < count)
 
 
 @triton.jit

@@ -1,4 +1,5 @@
-"""Linear activations quantized in one pass by the C kernels, with the bits of `packed_qarray.activations_of`."""
+"""Linear activations quantized in one pass by the C kernels, or Triton's on a card, with the bits of
+`packed_qarray.activations_of`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ...core import torch_dtypes
 from ...kernels import cpu_int8 as native
-from ...kernels import dispatch_guard
+from ...kernels import dispatch_guard, scheme_numbers
 from ..packed_layout import act_how
 from .how_to_quantize import HowToQuantize, tile_sizes
 from .numerics import from_codes
@@ -34,7 +35,7 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
     if (
         rule.act_static_scale
         or x.dtype not in torch_dtypes.COMPUTE_DTYPES
-        or not x.is_cpu
+        or x.device.type not in ("cpu", "cuda")
         or not x.numel()
         or not x.ndim
     ):
@@ -43,11 +44,11 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
     last = x.ndim - 1
     tile = tile_sizes(x.shape, how).get(last, inputs)
     plain = how.calibration_method == "absmax" and len(how.channelwise_axes) == last and not how.row.scale_type
-    if not plain or (tile != inputs and not decoded) or native.sizes(64) is None or _kind(how) not in native.KINDS:
+    if not plain or (tile != inputs and not decoded) or not _rounds(_kind(how), x.device):
         return None
-    if not _right(x.dtype, how.qtype, decoded):
+    if not _right(x.dtype, how.qtype, decoded, x.device):
         return None
-    values, scale = _by_c(x.contiguous(), how, tile, decoded)
+    values, scale = _rounded(x.contiguous(), how, tile, decoded)
     return values, scale.view(*x.shape[:-1], -1).to(values.dtype)
 
 
@@ -58,27 +59,41 @@ def _kind(how: HowToQuantize) -> str:
     return row.storage if row.kind == "float" else ""
 
 
-def _by_c(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tensor, Tensor]:
-    row = how.row
-    return native.numbers_of(x, x.numel() // tile, (row.bound, *row.limits), _kind(how), decoded)
+def _rounds(kind: str, device: torch.device) -> bool:
+    if device.type == "cpu":
+        return native.sizes(64) is not None and kind in native.KINDS
+    return scheme_numbers.rounds(kind, device)
+
+
+def _rounded(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tensor, Tensor]:
+    row, by = how.row, native.numbers_of if x.is_cpu else scheme_numbers.numbers_of
+    return by(x, x.numel() // tile, (row.bound, *row.limits), _kind(how), decoded)
 
 
 @cache
 @dispatch_guard.undisturbed
-def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
+def _right(dtype: torch.dtype, name: str, decoded: bool, device: torch.device) -> bool:
     """Return whether the kernel gives the same numbers as torch; tried once."""
     how = HowToQuantize(qtype=name, channelwise_axes=(0,))
     x = torch.linspace(-4, 4, 7 * 100, dtype=torch.float32).sin()
-    x = x.mul(torch.linspace(-9, 3, 7 * 100, dtype=torch.float32).exp()).view(7, 100).to(dtype)
+    x = x.mul(torch.linspace(-9, 3, 7 * 100, dtype=torch.float32).exp()).view(7, 100).to(device, dtype)
     x[1] = 0
     expected = quantize(x, how)
-    result, scale = _by_c(x, how, 100, decoded)
+    try:
+        result, scale = _rounded(x, how, 100, decoded)
+    except Exception as error:  # whatever it is: Triton's kernel does not work here, and torch does
+        log.warning(
+            "Activations are rounded to %s by torch, which is slower: %s: %s", name, type(error).__name__, error
+        )
+        return False
     values = dequantize(expected) if decoded else from_codes(expected.qvalue, qtype(name), expected.scale.dtype)
     same = torch.equal(result.to(values.dtype), values) and torch.equal(
         scale.to(expected.scale.dtype)[:, None], expected.scale
     )
     if not same:
         log.warning(
-            "The C kernels do not round activations to %s as torch does; using torch instead, which is slower", name
+            "The kernels do not round activations to %s as torch does on %s; using torch instead, which is slower",
+            name,
+            device.type,
         )
     return same
