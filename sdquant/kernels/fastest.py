@@ -166,9 +166,7 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
     return result
 
 
-def _both(
-    usual: Callable[[], object], other: Callable[[], object], device: torch.device
-) -> list[float] | None:
+def _both(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> list[float] | None:
     try:
         seconds = gpu_seconds(other, device)
     except RuntimeError as error:  # too large for the memory that is free, or for the library
