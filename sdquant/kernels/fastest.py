@@ -64,8 +64,7 @@ def prefers_other(
         with _lock:
             verdict = _known(key)
             if verdict is None:
-                verdict = may and _slower(usual, other, device)
-                _settle(key, verdict)
+                verdict = _settle(key, _both(usual, other, device) if may else None)
     return verdict
 
 
@@ -137,15 +136,22 @@ def _known_here(key: tuple[torch.device, int, Hashable]) -> bool | None:
 def _known(key: tuple[torch.device, int, Hashable]) -> bool | None:
     verdict = _known_here(key)
     if verdict is None:
-        verdict = verdicts.known(key[0], key[1:])
-        if verdict is not None:
-            _verdicts[key] = verdict
+        found = verdicts.known(key[0], key[1:])
+        if found is not None:
+            verdict = _verdicts[key] = _is_faster(key[0], found) if isinstance(found, list) else found
     return verdict
 
 
-def _settle(key: tuple[torch.device, int, Hashable], verdict: bool) -> None:
-    _verdicts[key] = verdict
-    verdicts.keep(key[0], key[1:], verdict)
+def _settle(key: tuple[torch.device, int, Hashable], seconds: list[float] | None) -> bool:
+    """Keep what two implementations take, None if the other one does not work, and return whether that is taken."""
+    verdict = _verdicts[key] = seconds is not None and _is_faster(key[0], seconds)
+    verdicts.keep(key[0], key[1:], seconds or False)
+    return verdict
+
+
+def _is_faster(device: torch.device, seconds: list[float]) -> bool:
+    usual, other = seconds
+    return other < usual * (_CLEARLY if device.type == "cpu" else 1.0)
 
 
 def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], other: Callable[[], _T]) -> _T:
@@ -166,20 +172,21 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
         times[turn].append(seconds)
         if len(times[1]) >= CALLS and _seen.get(key) is times:  # else another thread has decided meanwhile
             del _seen[key]
-            _settle(key, min(times[1]) < _CLEARLY * min(times[0]))
+            _settle(key, [min(times[0]), min(times[1])])
     return result
 
 
-def _slower(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> bool:
+def _both(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> list[float] | None:
     try:
-        seconds = _seconds(other, device)
+        seconds = gpu_seconds(other, device)
     except RuntimeError as error:  # too large for the memory that is free, or for the library
         log.debug("An implementation is not used on %s: %s", device, error)
-        return False
-    return seconds < _seconds(usual, device)
+        return None
+    return [gpu_seconds(usual, device), seconds]
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def gpu_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that something takes on a GPU, without launching it."""
     cuda: Any = torch.cuda
     with cuda.device(device):
         for _ in range(_WARM):
@@ -191,4 +198,4 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
             run()
         marks[-1].record()
         marks[-1].synchronize()
-    return float(statistics.median(one.elapsed_time(two) for one, two in pairwise(marks)))
+    return float(statistics.median(one.elapsed_time(two) for one, two in pairwise(marks))) / 1e3

@@ -2,10 +2,11 @@
 
 A file beside the settings, sorted by device and by the versions of what was timed:
 
-    {"format": "sdquant-verdicts", "machines": {"AMD EPYC ...": {"('int8', 3072, ...)": true}}}
+    {"format": "sdquant-verdicts", "machines": {"AMD EPYC ...": {"('int8', 3072, ...)": [0.0031, 0.0026]}}}
 
-It is written when the program ends. With SDQUANT_TUNE=0 it is neither read nor written. A file that cannot be read
-counts as none, and what cannot be written is lost: it is measured again.
+The numbers are seconds, of the usual implementation and of the other one; `false` if the latter does not work. The file
+is written when the program ends. With SDQUANT_TUNE=0 it is neither read nor written. One that cannot be read counts as
+none, and what cannot be written is lost: it is measured again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import math
 import os
 import threading
 from functools import cache
@@ -32,7 +34,8 @@ log = logging.getLogger(__name__)
 
 SWITCH, FORMAT = "SDQUANT_TUNE", "sdquant-verdicts"
 _LARGEST = 1 << 22  # bytes of a file; those of a hundred models take a tenth of it
-_Verdicts = dict[str, bool]
+Verdict = bool | list[float]  # whether the other one is faster, or the seconds of both
+_Verdicts = dict[str, Verdict]
 _new: dict[str, _Verdicts] = {}
 _lock = threading.Lock()
 
@@ -56,14 +59,14 @@ def path() -> Path:
     return default_path().with_name("verdicts.json")
 
 
-def known(device: torch.device, kind: object) -> bool | None:
+def known(device: torch.device, kind: object) -> Verdict | None:
     """Return what was found before for a kind of product on a device; None if nothing was."""
     if not tunes():
         return None
     return _stored().get(_machine(device), {}).get(repr(kind))
 
 
-def keep(device: torch.device, kind: object, verdict: bool) -> None:
+def keep(device: torch.device, kind: object, verdict: Verdict) -> None:
     """Remember a verdict beyond the end of the program."""
     if not tunes():
         return
@@ -123,10 +126,16 @@ def _read() -> dict[str, _Verdicts]:
     if not isinstance(machines, dict):
         return {}
     return {
-        str(machine): {str(kind): verdict for kind, verdict in verdicts.items() if isinstance(verdict, bool)}
+        str(machine): {str(kind): verdict for kind, verdict in verdicts.items() if _is_verdict(verdict)}
         for machine, verdicts in machines.items()
         if isinstance(verdicts, dict)
     }
+
+
+def _is_verdict(value: object) -> bool:
+    if isinstance(value, list):
+        return len(value) == 2 and all(isinstance(one, float) and 0 <= one < math.inf for one in value)
+    return isinstance(value, bool)
 
 
 def _machine(device: torch.device) -> str:

@@ -12,12 +12,15 @@ from .suballocator import Places
 if TYPE_CHECKING:
     from .blocks import Component, Unit
 
-# Maximum predicted step time of a plan (`foreseen`), relative to the larger of computing and reading. Measured steps
-# took up to 0.07 more (bench/offload.py), and 1.15 is the goal.
-GOOD = 1.08
-# Ratios of reading to computing time for which plans are simulated. At other ratios one hides the other.
-_BALANCES = (0.7, 0.85, 1.0, 1.2, 1.4)
+# Maximum predicted step time of a plan (`foreseen`), relative to the larger of computing and reading; and of one that
+# is taken because others have to wait longer.
+GOOD, BAD = 1.05, 1.15
+# What a plan may read, relative to the one that reads least, if that is more than with two buffers for the largest.
+_READ = 1.1
+# Ratios of reading to computing time for which plans are simulated, the hardest first. At others one hides the other.
+_BALANCES = (1.0, 0.85, 1.15, 0.7, 1.3, 0.55, 1.6)
 _SLOTS = (2, 3, 4, 5, 6)
+_SHARED = (1.5, 2.0, 2.5)  # largest blocks that a buffer for several holds
 _STEPS = 5
 
 
@@ -29,7 +32,7 @@ class StreamPlan:
         resident: units that stay.
         streamed: blocks that are fetched for each run and evicted after it.
         buffers: number of the largest of these that fit on the device at the same time: two or more if there is memory
-            to prefetch one. Smaller blocks share a buffer.
+            to prefetch one. Smaller blocks share a buffer. One that is larger than a block is for several.
         buffer_bytes: bytes of each buffer.
     """
 
@@ -55,32 +58,34 @@ def least(component: Component) -> int:
 
 
 def plan(component: Component, budget: int) -> StreamPlan:
-    """Return a plan with buffers for two of the largest block, and resident blocks in the remaining memory; or, if
-    blocks differ in size, one that reads no more and waits less: the one that reads least of those within `GOOD`, else
-    the one that waits least.
+    """Return the plan that reads least of those within `GOOD` and `_READ`, whatever the ratio of reading to computing;
+    else the one that waits least; where blocks have to wait for long in all, the one with the shortest steps.
 
     `budget` must be at least `least(component)`. The computing time of a block is assumed proportional to its bytes.
     """
     if component.nbytes <= budget:
         return StreamPlan(resident=tuple(component.units), streamed=(), buffers=0, buffer_bytes=0)
-    first, *others = _candidates(component, budget)
-    candidates = [first, *(candidate for candidate in others if candidate.read <= first.read)]
+    candidates = list(_candidates(component, budget))
     if len(candidates) == 1:
-        return first
-    waits = [max(foreseen(component, candidate, balance) for balance in _BALANCES) for candidate in candidates]
-    good = [(candidate.read, wait) for candidate, wait in zip(candidates, waits, strict=True) if wait <= GOOD]
-    if good:
-        return next(
-            candidate for candidate, wait in zip(candidates, waits, strict=True) if (candidate.read, wait) == min(good)
-        )
-    return candidates[waits.index(min(waits))]
+        return candidates[0]
+    least_read = min(candidate.read for candidate in candidates)
+    most_read = max(candidates[0].read, _READ * least_read)
+    near = sorted((one for one in candidates if one.read <= most_read), key=lambda one: one.read)
+    for one in near:
+        if all(foreseen(component, one, at) <= GOOD for at in _BALANCES):
+            return one
+    times = [max(foreseen(component, one, at) for at in _BALANCES) for one in near]
+    if min(times) <= BAD:
+        return near[times.index(min(times))]
+    return min(candidates, key=lambda one: max(foreseen(component, one, at, least_read) for at in _BALANCES))
 
 
-def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
+def foreseen(component: Component, plan: StreamPlan, balance: float, read: int | None = None) -> float:
     """Return the predicted time of a step, relative to the larger of computing and reading.
 
     Args:
         balance: ratio of reading time to computing time.
+        read: the bytes whose reading counts; None for those that the plan reads.
     """
     streamed = {unit.name for unit in plan.streamed}
     blocks = [(unit.nbytes, unit.name in streamed) for unit in component.blocks]
@@ -89,20 +94,20 @@ def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
         return 1.0
     places = Places(plan.buffers, plan.buffer_bytes)
     waiting: deque[tuple[float, int]] = deque()  # when parts come back, and which
-    slowness = balance * compute / plan.read
-    now = read = 0.0
+    slowness = balance * compute / (read or plan.read)
+    now = done = 0.0
     ends = []
     for _ in range(_STEPS):
         for nbytes, comes in blocks:
             if comes:
-                while waiting and waiting[0][0] <= read:
+                while waiting and waiting[0][0] <= done:
                     places.give(waiting.popleft()[1])
                 while (begin := places.take(nbytes)) is None:
                     back, part = waiting.popleft()
                     places.give(part)
-                    read = max(read, back)
-                read += nbytes * slowness
-                now = max(now, read)
+                    done = max(done, back)
+                done += nbytes * slowness
+                now = max(now, done)
                 waiting.append((now + nbytes, begin))
             now += nbytes
         ends.append(now)
@@ -117,6 +122,7 @@ def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
     largest = max(unit.nbytes for unit in component.blocks)
     if 2 * largest > room:
         yield _spread(component, largest, 1, room - largest)
+        yield _spread(component, largest, 1, 0, shared=room)
     for size in sorted({unit.nbytes for unit in component.blocks}, reverse=True):
         above = sum(unit.nbytes for unit in component.blocks if unit.nbytes > size)
         for slots in _SLOTS:
@@ -124,11 +130,19 @@ def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
                 left = room - above - slots * size
                 yield _spread(component, size, slots, left)
                 yield _spread(component, size, slots, left, last=True)
+        for share in _SHARED:
+            shared = int(share * size)
+            if above + shared <= room:
+                yield _spread(component, size, 1, room - above - shared, shared=shared)
 
 
-def _spread(component: Component, size: int, slots: int, room: int, last: bool = False) -> StreamPlan:
+def _spread(component: Component, size: int, slots: int, room: int, last: bool = False, shared: int = 0) -> StreamPlan:
     """Return the plan in which blocks above `size` stay, and of the others as many as fit in `room` bytes: the last
-    ones, or spread evenly, so that there is time to fetch the next one between two streamed ones."""
+    ones, or spread evenly, so that there is time to fetch the next one between two streamed ones.
+
+    Args:
+        shared: bytes of the only buffer, for more than one block.
+    """
     blocks = [unit for unit in component.blocks if unit.nbytes <= size][:: -1 if last else 1]
     share = room / max(sum(unit.nbytes for unit in blocks), 1)
     resident = {unit.name for unit in component.blocks if unit.nbytes > size}
@@ -147,5 +161,5 @@ def _spread(component: Component, size: int, slots: int, room: int, last: bool =
         resident=(component.rest, *(unit for unit in component.blocks if unit.name in resident)),
         streamed=streamed,
         buffers=min(slots, len(streamed)),
-        buffer_bytes=max((unit.nbytes for unit in streamed), default=0),
+        buffer_bytes=shared or max((unit.nbytes for unit in streamed), default=0),
     )

@@ -62,6 +62,21 @@ class Card:
         """How fast it copies; 0 for as fast as memory is."""
         self._call("rate", ctypes.c_double(bytes_a_second))
 
+    def own_rate(self, bytes_a_second: float) -> None:
+        """How fast it copies in its own time; 0 for at once."""
+        self._call("own_rate", ctypes.c_double(bytes_a_second))
+
+    def next(self, seconds: float) -> None:
+        """How long the next kernel takes in the card's own time; all others take none."""
+        self._call("next", ctypes.c_double(seconds))
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """Of the card's own time, in seconds: when all that it was given to compute is done, how long it computed, and
+        how long it copied."""
+        busy = (self._call("busy", engine, result=ctypes.c_double) for engine in (0, 1))
+        return self._call("end", result=ctypes.c_double), *busy
+
     def limit(self, nbytes: int) -> None:
         """How much memory it has."""
         self._call("limit", ctypes.c_int64(nbytes))

@@ -31,6 +31,7 @@ from ..offload.conftest import draw, hooked, made
 from ..offload.test_balanced import Pipe
 from ..offload.test_modes import quantize
 from . import Card, build
+from .timeline import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -396,6 +397,7 @@ CASES: dict[str, Callable[[Card], Any]] = {
     "layers": lambda card: list(layers(card)),
     "streams": streams,
     "trained": lambda card: list(trained(card)),
+    "timeline": timeline,
 }
 
 

@@ -9,7 +9,11 @@
    clock of what it is ordered after (by streams that wait for events or for each other, and by a program that waits),
    and each access to the card's memory is held against earlier ones to the same bytes: two of which one writes, with no
    order between them, are a race. Memory is handed out again at once, to the stream that it was made for, as torch's
-   allocator for CUDA does. */
+   allocator for CUDA does.
+
+   Beside the time that passes there is one of the card's own, which no other work on the machine disturbs: kernels take
+   as long as the test says, copies what a given rate makes of their bytes, one kernel and one copy at a time, each after
+   what its stream is ordered after and after what the program has waited for. */
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -87,6 +91,10 @@ struct Book {
     size_t pinned = 0;
     std::set<std::pair<char *, size_t>> pinned_blocks;
     double rate = 0; /* bytes a second; 0: as fast as memory is */
+    std::array<double, LANES> ends{}; /* in the card's own time: of what each stream has been given */
+    double waited = 0; /* what the program has waited for */
+    double own_rate = 0, next = 0; /* bytes a second of copies; 0: none takes any. Seconds of the next kernel */
+    std::array<double, 2> free_at{}, busy{}; /* of what computes and of what copies */
 } book;
 
 thread_local int current = 0;
@@ -124,6 +132,16 @@ void access(const void *pointer, size_t bytes, int lane, bool writes, const char
 void launch(int lane) {
     join(book.clocks[lane], book.host);
     book.clocks[lane][lane]++;
+}
+
+/* The card's own time of something that `lane` runs now. Under the lock. */
+void spend(int lane, int engine, double seconds) {
+    double &end = book.ends[lane];
+    end = std::max(end, book.waited);
+    if (seconds <= 0) return;
+    end = std::max(end, book.free_at[engine]) + seconds;
+    book.free_at[engine] = end;
+    book.busy[engine] += seconds;
 }
 
 std::pair<char *, size_t> bytes_of(const at::Tensor &tensor) {
@@ -207,6 +225,7 @@ struct Event {
     Clock clock{};
     int lane = 0;
     uint64_t number = 0;
+    double end = 0;
     Time::time_point at = Time::now();
 };
 
@@ -343,6 +362,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
             std::lock_guard<std::mutex> hold(book.lock);
             join(book.clocks[one->lane], book.host);
             one->clock = book.clocks[one->lane];
+            one->end = std::max(book.ends[one->lane], book.waited);
         }
         one->at = Time::now();
         one->number = one->lane ? lane_of(one->lane).push([one] { one->at = Time::now(); }) : 0;
@@ -355,6 +375,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         {
             std::lock_guard<std::mutex> hold(book.lock);
             join(book.clocks[lane], one->clock);
+            book.ends[lane] = std::max(book.ends[lane], one->end);
         }
         if (!other || other == lane) return;
         if (lane) lane_of(lane).push([other, number] { lane_of(other).wait(number); });
@@ -374,6 +395,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         if (one->lane) lane_of(one->lane).wait(one->number);
         std::lock_guard<std::mutex> hold(book.lock);
         join(book.host, one->clock);
+        book.waited = std::max(book.waited, one->end);
     }
     void destroyEvent(void *event, const c10::DeviceIndex) const noexcept override {
         auto *one = (Event *)event;
@@ -389,6 +411,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         lane_of(on.id()).wait();
         std::lock_guard<std::mutex> hold(book.lock);
         join(book.host, book.clocks[on.id()]);
+        book.waited = std::max(book.waited, book.ends[on.id()]);
     }
     void synchronizeDevice(const c10::DeviceIndex) const override {
         for (int lane = 0; lane < LANES; lane++) synchronizeStream(stream(lane));
@@ -473,6 +496,7 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool non_bloc
         if (on_card(from)) access(bytes_of(from).first, bytes_of(from).second, lane, false, "copy");
         if (on_card(to)) access(bytes_of(to).first, bytes_of(to).second, lane, true, "copy");
         if (async && lane) book.async_copies++;
+        spend(lane, 1, direct && book.own_rate > 0 ? bytes_of(to).second / book.own_rate : 0);
     }
     if (direct) {
         char *into = bytes_of(to).first;
@@ -493,6 +517,7 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool non_bloc
     if (!both && !async) { /* the program has waited */
         std::lock_guard<std::mutex> hold(book.lock);
         join(book.host, book.clocks[lane]);
+        book.waited = std::max(book.waited, book.ends[lane]);
     }
     return to;
 }
@@ -537,6 +562,8 @@ void kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     if (outer) {
         std::lock_guard<std::mutex> hold(book.lock);
         launch(current);
+        spend(current, 0, book.next);
+        book.next = 0;
         for (size_t i = 0; i < count; i++) {
             std::vector<at::Tensor> found;
             tensors_of((*stack)[first + i], found);
@@ -606,6 +633,10 @@ struct Begin {
 
 extern "C" {
 void card_rate(double bytes_a_second) { book.rate = bytes_a_second; }
+void card_own_rate(double bytes_a_second) { book.own_rate = bytes_a_second; }
+void card_next(double seconds) { book.next = seconds; }
+double card_end() { return std::max(book.ends[0], book.waited); }
+double card_busy(int engine) { return book.busy[engine]; }
 void card_limit(int64_t bytes) { book.limit = bytes; }
 void card_pin_limit(int64_t bytes) { book.pin_limit = bytes < 0 ? SIZE_MAX : bytes; }
 int card_register(void *address, int64_t bytes) {

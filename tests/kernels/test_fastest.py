@@ -44,7 +44,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         seen.append(run())
         return seen[-1]
 
-    monkeypatch.setattr(fastest, "_seconds", seconds)
+    monkeypatch.setattr(fastest, "gpu_seconds", seconds)
     return seen
 
 
@@ -160,6 +160,21 @@ def test_verdicts_are_kept_for_the_next_run(clock: Clock, timed: list[float], mo
     assert compute(clock, 1.0, 2.0, 2) == ["usual", "other"]
 
 
+def test_what_was_measured_is_kept_in_seconds(clock: Clock, timed: list[float]) -> None:
+    compute(clock, 2.0, 1.0, 10)
+    assert not choose(1.0, 2.0)
+    verdicts.write()
+    assert verdicts.known(CPU, fastest._key("a", 300, CPU)[1:]) == [2.0, 1.0]
+    assert verdicts.known(CARD, fastest._key("a", 300, CARD)[1:]) == [1.0, 2.0]
+    kept = json.loads(verdicts.path().read_text())
+    (machine,) = (name for name in kept["machines"] if name != verdicts._machine(CPU))
+    for broken in ([1.0], [1.0, "2"], [1.0, float("inf")], [1, True], None):
+        kept["machines"][machine] = {"a": broken}
+        verdicts.path().write_text(json.dumps(kept))
+        verdicts._stored.cache_clear()
+        assert verdicts.known(CARD, "a") is None
+
+
 def test_two_programs_write_one_file(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("one", "two"):
         verdicts.keep(CPU, kind, True)
@@ -225,7 +240,7 @@ def test_threads_find_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_card_is_timed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[int] = []
-    monkeypatch.setattr(fastest, "_seconds", lambda run, device: timed.append(1) or sleep(0.01) or 1.0)
+    monkeypatch.setattr(fastest, "gpu_seconds", lambda run, device: timed.append(1) or sleep(0.01) or 1.0)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: choose(1.0, 1.0), range(4))) == [False] * 4
     assert len(timed) == 2

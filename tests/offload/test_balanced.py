@@ -275,6 +275,32 @@ def test_blocks_of_different_sizes_are_kept_so_that_steps_wait_little() -> None:
     assert worst <= 1.1 < before
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [(64,) * 30, (152,) * 19 + (64,) * 38, (10,) * 3 + (30,) * 4 + (60,) * 60 + (30,) * 6 + (10,) * 3],
+    ids=["even", "flux", "unet"],
+)
+def test_steps_of_many_blocks_take_what_the_longer_of_computing_and_reading_takes(sizes: tuple[int, ...]) -> None:
+    """What tests/card measures of some, for every budget and ratio of the two."""
+    net = of_sizes(*sizes)
+    total = sum(unit.nbytes for unit in net.blocks)
+    for share in range(2, 9):
+        made = plan(net, REST + share * total // 10)
+        assert made.nbytes <= REST + share * total // 10
+        assert max(streaming_plan.foreseen(net, made, at / 10) for at in range(4, 25)) <= 1.05, share
+
+
+def test_small_blocks_come_beside_the_largest_where_it_has_no_room_twice() -> None:
+    net = of_sizes(40, 40, 90, 90, 200, 200, 300, 200, 200, 200, 90, 90, 40, 40)
+    budget = REST + 3 * sum(unit.nbytes for unit in net.blocks) // 10
+    made, alone = plan(net, budget), next(streaming_plan._candidates(net, budget))
+    assert made.nbytes <= budget and made.buffers == alone.buffers == 1
+    assert made.buffer_bytes > alone.buffer_bytes == max(unit.nbytes for unit in net.blocks)
+    least = min(made.read, alone.read)
+    one, other = (streaming_plan.foreseen(net, each, 1.0, least) for each in (made, alone))
+    assert one < 0.9 * other
+
+
 def test_the_last_block_is_kept_where_the_first_ones_are_the_large_ones() -> None:
     """While it runs, the first one of the next step comes."""
     net = of_sizes(*[152] * 3, *[64] * 18)

@@ -16,6 +16,7 @@ from sdquant.errors import IncompatibleError
 
 from ..card import COMPILER, build
 from ..card.__main__ import FAULTS, MODES, PIECE, PINNED
+from ..card.timeline import SHAPES
 
 pytestmark = [
     pytest.mark.xdist_group("card"),
@@ -71,6 +72,26 @@ def test_what_backward_runs_once_more_has_its_weights_on_the_card(library: Path)
     assert len(rows) == 6
     for row in rows:
         assert row["away"] < 1e-6 and not row["races"] and row["evictions"] > 0, row
+
+
+@pytest.mark.slow
+def test_a_step_takes_what_the_longer_of_computing_and_copying_takes(library: Path) -> None:
+    """In the card's own time, which other work on the machine does not disturb."""
+    seen = found(library, "timeline")
+    rows = [*seen.pop("steps"), seen.pop("uneven")]
+    assert {row["shape"] for row in rows} == {*SHAPES}
+    for row in rows:
+        longer = max(row["computing"], row["copying"])
+        assert 0.999 * longer <= row["step"] <= 1.05 * longer and not row["races"], row
+        assert row["copying"] > 0
+    fits = seen.pop("fits")  # all of it: as without offload, when nothing is copied
+    assert fits["copying"] == 0 and fits["step"] <= 1.02 * fits["computing"]
+    early, late = (seen.pop(f"the {first} waits for the {then}") for first, then in (
+        ("computing", "copy"), ("copy", "computing"),
+    ))  # fmt: skip
+    assert early["races"] and early["step"] < 0.95 * early["copying"]  # it does not take the time that it should
+    assert late["races"]
+    assert len(seen) == 2 and all(row["step"] > 1.5 * row["copying"] for row in seen.values())
 
 
 @pytest.mark.slow
