@@ -53,6 +53,25 @@ def prior(path: str) -> float:
     return float(10 ** (level / 10))
 
 
+def typical_errors(schemes: Mapping[str, Sequence[str]]) -> Errors:
+    """Return the noise of each weight by its layer's role and the precision of its schemes: no weight is read.
+
+    Args:
+        schemes: by name of a weight.
+    """
+    from .estimate.scheme_snr import snr
+
+    ratios = {word: snr(word) for row in schemes.values() for word in row}
+    return {
+        name: {
+            word: prior(name.removesuffix(".weight")) * 10 ** (-ratio / 10)
+            for word in row
+            if (ratio := ratios[word]) is not None
+        }
+        for name, row in schemes.items()
+    }
+
+
 def measure_errors(
     names: Sequence[str],
     read: Callable[[str], Tensor],
@@ -133,14 +152,9 @@ def remembered(
     key: Mapping[str, Any], names: Sequence[str], progress: bool, run: Callable[[Callable[[int], object]], Errors]
 ) -> Errors:
     """Return what `run` returns, or what it has returned in another process for the same `key`."""
-    text = json.dumps({"format": _FORMAT, **key}, sort_keys=True, default=str)
-    place = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-    try:
-        known = json.loads(place.read_bytes())
-        if isinstance(known, dict) and set(known) == set(names):
-            return known
-    except (OSError, ValueError):
-        pass
+    errors_before, place = remembered_errors(key, names), _place(key)
+    if errors_before is not None:
+        return errors_before
     with count_bar("Measuring schemes", len(names), "weight", progress) as bar:
         errors = run(bar.update)
     try:
@@ -150,6 +164,20 @@ def remembered(
     except (SdquantError, OSError) as error:
         log.info("the errors of schemes were not kept: %s", error)
     return errors
+
+
+def remembered_errors(key: Mapping[str, Any], names: Sequence[str]) -> Errors | None:
+    """Return what `remembered` has for this key; None if it has nothing."""
+    try:
+        errors_before = json.loads(_place(key).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return errors_before if isinstance(errors_before, dict) and set(errors_before) == set(names) else None
+
+
+def _place(key: Mapping[str, Any]) -> Path:
+    text = json.dumps({"format": _FORMAT, **key}, sort_keys=True, default=str)
+    return _folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def _folder() -> Path:
