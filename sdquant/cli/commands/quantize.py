@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from ...loading import load_planned, rounding_loss
     from ...planning import locate, mix_arguments, prepare
     from ...saving import (
+        comfy_mix,
         export_gguf,
         export_single_file,
         library_formats,
@@ -96,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     alone = out.suffix == ".safetensors" and form is None
     quant = AUTO if isinstance(quant, str) and quant.strip().lower() == AUTO else quant
     into_gguf = bool(gguf) or (quant == AUTO and out.suffix == ".gguf")
-    if into_gguf or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
+    into_comfy = alone and quant == AUTO and not (args.size is None and args.quality is None)
+    if into_gguf or into_comfy or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
                 f"Cannot write a GGUF file with {quant}",
@@ -106,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         mixed = {name: getattr(args, name) for name in ("size", "quality")}
         write = export_gguf.quantize_file if into_gguf else export_single_file.quantize_file
+        write = comfy_mix.quantize_file if into_comfy else write
         write(
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
