@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 # first family is for models in memory and sdquant's own folders; the others are what a file of that kind can hold.
 OWN, GGUF = "own", "gguf"
 _K = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")
+_SDNQ = ("sdnq-uint3,hadamard", "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-int6", "sdnq-int6,hadamard")
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    OWN: (*_K, "q4_0", "q5_0", "sdnq-uint4", "sdnq-int6", "int8_row"),
+    OWN: (*_K, "q4_0", "q5_0", *_SDNQ, "int8_row"),
     GGUF: (*_K, "q4_0", "q5_0"),
 }
 
@@ -78,7 +79,7 @@ def choose_mix(
             for k, (component, weight) in enumerate(choice.rows)
             if component == name
         ]
-        specs[name] = mix_of(shares, measured=pool.statistics is not None)
+        specs[name] = mix_of(shares, measured=pool.statistics is not None and pool.statistics.has_gradients)
     curve = curve_of(choice.items, choice.words, choice.schemes, picks, choice.rest, choice.how)
     return dataclasses.replace(resolved, specs=specs, why=_why(specs, curve, request), curve=curve)
 
@@ -120,7 +121,8 @@ class _Choice:
             resolved, rest + sum(min(row.values()) for pool in pools.values() for row in pool.bytes.values())
         )
         tables = {name: errors_of(name, pool, resolved, opening, on_weights) for name, pool in pools.items()}
-        how = "statistics" if any(pool.statistics is not None for pool in pools.values()) else "weights"
+        is_known = any(pool.statistics is not None and pool.statistics.has_gradients for pool in pools.values())
+        how = "statistics" if is_known else "weights"
         choice = _Choice(
             pools=pools, schemes=schemes, rest=rest, errors={name: table for name, (table, _) in tables.items()},
             how=how if all(measured for _, measured in tables.values()) else "names",

@@ -83,7 +83,10 @@ def _block(component: str, name: str, shares: Iterable[Share]) -> MixBlock:
 
 
 def _word(share: Share) -> str:
-    return AS_IT_IS if share.spec is None else share.spec.scheme.name
+    if share.spec is None:
+        return AS_IT_IS
+    rotated = ",hadamard" if "hadamard" in share.spec.scheme.options and share.spec["hadamard"] else ""
+    return share.spec.scheme.name + rotated
 
 
 def _bits(share: Share) -> float:

@@ -60,7 +60,7 @@ class Pool:
         known = None
         if request.quant_stats is not None:
             layers = ComponentStatistics(request.quant_stats, "" if name == LONE else name)
-            known = layers if layers and layers.has_gradients else None
+            known = layers or None
         return Pool(
             bytes={weight: {**row, FLOAT: floats[weight]} for weight, row in sorted(table.items())},
             floats=floats, values={weight: math.prod(shapes[weight][0]) for weight in table}, statistics=known,
@@ -78,14 +78,14 @@ def refuse_other_statistics(request: Request, pools: Mapping[str, Pool]) -> None
             return
     raise SettingsError(
         f"Cannot choose a mix by quant_stats={request.quant_stats!r}",
-        f"it has no gradients of the layers of {' or '.join(pools)}: it is about another model, or was made without",
+        f"it knows no layer of {' or '.join(pools)}: it is about another model",
         "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE; or leave quant_stats out",
     )
 
 
 def runs(scheme: str, resolved: Resolved, here: Machine) -> bool:
     """Return whether a scheme works on this machine in the offload mode, in plain layers."""
-    row = registry.scheme(scheme)
+    row = registry.parse(scheme).scheme
     mode = "pre" if row.on_the_fly else "found"  # GGUF's types: as a file of them would be
     try:
         compat.check(

@@ -83,11 +83,11 @@ def formats_of(
 
 
 def statistics_of(request: Request, component: str) -> ComponentStatistics | None:
-    """Return the statistics of a component that say how much its layers matter; None without."""
+    """Return the statistics of a component; None without."""
     if request.quant_stats is None:
         return None
     layers = ComponentStatistics(request.quant_stats, component)
-    return layers if layers and layers.has_gradients else None
+    return layers or None
 
 
 def _errors(
