@@ -1,8 +1,9 @@
 """Predicted against measured noise of random mixes: `python -m bench.mixes --json bench/results/mixes.json`.
 
 For each digits model, mixes that give every weight of the UNet or transformer a random scheme are made, and one step
-is taken with the inputs that the float model gets. Predicted is the sum of `planning.mix_errors`, by calibration
-or from the weights alone. Reported: Spearman's rank correlation, the worst and the median miss in dB.
+is taken with the inputs that the float model gets. Predicted is the sum of `planning.mix_errors`, by calibration, with
+codes chosen by GPTQ, or from the weights alone. Reported: Spearman's rank correlation, the worst and the median miss in
+dB.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from torch import Tensor
 import sdquant
 import sdquant.demo
 from bench._results import write
-from sdquant.core import Unfit, registry
+from sdquant.core import GPTQ, Unfit, registry
 from sdquant.models import draw, quantize_weight
 from sdquant.planning import mix_errors
-from sdquant.rules import ComponentStatistics, statistics_file
+from sdquant.rules import ComponentStatistics, statistics_file, with_statistics
 from sdquant.training import Calibration, calibrate, digits
 
-SCHEMES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "sdnq-uint4", "sdnq-int6", "int8_row")
+SCHEMES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "sdnq-uint4", "sdnq-uint4,hadamard",
+           "sdnq-int6", "int8_row")  # fmt: skip
 MODELS = {"digits-flux": "transformer", "digits-sd": "unet"}
 
 
@@ -62,26 +64,34 @@ def of_model(name: str, component: str, count: int) -> list[dict[str, Any]]:
             "calibrated": mix_errors.measure_errors(list(weights), weights.get, schemes, layers, _ignore),
             "weights alone": mix_errors.measure_errors(list(weights), weights.get, schemes, None, _ignore),
         }
+        decoded = {
+            table: {
+                (key, word): _decoded(key, weights[key], word, str(stats) if table == "calibrated" else "", component)
+                for key in weights
+                for word in schemes[key]
+            }
+            for table in tables
+        }
     inputs: list[tuple[Any, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, a, k: inputs.append(copy.deepcopy((a, k))), with_kwargs=True)
     draw(pipe, [digits.prompt(3)], seeds=[7], steps=2, width=digits.SIZE, height=digits.SIZE)
     hook.remove()
     before, chance = _outputs(model, inputs), random.Random(0)
-    decoded = {(key, word): _decoded(key, weights[key], word) for key in weights for word in schemes[key]}
-    measured: list[float] = []
+    measured: dict[str, list[float]] = {table: [] for table in tables}
     predicted: dict[str, list[float]] = {table: [] for table in tables}
     for _ in range(count):
         coarse = chance.random()  # mixes of few and of many bits
         words = {key: _pick(schemes[key], coarse, chance) for key in weights}
-        for key, word in words.items():
-            model.get_submodule(key.removesuffix(".weight")).weight.data = decoded[key, word]
-        measured.append(_decibels(_noise(before, _outputs(model, inputs))))
         for table, rows in tables.items():
+            for key, word in words.items():
+                model.get_submodule(key.removesuffix(".weight")).weight.data = decoded[table][key, word]
+            measured[table].append(_decibels(_noise(before, _outputs(model, inputs))))
             predicted[table].append(_decibels(sum(rows[key][word] for key, word in words.items())))
     return [
-        {"name": table, "case": name, "mixes": count, "measured": _range(measured), **_compared(row, measured)}
+        {"name": table, "case": name, "mixes": count, "measured": _range(measured[table]),
+         **_compared(row, measured[table])}
         for table, row in predicted.items()
-    ]
+    ]  # fmt: skip
 
 
 def _ignore(_: int) -> None:
@@ -97,8 +107,12 @@ def _fits(word: str, weight: Tensor) -> bool:
     return True
 
 
-def _decoded(key: str, weight: Tensor, word: str) -> Tensor:
-    packed = quantize_weight.encode(key, weight, registry.parse(word))
+def _decoded(key: str, weight: Tensor, word: str, stats: str, component: str) -> Tensor:
+    """Return a weight after a scheme, by GPTQ where there are statistics and the scheme has it."""
+    spec = registry.parse(word)
+    if stats and GPTQ in spec.scheme.options:
+        spec = with_statistics(registry.parse(f"{word},{GPTQ}"), stats, component).of(key, tuple(weight.shape))
+    packed = quantize_weight.encode(key, weight, spec)
     return packed.spec.scheme.codec.decode(packed, weight.dtype)
 
 

@@ -12,11 +12,12 @@ import torch
 
 import sdquant
 from sdquant.cli import main
+from sdquant.core import QuantSpec, registry
 from sdquant.demo import path
 from sdquant.errors import BudgetError, SdquantError, SettingsError
 from sdquant.models import draw
 from sdquant.nn.weights import quantized
-from sdquant.planning import knapsack
+from sdquant.planning import knapsack, make_request, prepare
 from sdquant.planning.knapsack import Cost
 from sdquant.rules import MixSpec, statistics_file
 from sdquant.training import digits
@@ -43,7 +44,7 @@ def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _plan(**values: Any) -> Any:
-    return sdquant.plan(FLUX, "auto", progress=False, **{"size": SIZE, **values})
+    return sdquant.plan(FLUX, progress=False, **{"quant": "auto", "size": SIZE, **values})
 
 
 def test_knapsack() -> None:
@@ -79,6 +80,48 @@ def test_within_two_percent_below(size: int | str) -> None:
     assert "of its output, from the weights alone" in plan.why and row["scheme"].startswith("a mix of")
 
 
+def test_options_of_auto_and_its_offload_mode() -> None:
+    plan = sdquant.plan(FLUX, "auto,size=4MB", progress=False)
+    assert plan == _plan()
+    with pytest.raises(SettingsError, match="given twice"):
+        _plan(quant="auto,size=5MB")
+    chosen = _plan(offload="auto")
+    assert [part.weights for part in chosen.components] == [part.weights for part in plan.components]
+    assert chosen.offload == "none" and chosen.why.startswith(f"{plan.why}; quantized as requested, offload none")
+    tight = _plan(offload="auto", budget="2.5MB")
+    assert tight.offload != "none" and tight.bytes == plan.bytes
+
+
+def test_curve() -> None:
+    """More bytes, less noise; the chosen mix is on it, and no scheme alone is better."""
+    plan = _plan()
+    curve = plan.curve
+    assert curve.how == "weights" and curve.pick.bytes == plan.bytes
+    assert curve.mixes[0].bytes <= plan.bytes <= curve.mixes[-1].bytes and curve.mixes[-1].noise == 0
+    for one, other in itertools.pairwise(curve.mixes):
+        assert one.bytes < other.bytes and one.noise > other.noise
+    noise = sum(part.spec.noise for part in plan.components if part.spec is not None)
+    assert curve.pick.noise == pytest.approx(noise)
+    for point in curve.schemes:
+        assert min(mix.noise for mix in curve.mixes if mix.bytes <= point.bytes) < 1.3 * point.noise
+    assert {"q4_k", "sdnq-uint4"} <= {point.label for point in curve.schemes}
+    told = plan.to_dict()["curve"]
+    assert told["chosen"]["bytes"] == plan.bytes and told["mixes"][-1]["db"] is None
+    json.dumps(told)
+
+
+def test_before_the_weights_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the page shows a plan: by typical errors, unless the weights were read before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    request = make_request(FLUX, quant="auto", size=SIZE, progress=False)
+    guess = prepare(request, read=False)
+    assert guess.curve is not None and guess.curve.how == "names" and 0.98 * SIZE <= guess.bytes <= SIZE
+    assert "a guess before the weights are read" in str(guess.why)
+    measured = prepare(request)
+    assert measured.curve is not None and measured.curve.how == "weights"
+    assert prepare(request, read=False) == measured
+
+
 def test_too_small_and_wrong_arguments() -> None:
     with pytest.raises(BudgetError, match=r"Use size=\d+") as error:
         _plan(size="1MB")
@@ -87,7 +130,7 @@ def test_too_small_and_wrong_arguments() -> None:
     with pytest.raises(BudgetError):
         _plan(size=least - 1)
     for values, words in (
-        ({"quality": 30}, "follows from the other"), ({"offload": "auto"}, "Name the offload"),
+        ({"quality": 30}, "follows from the other"), ({"quant": "auto,bits=4"}, "no option of auto"),
         ({"runtime": "library"}, "plain layers"), ({"size": None, "quality": -1}, "number of dB"),
         ({"size": "much"}, "not a size"),
     ):  # fmt: skip
@@ -164,10 +207,11 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert sdquant.load_model(tmp_path / "out", progress=False).sdquant.plan.bytes <= SIZE
 
 
-def test_gguf(tmp_path: Path) -> None:
+def test_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One file of several types, of the size that was asked for, which draws."""
     file, size, name = tmp_path / "mixed.gguf", 2_500_000, "digits-flux"
-    assert main(["quantize", name, str(file), "-q", "auto", "--size", str(size), "--no-progress"]) == 0
+    assert main(["quantize", name, str(file), "-q", f"auto,size={size}", "--no-progress"]) == 0
+    assert "mixed.gguf: a mix of q" in capsys.readouterr().out
     assert 0.98 * size <= file.stat().st_size <= size
     pipe = sdquant.load_model(file, base=path(name), progress=False)
     assert len({packed.spec.scheme for _, packed in quantized(pipe.transformer)}) > 2
@@ -211,6 +255,42 @@ def test_statistics_of_some_layers(stats: Path, tmp_path: Path) -> None:
         sizes[name] = out.stat().st_size
         sdquant.load_model(out, base=FLUX, progress=False)
     assert all(2_400_000 < size <= 2_500_000 for size in sizes.values())
+
+
+def test_statistics_without_gradients(stats: Path, tmp_path: Path) -> None:
+    """As of `--gradients 0`: how inputs go together counts, and codes are chosen by it; roles weigh the layers."""
+    file = _partial(stats, tmp_path, lambda name, one: None if ".weight." in name else one)
+    given: dict[str, Any] = {"size": "4.6MB", "components": ("transformer",), "progress": False}
+    plan = sdquant.plan(FLUX, "auto", quant_stats=file, **given)
+    (spec,) = (part.spec for part in plan.components if part.spec is not None)
+    assert isinstance(spec, MixSpec) and not spec.measured and plan.curve is not None and plan.curve.how == "weights"
+    assert any(row.spec is not None and row.spec.takes_statistics for row in spec.shares)
+    (alone,) = (part.spec for part in sdquant.plan(FLUX, "auto", **given).components if part.spec is not None)
+    assert isinstance(alone, MixSpec) and spec.noise < alone.noise
+
+
+def test_noise_after_gptq_is_foretold() -> None:
+    """The noise that codes by GPTQ leave, of a layer whose inputs go together: from the plain ones', within 1 dB."""
+    from sdquant.backends import encode, expected_noise
+
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(256, 256, generator=generator) @ torch.diag(torch.linspace(1, 0.02, 256))
+    moments = (mixing.T @ mixing / 256).unsqueeze(0)
+    weight = torch.randn(64, 256, generator=generator)
+
+    class Known(QuantSpec):
+        def second_moments(self, inputs: int) -> torch.Tensor:
+            return moments
+
+    for word in ("q3_k", "q4_k", "sdnq-uint4", "sdnq-uint4,hadamard"):
+        spec = registry.parse(word)
+        plain = spec.scheme.codec.encode(weight, spec)
+        gptq = registry.parse(f"{word},gptq")
+        chosen = encode(weight, Known(gptq.scheme, gptq.options))
+        noises = [spec.scheme.codec.decode(one, torch.float32) - weight for one in (plain, chosen)]
+        before, after = (float(((noise @ moments[0]) * noise).sum()) for noise in noises)
+        foretold = float(expected_noise(noises[0], moments, plain.spec.rotation).sum())
+        assert after < 0.7 * before and 0.8 < after / foretold < 1.25, word
 
 
 @pytest.mark.parametrize(

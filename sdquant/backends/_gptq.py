@@ -57,6 +57,37 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
     return replace(packed, parts={**packed.parts, form.codes: rounded.parts[form.codes]})
 
 
+def expected_noise(noise: Tensor, moments: Tensor, rotation: int) -> Tensor:
+    """Return what is left of dW_o H dW_o^T by codes that make up for each other's errors, by row: [rows].
+
+    Each column is off by as much as in `noise`, whose columns were rounded alone; what its error means for the output
+    is what the columns that come after it cannot take back, the conditional variance of its input given theirs.
+
+    Args:
+        noise: float32 [rows, columns]. moments: see `QuantSpec.second_moments`. rotation: of the packed weight, or 0.
+    """
+    moments = moments.to(noise.device, torch.float32)
+    if rotation:
+        noise, moments = _rotated(noise, moments, rotation)
+    total, first = torch.zeros(len(noise), device=noise.device), 0
+    for block in moments:
+        block = block[: noise.shape[1] - first, : noise.shape[1] - first]
+        order = block.diagonal().argsort(descending=True, stable=True)
+        values = block[order.flip(0)][:, order.flip(0)].double()
+        mean = float(values.diagonal().mean())
+        damping = mean * _DAMPING if mean > 0 else 1.0
+        while True:
+            values.diagonal().add_(damping)
+            lower, failed = torch.linalg.cholesky_ex(values)
+            if not failed:
+                break
+            damping *= 10
+        left = lower.diagonal().square().flip(0).float()
+        total += noise[:, first + order].square() @ left
+        first += len(order)
+    return total
+
+
 def _rotated(weight: Tensor, moments: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the weight and the moments of its inputs, both rotated in groups of `size`.
 

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from .benchmark import CLOCKS, INPUT_KINDS, PROMPT, Benchmark, BenchmarkRow, bench
     from .benchmark import figure as benchmark_figure
     from .comparison import Comparison, ComparisonRow
+    from .mix_figure import mix_sheet
     from .tuning import Tuned, tune
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "CLOCKS", "INPUT_KINDS", "PROMPT", "Benchmark", "BenchmarkRow", "Comparison", "ComparisonRow", "Tuned",
-    "bench", "benchmark_figure", "compare", "tune",
+    "bench", "benchmark_figure", "compare", "mix_sheet", "tune",
 ]  # fmt: skip

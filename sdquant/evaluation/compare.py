@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ from .. import compat
 from ..compat import hardware
 from ..core import registry
 from ..errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
-from ..planning import NOT_QUANTIZED, Quant, Request, make_request, prepare
+from ..planning import AUTO, NOT_QUANTIZED, Quant, Request, make_request, prepare
 from ..utils.images import difference, largest_difference, psnr
 from .compare_figure import sheet
 from .comparison import Comparison, ComparisonRow
 
 if TYPE_CHECKING:
-    from ..planning import Plan
+    from ..planning import MixCurve, Plan
     from ..utils.progress import OnProgress
 
 __all__ = ["AMPLIFY", "DEFAULT", "Comparison", "ComparisonRow", "allowed", "compare", "sheet"]
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 DEFAULT = ("nf4", "int8", "qint8", "fp8")
 AMPLIFY = 4  # factor by which difference images are brightened
 AS_FOUND = "as found"
-_OF_A_ROW = ("path", "quant", "progress")  # what of a Request is no setting of the whole comparison
+_OF_MIXES = ("size", "quality")
+_OF_A_ROW = ("path", "quant", "progress", *_OF_MIXES)  # what of a Request is no setting of the whole comparison
 
 
 def compare(
@@ -52,6 +53,7 @@ def compare(
     height: int | None = None,
     reference: Quant = None,
     amplify: int = AMPLIFY,
+    curve: bool = False,
     on_progress: OnProgress | None = None,
     **values: Any,
 ) -> Comparison:
@@ -64,9 +66,11 @@ def compare(
         prompt, seed, steps, guidance, width, height: as `draw` takes them.
         reference: the scheme that the others are compared with; None is the model as found.
         amplify: factor by which the difference images are brightened.
+        curve: whether to predict quality against bytes, which reads the weights once, without a mix among the schemes.
         on_progress: called with the work done, the total and a line of text, before each load and after each step.
             Its exceptions are passed on; it can raise `generate.Stopped` to stop.
-        values: other arguments of `load_model` (offload, mode, base, ...), the same for all.
+        values: other arguments of `load_model` (offload, mode, base, ...), the same for all, but for size and quality,
+            which are those of "auto".
 
     Raises:
         SdquantError: an invalid argument, a scheme that does not exist, or a reference that cannot be generated.
@@ -78,7 +82,7 @@ def compare(
     values.setdefault("progress", False)
     columns: dict[str, Request] = {}
     for quant in (reference, *quants):
-        column = make_request(path, **values, quant=quant)
+        column = make_request(path, **_of_column(values, quant), quant=quant)
         columns.setdefault(_label(column), column)
     drawing = {
         "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,
@@ -89,6 +93,7 @@ def compare(
         rows.append(_row(column, label, drawing, rows[0] if rows else None, amplify, tell))
     here = hardware.probe()
     first = next(iter(columns.values()))
+    predicted = next((row.curve for row in rows if row.curve is not None), None)
     return Comparison(
         model=first.path,
         prompt=prompt,
@@ -100,6 +105,7 @@ def compare(
         device=first.device or hardware.default_device(here),
         amplify=amplify,
         rows=tuple(rows),
+        curve=predict_curve(path, **values) if predicted is None and curve else predicted,
         versions=here.versions,
         machine={
             "platform": here.platform,
@@ -107,6 +113,29 @@ def compare(
             "devices": [{"torch_name": device.torch_name, "name": device.name} for device in here.devices],
         },
     )
+
+
+def predict_curve(
+    path: str | Path, *, on_weights: Callable[[int, int], object] | None = None, **values: Any
+) -> MixCurve:
+    """Return predicted quality against bytes for a model, with the mix of size= or quality=, if one is given.
+
+    Args:
+        on_weights: see `prepare`.
+        values: arguments of `load_model`, but for schemes.
+    """
+    is_mixed = any(values.get(name) is not None for name in _OF_MIXES)
+    arguments = {**values, "offload": "none", "budget": None} | ({} if is_mixed else {"quality": 30.0})
+    predicted = prepare(
+        make_request(path, **{"progress": False, **arguments, "quant": AUTO}), on_weights=on_weights
+    ).curve
+    assert predicted is not None
+    return predicted if is_mixed else replace(predicted, pick=None)
+
+
+def _of_column(values: Mapping[str, Any], quant: Quant) -> dict[str, Any]:
+    is_auto = isinstance(quant, str) and quant.strip().lower() == AUTO
+    return {name: value for name, value in values.items() if name not in _OF_MIXES or is_auto}
 
 
 def allowed(
@@ -214,11 +243,18 @@ def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any],
 def _sizes(plan: Plan | None) -> dict[str, Any]:
     if plan is None:
         return {}
-    return {"bytes": plan.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in plan.components)}
+    return {
+        "bytes": plan.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in plan.components), "curve": plan.curve
+    }  # fmt: skip
 
 
 def _label(request: Request) -> str:
     """Return the requested scheme as the command line takes it."""
+    if request.mixed:
+        name, value = ("size", request.size) if request.size is not None else ("quality", request.quality)
+        return f"{AUTO},{name}={value:g}" if isinstance(value, float) else f"{AUTO},{name}={value}"
+    if request.quant == AUTO:
+        return AUTO
     each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in request.specs.items()}
     others = [each.pop("*")] if "*" in each else []
     return "+".join([*others, *(f"{name}={scheme}" for name, scheme in each.items())]) or AS_FOUND

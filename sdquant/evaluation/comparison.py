@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..planning import Quant
+    from ..planning import MixCurve, Quant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class ComparisonRow:
         load_seconds, draw_seconds: wall time of loading, without imports common to all schemes, and of generation.
         psnr: against the reference, in dB; infinite where no pixel differs. largest: the largest difference of a
             channel of a pixel, of 255. Both None for the reference itself.
+        curve: of a mix, what was predicted; see `Plan`.
         image: PIL image. difference: against the reference, `Comparison.amplify` times as bright.
         error: the reason why there is no image, as sentences; None if there is one. kind: the error's class.
     """
@@ -33,6 +34,7 @@ class ComparisonRow:
     draw_seconds: float | None = None
     psnr: float | None = None
     largest: int | None = None
+    curve: MixCurve | None = None
     image: Any = None
     difference: Any = None
     error: str | None = None
@@ -45,7 +47,7 @@ class ComparisonRow:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the images. JSON has no infinity: psnr is null then, and `identical` is true."""
-        values = {name: value for name, value in vars(self).items() if name not in ("image", "difference")}
+        values = {name: value for name, value in vars(self).items() if name not in ("image", "difference", "curve")}
         return values | {
             "quant": dict(self.quant) if isinstance(self.quant, Mapping) else self.quant,
             "psnr": None if self.identical else self.psnr,
@@ -64,6 +66,7 @@ class Comparison:
         amplify: factor by which the difference images are brightened.
         device: torch's name of the compute device.
         versions: of the installed packages. machine: names of the system and its devices.
+        curve: predicted quality against bytes, if it was asked for or a mix is among the schemes.
     """
 
     model: str
@@ -78,6 +81,7 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
+    curve: MixCurve | None = None
 
     @property
     def reference(self) -> ComparisonRow:
@@ -97,4 +101,5 @@ class Comparison:
             "rows": [row.to_dict() for row in self.rows],
             "versions": dict(self.versions),
             "machine": dict(self.machine),
+            "curve": None if self.curve is None else self.curve.to_dict(),
         }

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from ..settings import Field
 
 _LOAD = "the web UI loads the files itself"
+_ONE = "in the web UI a component has one scheme; convert the model with `sdquant quantize -q auto,size=6GB` first"
 _THEIRS = {
-    "device": "the web UI's own, which it is started with", "cache": _LOAD, "cache_limit": _LOAD, "allow_pickle": _LOAD
+    "device": "the web UI's own, which it is started with", "cache": _LOAD, "cache_limit": _LOAD, "allow_pickle": _LOAD,
+    "size": _ONE, "quality": _ONE,
 }  # fmt: skip
 _LORAS = (
     "LoRAs (LoHa, LoKr and DoRA too) work as on unquantized layers, several at once and with their strengths. They are "

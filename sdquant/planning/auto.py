@@ -23,6 +23,7 @@ from ..errors import BudgetError, SdquantError
 from ..nn import openvino
 from ..offload import budget as memory_budget
 from ..offload import mode_named
+from ..rules import MixSpec
 from ..utils.byte_sizes import size
 from . import planner, ranking
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
@@ -47,10 +48,16 @@ def resolve(request: Request, here: Machine) -> Resolved:
     """
     found = resolve_request(request, device_of(request, here))
     planner.refuse_conflicts(found)
-    resolved = completed(found)
+    return settle(completed(found), here)
+
+
+def settle(resolved: Resolved, here: Machine) -> Resolved:
+    """Decide what is "auto" in a request whose files are known. A mix has been chosen before: then only the mode is."""
+    request = resolved.request
+    chooses = request.quant == AUTO and not request.mixed
     opened = Opened(dataclasses.replace(resolved, offload_mode=mode_named(NO_OFFLOAD), budget=None), here)
     modes = OFFLOAD_MODES if request.offload_mode is None else (request.offload,)
-    rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
+    rows = candidates(opened, modes) if chooses else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
     times = ranking.step_times(opened, rows, traced)
@@ -72,10 +79,10 @@ def resolve(request: Request, here: Machine) -> Resolved:
         )
     return dataclasses.replace(
         resolved,
-        specs=opened.specs(best.candidate.schemes) if request.quant == AUTO else resolved.specs,
+        specs=opened.specs(best.candidate.schemes) if chooses else resolved.specs,
         offload_mode=best.offload,
         budget=best.room if best.offload.takes_budget else None,
-        why=_why(best, rows, opened, free, rest),
+        why="; ".join(filter(None, (resolved.why, _why(best, rows, opened, free, rest)))),
         foreseen=best.foreseen,
     )
 
@@ -83,7 +90,12 @@ def resolve(request: Request, here: Machine) -> Resolved:
 def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
     """Return the only candidate if the request names the quantization."""
     plan = planner.build_plan(opened.resolved, opened.machine)
-    used = {(part.scheme, part.action == "found", part.runtime) for part in plan.components if part.scheme is not None}
+    used: set[tuple[str, bool, str]] = set()
+    for part in plan.components:
+        if isinstance(part.spec, MixSpec):  # GGUF's types count as in a file of them
+            used |= {(row.name, not row.on_the_fly, "plain") for row in part.spec.schemes}
+        elif part.scheme is not None:
+            used.add((part.scheme, part.action == "found", part.runtime))
     verdicts: dict[str, str] = {}
     for mode in modes:
         verdict = worst_of(opened.verdict(s, mode, prequantized=f, plain_only=r == "plain") for s, f, r in used)
@@ -138,7 +150,9 @@ def _why(way: Way, rows: list[Candidate], opened: Opened, free: int, rest: int) 
     one = way.candidate
     schemes: Mapping[str, str] = one.schemes
     what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
-    unchanged = "quantized as requested" if opened.resolved.request.quant != AUTO else "not quantized further"
+    request = opened.resolved.request
+    is_named = request.quant != AUTO or request.mixed
+    unchanged = "quantized as requested" if is_named else "not quantized further"
     summary = f"{what or unchanged}, offload {way.offload.name}"
     text = f"{summary}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
     if way.each_step:

@@ -151,7 +151,8 @@ def open_model(path: Any, settings: Settings, here: hardware.Machine, call: Mapp
     Raises:
         SdquantError: what loading it as found would raise before reading weights.
     """
-    fixed = settings.but({f"quant.{row.name}": None for row in ROLES} | {"offload": NO_OFFLOAD, "budget": None})
+    none = dict.fromkeys((*(f"quant.{row.name}" for row in ROLES), "budget", "size", "quality"))
+    fixed = settings.but({**none, "offload": NO_OFFLOAD})
     request = fixed.request(path, (), **call)
     resolved = resolve.resolve(request, resolve.device_of(request, here))
     planner.refuse_conflicts(resolved)

@@ -60,6 +60,21 @@ def within_noise(items: Sequence[Options], limit: float) -> list[int]:
     return picks
 
 
+def sweep(items: Sequence[Options]) -> list[Cost]:
+    """Return bytes and noise of all items together, from the fewest bytes on, after each step that saves most noise by
+    byte: the lower convex hull of what can be chosen."""
+    hulls = [hull(options) for options in items]
+    picks = [rows[0] for rows in hulls]
+    costs = [options[one] for options, one in zip(items, picks, strict=True)]
+    rows = [Cost(sum(one.bytes for one in costs), sum(one.noise for one in costs))]
+    for i, one in _steps(items, hulls):
+        old, new = items[i][picks[i]], items[i][one]
+        rows.append(Cost(rows[-1].bytes + new.bytes - old.bytes, max(0.0, rows[-1].noise + new.noise - old.noise)))
+        picks[i] = one
+    # What differences leave of rounding is no noise.
+    return [*rows[:-1], Cost(rows[-1].bytes, sum(items[i][one].noise for i, one in enumerate(picks)))]
+
+
 def hull(options: Options) -> list[int]:
     """Return the options on the lower convex hull of noise over bytes, by bytes."""
     rows: list[int] = []

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from ..core import AUTO
 from ..errors import SettingsError
+
+_OPTIONS = ("size", "quality")
 
 
 class _Request(Protocol):
     @property
     def quant(self) -> object: ...
     @property
-    def offload(self) -> str: ...
-    @property
     def runtime(self) -> str | None: ...
     @property
     def size(self) -> int | str | None: ...
     @property
     def quality(self) -> float | None: ...
+
+
+def with_options_of_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return arguments of `load_model` with "auto,size=6GB" as quant="auto" and size="6GB".
+
+    Raises:
+        SettingsError: an option that auto does not have, or one that is given twice.
+    """
+    quant = values.get("quant")
+    head, comma, tail = quant.partition(",") if isinstance(quant, str) else ("", "", "")
+    if not comma or head.strip().lower() != AUTO:
+        return values
+    options: dict[str, Any] = {}
+    for word in tail.split(","):
+        name, sign, value = (part.strip() for part in word.partition("="))
+        if name not in _OPTIONS or not sign or not value:
+            raise SettingsError(
+                f"Invalid quant={quant!r}",
+                f"{word.strip()!r} is no option of auto",
+                "Use auto,size=6GB or auto,quality=30",
+            )
+        if name in options or values.get(name) is not None:
+            raise SettingsError(f"Invalid quant={quant!r}", f"{name} is given twice", "Give it once")
+        options[name] = value
+    return {**values, "quant": AUTO, **options}
 
 
 def refuse_wrong_mix(request: _Request) -> None:
@@ -29,7 +55,6 @@ def refuse_wrong_mix(request: _Request) -> None:
     wrong = (
         (request.quant != AUTO, "it needs quant='auto', which chooses for each weight", "Use quant='auto'"),
         (None not in (request.size, request.quality), "one of size and quality follows from the other", "Remove one"),
-        (request.offload == AUTO, "offload='auto' chooses by the size of one scheme for all", "Name the offload mode"),
         (request.runtime not in (None, "plain"), "a mix runs in sdquant's plain layers", "Remove runtime"),
     )
     for is_so, why, fix in wrong:

@@ -1,8 +1,9 @@
 """How much noise each scheme makes in the output of a model, weight by weight: measured by encoding some rows.
 
 The model of `rules.layer_statistics`: noise dW in a weight makes sum_o s_o dW_o H dW_o^T in the output, relative to it.
-With a file of statistics, s and H are measured. Without, inputs count alike, and a layer whose weight is all noise
-makes as much of it as layers of its role do on average (`prior`).
+With a file of statistics, s and H are measured; codes are then chosen by GPTQ, and the noise is what it leaves of that
+of plain ones. Without s, as of `sdquant calibrate --gradients 0`, a layer whose output is all noise makes as much of it
+as layers of its role do on average (`prior`); without H, inputs count alike.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import Unfit, registry
+from ..core import GPTQ, Unfit, registry
 from ..errors import SdquantError, SettingsError
+from ..rules import shrink_moments
 from ..utils.atomic_write import whole_file
 from ..utils.progress import count_bar
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS = 128  # of a weight that are encoded, evenly spaced
-_FORMAT = 1
+_FORMAT = 2
 # Noise in the output, in dB below it, of a layer that is all noise, by role: means over the digits models
 # (bench/results/mixes.json). The first pattern that matches a module path counts.
 _PRIORS: tuple[tuple[str, float], ...] = (
@@ -51,6 +53,25 @@ def prior(path: str) -> float:
     """Return the noise in the output, relative to it, of a layer that is all noise."""
     level = next((value for pattern, value in _PRIORS if re.search(pattern, path)), _PRIOR)
     return float(10 ** (level / 10))
+
+
+def typical_errors(schemes: Mapping[str, Sequence[str]]) -> Errors:
+    """Return the noise of each weight by its layer's role and the precision of its schemes: no weight is read.
+
+    Args:
+        schemes: by name of a weight.
+    """
+    from .estimate.scheme_snr import snr
+
+    ratios = {word: snr(word) for row in schemes.values() for word in row}
+    return {
+        name: {
+            word: prior(name.removesuffix(".weight")) * 10 ** (-ratio / 10)
+            for word in row
+            if (ratio := ratios[word]) is not None
+        }
+        for name, row in schemes.items()
+    }
 
 
 def measure_errors(
@@ -79,35 +100,63 @@ def _noises(
 ) -> dict[str, float]:
     import torch
 
+    from ..backends import expected_noise
+
     count = min(len(weight), ROWS)
     index = torch.arange(count, device=weight.device) * len(weight) // count
     rows = weight[index].contiguous()
     layer = None if statistics is None else statistics.get(path)
-    moments, sensitivity = (None, None) if layer is None else (layer.second_moments, layer.sensitivity)
+    moments = None if layer is None else _moments(layer, weight)
+    sensitivity = None if layer is None or moments is None else layer.sensitivity
+    if sensitivity is not None and len(sensitivity) != len(weight):
+        raise _of_another_size(path, weight)
     floats = rows.float().flatten(1)
-    power = float(floats.square().sum())
+    if moments is None:
+        scale = prior(path) / max(float(floats.square().sum()), 1e-30)
+    elif sensitivity is None:
+        scale = prior(path) / max(float(_through(floats, moments).sum()), 1e-30)
     noises = {}
     for scheme in schemes:
-        noise = _difference(rows, scheme)
-        if noise is None or not bool(noise.isfinite().all()):  # too large for its scales
+        measured = _difference(rows, scheme)
+        if measured is None or not bool(measured[0].isfinite().all()):  # too large for its scales
             continue
-        if moments is None or sensitivity is None:
-            noises[scheme] = prior(path) * float(noise.square().sum()) / max(power, 1e-30)
+        noise, rotation = measured
+        if moments is None:
+            noises[scheme] = scale * float(noise.square().sum())
+            continue
+        if GPTQ in registry.parse(scheme).scheme.options and moments.shape[1] > 1:
+            each = expected_noise(noise, moments, rotation)
         else:
-            blocks, size, _ = moments.shape
-            if len(sensitivity) != len(weight) or blocks != -(-noise.shape[1] // size):
-                raise SettingsError(
-                    f"Cannot choose a scheme for {path!r}",
-                    f"quant_stats is about a layer of another size, but this one is {list(weight.shape)}",
-                    "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE",
-                )
-            each = _through(noise, moments.to(noise.device))
+            each = _through(noise, moments)
+        if sensitivity is None:
+            noises[scheme] = scale * float(each.sum())
+        else:
             noises[scheme] = float((sensitivity.to(each.device)[index] * each).sum()) * len(weight) / count
     return noises
 
 
-def _difference(rows: Tensor, scheme: str) -> Tensor | None:
-    """Return decoded minus encoded rows, float32 [rows, columns]; None if the scheme does not fit."""
+def _moments(layer: LayerStatistics, weight: Tensor) -> Tensor | None:
+    """Return the second moments of a layer's inputs as GPTQ takes them; None if calibration saw no input."""
+    moments, inputs = layer.second_moments, weight[0].numel()
+    if moments is None:
+        return None
+    blocks, size, _ = moments.shape
+    if blocks != -(-inputs // size) or (blocks == 1 and inputs != size):
+        raise _of_another_size(layer.path, weight)
+    return shrink_moments(moments, layer.rows, inputs).to(weight.device)
+
+
+def _of_another_size(path: str, weight: Tensor) -> SettingsError:
+    return SettingsError(
+        f"Cannot choose a scheme for {path!r}",
+        f"quant_stats is about a layer of another size, but this one is {list(weight.shape)}",
+        "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE",
+    )
+
+
+def _difference(rows: Tensor, scheme: str) -> tuple[Tensor, int] | None:
+    """Return decoded minus encoded rows, float32 [rows, columns], and the rotation of the codes; None if the scheme
+    does not fit."""
     import torch
 
     spec = registry.parse(scheme)
@@ -117,7 +166,7 @@ def _difference(rows: Tensor, scheme: str) -> Tensor | None:
     except (Unfit, SdquantError, ImportError, RuntimeError, ValueError) as error:
         log.info("%s cannot be measured: %s", scheme, error)
         return None
-    return (codec.decode(packed, torch.float32) - rows.float()).flatten(1)
+    return (codec.decode(packed, torch.float32) - rows.float()).flatten(1), packed.spec.rotation
 
 
 def _through(noise: Tensor, moments: Tensor) -> Tensor:
@@ -133,14 +182,9 @@ def remembered(
     key: Mapping[str, Any], names: Sequence[str], progress: bool, run: Callable[[Callable[[int], object]], Errors]
 ) -> Errors:
     """Return what `run` returns, or what it has returned in another process for the same `key`."""
-    text = json.dumps({"format": _FORMAT, **key}, sort_keys=True, default=str)
-    place = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-    try:
-        known = json.loads(place.read_bytes())
-        if isinstance(known, dict) and set(known) == set(names):
-            return known
-    except (OSError, ValueError):
-        pass
+    errors_before, place = remembered_errors(key, names), _place(key)
+    if errors_before is not None:
+        return errors_before
     with count_bar("Measuring schemes", len(names), "weight", progress) as bar:
         errors = run(bar.update)
     try:
@@ -150,6 +194,20 @@ def remembered(
     except (SdquantError, OSError) as error:
         log.info("the errors of schemes were not kept: %s", error)
     return errors
+
+
+def remembered_errors(key: Mapping[str, Any], names: Sequence[str]) -> Errors | None:
+    """Return what `remembered` has for this key; None if it has nothing."""
+    try:
+        errors_before = json.loads(_place(key).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return errors_before if isinstance(errors_before, dict) and set(errors_before) == set(names) else None
+
+
+def _place(key: Mapping[str, Any]) -> Path:
+    text = json.dumps({"format": _FORMAT, **key}, sort_keys=True, default=str)
+    return _folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def _folder() -> Path:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..formats import Checkpoint
     from ..models import Detected
     from ..offload import OffloadMode
+    from .mix_curve import MixCurve
     from .weight_selection import WeightPlan
 
 
@@ -96,6 +97,7 @@ class Plan:
         peak: predicted peak of the fast memory, if requested (`peak_memory.predict`).
         why: for "auto", what was chosen and why; a sentence without a period.
         foreseen: predicted step time relative to the unquantized model, if requested (`step_time.step`).
+        curve: of a mix, predicted quality against bytes.
     """
 
     path: str
@@ -112,6 +114,7 @@ class Plan:
     peak: Peak | None = None
     why: str | None = None
     foreseen: float | None = None
+    curve: MixCurve | None = field(default=None, repr=False)
 
     @property
     def offload(self) -> str:
@@ -137,6 +140,7 @@ class Plan:
             "peak": None if self.peak is None else self.peak.to_dict(),
             "why": self.why,
             "foreseen": self.foreseen,
+            "curve": None if self.curve is None else self.curve.to_dict(),
             "warnings": list(self.warnings),
         }
 

@@ -136,7 +136,7 @@ def build_plan(
         path=resolved.files.path, base=resolved.files.base, container=detected.container, family=detected.family,
         offload_mode=resolved.offload_mode, device=resolved.device, dtype=resolved.dtype, budget=resolved.budget,
         components=components, warnings=tuple(warnings), detected=detected,
-        why=resolved.why, foreseen=resolved.foreseen,
+        why=resolved.why, foreseen=resolved.foreseen, curve=resolved.curve,
     )  # fmt: skip
 
 

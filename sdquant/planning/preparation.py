@@ -38,8 +38,16 @@ def plan(
     return prepare(make_request(path, quant=quant, offload=offload, **values))
 
 
-def prepare(request: Request, machine: hardware.Machine | None = None, *, convert: bool = False) -> planner_plan.Plan:
-    """Check and plan a request. Everything that can be refused is refused here, after reading only headers.
+def prepare(
+    request: Request,
+    machine: hardware.Machine | None = None,
+    *,
+    convert: bool = False,
+    read: bool = True,
+    on_weights: Callable[[int, int], object] | None = None,
+) -> planner_plan.Plan:
+    """Check and plan a request. Everything that can be refused is refused here, after reading only headers, but for a
+    mix, whose errors are measured.
 
     The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
     Only after that are the files checked against their own headers and their models.
@@ -48,13 +56,19 @@ def prepare(request: Request, machine: hardware.Machine | None = None, *, conver
         machine: the one that the plan is for; None for this one.
         convert: dequantize components that are quantized on disk, and quantize them to the requested scheme. False
             refuses a request for another scheme.
+        read: whether a mix may read the weights, which takes as long as reading them all does the first time. False
+            plans it by what is typical of schemes and layers, unless they were read before.
+        on_weights: called with the number of weights of a component that were read for a mix, and of all.
     """
     here = machine or hardware.probe()
     device = device_of(request, here)
     if request.automatic:
         from . import auto, mix
 
-        whole = mix.resolve_mix(request, here) if request.mixed else auto.resolve(request, here)
+        if request.mixed:
+            whole = mix.resolve_mix(request, here, read=read, on_weights=on_weights)
+        else:
+            whole = auto.resolve(request, here)
         check_schemes(request, whole.specs, whole.offload_mode.name, device, here)
         _check_files(whole, here)
     else:

@@ -102,7 +102,7 @@ def choose(
         raise SettingsError(
             f"Unknown preset {name!r}", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one of them"
         )
-    fixed = (settings or Settings()).but({"budget": None, "mode": "auto"})
+    fixed = (settings or Settings()).but({"budget": None, "mode": "auto", "size": None, "quality": None})
     opened = open_model(path, fixed, machine or hardware.probe(), call)
     return _chosen(row, fixed, opened, candidates(opened), held)
 

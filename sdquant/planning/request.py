@@ -22,7 +22,7 @@ from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
 from . import statistics_arguments
 from .component_files import ComponentFile, expanded_path, parts_of, require_parts
-from .mix_arguments import refuse_wrong_mix
+from .mix_arguments import refuse_wrong_mix, with_options_of_auto
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
@@ -69,7 +69,8 @@ class Request:
     )
     quant: Quant = _option(
         None,
-        "scheme, backend:scheme, scheme,option=value, scheme,embeddings, component=scheme (repeat), or auto",
+        "scheme, backend:scheme, scheme,option=value, scheme,embeddings, component=scheme (repeat), auto, or "
+        "auto,size=6GB",
         metavar="S",
     )
     offload: str = _option("none", "how weights share the fast memory", OFFLOADS)
@@ -105,16 +106,15 @@ class Request:
     )
     size: int | str | None = _option(
         None,
-        "with quant=auto: bytes that all weights together may take; each gets the scheme that is worth its bytes most",
+        "how many bytes all weights together may take, such as 6GB: each gets the scheme that is worth its bytes most "
+        "(quant=auto)",
         metavar="6GB",
-        setting=False,
     )
     quality: float | None = _option(
         None,
-        "with quant=auto, instead of size: the least signal-to-noise ratio of the outputs, in dB, for as few bytes as "
-        "possible",
+        "instead of size: the least signal-to-noise ratio of the outputs in dB, such as 30, for as few bytes as "
+        "possible (quant=auto)",
         metavar="DB",
-        setting=False,
     )
     device: str | None = _option(None, "compute device (default: the best there is)", metavar="DEVICE")
     dtype: str | None = _option(None, "dtype of what is not quantized (default: as in the file)", COMPUTE_DTYPES)
@@ -280,8 +280,10 @@ def make_request(path: Any, **values: Any) -> Request:
     for name in values:
         if name not in known:
             raise unknown(name, known, "load_model")
+    arguments = with_options_of_auto(values)
     return Request(
-        path=_path(path), **{name: _CLEAN[name](value) if name in _CLEAN else value for name, value in values.items()}
+        path=_path(path),
+        **{name: _CLEAN[name](value) if name in _CLEAN else value for name, value in arguments.items()},
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..models import Detected
     from ..offload import OffloadMode
     from .component_files import ModelFiles
+    from .mix_curve import MixCurve
     from .request import Request
 
 
@@ -36,7 +37,7 @@ class Resolved:
         device: the compute device, by torch name. dtype: what floats are cast to; None to leave them as stored.
         specs: the scheme of each component, see `Request.specs`; those that `auto` chose, if the request says so.
         offload_mode, budget: the mode, and the bytes that weights may take; likewise.
-        why, foreseen: for "auto", see `Plan`.
+        why, foreseen, curve: for "auto", see `Plan`.
     """
 
     request: Request
@@ -49,6 +50,7 @@ class Resolved:
     budget: int | None
     why: str | None = None
     foreseen: float | None = None
+    curve: MixCurve | None = None
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ..core import AUTO
 from ..errors import SettingsError
-from .component_types import ROLES, role_of
-from .request import Request, make_request
+from .component_types import ROLES, is_quantized_by_default, role_of
+from .request import NOT_QUANTIZED, Request, make_request
 from .settings_fields import field_named, fields
 
 _PREFIX = "quant."
@@ -66,6 +67,8 @@ class Settings:
             if scheme is not None:
                 schemes[name] = scheme
         others = {name: value for name, value in self.values.items() if not name.startswith(_PREFIX)}
+        if others["size"] is not None or others["quality"] is not None:
+            return make_request(path, quant=AUTO, components=_mixed(schemes, components), **others, **call)
         return make_request(path, quant=schemes or None, **others, **call)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,6 +78,24 @@ class Settings:
             for row in fields()
             if self.values[row.name] != row.default
         }
+
+
+def _mixed(schemes: Mapping[str, str], components: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the components that a mix is chosen for; None for those that are quantized by default.
+
+    Args:
+        schemes: what is set for components; NOT_QUANTIZED leaves one as it is.
+    """
+    for name, scheme in schemes.items():
+        if scheme.lower() != NOT_QUANTIZED:
+            raise SettingsError(
+                f"Cannot use size or quality with {scheme} for {name}",
+                "they choose a scheme for each weight",
+                "Leave its scheme as found, or remove size and quality",
+            )
+    return (
+        tuple(name for name in components if is_quantized_by_default(name) and name not in schemes) if schemes else None
+    )
 
 
 def _given(name: object, value: Any) -> Any:

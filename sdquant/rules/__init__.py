@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .calibrated_spec import CalibratedSpec, calibrated_schemes, require_magnitudes, unweighed, with_statistics
+    from .calibrated_spec import (
+        CalibratedSpec,
+        calibrated_schemes,
+        require_magnitudes,
+        shrink_moments,
+        unweighed,
+        with_statistics,
+    )
     from .core import calibration_method
     from .core.how_to_quantize import HowToQuantize
     from .core.qarray import QArray, dequantize, quantize
@@ -47,6 +54,6 @@ __all__ = [
     "load_params", "load_quant_stats", "merge_quant_stats", "missing_params", "mix_of", "model_rules", "operation_of",
     "plain_tiles", "presets", "process_prequantized_params", "product_ranges", "qconfig", "quant_spec", "quant_stats",
     "quantize", "quantize_model", "quantize_params", "require_complete", "require_magnitudes", "require_ranges",
-    "restore_quantization_rules", "rule_of", "rules_in", "rules_of", "rules_of_model", "sharded", "statistics_file",
-    "unweighed", "with_rules", "with_statistics",
+    "restore_quantization_rules", "rule_of", "rules_in", "rules_of", "rules_of_model", "sharded", "shrink_moments",
+    "statistics_file", "unweighed", "with_rules", "with_statistics",
 ]  # fmt: skip

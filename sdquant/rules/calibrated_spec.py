@@ -66,11 +66,7 @@ class CalibratedSpec(QuantSpec):
         if -(-inputs // size) != blocks or (blocks == 1 and inputs != size):
             about = size if blocks == 1 else f"{blocks * size - size + 1} to {blocks * size}"
             raise SettingsError(what, f"quant_stats is about {about} inputs, but it has {inputs}", self._again)
-        share = layer.rows / (layer.rows + _INPUTS * inputs)
-        means = moments.diagonal(dim1=1, dim2=2).clone()
-        moments = moments * share
-        moments.diagonal(dim1=1, dim2=2).copy_(means)
-        return moments
+        return shrink_moments(moments, layer.rows, inputs)
 
     def magnitudes(self, inputs: int) -> Tensor | None:
         """See `QuantSpec.magnitudes`. None for a layer that calibration knows, and no image needed.
@@ -110,6 +106,14 @@ class CalibratedSpec(QuantSpec):
             f"quant_stats={self.statistics!r} knows no such layer{whole}",
             f"{self._again}; or name the components that it is about in components=",
         )
+
+
+def shrink_moments(moments: Tensor, rows: int, inputs: int) -> Tensor:
+    """Return second moments with as much of what is beside the diagonal as so many rows of inputs tell."""
+    means = moments.diagonal(dim1=1, dim2=2).clone()
+    moments = moments * (rows / (rows + _INPUTS * inputs))
+    moments.diagonal(dim1=1, dim2=2).copy_(means)
+    return moments
 
 
 def with_statistics(spec: QuantSpec, statistics: str, component: str = "") -> CalibratedSpec:

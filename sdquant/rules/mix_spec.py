@@ -22,6 +22,7 @@ class Share:
     Attributes:
         name: of the weight. spec: None to leave it as it is.
         noise: power of the noise that this makes in the output of its component, relative to that of the output.
+        bytes, values: of the weight, and how many values it has.
         next_bytes, next_noise: the next better choice, which would take so many more bytes, and its noise; 0 and the
             same noise if there is none.
     """
@@ -29,6 +30,8 @@ class Share:
     name: str
     spec: QuantSpec | None
     noise: float
+    bytes: int = 0
+    values: int = 0
     next_bytes: int = 0
     next_noise: float = 0.0
 
@@ -75,6 +78,7 @@ class MixSpec(QuantSpec):
                 share.name: {
                     "scheme": None if share.spec is None else str(share.spec),
                     "noise_db": _decibels(share.noise),
+                    "bytes": share.bytes,
                     "next_bytes": share.next_bytes,
                     "next_noise_db": _decibels(share.next_noise),
                 }

@@ -24,10 +24,10 @@ from ..core import AUTO, FLOATS, GPTQ, LONE, QuantSpec, Unfit, gguf_mixes, gguf_
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
 from ..models import RoundingLoss, detect, original_names
-from ..planning import make_request, planner
+from ..planning import make_request, mix, planner
 from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, unweighed, with_statistics
 from ..utils.progress import byte_bar
-from . import gguf_mix, original_layout
+from . import file_mix, original_layout
 from .float_configs import is_of_weights, write_config
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FLOAT_TYPES = {row.dtype: name for name, row in gguf_types.TYPES.items() if row.dtype}
+_HEAD = 55  # bytes of a tensor's entry in the header beside name and sizes, and at most of its alignment
 FALLBACK = "q8_0"  # for weights that are not a whole number of blocks of the requested type
 
 
@@ -336,13 +337,15 @@ def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> dict[str, str
         def suits(word: str, name: str = name, shape: tuple[int, ...] = shape, dtype: str = dtype) -> bool:
             return _type_of(name, shape, dtype, QuantSpec(registry.scheme(word)), kind) == word
 
-        candidates.append(
-            gguf_mix.MixedTensor(
-                name=name, shape=shape, sources=tuple(by_name[name].sources), plain=_float_type(name, shape, dtype),
-                types=gguf_mix.fitting(shape, suits) if block else (),
-            )
-        )  # fmt: skip
-    return gguf_mix.types_of(src, candidates, options, "" if component == LONE else component)
+        words = [word for word in mix.FAMILIES[mix.GGUF] if block and math.prod(shape) and suits(word)]
+        sizes = {
+            word: gguf_types.TYPES[word].size(math.prod(shape)) + _HEAD + 8 * len(shape) + len(name.encode())
+            for word in (*words, _float_type(name, shape, dtype))
+        }
+        candidates.append(file_mix.MixedTensor(name=name, sources=tuple(by_name[name].sources), bytes=sizes))
+    rest = 4096 + 2 * len(str(src.config))
+    name = "" if component == LONE else component
+    return file_mix.formats_of(src, candidates, options, name, kind="GGUF", rest=rest)
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:

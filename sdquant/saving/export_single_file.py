@@ -86,19 +86,37 @@ def quantize_file(
     assert choice is not None
     spec = choice.of_component("" if component == LONE else component)
     src = floats_of(src)
-    loss = RoundingLoss()
     rows = list(rows_of(src, spec, options.skip))
     if not options.skip:
-        original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
-    weights = [(row.part.sources[0], row.shape) for row in rows if row.quantized]
+        original_layout.refuse_unchanged(src, spec, any(row.spec for row in rows))
+    weights = [(row.part.sources[0], row.shape) for row in rows if row.spec is not None]
     require_magnitudes(spec, weights)
     original_layout.warn_of(*unweighed(spec, weights))
-    parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
+    return write_rows(goal, src, rows, str(spec), options.skip, progress, on_bytes, _whole_file(spec))
+
+
+def write_rows(
+    goal: Path,
+    src: Checkpoint,
+    rows: list[FileTensor],
+    what: str,
+    skip: tuple[str, ...],
+    progress: bool,
+    on_bytes: Callable[[int, int], None] | None,
+    markers: Mapping[str, TensorSpec] | None = None,
+) -> Path:
+    """Quantize the tensors of a file as `rows` say, one at a time, and write it; return its path.
+
+    Args:
+        what: is written, for the progress bar. markers: tensors of zeros that the file has besides.
+    """
+    loss, extra = RoundingLoss(), markers or {}
+    parts = {key: part for row in rows for key, part in row.made.items()} | dict(extra)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    with closing_files(src.open()) as files, byte_bar(f"Writing {spec}", total, progress, on_bytes) as tick:
+    with closing_files(src.open()) as files, byte_bar(f"Writing {what}", total, progress, on_bytes) as tick:
         metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True), **_layers(rows)}
-        tensors = _tensors(rows, src, files, spec, options.skip, tick, loss)
+        tensors = _tensors(rows, src, files, skip, tick, loss, extra)
         safetensors_writer.write_parts(goal, parts, tensors, metadata)
     original_layout.warn_of(loss)
     return goal
@@ -147,23 +165,32 @@ def hidden(name: str, spec: QuantSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A tensor of the model.
+class FileTensor:
+    """A tensor of the model in the file.
 
     Attributes:
-        part: of which tensors it is made, of this shape. quantized: whether it is.
+        part: of which tensors it is made, of this shape. spec: what it is quantized to; None for floats.
         made: the tensors that it becomes in the file.
         entry: what ComfyUI's metadata says of its layer; {} for nothing.
     """
 
     part: OutputTensor
     shape: tuple[int, ...]
-    quantized: bool
+    spec: QuantSpec | None
     made: Mapping[str, TensorSpec]
     entry: Mapping[str, Any] = field(default_factory=dict)
 
 
-def rows_of(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
+def float_rows(src: Checkpoint) -> Iterator[FileTensor]:
+    """Yield the tensors of the file with none of them quantized."""
+    shapes = {key: info.shape for key, info in src.tensors.items()}
+    for part in original_layout.names(src, alone=True)[0]:
+        shape, dtype = original_names.shape_of(part, shapes), original_layout.dtype_of(part, src)
+        yield FileTensor(part, shape, None, {part.name: TensorSpec(dtype=dtype, shape=shape)})
+
+
+def rows_of(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[FileTensor]:
+    """Yield the tensors of the file, those quantized that fit the scheme."""
     parts, row = original_layout.names(src, alone=True)
     kind = gguf_conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
@@ -178,12 +205,14 @@ def rows_of(src: Checkpoint, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator
             len(shape) != 2 or gguf_conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
         )
         if stays or any(source not in fit for source in part.sources):
-            yield _Row(part, shape, False, {part.name: TensorSpec(dtype=dtype, shape=shape)})
+            yield FileTensor(part, shape, None, {part.name: TensorSpec(dtype=dtype, shape=shape)})
         else:
             is_comfy = spec.scheme.backend == "comfy"
             details = comfy_details(spec.scheme.name, shape[1]) if is_comfy else {"block_size": _BLOCK}
             described = PackedSpec(scheme=spec.scheme, shape=shape, dtype=dtype, details=details)
-            yield _Row(part, shape, True, _made(part.name, described, spec), comfy_entry(described) if is_comfy else {})
+            yield FileTensor(
+                part, shape, spec, _made(part.name, described, spec), comfy_entry(described) if is_comfy else {}
+            )
 
 
 def _made(name: str, described: PackedSpec, spec: QuantSpec) -> dict[str, TensorSpec]:
@@ -200,13 +229,13 @@ def _made(name: str, described: PackedSpec, spec: QuantSpec) -> dict[str, Tensor
 
 
 def _tensors(
-    rows: list[_Row],
+    rows: list[FileTensor],
     src: Checkpoint,
     files: Mapping[Path, TensorFile],
-    spec: QuantSpec,
     skip: tuple[str, ...],
     tick: Callable[[int], Any],
     loss: RoundingLoss,
+    markers: Mapping[str, TensorSpec],
 ) -> Iterator[Mapping[str, Tensor]]:
     """Yield the file's tensors, those of one model tensor at a time."""
     import torch
@@ -214,25 +243,28 @@ def _tensors(
     from ..models import refuse_not_finite
     from ..utils.malloc_trim import Trimmer
 
-    row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
+    trimmer = Trimmer()
+    some = next((row.spec for row in rows if row.spec is not None), None)  # for messages
     for each in rows:
         tensor = original_layout.read(each.part, src, files)
         name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
-        if each.quantized:
+        if each.spec is not None:
+            row = SCHEMES[each.spec.scheme.name]
             # Layers that are one here get the same inputs, and so the same magnitudes.
-            mine = spec.of(each.part.sources[0], each.shape)
+            mine = each.spec.of(each.part.sources[0], each.shape)
             packed = row.encode(original_layout.describe_component(each.part), tensor, mine)
             if src.origins.keys() & set(each.part.sources):
                 loss.add(original_layout.read(each.part, src, files, exact=True), packed)
             yield row.write(name, packed)
             del packed
         else:
-            refuse_not_finite(original_layout.describe_component(each.part), tensor, spec, skip)
+            if some is not None:
+                refuse_not_finite(original_layout.describe_component(each.part), tensor, some, skip)
             yield {name: tensor}
         del tensor
         trimmer.add(nbytes)
         tick(nbytes)
-    yield {key: torch.zeros(part.shape, dtype=getattr(torch, part.dtype)) for key, part in _whole_file(spec).items()}
+    yield {key: torch.zeros(part.shape, dtype=getattr(torch, part.dtype)) for key, part in markers.items()}
 
 
 def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
@@ -294,7 +326,7 @@ def _line(kind: str) -> Tensor:
     return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
 
 
-def _layers(rows: list[_Row]) -> dict[str, str]:
+def _layers(rows: list[FileTensor]) -> dict[str, str]:
     """Return the metadata entry that says of ComfyUI's layers what their tensors say; {} if there are none."""
     layers = {row.part.name.removesuffix(".weight"): row.entry for row in rows if row.entry}
     return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": layers})} if layers else {}

@@ -30,7 +30,8 @@ def fixes(values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, mos
     """
     suggestions: list[Fix] = []
     for kind in (
-        _another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited, _default_device,
+        _another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited, _unmixed,
+        _default_device,
     ):  # fmt: skip
         fix = next((row for row in kind(values) if _would(values, row, accepts)), None)
         if fix is not None:
@@ -96,6 +97,15 @@ def _as_found(values: Mapping[str, Any]) -> Iterator[Fix]:
 def _unlimited(values: Mapping[str, Any]) -> Iterator[Fix]:
     if values["budget"] is not None:
         yield Fix(text="Use no budget", changes={"budget": None})
+
+
+def _unmixed(values: Mapping[str, Any]) -> Iterator[Fix]:
+    mixed = [name for name in ("size", "quality") if values[name] is not None]
+    for name in mixed:
+        yield Fix(text=f"Use no {name}", changes={name: None})
+    schemes = [f"quant.{row.name}" for row in ROLES if values[f"quant.{row.name}"] is not None]
+    if mixed and schemes:
+        yield Fix(text="Let the size choose all schemes", changes=dict.fromkeys(schemes))
 
 
 def _default_device(values: Mapping[str, Any]) -> Iterator[Fix]:

@@ -232,7 +232,7 @@ class Engine:
 
         if self._held is not None and self._held.asked == request and not _changed(self._held):
             return self._held
-        plan = prepare(request)
+        plan = prepare(request, on_weights=lambda done, total: job.at("reading the weights", done, total))
         stamps = _stamps(plan)
         job.at("loading", 0, plan.bytes)
         before = self._held.asked if self._held is not None else None

@@ -90,7 +90,7 @@ def review(target: Target, values: Mapping[str, Any]) -> Review:
         return Review(marks={}, error=error)
     verdicts = marks(values, on_disk, here)
     try:
-        plan = prepare(target.request(Settings(values)))
+        plan = prepare(target.request(Settings(values)), read=False)
         ways = _that_fit(target, values, here) if is_too_large(plan, capacity_for(plan, here)) else ()
         return Review(marks=verdicts, plan=plan, fixes=ways)
     except SdquantError as error:
@@ -109,7 +109,7 @@ def _that_fit(target: Target, values: Mapping[str, Any], here: Machine) -> tuple
     def accepts(near: Settings) -> bool:
         if near["offload"] == values["offload"]:  # to try other schemes would take too long
             return False
-        plan = prepare(target.request(near))
+        plan = prepare(target.request(near), read=False)
         return not is_too_large(plan, capacity_for(plan, here))
 
     return fixes(values, accepts, most=1)
@@ -117,7 +117,7 @@ def _that_fit(target: Target, values: Mapping[str, Any], here: Machine) -> tuple
 
 def _loads(target: Target, settings: Settings) -> bool:
     try:
-        prepare(target.request(settings))
+        prepare(target.request(settings), read=False)
     except SdquantError:
         return False
     return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
 from ..planning import VERDICTS, fields
-from . import html_components
+from . import html_components, mix_view
 from .html_components import escape
 from .page_words import in_page_words
 from .plan_preview import capacity_for
@@ -36,9 +36,8 @@ def shown(review: Review, values: Mapping[str, Any], roots: Roots) -> str:
     worst = max((_chosen(review, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
     verdict = "untested" if worst[0] == "breaks" else worst[0]  # the plan was made: it was insisted on
     reason = html_components.paragraph(in_page_words(worst[1]) + ".") if verdict != "works" and worst[1] else ""
-    return html_components.card(verdict, escape(_TITLES[verdict]), reason) + html_components.plan_bars(
-        review.plan, free
-    )
+    card = html_components.card(verdict, escape(_TITLES[verdict]), reason)
+    return card + html_components.plan_bars(review.plan, free) + mix_view.mix_html(review.plan)
 
 
 def _too_large(review: Review, plan: Plan) -> str:

@@ -129,6 +129,10 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-curve .sq-grid { stroke: var(--border-color-primary); }
 .sq-curve .sq-line { fill: none; stroke: #6366f1; stroke-width: 2; }
 .sq-curve circle { fill: #6366f1; }
+.sq-curve .sq-picked { fill: #dc2626; }
+.sq-parts { display: flex; height: 14px; }
+.sq-part, .sq-bits::before { background: var(--tone); }
+.sq-bits::before { content: ""; display: inline-block; width: 12px; height: 12px; margin: 0 6px 0 12px; }
 .sq-over { background: #dc2626; }
 @media (max-width: 640px) {
   #start [data-testid="block-label"] { display: none; }

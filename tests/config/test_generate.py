@@ -149,8 +149,21 @@ def test_every_flag_of_the_other_form_has_a_key() -> None:
     form = next(sub.choices["generate"].form for sub in cli.parser()._actions if isinstance(sub.choices, dict))
     assert form is not None
     missing = [row.option_strings for row in form._actions if getattr(row, "key", None) == ""]
-    # A secret has no place in a file, and a file names a scheme, for which there is no size to choose one by.
-    assert missing == [["--size"], ["--quality"], ["--token"]]
+    # A secret has no place in a file.
+    assert missing == [["--token"]]
+
+
+def test_a_mix_of_a_size(file: Path) -> None:
+    """With statistics, or as an option of auto; not beside rules."""
+    words = ["size=2MB", "quant_stats=stats.safetensors"]
+    request = config.request_of(config.load(file, words, command="generate"))
+    assert (request.quant, request.size_bytes, request.quant_stats) == ("auto", 2_000_000, "stats.safetensors")
+    made = config.request_of(config.load(file, ["quantization=auto", "quality=30"], command="generate"))
+    assert (made.quant, made.quality) == ("auto", 30.0)
+    with pytest.raises(sdquant.SettingsError, match="needs quant='auto'"):
+        config.request_of(config.load(file, ["size=2MB", "quantization=nf4"], command="generate"))
+    with pytest.raises(sdquant.SettingsError, match="size"):
+        config.load(file, ["size=much"], command="generate")
 
 
 def test_the_form_with_a_model_is_as_it_was(capsys: Capture, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ OUT = Path("sdquant-compare.png")
 JOIN = "+"  # between the components of one scheme
 
 _QUANT = (
-    f"scheme to compare (repeat); components are joined by {JOIN}, as in -q nf4 -q unet=nf4{JOIN}text_encoder=int8 "
-    "(default: those of nf4, int8, qint8 and fp8 that the matrix allows here)"
+    f"scheme to compare (repeat); components are joined by {JOIN}, as in -q nf4 -q unet=nf4{JOIN}text_encoder=int8; "
+    "auto,size=6GB is a mix (default: those of nf4, int8, qint8 and fp8 that the matrix allows here)"
 )
 
 
@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _common.add_drawing_flags(parser)
     parser.add_argument(
         "--reference", metavar="S", help="scheme that the others are held to (default: the model as found)"
+    )
+    parser.add_argument(
+        "--curve", action="store_true", help="predict quality against bytes for the model, which reads its weights once"
     )
     parser.add_argument(
         "-o", "--out", type=Path, help=f"the picture (default: {OUT}, and none with --json)", metavar="FILE"
@@ -51,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         _common.refuse_target(out, SUFFIXES)
         require()
     # The first request has all that is not the scheme, checked.
-    request = _common.request_of(args, quant=None)
+    mix = {"size": args.size, "quality": args.quality}
+    request = _common.request_of(args, quant=None, **dict.fromkeys(mix))
     _common.refuse_auto(request, "all schemes are compared in the same offload mode")
     quants = [one(word) for word in args.quant] if args.quant else compare.allowed_for(request)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
@@ -67,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
             height=args.height,
             reference=None if args.reference is None else one(args.reference),
             on_progress=on_progress,
-            **{name: value for name, value in values.items() if name != "quant"},
+            curve=args.curve,
+            **{name: value for name, value in values.items() if name != "quant"} | mix,
         )
     if out is not None:
         save(compare.sheet(comparison), out, optimize=True)
@@ -89,6 +94,9 @@ def render(comparison: Comparison) -> str:
         f"{comparison.model}, {comparison.prompt!r}, seed {comparison.seed}, {comparison.steps} steps",
         _common.table(HEADER, [_cells(row) for row in comparison.rows]),
     ]
+    if comparison.curve is not None:
+        lines.append("\npredicted quality of the outputs, by size")
+        lines.append(_common.table(("stored as", "weights", "quality"), comparison.curve.rows()))
     lines += [f"no image: {row.label}: {row.error}" for row in comparison.rows if row.error is not None]
     return "\n".join(lines)
 

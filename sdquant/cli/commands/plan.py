@@ -7,10 +7,10 @@ import logging
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core import LONE
-from ...errors import MissingComponentError
+from ...errors import MissingComponentError, SettingsError
 from ...rules import MixSpec
 from .. import _common
 
@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _common.add_request_flags(parser)
     parser.add_argument("--width", type=_common.positive, help="pixels of an image (default: the model's)")
     parser.add_argument("--height", type=_common.positive, help="pixels of an image (default: the model's)")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="of a mix: draw its formats block by block, and its curve"
+    )
     _common.add_json_flag(parser)
 
 
@@ -37,8 +40,15 @@ def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
     from ...compat import hardware
     from ...planning import meta_models, peak_memory, prepare, step_time
+    from ...utils.figure import require
+    from ...utils.images import SUFFIXES, save
 
+    if args.picture is not None:
+        _common.refuse_target(args.picture, SUFFIXES)
+        require()
     plan = prepare(_common.request_of(args), machine := hardware.probe())
+    if args.picture is not None:
+        save(_picture(plan), args.picture, optimize=True)
     try:
         traced = meta_models.trace_plan(plan, width=args.width, height=args.height)
         step = step_time.step(plan, traced, machine.native)
@@ -68,13 +78,26 @@ def run(args: argparse.Namespace) -> int:
     for part in plan.components:
         if isinstance(part.spec, MixSpec):
             print("\n" + "\n".join(_mixed(part.name, part.spec)))
+    if plan.curve is not None:
+        print("\npredicted quality of the outputs, by size")
+        print(_common.table(("stored as", "weights", "quality"), plan.curve.rows()))
     lines = [line for part in plan.components for line in _kept(part)]
     if lines:
         print("\nstay as they are")
         print("\n".join(lines))
     for line in plan.warnings:
         print(f"\nwarning: {line}")
+    if args.picture is not None:
+        print(f"\npicture: {args.picture}")
     return 0
+
+
+def _picture(plan: Plan) -> Any:
+    from ...evaluation import mix_sheet
+
+    if plan.curve is None:
+        raise SettingsError("Cannot draw a picture", "only a mix has one", "Add --quant auto and --size, such as 6GB")
+    return mix_sheet(plan)
 
 
 def _files(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from ...loading import load_planned, rounding_loss
-    from ...planning import locate, prepare
+    from ...planning import locate, mix_arguments, prepare
     from ...saving import (
+        comfy_mix,
         export_gguf,
         export_single_file,
         library_formats,
@@ -67,6 +69,11 @@ def run(args: argparse.Namespace) -> int:
             "Cannot quantize the model", "no scheme is named", "Add --quant, such as --quant nf4, or --rules FILE"
         )
     quant = _common.quant_of(args.quant or [RULES])
+    if isinstance(quant, str):  # "auto,size=6GB"
+        options = {"quant": quant, "size": args.size, "quality": args.quality}
+        options = mix_arguments.with_options_of_auto(options)
+        quant, args.size, args.quality = options["quant"], options["size"], options["quality"]
+        args.quant = [quant] if args.quant else args.quant
     each = [quant] if isinstance(quant, str) else list(quant.values())
     named = [text for text in each if text.strip().lower() not in (NOT_QUANTIZED, AUTO)]
     _common.refuse_target(out)
@@ -88,8 +95,10 @@ def run(args: argparse.Namespace) -> int:
         return _run_together(args, out)
     more = ""
     alone = out.suffix == ".safetensors" and form is None
+    quant = AUTO if isinstance(quant, str) and quant.strip().lower() == AUTO else quant
     into_gguf = bool(gguf) or (quant == AUTO and out.suffix == ".gguf")
-    if into_gguf or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
+    into_comfy = alone and quant == AUTO and not (args.size is None and args.quality is None)
+    if into_gguf or into_comfy or (alone and isinstance(quant, str) and named and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
                 f"Cannot write a GGUF file with {quant}",
@@ -99,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         mixed = {name: getattr(args, name) for name in ("size", "quality")}
         write = export_gguf.quantize_file if into_gguf else export_single_file.quantize_file
+        write = comfy_mix.quantize_file if into_comfy else write
         write(
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
@@ -121,20 +131,23 @@ def run(args: argparse.Namespace) -> int:
         if floats:
             more = portable.said(floats, _common.size(sum(row.nbytes for row in floats)))
         save(model, out, overwrite=args.overwrite, portable=args.portable_as or args.portable)
-    _say(out)
+    _say(out, mixed=quant == AUTO)
     if more:
         print(more)
     return 0
 
 
-def _say(out: Path) -> None:
-    """Print the schemes and the size of the written model."""
+def _say(out: Path, *, mixed: bool = False) -> None:
+    """Print the schemes and the size of the written model. mixed: its weights got schemes of their own."""
     from ...models import detect
     from ...saving import next_steps
 
     detected = detect(out)
     quants = dict.fromkeys(part.quant for part in (detected.parts or {"": detected}).values() if part.quant)
-    print(f"{out}: {' and '.join(quants)}, {_common.size(detected.bytes)} of weights")
+    counts = Counter(weight.scheme for src in detected.sources.values() for weight in src.prequantized.values())
+    every = ", ".join(name for name, _ in counts.most_common())
+    words = f"a mix of {every}" if mixed and len(counts) > 1 else " and ".join(quants)
+    print(f"{out}: {words}, {_common.size(detected.bytes)} of weights")
     if out.suffix in (".gguf", ".safetensors") and detected.component in ("transformer", "unet"):
         print(next_steps.opened_with(out, str(detected.quant)))
 

@@ -63,8 +63,9 @@ def quantization_of(config: RunConfig, shards: Shards | None = None) -> Quantiza
     elif config.use_qwix_quantization and name:
         rules = _of_preset(name, config, training)
     elif not config.use_qwix_quantization:
-        _refuse_rule_keys(config)
-        quant = _of_backend(name) if name else None
+        is_mix = _is_mix(config)
+        _refuse_rule_keys(config, but=("quant_stats",) if is_mix else ())
+        quant = _of_backend(name) if name else AUTO if is_mix else None
     if rules is not None:
         rules = tuple(_for_training(rule, shards) if training else _forward(rule) for rule in rules)
     if config.quant_stats is None and any(rule.act_static_scale for rule in rules or ()):
@@ -76,7 +77,7 @@ def quantization_of(config: RunConfig, shards: Shards | None = None) -> Quantiza
     return Quantization(
         quant=quant,
         rules=rules,
-        quant_stats=config.quant_stats if rules is not None else None,
+        quant_stats=config.quant_stats if rules is not None or _is_mix(config) else None,
         unused=dict(_unused(config, rules)),
     )
 
@@ -97,8 +98,13 @@ def _refuse_beside_rules(config: RunConfig, name: str) -> None:
         )
 
 
-def _refuse_rule_keys(config: RunConfig) -> None:
-    for name in _set(config, _OF_RULES):
+def _is_mix(config: RunConfig) -> bool:
+    """Return whether each weight is to get a scheme of its own, by a size or quality."""
+    return any(_set(config, ("size", "quality")))
+
+
+def _refuse_rule_keys(config: RunConfig, but: tuple[str, ...]) -> None:
+    for name in _set(config, tuple(name for name in _OF_RULES if name not in but)):
         raise SettingsError(
             f"Cannot combine {name} with {_SWITCH}=false",
             "only the rule engine uses it",
@@ -205,8 +211,10 @@ def _set(config: RunConfig, names: tuple[str, ...]) -> Iterator[str]:
 
 def _unused(config: RunConfig, rules: tuple[QuantizationRule, ...] | None) -> Iterator[tuple[str, str]]:
     if rules is None:
-        reason = "nothing is quantized" if not config.quantization else "only the rule engine uses it"
-        yield from ((name, reason) for name in (*_set(config, _OF_RULES), *_set(config, _OF_SHARDS)))
+        is_mix = _is_mix(config)
+        reason = "only the rule engine uses it" if config.quantization or is_mix else "nothing is quantized"
+        rows = (*_set(config, _OF_RULES), *_set(config, _OF_SHARDS))
+        yield from ((name, reason) for name in rows if not (is_mix and name == "quant_stats"))
         return
     if not any(rule.act_qtype for rule in rules):
         yield from ((name, "no rule quantizes activations") for name in _set(config, (_ACT,)))

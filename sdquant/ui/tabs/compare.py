@@ -11,7 +11,7 @@ import gradio as gr
 from ...errors import SdquantError, SettingsError
 from ...evaluation import compare
 from ...models import Stopped
-from ...planning import fields
+from ...planning import AUTO, fields
 from ...utils import figure
 from ...utils.byte_sizes import size
 from .. import header, html_components, quality_curve
@@ -19,6 +19,7 @@ from ..background_task import follow
 from ..model_manager import Job, Progress
 from ..thumbnails import compared_images
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
+from . import compare_curve
 
 if TYPE_CHECKING:
     from ...evaluation import Comparison
@@ -42,8 +43,9 @@ def add(desk: Desk, head: Head) -> None:
         with gr.Column(scale=3):
             prompt = gr.Textbox("a handwritten seven", label="Prompt", max_length=MAX_PROMPT, elem_id="compare-prompt")
             selection = gr.Dropdown(
-                schemes, value=list(compare.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
-                info="With the offload mode in force", elem_id="compare-schemes",
+                [*schemes, AUTO], value=list(compare.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
+                info="With the offload mode in force; auto,size=6GB is a mix, auto that of the settings",
+                allow_custom_value=True, elem_id="compare-schemes",
             )  # fmt: skip
             with gr.Row():
                 steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="compare-steps")
@@ -51,6 +53,7 @@ def add(desk: Desk, head: Head) -> None:
             with gr.Row():
                 run = gr.Button("Compare", variant="primary", scale=3, elem_id="compare-run")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="compare-cancel")
+            predict = gr.Button("Predict the curve", size="sm", elem_id="compare-predict")
             with gr.Row():
                 picture = gr.DownloadButton("Picture", size="sm", interactive=False, elem_id="compare-png")
                 data = gr.DownloadButton("JSON", size="sm", interactive=False, elem_id="compare-json")
@@ -89,6 +92,7 @@ def add(desk: Desk, head: Head) -> None:
         concurrency_limit=None,
         **_QUIET,
     )
+    compare_curve.add_prediction(desk, predict, [head.model, head.base], [status, rows, predict, cancel])
     gr.on([left.input, right.input], _pair, [images, left, right], slider, **_QUIET)
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
@@ -158,8 +162,9 @@ def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
     images = {row.label: row.image for row in result.rows if row.image is not None}
     names = list(images)
     first, last = names[0], names[-1]
+    curves = quality_curve.curve(result.rows) + compare_curve.curve_html(result.curve)
     return (
-        status, sheet, quality_curve.curve(result.rows) + _table(result), *files, images,
+        status, sheet, curves + _table(result), *files, images,
         gr.update(visible=len(names) > 1), gr.update(choices=names, value=first),
         gr.update(choices=names, value=last), _pair(images, first, last), compared_images(result),
     )  # fmt: skip

@@ -15,7 +15,7 @@ import gradio as gr
 
 from ...errors import SdquantError, SettingsError
 from ...models import Stopped
-from ...planning import fields, presets
+from ...planning import fields, mix_presets, presets
 from ...settings import Fix, Settings, field_named, settings_file
 from .. import header, html_components, support_view, widgets
 from ..background_task import follow
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..header import Head
 
 # Fields that stand in the open; every other one, new ones too, is under "More".
-_OPEN = ("offload", "budget", "mode", "skip", "cache")
+_OPEN = ("size", "quality", "offload", "budget", "mode", "skip", "cache")
 
 _FIXES = 3  # buttons
 _MAX_IMPORT = 1 << 20  # bytes
@@ -45,7 +45,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     """Create the tab's widgets and connect their events."""
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
-        ready = {row.name: _ready(row) for row in presets.PRESETS}
+        ready = {row.name: _ready(row) for row in (*presets.PRESETS, *mix_presets.MIXES)}
     picker = scheme_picker.add()
     with gr.Row():
         with gr.Column(scale=3):
@@ -119,7 +119,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
 
-def _ready(row: presets.Preset) -> gr.Button:
+def _ready(row: presets.Preset | mix_presets.MixPreset) -> gr.Button:
     return gr.Button(row.label, size="sm", min_width=120, elem_id=f"preset-{row.name}")
 
 
@@ -223,18 +223,22 @@ def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
 
 def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
     """Choose a preset's settings for this model; return the reason, and the updates of the widgets."""
-    title = next(row.label for row in presets.PRESETS if row.name == name)
+    title = next(row.label for row in (*presets.PRESETS, *mix_presets.MIXES) if row.name == name)
     try:
         target = desk.target(model, base)
         keep = _keepable(_read(shown))
         _refuse_places(desk, keep.values)
-        current = desk.engine.held
-        taken = current.bytes if current is not None else 0
-        choice = presets.choose(name, target.path, settings=keep, held=taken, **target.companions)
+        if name in {row.name for row in mix_presets.MIXES}:
+            settings, why = mix_presets.choose_mix_settings(name, target.path, settings=keep, **target.companions)
+        else:
+            current = desk.engine.held
+            taken = current.bytes if current is not None else 0
+            choice = presets.choose(name, target.path, settings=keep, held=taken, **target.companions)
+            settings, why = choice.settings, choice.why
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
-    return html_components.card("info", escape(title), html_components.paragraph(choice.why + ".")), *_put(
-        choice.settings.values, shown
+    return html_components.card("info", escape(title), html_components.paragraph(why + ".")), *_put(
+        settings.values, shown
     )
 
 

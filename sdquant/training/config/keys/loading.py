@@ -14,8 +14,7 @@ from ..value_types import COMMANDS, MAXDIFFUSION, Key
 _GENERATE = ("generate",)
 
 # A field of Request, the kind of its values in a file, and the commands that use it. What is not here is no key of its
-# own: quant and rules are made from the keys of quantization,
-# which know no auto, for which size and quality are, and a token is nothing for a file that is kept and shown.
+# own: quant and rules are made from the keys of quantization, and a token is nothing for a file that is kept and shown.
 _FIELDS = (
     ("base", "str", COMMANDS),
     ("components", "names", COMMANDS),
@@ -23,6 +22,8 @@ _FIELDS = (
     ("mode", "str", _GENERATE),
     ("runtime", "str", COMMANDS),
     ("compute", "str", _GENERATE),
+    ("size", "size", _GENERATE),
+    ("quality", "float", _GENERATE),
     ("offload", "str", _GENERATE),
     ("budget", "size", _GENERATE),
     ("device", "str", COMMANDS),
@@ -39,7 +40,8 @@ _FIELDS = (
 
 
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
-    "budget": parse_budget, "cache_limit": partial(parse_size, what="A cache_limit")
+    "budget": parse_budget, "cache_limit": partial(parse_size, what="A cache_limit"),
+    "size": partial(parse_size, what="A size"),
 }  # fmt: skip
 
 
