@@ -117,6 +117,11 @@ def test_nunchakus_layers_of_no_model(name: str, tmp_path: Path) -> None:
     weight = dict(sdquant.dequantize(file, config=json.loads(config[1])))["layer.weight"]
     want = golden["golden.weight"].float()
     assert (weight - want).norm() <= IN_HALVES * want.norm()
+    tensors = load_file(file)
+    save_file(tensors | {"layer.wscales": tensors["layer.wscales"].view(torch.uint8)}, file)  # AutoRound's MXFP4
+    for given in (None, json.loads(config[1])):
+        with pytest.raises(UnsupportedFileError, match=r"in a variant of (it|SVDQuant)"):
+            sdquant.dequantize(file, config=given)
 
 
 @pytest.mark.parametrize("name", [name for name in FOREIGN if name != "lone qint4"])

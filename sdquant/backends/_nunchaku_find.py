@@ -62,6 +62,8 @@ _SVD = {
 _FACTORS = {"factor": ("wtscale",), "rows": ("wcscales",)}
 _SIGN = tuple(word for words in _SVD.values() for word in words)
 _ORIGINAL = ("smooth_orig", "smooth_factor_orig")  # what smoothing was before it went into the layer before
+# Dtypes of powers of two as scales: AutoRound writes MXFP4 in Nunchaku's tiles, which is not read.
+_OTHERS = ("uint8", "float8_e8m0fnu")
 _FORMS: tuple[_Form, ...] = (
     _Form(
         scheme=NVFP4, words="4-bit floats and a low-rank branch", codes="int8", rows=1, columns=2, sign=_SIGN,
@@ -99,6 +101,8 @@ def _form(key: str, tensors: Mapping[str, TensorInfo]) -> _Form | None:
         if tensors[key].dtype != form.codes or not any(leaf(key, word) in tensors for word in form.sign):
             continue
         scale = tensors.get(leaf(key, form.parts["scale"][0]))
+        if scale is not None and scale.dtype in _OTHERS:
+            return None
         if not form.beside or (scale is not None and scale.dtype in form.beside):
             return form
     return None

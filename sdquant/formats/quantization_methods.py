@@ -154,6 +154,14 @@ def refuse_unread(
         if sign[0] in _READ_IN_PART:
             raise UnsupportedFileError(f"Cannot load {path}", _in_a_variant(title, sign[1]), _USE)
         raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
+    twice = next((name for name in quantized if name in plain), None)
+    if twice is not None:
+        raise BadFileError(
+            f"Cannot load {home.get(twice, path)}",
+            f"it has {twice!r} both as it is and quantized ({quantized[twice].evidence}), and nothing says which is "
+            "right",
+            "Download the file again, or quantize the model again",
+        )
     _refuse_missing_parts(quantized, home)  # sdquant's own files are held against their metadata
     _refuse_scaled_floats(path, plain)
     stray = stray_of(plain)

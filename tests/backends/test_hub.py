@@ -111,6 +111,16 @@ def test_mxfp8_that_nothing_tells_from_comfyuis(tmp_path: Path) -> None:
             ask(folder)  # type: ignore[operator]
 
 
+def test_a_weight_that_is_there_twice(tmp_path: Path) -> None:
+    folder, values = _of("ct w4a16", _encoder(tmp_path / "model"))
+    (file,) = folder.glob("*.safetensors")
+    key = min(values)
+    save_file(load_file(file) | {key: values[key].bfloat16()}, file, metadata={"format": "pt"})
+    for ask in (sdquant.detect, sdquant.verify, sdquant.plan, sdquant.load_model, sdquant.dequantize):
+        with pytest.raises(BadFileError, match="both as it is and quantized"):
+            ask(folder)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("name", ["gptq shuffled", "hqq axis 0", "ct w3a16"])
 def test_computes_with_the_weights_that_it_has(name: str, tmp_path: Path) -> None:
     folder, values = _of(name, _encoder(tmp_path / "model"))
