@@ -118,7 +118,7 @@ def plan_bars(plan: Plan, capacity: int | None) -> str:
     if capacity is not None:
         name = "the budget" if plan.budget is not None else f"the free {memory_name(plan.device)}"
         over = is_too_large(plan, capacity)
-        share = f"{100 * plan.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
+        share = f"{_percent(plan.bytes / capacity)} of {name}, {size(capacity)}" if capacity else name
         if plan.bytes > capacity and not over:
             share = f"in turns, in {size(capacity)}: {name}"
         lines.append(bar("Total", share, plan.bytes, whole, max(capacity, plan.bytes), over=over))
@@ -126,6 +126,10 @@ def plan_bars(plan: Plan, capacity: int | None) -> str:
     if plan.is_least:
         key += '<p class="sq-note">At least: SDNQ\'s dynamic selection gives some weights more bits.</p>'
     return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in plan.warnings)}'
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
 
 
 def is_too_large(plan: Plan, capacity: int | None) -> bool:

@@ -88,6 +88,8 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 #gallery .grid-wrap { padding-top: 36px; }
 #gallery .grid-container { grid-template: none / repeat(auto-fill, minmax(72px, 1fr)) !important;
   grid-auto-rows: auto !important; }
+#gallery .thumbnail-item .caption-label { display: none; }
+:is(#start-said, #lora-said):not(:has(.sq-card, .sq-note)) { display: none; }
 .sq-beside { align-self: flex-start; position: sticky; top: 12px; }
 .sq-unseen, .form:not(:has(> :not(.sq-unseen))) { display: none !important; }
 .sq-table :is(thead, tbody, tr) { border: none !important; }

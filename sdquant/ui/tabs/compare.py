@@ -156,8 +156,9 @@ def _shown(desk: Desk, result: Comparison) -> tuple[Any, ...]:
     failed = [
         html_components.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in result.rows if row.error
     ]
-    title = f"✓ {len(result.drawn)} of {len(result.rows) - 1} schemes beside the reference"
-    status = html_components.card("ok" if result.drawn else "breaks", title, *failed)
+    tried = len(result.rows) - 1
+    title = f"✓ {tried} compared with the first" if not failed else f"{len(result.drawn)} of {tried} compared"
+    status = html_components.card("ok" if not failed else "slow" if result.drawn else "breaks", title, *failed)
     files = (gr.update(value=str(path), interactive=True) for path in (picture, data))
     images = {row.label: row.image for row in result.rows if row.image is not None}
     names = list(images)

@@ -62,7 +62,7 @@ def add_loras(desk: Desk, model: str | None) -> LoraPicker:
             folder_choices(desk, kept), value=kept, label="LoRA folder", info="Kept for the next start",
             elem_id="lora-folder",
         )  # fmt: skip
-        file = gr.File(label="Drop a LoRA file here to add it", type="filepath", height=120, elem_id="lora-file")
+        file = gr.File(label="Drop a LoRA file here to add it", type="filepath", height=160, elem_id="lora-file")
         said = gr.HTML("", elem_id="lora-said", padding=False)
     return LoraPicker(rows=rows, names=names, strengths=strengths, folder=folder, file=file, said=said)
 
