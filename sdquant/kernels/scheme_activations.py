@@ -244,14 +244,14 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
             x = torch.linspace(-3, 3, m * form.columns, dtype=torch.float32, device=device).sin().view(m, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
-            wanted = backend.linear(packed, x) + bias
+            expected = backend.linear(packed, x) + bias
             if on_cpu:
                 result = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
-                same = result is not None and torch.equal(result, wanted)
+                same = result is not None and torch.equal(result, expected)
             else:
                 kernels: Any = imports.scheme_kernels(device)
                 same = all(
-                    torch.equal(kernels.linear(form, packed.parts, how, x, bias, size), wanted)
+                    torch.equal(kernels.linear(form, packed.parts, how, x, bias, size), expected)
                     for size in kernels.sizes_of(how, device)
                 )
         else:

@@ -23,5 +23,5 @@ def numbers_of(
 ) -> tuple[Tensor, Tensor]:
     """Round x, contiguous, as `cpu_int8.numbers_of` does, where it `rounds`."""
     kernels: Any = imports.scheme_kernels(x.device)
-    found: tuple[Tensor, Tensor] = kernels.numbers(x, x.numel() // tiles, limits, kind != "int", decoded)
-    return found
+    pair: tuple[Tensor, Tensor] = kernels.round_tiles(x, x.numel() // tiles, limits, kind != "int", decoded)
+    return pair

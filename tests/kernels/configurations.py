@@ -237,7 +237,7 @@ def numbers(target: Target) -> Iterator[Configuration]:
     for tile, dtype, float8 in product((16, 320, 3072, 12288), DTYPES, (False, True)):
         x, of = stand(dtype, 4, 12480), torch.float32 if dtype == torch.float16 else dtype
         limits = (448.0, -448.0, 448.0) if float8 else (127.5, -128.0, 127.0)
-        made = scheme_gemm.numbering(x, tile, limits, float8, next(decoded), stand(of, 4, 12480), stand(of, 4))
+        made = scheme_gemm.rounding(x, tile, limits, float8, next(decoded), stand(of, 4, 12480), stand(of, 4))
         name = f"{tile} columns of {dtype}, {'float8' if float8 else 'int8'}{' decoded' if next(decoded) else ''}"
         yield Configuration("numbers", name, made, made.arguments["BLOCK"])
 

@@ -656,7 +656,7 @@ def wrong_numbers(name: str, columns: int, tile: int, decoded: bool, dtype: torc
     x, row = x.to(device, dtype), qtype(name)
     expected = quantize(x, HowToQuantize(qtype=name, channelwise_axes=(0,), tiled_axes={1: tile}))
     wanted = values(expected) if decoded else from_codes(expected.qvalue, row, expected.scale.dtype)
-    found, scale = scheme_gemm.numbers(x, tile, (row.bound, *row.limits), row.kind == "float", decoded)
+    found, scale = scheme_gemm.round_tiles(x, tile, (row.bound, *row.limits), row.kind == "float", decoded)
     if not torch.equal(scale.view(expected.scale.shape), expected.scale):
         return "the scales differ"
     return "" if torch.equal(found, wanted) else "the numbers differ"

@@ -393,10 +393,10 @@ def _multiplies_by_run(device: torch.device, tile: Tile, taps: int = 1) -> bool:
     m, rows, columns = 70, 140, 2 * 2 * RUN
     left, right = _codes(m, columns, 7, device), _codes(rows, columns, 1, device)
     scale, row_scale = _scales(2 * rows, device).view(rows, 2 // taps, taps), _scales(m, device).view(m, 1)
-    found = torch.empty(m, rows, dtype=torch.bfloat16, device=device)
-    product_by_run(left, right, scale, row_scale, None, found, tile)(device)
+    out = torch.empty(m, rows, dtype=torch.bfloat16, device=device)
+    product_by_run(left, right, scale, row_scale, None, out, tile)(device)
     runs = [slice(i, None, 2) if taps == 2 else slice(i * columns // 2, (i + 1) * columns // 2) for i in (0, 1)]
     first, second = (
         left[:, run].float() @ right[:, run].float().t() * scale.view(rows, 2)[:, i] for i, run in enumerate(runs)
     )
-    return torch.equal(found, (first + second).mul(row_scale).to(torch.bfloat16))
+    return torch.equal(out, (first + second).mul(row_scale).to(torch.bfloat16))

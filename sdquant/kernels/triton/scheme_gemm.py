@@ -326,7 +326,7 @@ def tiled_product(
     return Launch(tiled_product_kernel, grid, arguments, {"num_warps": of.warps, "num_stages": of.stages, **EXACT})
 
 
-def numbers(
+def round_tiles(
     x: Tensor, tile: int, limits: tuple[float, float, float], float8_codes: bool, decoded: bool
 ) -> tuple[Tensor, Tensor]:
     """Round tiles of x, contiguous, to codes: numbers of its shape, in units of scales or `decoded`, and the scales,
@@ -338,15 +338,15 @@ def numbers(
     of = torch.float32 if x.dtype == torch.float16 else x.dtype
     out, count = torch.empty(x.shape, dtype=of, device=x.device), x.numel() // tile
     scale = torch.empty(count, dtype=of, device=x.device)
-    numbering(x, tile, limits, float8_codes, decoded, out, scale)(x.device)
+    rounding(x, tile, limits, float8_codes, decoded, out, scale)(x.device)
     return out, scale
 
 
-def numbering(
+def rounding(
     x: Tensor, tile: int, limits: tuple[float, float, float], float8_codes: bool, decoded: bool, out: Tensor,
     scale: Tensor,
 ) -> Launch:  # fmt: skip
-    """Return the launch of `numbers`."""
+    """Return the launch of `round_tiles`."""
     bound, low, high = map(float, limits)
     block = min(triton.next_power_of_2(tile), BLOCK)
     arguments = {
