@@ -136,9 +136,9 @@ def _known_here(key: tuple[torch.device, int, Hashable]) -> bool | None:
 def _known(key: tuple[torch.device, int, Hashable]) -> bool | None:
     verdict = _known_here(key)
     if verdict is None:
-        found = verdicts.known(key[0], key[1:])
-        if found is not None:
-            verdict = _verdicts[key] = _is_faster(key[0], found) if isinstance(found, list) else found
+        value = verdicts.known(key[0], key[1:])
+        if value is not None:
+            verdict = _verdicts[key] = _is_faster(key[0], value) if isinstance(value, list) else value
     return verdict
 
 
