@@ -48,12 +48,13 @@ def test_comfyui_reads_it_and_sdquant_the_same(tmp_path: Path, capsys: pytest.Ca
     assert float(10 * torch.log10(y.square().sum() / (z - y).square().sum())) > 20
 
 
+@pytest.mark.slow
 def test_with_statistics_it_is_better(stats: Path, tmp_path: Path) -> None:  # noqa: F811
     (y,) = _outputs(sdquant.load_model(FLUX, progress=False))
     ratios = {}
     for name, values in {"measured": {"quant_stats": stats}, "alone": {}}.items():
         given: dict[str, Any] = {"size": SIZE, "progress": False, **values}
-        file = comfy_mix.quantize_file(FLUX, "auto", tmp_path / f"{name}.safetensors", **given)
+        file = comfy_mix.write_comfy_mix(FLUX, "auto", tmp_path / f"{name}.safetensors", **given)
         assert file.stat().st_size <= SIZE
         (z,) = _outputs(sdquant.load_model(file, base=FLUX, progress=False))
         ratios[name] = float(10 * torch.log10(y.square().sum() / (z - y).square().sum()))
@@ -63,7 +64,7 @@ def test_with_statistics_it_is_better(stats: Path, tmp_path: Path) -> None:  # n
 def test_what_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     with pytest.raises(BudgetError, match=r"ComfyUI file.*as small as 1\.0 MB"):
-        comfy_mix.quantize_file(FLUX, "auto", file, size="1MB", progress=False)
+        comfy_mix.write_comfy_mix(FLUX, "auto", file, size="1MB", progress=False)
     with pytest.raises(SettingsError, match="needs a size or quality"):
-        comfy_mix.quantize_file(FLUX, "auto", file, progress=False)
+        comfy_mix.write_comfy_mix(FLUX, "auto", file, progress=False)
     assert not file.exists()

@@ -61,11 +61,11 @@ def _bars(axes: Axes, rows: list[MixBlock], bits: Mapping[str, float]) -> None:
             left += wide
         text = f"{row.bits:.1f} bits, {size(sum(row.bytes.values()))}"
         axes.text(left + 8, top + BAR / 2, text, va="center", color=figure.SOFT)
-    left, top = float(NAME), ROW * (len(rows) + 1)
+    left, under = float(NAME), ROW * (len(rows) + 1)
     for number in sorted(set(bits.values())):
         words = ", ".join(word for word, own in bits.items() if own == number)
-        axes.barh(top, BAR, BAR, left, align="edge", color=mix_blocks.colour_of(number), clip_on=False)
-        axes.text(left + BAR + 6, top + BAR / 2, words, va="center", color=figure.SOFT)
+        axes.barh(under, BAR, BAR, left, align="edge", color=mix_blocks.colour_of(number), clip_on=False)
+        axes.text(left + BAR + 6, under + BAR / 2, words, va="center", color=figure.SOFT)
         left += BAR + 24 + figure.LETTER * len(words)
 
 

@@ -30,7 +30,7 @@ FORMATS = ("comfy:nvfp4", "w4a8", "w6a8", "mxfp8", "int8_row", "int8_convrot")
 _HEAD = 2048  # bytes of the header beside its tensors and layers
 
 
-def quantize_file(
+def write_comfy_mix(
     path: str | Path,
     quant: str,
     target: str | Path,

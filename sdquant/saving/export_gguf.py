@@ -337,7 +337,7 @@ def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> dict[str, str
         def suits(word: str, name: str = name, shape: tuple[int, ...] = shape, dtype: str = dtype) -> bool:
             return _type_of(name, shape, dtype, QuantSpec(registry.scheme(word)), kind) == word
 
-        words = [word for word in mix.FAMILIES[mix.GGUF] if block and math.prod(shape) and suits(word)]
+        words = [word for word in mix.FAMILIES[mix.GGUF] if block and 0 not in shape and suits(word)]
         sizes = {
             word: gguf_types.TYPES[word].size(math.prod(shape)) + _HEAD + 8 * len(shape) + len(name.encode())
             for word in (*words, _float_type(name, shape, dtype))

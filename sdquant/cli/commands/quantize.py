@@ -70,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
         )
     quant = _common.quant_of(args.quant or [RULES])
     if isinstance(quant, str):  # "auto,size=6GB"
-        options = {"quant": quant, "size": args.size, "quality": args.quality}
-        options = mix_arguments.with_options_of_auto(options)
+        options = mix_arguments.with_options_of_auto({"quant": quant, "size": args.size, "quality": args.quality})
         quant, args.size, args.quality = options["quant"], options["size"], options["quality"]
         args.quant = [quant] if args.quant else args.quant
     each = [quant] if isinstance(quant, str) else list(quant.values())
@@ -108,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         mixed = {name: getattr(args, name) for name in ("size", "quality")}
         write = export_gguf.quantize_file if into_gguf else export_single_file.quantize_file
-        write = comfy_mix.quantize_file if into_comfy else write
+        write = comfy_mix.write_comfy_mix if into_comfy else write
         write(
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
