@@ -1,13 +1,14 @@
 """How near a step's output is to the float model's, for each number of bytes: with what calibration knows, and not.
 
-    python -m bench.better_codes                      both shipped models; bench/results/better_codes.json
+    python -m bench.better_codes                      both digits models; bench/results/better_codes.json
     python -m bench.better_codes digits-flux -q int4,gptq -q q4_k -q auto
 
 Inputs of the UNet or transformer are those of whole images. Calibration sees images of twenty prompts and seeds; what
-is measured are the steps of images of other seeds. "bits" are all bits of the weights of linear and convolution layers
-for each number, of those as well that a format leaves as they are. A format of another library is that library's own
-code wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes, quanto). NNCF's own ways to calibrate run
-through `nncf.compress_weights`. "auto" is `quant="auto"` with a size of so large a share of bf16.
+is measured are the steps of images of other seeds, and for glyphs-flux of other prompts. "bits" are all bits of the
+weights of linear and convolution layers for each number, of those as well that a format leaves as they are. A format of
+another library is that library's own code wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes,
+quanto). NNCF's own ways to calibrate run through `nncf.compress_weights`. "auto" is `quant="auto"` with a size of so
+large a share of bf16.
 """
 
 from __future__ import annotations
@@ -24,19 +25,18 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
+from bench._pictures import path, prompt, wanted
 from bench._results import read, write
-from sdquant import backends
+from sdquant import backends, demo
 from sdquant.core import QuantSpec, Unfit, registry
-from sdquant.demo import path
 from sdquant.models import draw, main_part
 from sdquant.nn import quantized
 from sdquant.rules import statistics_file, with_statistics
-from sdquant.training import digits
 from sdquant.training.calibration import Calibration, calibrate
 from sdquant.utils.metrics import decibels
 
 RESULTS = Path(__file__).parent / "results" / "better_codes.json"
-MODELS = {"digits-flux": "transformer", "digits-sd": "unet"}
+MODELS = {"digits-flux": "transformer", "digits-sd": "unet", "glyphs-flux": "transformer"}
 STEPS, IMAGES = 6, 20
 # By size; formats of others first, without and with calibration of their own, then those that calibration improves.
 SCHEMES = (
@@ -52,7 +52,7 @@ AUTO, MEASURED = "auto, {share}", "auto, {share}, statistics"
 NNCF = {"AWQ": "awq", "scale estimation": "scale_estimation", "GPTQ": "gptq"}
 
 
-def calls_of(pipe: Any, model: nn.Module, seed: int) -> list[dict[str, Any]]:
+def calls_of(name: str, pipe: Any, model: nn.Module, seed: int) -> list[dict[str, Any]]:
     """Return the keyword arguments of each call of the model while images are drawn, as float32."""
     calls: list[dict[str, Any]] = []
 
@@ -62,8 +62,8 @@ def calls_of(pipe: Any, model: nn.Module, seed: int) -> list[dict[str, Any]]:
         calls.append({name: _float(value) for name, value in both.items()})
 
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
-    for number in range(IMAGES):
-        draw(pipe, [digits.prompt(number % 10, number // 10)], seeds=[seed + number], steps=STEPS)
+    for number, thing in enumerate(wanted(name, IMAGES, seed)):
+        draw(pipe, [prompt(thing, number // 10)], seeds=[seed + number], steps=STEPS)
     handle.remove()
     return calls
 
@@ -163,12 +163,12 @@ def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float
             yield title.format(share=share), 8 * nbytes / total
 
 
-def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield a row for each scheme, and each of NNCF's ways."""
     component = MODELS[name]
     pipe = sdquant.load_model(path(name), progress=False)
-    calls = calls_of(pipe, main_part(pipe), 1000)[::2]
-    prompts = tuple(digits.prompt(digit, template) for template in (0, 1) for digit in range(10))
+    calls = calls_of(name, pipe, main_part(pipe), 1000)[::2]
+    prompts = tuple(prompt(thing, number // 10) for number, thing in enumerate(wanted(name, IMAGES)))
     task = Calibration(
         model=name, rules=(), prompts=prompts, steps=STEPS, components=(component,), seed=0
     )  # fmt: skip
@@ -182,17 +182,17 @@ def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         def snr(of: nn.Module) -> float:
             return round(decibels(float(exact.square().sum()), float((outputs(of, calls) - exact).square().sum())), 2)
 
-        for scheme in (word for word in wanted if word not in ("auto", "NNCF")):
-            bits = put(scheme)
-            yield {"name": scheme, "case": name, "bits": round(bits, 3), "snr": snr(model)}
-        if "auto" in wanted:
+        if "auto" in schemes:
             mixed = main_part(sdquant.load_model(path(name), progress=False)).float()
             for title, bits in mixes(name, mixed, stats):
                 yield {"name": title, "case": name, "bits": round(bits, 3), "snr": snr(mixed)}
-    if "NNCF" not in wanted:
+        for scheme in (word for word in schemes if word not in ("auto", "NNCF")):
+            bits = put(scheme)
+            yield {"name": scheme, "case": name, "bits": round(bits, 3), "snr": snr(model)}
+    if "NNCF" not in schemes:
         return
     pipe = sdquant.load_model(path(name), progress=False)
-    seen = calls_of(pipe, main_part(pipe), 0)
+    seen = calls_of(name, pipe, main_part(pipe), 0)
     for way, option in NNCF.items():
         row: dict[str, Any] = {"name": f"NNCF int4, {way}", "case": name}
         fresh = main_part(sdquant.load_model(path(name), progress=False)).float()
@@ -209,17 +209,17 @@ def measure(name: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", choices=MODELS, help="one of the shipped models; default: both")
+    parser.add_argument("model", nargs="?", choices=MODELS, help="default: both digits models")
     parser.add_argument("-q", dest="schemes", action="append", metavar="SCHEME", help="these alone (repeat)")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
     args = parser.parse_args()
     kept = {(row["name"], row["case"]): row for row in read(args.json)} if args.json.exists() else {}
-    for name in (args.model,) if args.model else MODELS:
+    for name in (args.model,) if args.model else demo.MODELS:
         for row in measure(name, tuple(args.schemes or SCHEMES)):
             found = row.get("error") or f"{row['bits']:5.2f} bits {row['snr']:6.2f} dB"
             print(f"{name:12} {row['name']:28} {found}", flush=True)
             kept[row["name"], name] = row
-        write(args.json, "better_codes", list(kept.values()))
+            write(args.json, "better_codes", list(kept.values()))
 
 
 if __name__ == "__main__":

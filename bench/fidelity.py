@@ -1,12 +1,13 @@
-"""How well every scheme draws: digits right, PSNR and one-step SNR against the unquantized model, bytes, peak memory.
+"""How well every scheme draws: images read right, PSNR and one-step SNR against the unquantized model, bytes, memory.
 
-    python -m bench.fidelity                        every scheme on both models, 200 images each
+    python -m bench.fidelity                        every scheme on both digits models, 200 images each
+    python -m bench.fidelity --model glyphs-flux --only q4_k
     python -m bench.fidelity --images 10 --only nf4
 
 Each scheme runs in a process of its own, so that its peak memory is its own, with one thread; `--jobs` run at a time.
-Image i shows digit i % 10 and starts from noise of seed i, at the pipeline's default sequence length. Results go into
-one JSON file after each scheme. A run that was cut off goes on where it stopped: a row is done if the model's weights,
-the steps, the images and the packages are the same.
+Image i shows digit i % 10, or one of the glyphs, and starts from noise of seed i, at the pipeline's default sequence
+length. Results go into one JSON file after each scheme. A run that was cut off goes on where it stopped: a row is done
+if the model's weights, the steps, the images and the packages are the same.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from bench import _pictures
+from bench._pictures import MODELS, path
 from sdquant import __version__, backends, demo
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "fidelity.json"
+GLYPHS = HERE / "results" / "fidelity-glyphs.json"  # of that model alone
 CACHE = HERE / "results" / ".cache"  # the unquantized model's images and outputs, which the schemes are held to
 BATCH = 50
 LONG = 28  # steps of the second unquantized row
@@ -47,10 +51,11 @@ def schemes() -> list[str]:
 
 
 def digest(model: str) -> str:
-    """A short hash of the shipped model's weights and configs: results of another training are not results of this."""
+    """A short hash of the model's weights and configs: results of another training are not results of this."""
     total = hashlib.sha256()
-    for file in sorted(path for path in demo.path(model).rglob("*") if path.is_file()):
-        total.update(file.relative_to(demo.path(model)).as_posix().encode() + file.read_bytes())
+    folder = path(model)
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        total.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
     return total.hexdigest()[:16]
 
 
@@ -83,9 +88,7 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     import numpy as np
     from tqdm import tqdm
 
-    from sdquant.models.generate import draw
     from sdquant.models.pipelines import weight_bytes
-    from sdquant.training import digits
 
     imported = _peak()
     with tempfile.TemporaryDirectory(prefix="sdquant-fidelity-") as work:
@@ -93,16 +96,15 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
         begin = time.perf_counter()
         pipe = load(source, scheme)
         load_seconds = time.perf_counter() - begin
-    wanted = [i % 10 for i in range(images)]
+    wanted = _pictures.wanted(model, images)
     pictures: list[Any] = []
     begin = time.perf_counter()
     for start in tqdm(range(0, images, BATCH), desc=f"{model} {quant}", unit="batch", disable=not progress):
         part = range(start, min(start + BATCH, images))
-        pictures += draw(pipe, [digits.prompt(wanted[i]) for i in part], seeds=part, steps=steps, batch=BATCH)
+        pictures += _pictures.draw(model, pipe, [wanted[i] for i in part], part, steps, BATCH)
     image_seconds = (time.perf_counter() - begin) / images
     pixels = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
-    output = one_step(pipe)
-    seen = digits.judge().read(pictures)
+    output = one_step(pipe, model)
     parts = pipe.sdquant.plan.components
     packed = sum(weight.bytes for part in parts for weight in part.weights)
     packed_bf16 = sum(weight.bytes_bf16 for part in parts for weight in part.weights)
@@ -111,8 +113,8 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
         "scheme": quant,
         "steps": steps,
         "images": images,
-        "right": sum(a == b for a, b in zip(wanted, seen, strict=True)),
-        "judge": digits.judge().accuracy,
+        "right": _pictures.right(model, wanted, pictures),
+        "judge": _pictures.judge(model).accuracy,
         "packed_bytes": packed,
         "packed_bytes_bf16": packed_bf16,
         "ratio": round(packed / packed_bf16, 4) if packed_bf16 else None,
@@ -141,10 +143,10 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
 def _source(model: str, quant: str | None, work: Path) -> tuple[Path, str | None]:
     """What to load, and as what: a GGUF scheme is written to files first, and those are loaded as found."""
     if quant is None or backends.parse(quant).scheme.on_the_fly:
-        return demo.path(model), quant
+        return path(model), quant
     from sdquant.saving.export_gguf import quantize_file
 
-    return quantize_file(demo.path(model), quant, work / "gguf", progress=False), None
+    return quantize_file(path(model), quant, work / "gguf", progress=False), None
 
 
 def load(source: Path, scheme: str | None) -> Any:
@@ -154,13 +156,11 @@ def load(source: Path, scheme: str | None) -> Any:
     return load_model(source, scheme, progress=False)
 
 
-def one_step(pipe: Any) -> Any:
+def one_step(pipe: Any, model: str) -> Any:
     """What the UNet or transformer puts out at the first step, float64 [...], for ten prompts and fixed noise."""
     import numpy as np
 
-    from sdquant.models.generate import draw
     from sdquant.models.pipelines import main_part
-    from sdquant.training import digits
 
     caught: list[Any] = []
 
@@ -169,7 +169,7 @@ def one_step(pipe: Any) -> Any:
 
     handle = main_part(pipe).register_forward_hook(keep)
     try:
-        draw(pipe, [digits.prompt(d) for d in range(10)], seeds=range(10), steps=1)
+        _pictures.draw(model, pipe, _pictures.wanted(model, 10), range(10), 1)
     finally:
         handle.remove()
     return caught[0].astype(np.float64)
@@ -224,7 +224,7 @@ def run_all(args: argparse.Namespace) -> None:
     """Run what is missing, each in a process of its own, and write the file after each."""
     from tqdm import tqdm
 
-    packages, digests = versions(), {model: digest(model) for model in demo.MODELS}
+    packages, digests = versions(), {model: digest(model) for model in ([args.model] if args.model else demo.MODELS)}
     stored = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     done = {key(row): row for row in stored if fresh(row, digests, args.images, packages)}
 
@@ -306,8 +306,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="images a scheme (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="denoising steps (default: %(default)s)")
     parser.add_argument("--only", action="append", metavar="SCHEME", help="only this scheme (repeat for several)")
-    parser.add_argument("--model", choices=demo.MODELS, help="only this model")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
+    parser.add_argument("--model", choices=MODELS, help="only this model")
+    parser.add_argument("--out", type=Path, help=f"default: {RESULTS.name} or {GLYPHS.name} in bench/results")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes at once (default: %(default)s)"
     )
@@ -318,6 +318,7 @@ def main() -> None:
         row = measure(model, None if scheme == "none" else scheme, args.steps, args.images, sys.stderr.isatty())
         print(json.dumps(row))
         return
+    args.out = args.out or (GLYPHS if args.model == "glyphs-flux" else RESULTS)
     run_all(args)
 
 

@@ -42,6 +42,7 @@ PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS, SCHE
 WHOLE = ROOT / "bench" / "results"  # whole-*.json
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
+GLYPHS = ROOT / "bench" / "results" / "fidelity-glyphs.json"
 LORA = ROOT / "bench" / "results" / "lora.json"
 QAT = ROOT / "bench" / "results" / "qat.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
@@ -204,9 +205,9 @@ def pinned(root: Path, kind: str) -> Machine:
     )  # fmt: skip
 
 
-def fidelity(root: Path) -> str:
+def fidelity(root: Path, kept: Path = FIDELITY, drawn: str = "real digits") -> str:
     """What `python -m bench.fidelity` measured."""
-    file = root / FIDELITY.relative_to(ROOT)
+    file = root / kept.relative_to(ROOT)
     if not file.exists():
         return "Not measured yet: `python -m bench.fidelity` does it."
     measured = json.loads(file.read_text(encoding="utf-8"))
@@ -222,10 +223,15 @@ def fidelity(root: Path) -> str:
     judge = max(row["judge"] for row in measured["rows"])
     head = (
         f"{measured['images']} images a scheme, {measured['steps']} steps, judged by a classifier that is right on "
-        f"{judge:.1%} of real digits. SNR is of the UNet's or transformer's output at the first step, PSNR of the "
+        f"{judge:.1%} of {drawn}. SNR is of the UNet's or transformer's output at the first step, PSNR of the "
         "images, both in dB against the unquantized model; bytes are of the quantized layers."
     )
     return head + "\n\n" + markdown(header, rows)
+
+
+def glyphs(root: Path) -> str:
+    """The same of glyphs-flux."""
+    return fidelity(root, GLYPHS, "drawn glyphs, in every respect")
 
 
 def _measured(row: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
@@ -455,9 +461,10 @@ def _names(name: str) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "better_codes": better_codes.table,
+    "better_codes": better_codes.table, "better_codes_goals": better_codes.goals,
     "schemes": schemes, "choice": choice, "families": families.table,
-    "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
+    "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "glyphs": glyphs, "loading": loading,
+    "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "plan_memory": memory.table, "one_step": output.one_step,

@@ -96,8 +96,8 @@ def sd_pipeline(**parts: Any) -> StableDiffusionPipeline:
     )
 
 
-def flux_pipeline(**parts: Any) -> FluxPipeline:
-    """The Flux pipeline of the given parts, with its flow-matching scheduler."""
+def flux_pipeline(shift: float = 1.0, **parts: Any) -> FluxPipeline:
+    """The Flux pipeline of the given parts, with its flow-matching scheduler, whose `shift` is for noisy steps."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    return FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False), **parts)
+    return FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False), **parts)

@@ -20,7 +20,7 @@ def _corpus() -> list[str]:
     return [digits.prompt(digit, t) for digit in range(10) for t in range(len(digits.TEMPLATES))]
 
 
-def clip_tokenizer(workdir: Path) -> CLIPTokenizer:
+def clip_tokenizer(workdir: Path, corpus: list[str] | None = None) -> CLIPTokenizer:
     """A byte-pair tokenizer with CLIP's own normaliser, trained on the prompts; `workdir` holds its two files."""
     import json
 
@@ -38,7 +38,7 @@ def clip_tokenizer(workdir: Path) -> CLIPTokenizer:
         end_of_word_suffix="</w>",
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.train_from_iterator(corpus or _corpus(), trainer)
     merges = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     pieces = alphabet + [letter + "</w>" for letter in alphabet] + ["".join(pair) for pair in merges]
     vocab: dict[str, int] = {}

@@ -391,7 +391,7 @@ def distil_flux(teacher: Any, data: FluxData, workdir: Path) -> Any:
     return training.run(loss_of)
 
 
-def _write(pipeline: Any, folder: Path) -> None:
+def write(pipeline: Any, folder: Path) -> None:
     """Save as bf16 to a temporary folder and rename it, so that an interrupted save never leaves half a model."""
     import torch
 
@@ -429,7 +429,7 @@ def main(argv: list[str] | None = None) -> int:
         if part == "sd":
             unet, trained = train_sd(vae, clip_tokenizer, clip, args.work)
             pipeline: Any = nets.sd_pipeline(vae=vae, text_encoder=trained, tokenizer=clip_tokenizer, unet=unet)
-            _write(copy.deepcopy(pipeline), args.out / "digits-sd")
+            write(copy.deepcopy(pipeline), args.out / "digits-sd")
         else:
             t5_tokenizer = text.t5_tokenizer()
             t5 = text.t5_encoder(t5_tokenizer, seed=2)
@@ -443,7 +443,7 @@ def main(argv: list[str] | None = None) -> int:
                 tokenizer_2=t5_tokenizer,
                 transformer=transformer,
             )
-            _write(copy.deepcopy(pipeline), args.out / "digits-flux")
+            write(copy.deepcopy(pipeline), args.out / "digits-flux")
     return 0
 
 
