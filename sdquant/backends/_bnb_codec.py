@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..core import Integers, LowRank, Packed, PackedLayout, PrequantizedWeight, QuantSpec, TensorSpec
+    from ..core import Expansion, LowRank, Packed, PackedLayout, PrequantizedWeight, QuantSpec, TensorSpec
 
 
 class Codec(ABC):
@@ -43,7 +43,7 @@ class Codec(ABC):
     def low_rank(self, packed: Packed) -> LowRank | None:
         return None
 
-    def integers(self, packed: Packed) -> Integers | None:
+    def integers(self, packed: Packed) -> Expansion[Packed] | None:
         return None
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:

@@ -34,7 +34,7 @@ from ._comfy_rotation import rotation_in
 from ._float8_values import floats_of
 
 if TYPE_CHECKING:
-    from ..core import Integers, PrequantizedWeight, QuantSpec
+    from ..core import Expansion, PrequantizedWeight, QuantSpec
 
 # Lloyd's and Max's levels for groups of numbers from a normal distribution, divided by the largest of each group.
 _LEVELS = (
@@ -95,7 +95,7 @@ class W4A8(ComfyCodec):
             values = _integers(packed, rows) * channel[rows]
             out[rows].copy_(fast_hadamard.rotate(values, rotation) if rotation else values)
 
-    def integers(self, packed: Packed) -> Integers:
+    def integers(self, packed: Packed) -> Expansion[Packed]:
         return _Expansion(packed)
 
     def by_row(self, packed: Packed) -> bool:
@@ -154,7 +154,7 @@ class W4A8(ComfyCodec):
 
 
 class _Expansion:
-    """See `core.Integers`."""
+    """See `core.Expansion`."""
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed

@@ -14,7 +14,7 @@ from ..core import (
     GPTQ,
     GPTQ_OPTION,
     Backend,
-    Integers,
+    Expansion,
     LowRank,
     Option,
     Packed,
@@ -110,7 +110,7 @@ class Comfy(Backend):
     def low_rank(self, packed: Packed) -> LowRank | None:
         return _codec(packed.spec.scheme).low_rank(packed)
 
-    def integers(self, packed: Packed) -> Integers | None:
+    def integers(self, packed: Packed) -> Expansion[Packed] | None:
         return _codec(packed.spec.scheme).integers(packed)
 
     def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from .integers import Integers
+    from .expansion import Expansion
     from .low_rank import LowRank
     from .packed_layout import Activations, PackedLayout
 
@@ -313,7 +313,7 @@ class Backend(ABC):
         """Return the residual and the low-rank branch that a weight is the sum of; None if it has no branch."""
         return None
 
-    def integers(self, packed: Packed) -> Integers | None:
+    def integers(self, packed: Packed) -> Expansion[Packed] | None:
         """Return what expands a weight, for one product, to 8-bit integers and a scale per row; None if it has none."""
         return None
 

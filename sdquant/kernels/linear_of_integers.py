@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core import Integers, PackedSpec
+    from ..core import Expansion, PackedSpec
     from .base import Prepared
 
 
 _FEW = 64  # rows, up to which a card may have kernels for products of a few
 
 
-def multiply_decoded(expand: Integers, rotation: int, x: Tensor, bias: Tensor | None) -> Tensor | None:
+def multiply_decoded(expand: Expansion[Packed], rotation: int, x: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply x [..., in], rotated as the weight is, by a weight that a card decodes in one pass, and add the bias;
     None where it cannot, and for few rows."""
     if x.is_cpu or x.dtype not in torch_dtypes.COMPUTE_DTYPES or x.numel() <= _FEW * x.shape[-1]:
@@ -44,7 +44,7 @@ class LinearOfIntegers:
         names: Mapping[str, str],
         prefix: str,
         dtype: torch.dtype,
-        expand: Callable[[Packed], Integers],
+        expand: Callable[[Packed], Expansion[Packed]],
         decodes: bool,
         inner: Prepared | None,
         multiply: Callable[[Packed, Tensor, Tensor | None], Tensor],

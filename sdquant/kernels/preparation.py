@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core import Backend, Integers, Packed, PackedLayout
+    from ..core import Backend, Expansion, Packed, PackedLayout
     from .base import Prepared
 
 __all__ = ["prepared", "prepared_convolution"]
@@ -85,7 +85,7 @@ def prepared_convolution(
     return None if reader is None else reader.prepared_convolution(form, packed.parts, dtype, prefix, shape, run)
 
 
-def _expansion(backend: Backend, packed: Packed) -> Integers:
+def _expansion(backend: Backend, packed: Packed) -> Expansion[Packed]:
     expand = backend.integers(packed)
     assert expand is not None
     return expand

@@ -95,11 +95,13 @@ def plan_resolved(
     plan = planner.build_plan(resolved, here, marked=marked)
     warnings = list(plan.warnings)
     for part in plan.components:
+        if part.spec is None:
+            continue
         shapes = plan.detected.sources[part.name].tensors
         weights = [(weight.name, shapes[weight.name].shape) for weight in part.weights]
         if isinstance(part.spec, RulesSpec):
             require_ranges(part.spec, weights)
-        elif part.spec is not None:
+        else:
             require_magnitudes(part.spec, weights)
             warnings += unweighed(part.spec, weights, "" if part.name == LONE else part.name)
     return dataclasses.replace(plan, warnings=tuple(warnings))

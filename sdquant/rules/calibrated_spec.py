@@ -142,12 +142,12 @@ def require_magnitudes(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, 
 
 def unweighed(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, ...]]], component: str = "") -> list[str]:
     """Return a sentence for each option of a spec that changes nothing in some of the weights, by name and shape."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for name, shape in weights:
         for one in without_effect(spec.of(name, shape), shape):
-            found.setdefault(one, []).append(name)
+            by_reason.setdefault(one, []).append(name)
     whole, lines = f"{component}: " if component else "", []
-    for (option, why), names in found.items():
+    for (option, why), names in by_reason.items():
         some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         count = f"{len(names)} weight{'s' if len(names) > 1 else ''}"
         lines.append(f"{whole}{option} changes nothing in {count} ({some}): {why}")

@@ -89,5 +89,5 @@ def sound_expansion(device: torch.device) -> bool:
     values = torch.empty(8, 64, dtype=torch.bfloat16, device=device)
     channel = scale[:, :1].contiguous()
     expansion(codes.to(device), 4, scale.to(device), table.to(device), values, channel.to(device))(device)
-    wanted = (expected.view(8, 64).float() * channel).to(values.dtype)
-    return torch.equal(out.cpu(), expected.view(8, 64)) and torch.equal(values.cpu(), wanted)
+    right = (expected.view(8, 64).float() * channel).to(values.dtype)
+    return torch.equal(out.cpu(), expected.view(8, 64)) and torch.equal(values.cpu(), right)
