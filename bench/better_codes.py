@@ -7,14 +7,13 @@ Inputs of the UNet or transformer are those of whole images. Calibration sees im
 is measured are the steps of images of other seeds, and for glyphs-flux of other prompts. "bits" are all bits of the
 weights of linear and convolution layers for each number, of those as well that a format leaves as they are. A format of
 another library is that library's own code wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes,
-quanto). NNCF's own ways to calibrate run through `nncf.compress_weights`. "auto" is `quant="auto"` with a size of so
-large a share of bf16.
+quanto). NNCF calibrates in its own ways by `nncf.compress_weights`, AutoRound in its own where it is installed. "auto"
+is `quant="auto"` with a size of so large a share of bf16. LPIPS is not measured: no package has its network's weights.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
+from bench._calibrating_peers import autoround, has_autoround, layers_of, nncf_ways
 from bench._pictures import path, prompt, wanted
 from bench._results import read, write
 from sdquant import backends, demo
@@ -37,19 +37,21 @@ from sdquant.utils.metrics import decibels
 
 RESULTS = Path(__file__).parent / "results" / "better_codes.json"
 MODELS = {"digits-flux": "transformer", "digits-sd": "unet", "glyphs-flux": "transformer"}
+SIDES = {"digits-flux": 32, "digits-sd": 32, "glyphs-flux": 16}  # of an image, in pixels
 STEPS, IMAGES = 6, 20
 # By size; formats of others first, without and with calibration of their own, then those that calibration improves.
 SCHEMES = (
     "q4_k", "q4_k,imatrix", "q4_1", "iq4_xs", "iq4_xs,imatrix", "nf4", "comfy:nvfp4", "int4", "int4,group_size=32",
-    "sdnq-uint4", "sdnq-uint4,hadamard", "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
+    "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-uint4,svd", "sdnq-uint4,svd,hadamard", "sdnq-uint4,dynamic",
+    "q4_k_m", "q3_k_m", "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
     "sdnq-uint3", "qint3", "q2_k", "q2_k,imatrix",
     "q4_k,gptq", "iq4_xs,gptq", "nf4,gptq", "comfy:nvfp4,gptq", "int4,gptq", "int4,group_size=32,gptq",
     "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq",
-    "auto", "NNCF",
+    "auto", "NNCF", "AutoRound",
 )  # fmt: skip
 SHARES = (0.28, 0.2)  # of bf16, for "auto"
 AUTO, MEASURED = "auto, {share}", "auto, {share}, statistics"
-NNCF = {"AWQ": "awq", "scale estimation": "scale_estimation", "GPTQ": "gptq"}
+PEERS = ("NNCF", "AutoRound")  # which calibrate in ways of their own
 
 
 def calls_of(name: str, pipe: Any, model: nn.Module, seed: int) -> list[dict[str, Any]]:
@@ -80,11 +82,6 @@ def outputs(model: nn.Module, calls: list[dict[str, Any]]) -> Tensor:
         return torch.cat([model(**call)[0].float().flatten() for call in calls])
 
 
-def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers whose weights are quantized, by path."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
-
-
 def ours(model: nn.Module, stats: Path, component: str) -> Callable[[str], float]:
     """Return what puts a scheme's values into a float32 model, and returns its bits for each weight."""
     layers = layers_of(model)
@@ -111,36 +108,6 @@ def ours(model: nn.Module, stats: Path, component: str) -> Callable[[str], float
     return put
 
 
-def nncf_layers(model: nn.Module, calls: list[dict[str, Any]], option: str) -> nn.Module:
-    """Return a copy of the model that NNCF compressed to int4 in groups of 64, calibrated by one of its ways."""
-    import nncf
-
-    parameters = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.IGNORE)
-    given: dict[str, Any] = {
-        "mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 64, "ratio": 1.0, "all_layers": True,
-        "advanced_parameters": parameters,
-    }  # fmt: skip
-    dataset = nncf.Dataset(calls)
-    compressed: nn.Module = nncf.compress_weights(
-        copy.deepcopy(model), dataset=dataset, subset_size=len(calls), **given, **{option: True}
-    )
-    return compressed
-
-
-def nncf_bits(model: nn.Module, compressed: nn.Module) -> float:
-    """Return the bits of the layers' weights for each number: what NNCF has made, and in 16 bits what it has left."""
-    layers = layers_of(model)
-    weights = {f"{name}.weight" for name in layers}
-    plain = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    nbytes = 0
-    for name, tensor in compressed.state_dict().items():
-        if tensor.is_floating_point() and plain.get(name) == tensor.shape:
-            nbytes += 2 * tensor.numel() if name in weights else 0
-        else:
-            nbytes += tensor.numel() * tensor.element_size()
-    return 8 * nbytes / sum(layer.weight.numel() for layer in layers.values())
-
-
 def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float]]:
     """Put the values of mixes of each size into a float32 model; yield their names and bits for each weight."""
     component, layers = MODELS[name], layers_of(model)
@@ -164,7 +131,7 @@ def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float
 
 
 def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each scheme, and each of NNCF's ways."""
+    """Yield a row for each scheme, and each way of the peers."""
     component = MODELS[name]
     pipe = sdquant.load_model(path(name), progress=False)
     calls = calls_of(name, pipe, main_part(pipe), 1000)[::2]
@@ -186,21 +153,26 @@ def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             mixed = main_part(sdquant.load_model(path(name), progress=False)).float()
             for title, bits in mixes(name, mixed, stats):
                 yield {"name": title, "case": name, "bits": round(bits, 3), "snr": snr(mixed)}
-        for scheme in (word for word in schemes if word not in ("auto", "NNCF")):
+        for scheme in (word for word in schemes if word not in ("auto", *PEERS)):
             bits = put(scheme)
             yield {"name": scheme, "case": name, "bits": round(bits, 3), "snr": snr(model)}
-    if "NNCF" not in schemes:
-        return
-    pipe = sdquant.load_model(path(name), progress=False)
-    seen = calls_of(name, pipe, main_part(pipe), 0)
-    for way, option in NNCF.items():
-        row: dict[str, Any] = {"name": f"NNCF int4, {way}", "case": name}
-        fresh = main_part(sdquant.load_model(path(name), progress=False)).float()
+
+    def fresh() -> nn.Module:
+        return main_part(sdquant.load_model(path(name), progress=False)).float()
+
+    peers: list[tuple[str, Any]] = []
+    if "NNCF" in schemes:
+        pipe = sdquant.load_model(path(name), progress=False)
+        peers += nncf_ways(fresh, calls_of(name, pipe, main_part(pipe), 0))
+    if "AutoRound" in schemes and has_autoround():
+        peers.append(("AutoRound int4", lambda: autoround(path(name), prompts, STEPS, SIDES[name])))
+    for peer, make in peers:
+        row: dict[str, Any] = {"name": peer, "case": name}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compressed = nncf_layers(fresh, seen, option)
-            row |= {"bits": round(nncf_bits(fresh, compressed), 3), "snr": snr(compressed)}
+                compressed, bits = make()
+            row |= {"bits": round(bits, 3), "snr": snr(compressed)}
         except Exception as error:  # another library's own failure is what there is to say of it
             row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
         yield row
