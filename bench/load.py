@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import mmap
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +24,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from bench._full_size_statistics import statistics
+from bench._memory import anonymous, touch
 from bench.fidelity import machine, versions
 from bench.models import folder as make_folder
 from sdquant import backends
@@ -40,6 +41,7 @@ TOUCHED = 4 << 30  # bytes: more than any row takes
 # model's packed size plus its largest tensor.
 TIMES = {"int8_convrot": ("int8", 2.0)}
 PEAK = 1.1
+CALIBRATED = "bf16 and statistics"  # what is loaded
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Row:
         name: what `--only` takes.
         makes: the format; rows of the same format are compared.
         peer: whether it is a library's own way.
-        files: what is loaded: "bf16" for the float model, else the scheme in which sdquant saved it before.
+        files: what is loaded: "bf16" for the float model, CALIBRATED for that with statistics, else the scheme in
+            which sdquant saved it before.
         load: runs in the fresh process, with everything imported; returns the model.
         prepare: imports, before the clock starts.
     """
@@ -68,6 +71,15 @@ def _ours(scheme: str | None, mode: str = "pre") -> Callable[[Path], Any]:
         import sdquant
 
         return sdquant.load_model(path, scheme, mode=mode, runtime="plain" if scheme else None, progress=False)
+
+    return load
+
+
+def _calibrated(scheme: str) -> Callable[[Path], Any]:
+    def load(path: Path) -> Any:
+        import sdquant
+
+        return sdquant.load_model(path, scheme, runtime="plain", quant_stats=statistics(path), progress=False)
 
     return load
 
@@ -184,6 +196,10 @@ def rows() -> list[Row]:
             for row in backends.schemes()
             if row.on_the_fly
         ),
+        *(
+            Row(f"{name},gptq", f"{name},gptq", False, CALIBRATED, _calibrated(f"{name},gptq"), _import_ours)
+            for name in ("int4", "nf4", "sdnq-uint4,hadamard")
+        ),
         *(Row(f"post-{name}", name, False, "bf16", _ours(name, "post"), _import_ours) for name in ("nf4", "qint8")),
         *(
             Row(f"saved-{name}", name, False, name, _ours(None), _import_ours)
@@ -208,7 +224,9 @@ def folder(size: str, models: Path) -> Path:
 
 def saved(scheme: str, source: Path) -> Path:
     """What to load: the float model, or a copy that sdquant quantized and saved beside it."""
-    if scheme == "bf16":
+    if scheme == CALIBRATED:
+        statistics(source)
+    if scheme in ("bf16", CALIBRATED):
         return source
     place = source.with_name(f"{source.name}-{scheme}")
     gguf = not backends.parse(scheme).scheme.on_the_fly
@@ -255,19 +273,8 @@ def _shapes(row: Row, path: Path) -> Iterable[Any]:
     return components.empty("diffusers", config["_class_name"], config).parameters()
 
 
-def _touch(nbytes: int) -> None:
-    """Use and free memory, so that the next process gets pages which the host of a virtual machine has given already.
-
-    Without this its first use of each page is a fault in the host too, which is the larger part of the system time and
-    depends on what ran before.
-    """
-    with mmap.mmap(-1, nbytes) as area:
-        for start in range(0, nbytes, mmap.PAGESIZE):
-            area[start] = 1
-
-
 def _in_process(row: Row, path: Path, size: str) -> dict[str, float]:
-    _touch(TOUCHED)
+    touch(TOUCHED)
     child = subprocess.Popen(
         [sys.executable, "-m", "bench.load", "--one", row.name, str(path), "--size", size],
         cwd=HERE.parent,
@@ -282,25 +289,16 @@ def _in_process(row: Row, path: Path, size: str) -> dict[str, float]:
         pass  # what libraries print while they are imported
     if not line:
         raise SystemExit(f"{row.name} failed:\n{child.communicate()[1][-4000:]}")
-    before = peak = _anonymous(child.pid)
+    before = peak = anonymous(child.pid)
     child.stdin.write("\n")
     child.stdin.flush()
     while child.poll() is None:
-        peak = max(peak, _anonymous(child.pid))
+        peak = max(peak, anonymous(child.pid))
         time.sleep(0.004)
     out, err = child.communicate()
     if child.returncode:
         raise SystemExit(f"{row.name} failed:\n{err[-4000:]}")
     return {**json.loads(out.splitlines()[-1]), "peak": peak - before}
-
-
-def _anonymous(pid: int) -> int:
-    """Anonymous bytes of a process, 0 when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("RssAnon")), 0)
 
 
 # All of them.
@@ -312,11 +310,9 @@ def run_all(args: argparse.Namespace) -> None:
 
     source = folder(args.size, args.models)
     wanted = [row for row in rows() if not args.only or row.name in args.only]
-    unknown = set(args.only or ()) - {row.name for row in wanted}
-    if unknown:
-        raise SystemExit(
-            f"No row is called {', '.join(sorted(unknown))}; there are: {', '.join(r.name for r in rows())}"
-        )
+    if unknown := set(args.only or ()) - {row.name for row in wanted}:
+        there = ", ".join(row.name for row in rows())
+        raise SystemExit(f"No row is called {', '.join(sorted(unknown))}; there are: {there}")
     paths = {row.name: saved(row.files, source) for row in wanted}
     seen: dict[str, list[dict[str, float]]] = {row.name: [] for row in wanted}
     with tqdm(total=args.rounds * len(wanted), unit="load", desc="Loading", disable=None) as bar:
@@ -331,7 +327,7 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def _median(row: Row, runs: list[dict[str, float]]) -> dict[str, Any]:
-    numbers = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
+    numbers = {name: round(median(run[name] for run in runs), 3) for name in runs[0]}
     return {"name": row.name, "makes": row.makes, "peer": row.peer, "files": row.files, "runs": len(runs), **numbers}
 
 
@@ -367,7 +363,7 @@ def missed(made: list[dict[str, Any]]) -> list[str]:
         for name, (other, limit) in TIMES.items()
         if {name, other} <= by_name.keys() and by_name[name]["cpu"] > limit * by_name[other]["cpu"]
     ]
-    quantized = [row for row in made if row["files"] == "bf16" and row.get("quantized")]
+    quantized = [row for row in made if row["files"] in ("bf16", CALIBRATED) and row.get("quantized")]
     large = (row["name"] for row in quantized if row["peak"] > PEAK * row["bytes"] + row["largest"])
     return [*slow, *(f"{name}: its peak is above the limit" for name in large)]
 
@@ -378,15 +374,9 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="1.2b", help="default: %(default)s")
     parser.add_argument("--only", action="append", metavar="ROW", help="only this row (repeat for several)")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes a row (default: %(default)s)")
-    parser.add_argument(
-        "--models",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where the model is kept (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out", type=Path, help=f"write the medians into this file, e.g. {RESULTS.relative_to(HERE.parent)}"
-    )
+    place, kept = Path(tempfile.gettempdir()), RESULTS.relative_to(HERE.parent)
+    parser.add_argument("--models", type=Path, default=place, help="where the model is kept (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help=f"write the medians into this file, e.g. {kept}")
     parser.add_argument("--one", nargs=2, metavar=("ROW", "PATH"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
