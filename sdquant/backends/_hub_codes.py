@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import PackedLayout, bit_fields
+from ..kernels import decode_by_turns
 from ._chunks import row_chunks
 from ._comfy_int4 import nibbles
 
@@ -78,7 +79,10 @@ def _decode_by_turns(codes: Tensor, bits: int, middle: int, scale: Tensor, shift
     whole = out if out.is_contiguous() else out.new_empty(out.shape)
     each = whole.view(len(runs), -1)
     for some in row_chunks(runs, each.shape[1]):
-        values = integers(runs[some], bits).float().view(-1, width).sub_(middle).mul_(scale)
+        part = runs[some] if bits == 4 else integers(runs[some], bits)
+        if width == each.shape[1] and decode_by_turns(part, 4 if bits == 4 else 8, middle, scale, shift, each[some]):
+            continue
+        values = (integers(part, 4) if bits == 4 else part).float().view(-1, width).sub_(middle).mul_(scale)
         each[some].copy_((values if shift is None else values.sub_(shift)).view(-1, each.shape[1]))
     if whole is not out:
         out.copy_(whole)

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .base import Prepared
     from .cpu import int8 as cpu_int8
     from .cpu import state as cpu_state
+    from .cpu.by_turns import decode_by_turns
     from .expansion import expand_rows
     from .workspace import scratch
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "Prepared", "block_floats", "block_scaled", "cpu", "cpu_int8", "cpu_state", "dispatch", "dispatch_guard",
-    "expand_rows", "fastest", "hadamard", "im2col", "int8_linear", "int_matmul", "onednn", "ops", "prepack",
-    "preparation", "rotated_codes", "scheme_activations", "scheme_numbers", "scratch", "sdpa", "verdicts",
+    "Prepared", "block_floats", "block_scaled", "cpu", "cpu_int8", "cpu_state", "decode_by_turns", "dispatch",
+    "dispatch_guard", "expand_rows", "fastest", "hadamard", "im2col", "int8_linear", "int_matmul", "onednn", "ops",
+    "prepack", "preparation", "rotated_codes", "scheme_activations", "scheme_numbers", "scratch", "sdpa", "verdicts",
 ]  # fmt: skip

@@ -98,7 +98,7 @@ def plan_resolved(
         if part.spec is None:
             continue
         shapes = plan.detected.sources[part.name].tensors
-        weights = [(weight.name, shapes[weight.name].shape) for weight in part.weights]
+        weights = [(one.name, shapes[one.name].shape) for one in part.weights if one.name in shapes]  # not packed ones
         if isinstance(part.spec, RulesSpec):
             require_ranges(part.spec, weights)
         else:

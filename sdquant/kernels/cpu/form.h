@@ -104,6 +104,9 @@ typedef struct {
                    int64_t group, int8_t *out); /* see expand.h */
     void (*narrow)(const float *x, int64_t rows, int64_t terms, const float *by, int turned, int64_t columns, int adds,
                    float *out); /* see narrow.h; NULL: none */
+    void (*divide)(const float *x, const float *by, int64_t count, float *to); /* see by_turns.h */
+    void (*decode_by_turns)(const uint8_t *codes, int64_t bits, float middle, const float *scale, const float *shift,
+                            int64_t count, Type type, void *out);
 } Kernels;
 
 enum {

@@ -95,10 +95,6 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
     return int8_kernels()->even ? m * group / groups : at < m ? at : m;
 }
 
-static void divide(const float *restrict x, const float *restrict by, int64_t count, float *restrict to) {
-    for (int64_t i = 0; i < count; i++) to[i] = x[i] / by[i];
-}
-
 void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
                     char *spare) {
     const int64_t groups = groups_of(m), wide = padded(from->columns);
@@ -113,7 +109,7 @@ void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes,
         for (int64_t i = 0; changes && i < rows; i++) {
             const char *x = (const char *)from->x + (start + first + i) * from->stride * size;
             float *to = floats + i * from->columns;
-            if (from->smooth) divide((const float *)x, from->smooth, from->columns, to);
+            if (from->smooth) kernels()->divide((const float *)x, from->smooth, from->columns, to);
             else rotate_row(from->type, x, from->columns, from->rotation, to);
         }
         int8_kernels()->quantize(changes ? &changed : from, changes ? 0 : start + first, (int)rows, line,

@@ -218,6 +218,21 @@ PyObject *py_expand(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+/* Rows of `count` codes, `stride` bytes apart, to rows of `out`, `step` bytes apart. */
+PyObject *py_by_turns(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 12);
+    (void)module;
+    if (!n) return NULL;
+    const uint8_t *codes = address(n[0]);
+    char *out = address(n[7]);
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = n[9]; row < n[10]; row++)
+        kernels()->decode_by_turns(codes + row * n[1], n[2], (float)n[3], address(n[4]), address(n[5]), n[6], (Type)n[11],
+                                   out + row * n[8]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* Of the two products of a low-rank branch: out += (x down) up^T, for rows of x. Whether these kernels have it. */
 PyObject *py_branch(PyObject *module, PyObject *bytes) {
     const int64_t *n = numbers(bytes, 10);

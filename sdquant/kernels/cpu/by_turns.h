@@ -1,0 +1,30 @@
+/* Rows that meet the same numbers one after another: activations divided by a factor for each column, and codes whose
+   scales go by turns. Loops that compilers turn into vector code; included once for each instruction set, after
+   portable.h. */
+
+static void divide(const float *restrict x, const float *restrict by, int64_t count, float *restrict to) {
+    for (int64_t i = 0; i < count; i++) to[i] = x[i] / by[i];
+}
+
+/* (code - middle) * scale - shift, each step rounded to float32, and the last one to `type`; `shift` may be NULL. Codes are
+   bytes or, with `bits` 4, their halves, the low one first; `count` is even then. */
+static void turns_of_scales(const uint8_t *codes, int64_t bits, float middle, const float *scale, const float *shift,
+                            int64_t count, Type type, void *out) {
+    float values[TILE];
+    for (int64_t at = 0; at < count; at += TILE) {
+        const int64_t here = count - at < TILE ? count - at : TILE;
+        const float *by = scale + at;
+        if (bits == 4) {
+            const uint8_t *from = codes + at / 2;
+            for (int64_t i = 0; i < here / 2; i++) {
+                values[2 * i] = (float)(from[i] & 15);
+                values[2 * i + 1] = (float)(from[i] >> 4);
+            }
+        } else
+            for (int64_t i = 0; i < here; i++) values[i] = (float)codes[at + i];
+        for (int64_t i = 0; i < here; i++) values[i] = (values[i] - middle) * by[i];
+        if (shift)
+            for (int64_t i = 0; i < here; i++) values[i] -= shift[at + i];
+        convert(values, type, (char *)out + at * (type == F32 ? 4 : 2), here);
+    }
+}
