@@ -133,7 +133,8 @@ def _encoded(weight: Tensor, spec: QuantSpec, way: str) -> Packed:
     form, moments = spec.scheme.codec.form(packed), spec.second_moments(weight[0].numel())
     if form is None or moments is None or moments.shape[1] == 1 or not spec[GPTQ]:
         return packed
-    return _gptq._rounded(packed, form, weight.flatten(1).float(), _gptq._factors(moments, form.columns))
+    rows, factors = weight.flatten(1).float(), _gptq._factors(moments, form.columns)
+    return _gptq._rounded(packed, form, lambda start, stop: rows[start:stop], factors)
 
 
 def main() -> None:

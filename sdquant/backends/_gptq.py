@@ -8,7 +8,7 @@ those that the scheme's own encoder found, so that the result is a weight of the
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -16,13 +16,15 @@ from ..core import GPTQ, Packed, hadamard, packed_rows
 from ._code_levels import Levels, is_known, levels_of, with_codes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from ..core import PackedLayout, QuantSpec
+    from ..core import LowRank, PackedLayout, QuantSpec
 
 _DAMPING = 0.01  # of the mean second moment, which every column counts as having more
 _COLUMNS = 128  # whose errors are taken back at once in all that follow
-WEIGHTS_AT_ONCE = 1 << 22  # rounded at a time; a few float32 numbers are kept of each
+WEIGHTS_AT_ONCE = 1 << 21  # rounded at a time; a few float32 numbers are kept of each
 
 
 def encode(weight: Tensor, spec: QuantSpec) -> Packed:
@@ -36,25 +38,40 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
     moments = spec.second_moments(weight[0].numel())
     if moments is None or moments.shape[1] == 1:
         return packed
-    target = weight.detach().reshape(weight.shape[0], -1).float()
-    moments = moments.to(target.device, torch.float32)
+    moments = moments.to(weight.device, torch.float32)
     if packed.spec.rotation:
-        target, moments = _rotated(target, moments, packed.spec.rotation)
+        moments = _rotated_moments(moments, packed.spec.rotation, weight[0].numel())
     codes = packed.without_rotation
     branch = packed.spec.scheme.codec.low_rank(codes)
+    target = _Target(weight, packed.spec.rotation, codes, branch)
     if branch is not None:
-        down = codes.parts[branch.down].float()
-        up = codes.parts[branch.up].float()
-        target = torch.addmm(target, up, down if branch.is_turned else down.T, alpha=-1)
-        if branch.smooth:
-            smooth = codes.parts[branch.smooth].float()
-            target, moments = target.mul_(smooth), _divided(moments, smooth)
+        moments = moments if target.smooth is None else _divided(moments, target.smooth)
         codes = Packed(spec=codes.spec, parts=branch.residual_of(codes.parts))
     form = codes.spec.scheme.codec.form(codes)
     if form is None or not is_known(form):
         return packed
     rounded = _rounded(codes, form, target, _factors(moments, form.columns))
     return replace(packed, parts={**packed.parts, form.codes: rounded.parts[form.codes]})
+
+
+class _Target:
+    """The float32 rows that codes are to stand for: rotated, without the branch. Made when they are asked for."""
+
+    def __init__(self, weight: Tensor, rotation: int, codes: Packed, branch: LowRank | None) -> None:
+        self._weight, self._rotation = weight.detach(), rotation
+        self._up = self._down = self.smooth = None
+        if branch is not None:
+            down = codes.parts[branch.down].float()
+            self._up, self._down = codes.parts[branch.up].float(), down if branch.is_turned else down.T
+            self.smooth = codes.parts[branch.smooth].float() if branch.smooth else None
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        rows = self._weight[start:stop].reshape(stop - start, -1).float()
+        if self._rotation:
+            rows = hadamard.rotate_by_matrix(rows, self._rotation)
+        if self._up is not None and self._down is not None:
+            rows = torch.addmm(rows, self._up[start:stop], self._down, alpha=-1)
+        return rows if self.smooth is None else rows * self.smooth
 
 
 def expected_noise(noise: Tensor, moments: Tensor, rotation: int) -> Tensor:
@@ -68,37 +85,28 @@ def expected_noise(noise: Tensor, moments: Tensor, rotation: int) -> Tensor:
     """
     moments = moments.to(noise.device, torch.float32)
     if rotation:
-        noise, moments = _rotated(noise, moments, rotation)
+        noise = hadamard.rotate_by_matrix(noise, rotation)
+        moments = _rotated_moments(moments, rotation, noise.shape[1])
     total, first = torch.zeros(len(noise), device=noise.device), 0
     for block in moments:
         block = block[: noise.shape[1] - first, : noise.shape[1] - first]
         order = block.diagonal().argsort(descending=True, stable=True)
-        values = block[order.flip(0)][:, order.flip(0)].double()
-        mean = float(values.diagonal().mean())
-        damping = mean * _DAMPING if mean > 0 else 1.0
-        while True:
-            values.diagonal().add_(damping)
-            lower, failed = torch.linalg.cholesky_ex(values)
-            if not failed:
-                break
-            damping *= 10
-        left = lower.diagonal().square().flip(0).float()
-        total += noise[:, first + order].square() @ left
+        left = _lower_factor(block, order.flip(0)).diagonal().square().flip(0).float()
+        total += noise[:, first + order].square() @ left.to(noise.device)
         first += len(order)
     return total
 
 
-def _rotated(weight: Tensor, moments: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the weight and the moments of its inputs, both rotated in groups of `size`.
+def _rotated_moments(moments: Tensor, size: int, columns: int) -> Tensor:
+    """Return the moments of inputs that are rotated in groups of `size`.
 
     Blocks of moments that end within a group are joined: what lies between them is unknown, and zero here.
     """
     if moments.shape[1] % size:
         joined: Tensor = torch.block_diag(*moments)  # type: ignore[no-untyped-call]
-        moments = joined[: weight.shape[1], : weight.shape[1]].unsqueeze(0)
+        moments = joined[:columns, :columns].unsqueeze(0)
     turned = hadamard.rotate_by_matrix(moments, size)
-    turned = hadamard.rotate_by_matrix(turned.transpose(1, 2).contiguous(), size)
-    return hadamard.rotate_by_matrix(weight, size), turned
+    return hadamard.rotate_by_matrix(turned.transpose(1, 2).contiguous(), size)
 
 
 def _divided(moments: Tensor, smooth: Tensor) -> Tensor:
@@ -112,40 +120,46 @@ def _factors(moments: Tensor, columns: int) -> list[tuple[Tensor, Tensor]]:
     """Return for each block of columns their order, and the upper Cholesky factor of the inverse of their moments.
 
     Args:
-        columns: of the weight; the last block may be for more.
+        moments: which the factors take the place of. columns: of the weight; the last block may be for more.
     """
     factors, width = [], moments.shape[1]
-    for number, block in enumerate(moments):
-        block = block[: columns - number * width, : columns - number * width]
+    for number, whole in enumerate(moments):
+        block = whole[: columns - number * width, : columns - number * width]
         order = block.diagonal().argsort(descending=True, stable=True)
-        values = block[order][:, order]
-        values = (values if values.device.type in ("cpu", "cuda") else values.cpu()).double()  # others may have none
-        mean = values.diagonal().mean()
-        damping = float(mean) * _DAMPING if mean > 0 else 1.0
-        while True:
-            values.diagonal().add_(damping)
-            lower, failed = torch.linalg.cholesky_ex(values)
-            if not failed:
-                break
-            damping *= 10
-        upper = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
-        factors.append((order, upper.float().to(moments.device)))
+        inverse = torch.cholesky_inverse(_lower_factor(block, order))
+        factors.append((order, block.copy_(torch.linalg.cholesky(inverse, upper=True))))
     return factors
 
 
-def _rounded(packed: Packed, form: PackedLayout, target: Tensor, factors: list[tuple[Tensor, Tensor]]) -> Packed:
-    """Return the packed weight with new codes for `target`, float32 [rows, columns]."""
+def _lower_factor(moments: Tensor, order: Tensor) -> Tensor:
+    """Return the lower Cholesky factor, float64, of moments [n, n] in an order, with as much damping as that takes."""
+    values = moments[order][:, order]
+    values = (values if values.device.type in ("cpu", "cuda") else values.cpu()).double()  # others may have none
+    mean = values.diagonal().mean()
+    damping = float(mean) * _DAMPING if mean > 0 else 1.0
+    while True:
+        values.diagonal().add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(values)
+        if not failed:
+            return cast("Tensor", lower)
+        damping *= 10
+
+
+def _rounded(
+    packed: Packed, form: PackedLayout, target: Callable[[int, int], Tensor], factors: list[tuple[Tensor, Tensor]]
+) -> Packed:
+    """Return the packed weight with new codes. `target(start, stop)`: the rows they are for, float32 [n, columns]."""
     codec, rows = packed.spec.scheme.codec, form.rows
     step = max(1, WEIGHTS_AT_ONCE // form.columns) if codec.by_row(packed) else rows
-    codes = torch.empty(rows, form.columns, dtype=torch.uint8, device=target.device)
+    codes = torch.empty(rows, form.columns, dtype=torch.uint8, device=packed.device)
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         some = packed if step >= rows else packed_rows.cut(packed, [(start, stop)])
         levels = levels_of(some, replace(form, rows=stop - start))
-        first = 0
+        values, first = target(start, stop), 0
         for order, upper in factors:
             columns = first + order
-            codes[start:stop, columns] = _round_columns(target[start:stop], levels, columns, upper)
+            codes[start:stop, columns] = _round_columns(values, levels, columns, upper)
             first += len(order)
     return with_codes(packed, form, codes)
 

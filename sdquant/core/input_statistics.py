@@ -24,6 +24,6 @@ class InputStatistics:
         Returns:
             [blocks, b, b]: the blocks along the diagonal of E[x x^T], where x is what a row of `weight.flatten(1)` is
             multiplied with, for a convolution a patch of its input. One block for all inputs, or of b inputs each, the
-            last one filled up with zeros; b = 1 is the diagonal alone.
+            last one filled up with zeros; b = 1 is the diagonal alone. The caller may change them.
         """
         return None

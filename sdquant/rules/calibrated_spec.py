@@ -109,9 +109,9 @@ class CalibratedSpec(QuantSpec):
 
 
 def shrink_moments(moments: Tensor, rows: int, inputs: int) -> Tensor:
-    """Return second moments with as much of what is beside the diagonal as so many rows of inputs tell."""
+    """Return second moments, changed in place, with as much beside the diagonal as so many rows of inputs tell."""
     means = moments.diagonal(dim1=1, dim2=2).clone()
-    moments = moments * (rows / (rows + _INPUTS * inputs))
+    moments.mul_(rows / (rows + _INPUTS * inputs))
     moments.diagonal(dim1=1, dim2=2).copy_(means)
     return moments
 

@@ -55,7 +55,7 @@ class LayerStatistics:
 
     @property
     def second_moments(self) -> Tensor | None:
-        """E[x x^T], float32 [blocks, b, b]; None if no input was seen.
+        """E[x x^T], float32 [blocks, b, b] with memory of their own; None if no input was seen.
 
         Raises:
             BadFileError: they are not numbers of this shape.
@@ -64,7 +64,7 @@ class LayerStatistics:
         if total is None or not rows:
             return None
         is_square = total.ndim == 3 and total.shape[1] == total.shape[2] and total.numel() > 0
-        return self._sound(total / rows, is_square and rows > 0)
+        return self._sound(total.div_(rows) if total.is_floating_point() else total, is_square and rows > 0)
 
     @property
     def mean_square(self) -> Tensor | None:
