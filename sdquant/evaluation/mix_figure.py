@@ -62,9 +62,9 @@ def _bars(axes: Axes, rows: list[MixBlock], bits: Mapping[str, float]) -> None:
         text = f"{row.bits:.1f} bits, {size(sum(row.bytes.values()))}"
         axes.text(left + 8, top + BAR / 2, text, va="center", color=figure.SOFT)
     left, under = float(NAME), float(ROW * (len(rows) + 1))
-    for number in sorted(set(bits.values())):
-        words = ", ".join(word for word, own in bits.items() if own == number)
-        axes.barh(under, BAR, BAR, left, align="edge", color=mix_blocks.colour_of(number), clip_on=False)
+    for some in sorted(set(bits.values())):
+        words = ", ".join(word for word, own in bits.items() if own == some)
+        axes.barh(under, BAR, BAR, left, align="edge", color=mix_blocks.colour_of(some), clip_on=False)
         axes.text(left + BAR + 6, under + BAR / 2, words, va="center", color=figure.SOFT)
         left += BAR + 24 + figure.LETTER * len(words)
 
