@@ -52,7 +52,7 @@ def _few(rows: list[MixBlock]) -> list[MixBlock]:
 def _bars(axes: Axes, rows: list[MixBlock], bits: Mapping[str, float]) -> None:
     most = max(sum(row.bytes.values()) for row in rows)
     for number, row in enumerate(rows):
-        top = number * ROW
+        top = float(number * ROW)
         axes.text(0, top + BAR / 2, figure.fit(row.name, NAME), va="center")
         left = float(NAME)
         for word, nbytes in row.bytes.items():
@@ -61,10 +61,10 @@ def _bars(axes: Axes, rows: list[MixBlock], bits: Mapping[str, float]) -> None:
             left += wide
         text = f"{row.bits:.1f} bits, {size(sum(row.bytes.values()))}"
         axes.text(left + 8, top + BAR / 2, text, va="center", color=figure.SOFT)
-    left, under = float(NAME), ROW * (len(rows) + 1)
-    for number in sorted(set(bits.values())):
-        words = ", ".join(word for word, own in bits.items() if own == number)
-        axes.barh(under, BAR, BAR, left, align="edge", color=mix_blocks.colour_of(number), clip_on=False)
+    left, under = float(NAME), float(ROW * (len(rows) + 1))
+    for some in sorted(set(bits.values())):
+        words = ", ".join(word for word, own in bits.items() if own == some)
+        axes.barh(under, BAR, BAR, left, align="edge", color=mix_blocks.colour_of(some), clip_on=False)
         axes.text(left + BAR + 6, under + BAR / 2, words, va="center", color=figure.SOFT)
         left += BAR + 24 + figure.LETTER * len(words)
 
