@@ -75,7 +75,7 @@ def _in_srgb(image: Any) -> Any:
     out = "RGBA" if image.mode == "RGBA" else "RGB"
     try:
         own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        seen = ImageCms.profileToProfile(image, own, ImageCms.createProfile("sRGB"), outputMode=out)
+        converted = ImageCms.profileToProfile(image, own, ImageCms.createProfile("sRGB"), outputMode=out)
     except (ImageCms.PyCMSError, OSError, ValueError):
         return image
-    return seen if seen is not None else image
+    return converted if converted is not None else image

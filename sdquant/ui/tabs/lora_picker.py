@@ -31,7 +31,7 @@ _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"
 class LoraPicker:
     """The widgets: in each row the name of a file, and its strength; where they are looked for; a box for new ones.
 
-    `said`: what came of a file that was dropped there.
+    `message`: what came of a file that was dropped there.
     """
 
     rows: list[gr.Row]
@@ -39,7 +39,7 @@ class LoraPicker:
     strengths: list[gr.Number]
     folder: gr.Dropdown
     file: gr.File
-    said: gr.HTML
+    message: gr.HTML
 
     @property
     def values(self) -> list[Any]:
@@ -50,8 +50,8 @@ class LoraPicker:
 def add_loras(desk: Desk, model: str | None) -> LoraPicker:
     """Create the widgets at the current position in the page."""
     rows, names, strengths = [], [], []
-    kept = desk.memory.get(LORA_FOLDER) or ALL
-    known = lora_choices(desk, model, kept)
+    remembered = desk.memory.get(LORA_FOLDER) or ALL
+    known = lora_choices(desk, model, remembered)
     with gr.Accordion("LoRA", open=False, elem_id="loras"):
         for n in range(MOST):
             with gr.Row(visible=n == 0) as row:
@@ -59,12 +59,12 @@ def add_loras(desk: Desk, model: str | None) -> LoraPicker:
                 strengths.append(_strength(n))
             rows.append(row)
         folder = gr.Dropdown(
-            folder_choices(desk, kept), value=kept, label="LoRA folder", info="Kept for the next start",
+            folder_choices(desk, remembered), value=remembered, label="LoRA folder", info="Kept for the next start",
             elem_id="lora-folder",
         )  # fmt: skip
         file = gr.File(label="Drop a LoRA file here to add it", type="filepath", height=160, elem_id="lora-file")
-        said = gr.HTML("", elem_id="lora-said", padding=False)
-    return LoraPicker(rows=rows, names=names, strengths=strengths, folder=folder, file=file, said=said)
+        message = gr.HTML("", elem_id="lora-said", padding=False)
+    return LoraPicker(rows=rows, names=names, strengths=strengths, folder=folder, file=file, message=message)
 
 
 def _name(n: int, known: list[tuple[str, str]]) -> gr.Dropdown:
@@ -94,15 +94,15 @@ def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
     picker.file.upload(
         lambda path, model, folder, *names: _added(desk, path, model, folder, names),
         [picker.file, head.model, picker.folder, *picker.names],
-        [picker.file, picker.said, picker.folder, *picker.names],
+        [picker.file, picker.message, picker.folder, *picker.names],
         **_QUIET,
     )
 
 
-def folder_choices(desk: Desk, kept: str) -> list[tuple[str, str]]:
+def folder_choices(desk: Desk, current: str) -> list[tuple[str, str]]:
     """Return labels and names of the folders with LoRA files, and of one that is no longer there but chosen."""
     folders = desk.roots.lora_folders()
-    gone = [(f"{kept} (not there now)", kept)] if kept not in (ALL, *folders) else []
+    gone = [(f"{current} (not there now)", current)] if current not in (ALL, *folders) else []
     return [("All model folders", ALL), *((name, name) for name in folders), *gone]
 
 
@@ -130,15 +130,15 @@ def visible_rows(*names: object) -> list[Any]:
 
 def _again(desk: Desk, model: object, folder: object, names: Sequence[object]) -> list[Any]:
     """Return the updates of folder and names; LoRAs of other folders stay chosen."""
-    chosen = folder if isinstance(folder, str) and folder in (ALL, *desk.roots.lora_folders()) else ALL
-    if chosen == folder:
-        desk.memory.keep(LORA_FOLDER, chosen)
+    current = folder if isinstance(folder, str) and folder in (ALL, *desk.roots.lora_folders()) else ALL
+    if current == folder:
+        desk.memory.keep(LORA_FOLDER, current)
     every = {name: label for label, name in lora_choices(desk, model)}
-    known = lora_choices(desk, model, chosen)
+    known = lora_choices(desk, model, current)
     shown = {name for _, name in known}
     known += [(every[name], str(name)) for name in dict.fromkeys(names) if name in every and name not in shown]
     values = [gr.update(choices=known, **({} if name in every else {"value": NONE})) for name in names]
-    return [gr.update(choices=folder_choices(desk, chosen), value=chosen), *values]
+    return [gr.update(choices=folder_choices(desk, current), value=current), *values]
 
 
 def _added(desk: Desk, path: str | None, model: object, folder: object, names: Sequence[object]) -> list[Any]:
@@ -150,8 +150,8 @@ def _added(desk: Desk, path: str | None, model: object, folder: object, names: S
     except SdquantError as error:
         return [None, html_components.refusal(error, desk.roots), *(gr.skip() for _ in range(len(names) + 1))]
     free = next((n for n, name in enumerate(names) if name in (None, NONE, new)), None)
-    chosen = [new if n == free else name for n, name in enumerate(names)]
-    updates = _again(desk, model, folder, chosen)
+    picks = [new if n == free else name for n, name in enumerate(names)]
+    updates = _again(desk, model, folder, picks)
     if free is not None:
         updates[free + 1] = {**updates[free + 1], "value": new}
     return [None, html_components.note(f"Added: {new}"), *updates]

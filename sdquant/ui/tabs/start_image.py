@@ -30,7 +30,7 @@ class StartPicker:
 
     Attributes:
         file: takes the files that are dropped on the editor or chosen in it, by the page's script: a browser opens
-            fewer kinds, and says nothing of those that it cannot. said: why one cannot be used.
+            fewer kinds, and says nothing of those that it cannot. message: why one cannot be used.
         take: what the script writes when an image of the gallery is dropped.
     """
 
@@ -39,7 +39,7 @@ class StartPicker:
     strength: gr.Slider
     use: gr.Button
     file: gr.File
-    said: gr.HTML
+    message: gr.HTML
     take: gr.Textbox
 
     @property
@@ -59,7 +59,7 @@ def add_start(*, visible: bool) -> StartPicker:
             type="pil", format="png", sources=["upload", "clipboard"], transforms=(), layers=False, height=340,
             brush=gr.Brush(default_size=16, colors=["#ff3366"], color_mode="fixed"), elem_id="start",
         )  # fmt: skip
-        said = gr.HTML("", elem_id="start-said", padding=False)
+        message = gr.HTML("", elem_id="start-said", padding=False)
         strength = gr.Slider(
             _LEAST, 1, value=USUAL, step=0.01, label="Denoising strength", info="How much of it changes",
             elem_id="strength",
@@ -67,7 +67,7 @@ def add_start(*, visible: bool) -> StartPicker:
         use = gr.Button("Use the last or chosen image", size="sm", elem_id="start-use")
     take = gr.Textbox("", label="Dropped", elem_id="start-take", elem_classes="sq-unseen", max_length=20)
     file = gr.File(label="Start image file", type="filepath", elem_id="start-file", elem_classes="sq-unseen")
-    return StartPicker(box=box, editor=editor, strength=strength, use=use, file=file, said=said, take=take)
+    return StartPicker(box=box, editor=editor, strength=strength, use=use, file=file, message=message, take=take)
 
 
 def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
@@ -78,7 +78,7 @@ def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.
         return event.index if isinstance(event.index, int) else 0
 
     gallery.select(select, None, selected, **_QUIET)
-    shown = [picker.editor, picker.said]
+    shown = [picker.editor, picker.message]
     picker.use.click(_image, [images, selected], shown, **_QUIET)
     picker.take.change(_dropped, [images, picker.take], shown, **_QUIET)
     picker.file.upload(lambda path: (*_from_file(desk, path), None), picker.file, [*shown, picker.file], **_QUIET)
