@@ -81,8 +81,10 @@ def eight(device: torch.device) -> ModuleType | None:
 @cache
 def products(device: torch.device) -> ModuleType | None:
     """Return the module `int8_gemm`; None if its products are slow on `device`, do not run there or are wrong."""
+    from .tensor_cores import has_tensor_cores
+
     module = eight(device)
-    if module is None or not module.has_tensor_cores(device):
+    if module is None or not has_tensor_cores(device):
         return None
     return _checked(device, "products of 8-bit codes", "sound_products")
 

@@ -330,13 +330,6 @@ def sound_rotation(device: torch.device, group: int) -> bool:
     )
 
 
-def has_tensor_cores(device: torch.device) -> bool:
-    """Return whether Triton uses a device's tensor cores for bytes; those of Turing it does not since 3.3."""
-    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
-        return True
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 # Rows of both sides, and columns: sums of 8-bit products below 2 ** 24 are exact in float32, in whatever order.
 _LARGE, _SMALL = (130, 300, 512), (5, 80, 176)
 

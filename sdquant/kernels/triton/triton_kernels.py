@@ -10,6 +10,7 @@ from ...core import gguf_types, torch_dtypes
 from ..base import Reader
 from . import imports
 from .blocks import GGUF, block_of
+from .tensor_cores import has_tensor_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +29,8 @@ _FEW = 64
 # every format (bench/results/gpu-h200.json). Compute capabilities.
 _WIDE_MEMORY = ((9, 0), (10, 0), (10, 3))
 _FEW_ON_WIDE = 1
-# Triton has no tensor cores for cards before this one (Turing's since 3.3): a product of a few rows takes 140
-# instructions a weight there and spills, and decoding for cuBLAS takes ten.
-_LEAST_WITH_TENSOR_CORES = (8, 0)
+# Without tensor cores that Triton uses a product of a few rows takes 140 instructions a weight, and spills; decoding for
+# cuBLAS takes ten.
 _FEW_WITHOUT_TENSOR_CORES = 1
 _WIDEST = 16  # bytes that a thread of a card loads at a time
 _SCALES = (*torch_dtypes.COMPUTE_DTYPES, torch.float8_e4m3fn, torch_dtypes.E8M0)
@@ -108,7 +108,7 @@ class TritonReader(Reader):
 
     def most(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         few, device = self.few(form, parts, dtype), parts[form.codes].device
-        tunes = device.type == "cuda" and dtype != torch.float32 and _has_tensor_cores(device)
+        tunes = device.type == "cuda" and dtype != torch.float32 and has_tensor_cores(device)
         return _FEW if few and tunes else few
 
     def product(self, form: PackedLayout, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -160,13 +160,6 @@ def _few(device: torch.device) -> int:
     """Return up to how many rows the product is better than decoding on a device."""
     if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
         return _FEW
-    if not _has_tensor_cores(device):
+    if not has_tensor_cores(device):
         return _FEW_WITHOUT_TENSOR_CORES
     return _FEW_ON_WIDE if torch.cuda.get_device_capability(device) in _WIDE_MEMORY else _FEW
-
-
-def _has_tensor_cores(device: torch.device) -> bool:
-    """Return whether Triton uses those of a device of NVIDIA's."""
-    if not torch.cuda.is_available() or torch.version.hip is not None:
-        return True
-    return torch.cuda.get_device_capability(device) >= _LEAST_WITH_TENSOR_CORES
