@@ -29,7 +29,7 @@ _FEW = 64
 # every format (bench/results/gpu-h200.json). Compute capabilities.
 _WIDE_MEMORY = ((9, 0), (10, 0), (10, 3))
 _FEW_ON_WIDE = 1
-# Without tensor cores that Triton uses a product of a few rows takes 140 instructions a weight, and spills; decoding for
+# Without tensor cores that Triton uses a product of a few rows takes 140 instructions a weight and spills; decoding for
 # cuBLAS takes ten.
 _FEW_WITHOUT_TENSOR_CORES = 1
 _WIDEST = 16  # bytes that a thread of a card loads at a time
