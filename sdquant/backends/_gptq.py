@@ -151,17 +151,22 @@ def _rounded(
     """Return the packed weight with new codes. `target(start, stop)`: the rows they are for, float32 [n, columns]."""
     codec, rows = packed.spec.scheme.codec, form.rows
     step = max(1, WEIGHTS_AT_ONCE // form.columns) if codec.by_row(packed) else rows
-    codes = torch.empty(rows, form.columns, dtype=torch.uint8, device=packed.device)
+    new = torch.empty_like(packed.parts[form.codes], memory_format=torch.contiguous_format)
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         some = packed if step >= rows else packed_rows.cut(packed, [(start, stop)])
-        levels = levels_of(some, replace(form, rows=stop - start))
-        values, first = target(start, stop), 0
+        here = replace(form, rows=stop - start)
+        levels, values, first = levels_of(some, here), target(start, stop), 0
+        codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
         for order, upper in factors:
             columns = first + order
-            codes[start:stop, columns] = _round_columns(values, levels, columns, upper)
+            codes[:, columns] = _round_columns(values, levels, columns, upper)
             first += len(order)
-    return with_codes(packed, form, codes)
+        some = with_codes(some, here, codes)
+        if step >= rows:
+            return some
+        new.view(rows, -1)[start:stop] = some.parts[form.codes].reshape(stop - start, -1)
+    return Packed(spec=packed.spec, parts={**packed.parts, form.codes: new})
 
 
 def _round_columns(target: Tensor, levels: Levels, columns: Tensor, upper: Tensor) -> Tensor:
