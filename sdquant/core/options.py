@@ -31,7 +31,7 @@ class Option:
 # Of schemes whose codes kernels can unpack one by one; the same bytes, so that every reader profits.
 GPTQ_OPTION = Option(
     default=False,
-    help="choose codes that make up for each other's errors in the layer's output (GPTQ): 3 to 5 dB at 4 bits",
+    help="choose codes that make up for each other's errors in the layer's output (GPTQ): often 2 to 5 dB at 4 bits",
     calibrated=True,
 )
 IMATRIX_OPTION = Option(
