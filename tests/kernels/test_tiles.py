@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sdquant.core import packed_rows
-from sdquant.kernels import scheme_activations
+from sdquant.core import PackedLayout, packed_rows, registry
+from sdquant.kernels import int8_reference, scheme_activations
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.tiles import AMPERE, HOPPER, SPREAD, Tile, Tiles, best, tiles
 from sdquant.rules import PtqProvider, QuantizationRule
@@ -92,3 +92,23 @@ def test_every_tile_of_a_rule_is_compared_with_the_backend(
     monkeypatch.setattr(scheme_activations, "_on_cpu", lambda packed: False)
     right = scheme_activations._right(backend, packed, layer._activations, torch.bfloat16)
     assert right == (wrong is None) and (wrong is not None or set(seen) == set(all_sizes))
+
+
+@pytest.mark.parametrize(("text", "width"), [("nf4", 512), ("q8_0", 256), ("mxfp8", 256)])
+def test_the_width_that_is_quantized_again_is_compared(text: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a row is decides how the kernel is compiled: runs of columns are rows to it."""
+    spec, seen = registry.parse(text), []
+    backend = spec.scheme.codec
+    packed = backend.encode(torch.randn(8, 512), spec)
+
+    def requantization(form: PackedLayout, parts: Any, codes: Tensor, scale: Tensor) -> Any:
+        seen.append((form.rows, form.columns))
+        of = int8_reference.quantized_rows(backend.decode(packed, torch.float32).view(codes.shape), codes)
+        return lambda device: scale.copy_(of[1].view(-1))
+
+    kernels = SimpleNamespace(quantizes=lambda form: True, requantization=requantization)
+    monkeypatch.setattr(imports, "eight", lambda device: kernels)
+    monkeypatch.setattr(int8_reference, "_quantize", {})
+    impl, form = int8_reference.InTriton(torch.device("cpu")), backend.form(packed)
+    assert form is not None and impl.quantizes(backend, packed, form)
+    assert seen == [(8 * 512 // width, width)]
