@@ -19,6 +19,7 @@ from sdquant.kernels.triton.tiles import AMPERE, HOPPER, SPREAD, Tile, Tiles, be
 from sdquant.rules import PtqProvider, QuantizationRule
 
 H100 = 132
+CPU = torch.device("cpu")
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "eight-h200.json"
 
 
@@ -57,17 +58,24 @@ def test_on_an_h200_the_tile_chosen_is_the_fastest_that_was_measured() -> None:
 def test_every_tile_is_looked_at_before_products_are_used(sizes: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, only the largest and the smallest were."""
     gemm = pytest.importorskip("sdquant.kernels.triton.int8_gemm")
-    seen: list[Tile] = []
-    wrong: list[Tile] = []
+    seen: list[tuple[Tile, bool]] = []
+    wrong: list[tuple[Tile, bool]] = []
+
+    def by_run(device: torch.device, tile: Tile, taps: int = 1, both: bool = False) -> bool:
+        seen.append((tile, both))
+        return seen[-1] not in wrong
+
     monkeypatch.setattr(gemm, "device_tiles", lambda device: (sizes, H100))
-    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: seen.append(tile) or tile not in wrong)
-    monkeypatch.setattr(gemm, "_multiplies_by_run", lambda device, tile, taps=1: seen.append(tile) or tile not in wrong)
-    assert gemm.sound_products(torch.device("cpu"))
-    every = {*sizes.by_row, *sizes.by_run, *SPREAD}
+    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: by_run(CPU, tile))
+    monkeypatch.setattr(gemm, "_multiplies_by_run", by_run)
+    assert gemm.sound_products(CPU)
+    every = {(tile, False) for tile in (*sizes.by_row, *sizes.by_run, *SPREAD)} | {
+        (tile, True) for tile in sizes.by_run
+    }
     assert set(seen) == every
-    for tile in every:
-        wrong[:] = [tile]
-        assert not gemm.sound_products(torch.device("cpu"))
+    for one in every:
+        wrong[:] = [one]
+        assert not gemm.sound_products(CPU)
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1])
@@ -109,6 +117,6 @@ def test_the_width_that_is_quantized_again_is_compared(text: str, width: int, mo
     kernels = SimpleNamespace(quantizes=lambda form: True, requantization=requantization)
     monkeypatch.setattr(imports, "eight", lambda device: kernels)
     monkeypatch.setattr(int8_reference, "_quantize", {})
-    impl, form = int8_reference.InTriton(torch.device("cpu")), backend.form(packed)
+    impl, form = int8_reference.InTriton(CPU), backend.form(packed)
     assert form is not None and impl.quantizes(backend, packed, form)
     assert seen == [(8 * 512 // width, width)]
