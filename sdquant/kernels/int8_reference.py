@@ -296,6 +296,8 @@ class InTriton(Steps):
             )
         form = backend.form(packed)
         assert form is not None
+        if coding(packed, form) & Coding.BY_RUN:
+            form = _of_width(form, AGAIN_RUN)  # a kernel of its own
         codes, target = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
         scale = torch.empty(form.rows, dtype=torch.float32, device=self.device)
         self.kernels.requantization(form, packed.parts, codes, scale)(self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,3 +56,13 @@ def test_the_numbers_are_torchs(bits: int, monkeypatch: pytest.MonkeyPatch) -> N
                 _hub_codes.decode_into(weight, outs[-1])
             assert torch.equal(*outs), (shape, dtype)
     assert any(used)  # the last of the widths is no whole number of bytes
+
+
+def test_shifts_of_another_dtype_are_left_to_torch() -> None:
+    """They come so with `load_state_dict(assign=True)`; read as float32 they are others, and end beyond the tensor."""
+    weight = packed(4, (64, 128), 64, True)
+    outs = []
+    for shift in (weight.parts["shift"].half(), weight.parts["shift"].half().float()):
+        outs.append(torch.empty(64, 128))
+        _hub_codes.decode_into(replace(weight, parts={**weight.parts, "shift": shift}), outs[-1])
+    assert torch.equal(*outs)

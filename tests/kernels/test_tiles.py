@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sdquant.core import packed_rows
-from sdquant.kernels import scheme_activations
+from sdquant.core import PackedLayout, packed_rows, registry
+from sdquant.kernels import int8_reference, scheme_activations
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.tiles import AMPERE, HOPPER, SPREAD, Tile, Tiles, best, tiles
 from sdquant.rules import PtqProvider, QuantizationRule
 
 H100 = 132
+CPU = torch.device("cpu")
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "eight-h200.json"
 
 
@@ -57,17 +58,24 @@ def test_on_an_h200_the_tile_chosen_is_the_fastest_that_was_measured() -> None:
 def test_every_tile_is_looked_at_before_products_are_used(sizes: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, only the largest and the smallest were."""
     gemm = pytest.importorskip("sdquant.kernels.triton.int8_gemm")
-    seen: list[Tile] = []
-    wrong: list[Tile] = []
+    seen: list[tuple[Tile, bool]] = []
+    wrong: list[tuple[Tile, bool]] = []
+
+    def by_run(device: torch.device, tile: Tile, taps: int = 1, both: bool = False) -> bool:
+        seen.append((tile, both))
+        return seen[-1] not in wrong
+
     monkeypatch.setattr(gemm, "device_tiles", lambda device: (sizes, H100))
-    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: seen.append(tile) or tile not in wrong)
-    monkeypatch.setattr(gemm, "_multiplies_by_run", lambda device, tile, taps=1: seen.append(tile) or tile not in wrong)
-    assert gemm.sound_products(torch.device("cpu"))
-    every = {*sizes.by_row, *sizes.by_run, *SPREAD}
+    monkeypatch.setattr(gemm, "_multiplies_by_row", lambda case, tile: by_run(CPU, tile))
+    monkeypatch.setattr(gemm, "_multiplies_by_run", by_run)
+    assert gemm.sound_products(CPU)
+    every = {(tile, False) for tile in (*sizes.by_row, *sizes.by_run, *SPREAD)} | {
+        (tile, True) for tile in sizes.by_run
+    }
     assert set(seen) == every
-    for tile in every:
-        wrong[:] = [tile]
-        assert not gemm.sound_products(torch.device("cpu"))
+    for one in every:
+        wrong[:] = [one]
+        assert not gemm.sound_products(CPU)
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1])
@@ -92,3 +100,23 @@ def test_every_tile_of_a_rule_is_compared_with_the_backend(
     monkeypatch.setattr(scheme_activations, "_on_cpu", lambda packed: False)
     right = scheme_activations._right(backend, packed, layer._activations, torch.bfloat16)
     assert right == (wrong is None) and (wrong is not None or set(seen) == set(all_sizes))
+
+
+@pytest.mark.parametrize(("text", "width"), [("nf4", 512), ("q8_0", 256), ("mxfp8", 256)])
+def test_the_width_that_is_quantized_again_is_compared(text: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a row is decides how the kernel is compiled: runs of columns are rows to it."""
+    spec, seen = registry.parse(text), []
+    backend = spec.scheme.codec
+    packed = backend.encode(torch.randn(8, 512), spec)
+
+    def requantization(form: PackedLayout, parts: Any, codes: Tensor, scale: Tensor) -> Any:
+        seen.append((form.rows, form.columns))
+        of = int8_reference.quantized_rows(backend.decode(packed, torch.float32).view(codes.shape), codes)
+        return lambda device: scale.copy_(of[1].view(-1))
+
+    kernels = SimpleNamespace(quantizes=lambda form: True, requantization=requantization)
+    monkeypatch.setattr(imports, "eight", lambda device: kernels)
+    monkeypatch.setattr(int8_reference, "_quantize", {})
+    impl, form = int8_reference.InTriton(CPU), backend.form(packed)
+    assert form is not None and impl.quantizes(backend, packed, form)
+    assert seen == [(8 * 512 // width, width)]

@@ -22,7 +22,9 @@ def decode_by_turns(codes: Tensor, bits: int, middle: int, scale: Tensor, shift:
     parts = [part for part in (codes, scale, shift, out) if part is not None]
     if module is None or bits not in (4, 8) or out.dtype not in TYPES:
         return False
-    if not all(part.is_cpu and part.is_contiguous() for part in parts) or scale.dtype != torch.float32:
+    if not all(part.is_cpu and part.is_contiguous() for part in parts):
+        return False
+    if any(part is not None and part.dtype != torch.float32 for part in (scale, shift)):
         return False
     (runs, width), less = out.shape, 0 if shift is None else shift.data_ptr()
     of = codes.data_ptr(), codes.shape[1], bits, middle, scale.data_ptr(), less, width

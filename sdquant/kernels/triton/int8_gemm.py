@@ -311,7 +311,7 @@ def sound_products(device: torch.device) -> bool:
     return (
         all(_multiplies_by_row(case, tile) for tile in sizes.by_row[:-1] for case in _cases(device, _LARGE))
         and all(_multiplies_by_row(case, sizes.by_row[-1]) for case in _cases(device, _SMALL))
-        and all(_multiplies_by_run(device, tile) for tile in sizes.by_run)
+        and all(_multiplies_by_run(device, tile, both=both) for tile in sizes.by_run for both in (False, True))
         and all(_multiplies_by_run(device, tile, taps=2) for tile in SPREAD)
     )
 
@@ -381,15 +381,19 @@ def _multiplies_by_row(case: _Case, tile: Tile) -> bool:
     return case.gives(lambda out: product(case.left, case.row_scale, case.weight, case.bias, out, case.sums, tile))
 
 
-def _multiplies_by_run(device: torch.device, tile: Tile, taps: int = 1) -> bool:
-    """Multiply codes in two runs: side by side, or of columns by turns, as the taps of a convolution are."""
+def _multiplies_by_run(device: torch.device, tile: Tile, taps: int = 1, both: bool = False) -> bool:
+    """Multiply codes in two runs, scaled on one side or `both`: side by side, or by turns, as taps of convolutions."""
     m, rows, columns = 70, 140, 2 * 2 * RUN
     left, right = _codes(m, columns, 7, device), _codes(rows, columns, 1, device)
-    scale, row_scale = _scales(2 * rows, device).view(rows, 2 // taps, taps), _scales(m, device).view(m, 1)
+    scale = _scales(2 * rows, device).view(rows, 2 // taps, taps)
+    row_scale = _scales((1 + both) * m, device).view(m, -1)
+    one = row_scale.new_ones(m, 2)
+    of_runs, of_rows = (row_scale, one[:, :1]) if both else (one, row_scale)
     out = torch.empty(m, rows, dtype=torch.bfloat16, device=device)
     product_by_run(left, right, scale, row_scale, None, out, tile)(device)
     runs = [slice(i, None, 2) if taps == 2 else slice(i * columns // 2, (i + 1) * columns // 2) for i in (0, 1)]
     first, second = (
-        left[:, run].float() @ right[:, run].float().t() * scale.view(rows, 2)[:, i] for i, run in enumerate(runs)
+        left[:, run].float() @ right[:, run].float().t() * of_runs[:, i, None] * scale.view(rows, 2)[:, i]
+        for i, run in enumerate(runs)
     )
-    return torch.equal(out, (first + second).mul(row_scale).to(torch.bfloat16))
+    return torch.equal(out, ((first + second) * of_rows).to(torch.bfloat16))
