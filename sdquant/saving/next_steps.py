@@ -22,7 +22,8 @@ def opened_with(out: Path, scheme: str | None) -> str:
     """Return where to put what was written, and what opens it.
 
     Args:
-        out: a folder, a .safetensors or a .gguf file with a transformer or UNet. scheme: of its weights; None for floats.
+        out: a folder, a .safetensors or a .gguf file with a transformer or UNet.
+        scheme: of its weights; None for floats.
     """
     if out.suffix == ".gguf":
         return f"For ComfyUI: put it into {_FOLDER}, and use 'Unet Loader (GGUF)' of ComfyUI-GGUF, or {_NODE}."
