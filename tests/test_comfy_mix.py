@@ -15,7 +15,8 @@ from sdquant.demo import path
 from sdquant.errors import BudgetError, SettingsError
 from sdquant.models.pipelines import main_part
 from sdquant.nn.weights import plain, quantized
-from sdquant.saving import comfy_mix
+from sdquant.rules import statistics_file
+from sdquant.saving import comfy_mix, export_gguf
 
 from . import comfy_safetensors
 from .test_mix import _outputs, stats  # noqa: F401
@@ -67,4 +68,23 @@ def test_what_is_refused(tmp_path: Path) -> None:
         comfy_mix.write_comfy_mix(FLUX, "auto", file, size="1MB", progress=False)
     with pytest.raises(SettingsError, match="needs a size or quality"):
         comfy_mix.write_comfy_mix(FLUX, "auto", file, progress=False)
-    assert not file.exists()
+    with pytest.raises(SettingsError, match=r"(?s)another model.*Calibrate this model"):
+        _write_by_other_statistics(file)
+    with pytest.raises(SettingsError, match="another model"):
+        _write_by_other_statistics(file.with_suffix(".gguf"))
+    assert not file.exists() and not file.with_suffix(".gguf").exists()
+
+
+def _write_by_other_statistics(file: Path) -> None:
+    other = file.with_name("stats.safetensors")
+    values = {"transformer.no_layer.dot_general0_lhs.rows": torch.tensor(1)}
+    statistics_file.write_statistics(other, values, {})
+    write = export_gguf.quantize_file if file.suffix == ".gguf" else comfy_mix.write_comfy_mix
+    write(FLUX, "auto", file, size=SIZE, quant_stats=other, progress=False)
+
+
+def test_a_size_that_quantizes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "whole.safetensors"
+    assert main(["quantize", "digits-flux", str(file), "-q", "auto,size=1GB", "--no-progress"]) == 0
+    said = capsys.readouterr().out
+    assert f"{file}: not quantized, " in said and "its own node 'Load Diffusion Model'" in said

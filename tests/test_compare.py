@@ -19,7 +19,7 @@ from PIL import Image, ImageColor
 import sdquant
 from sdquant import backends, cli
 from sdquant.cli.commands import compare as command
-from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
+from sdquant.errors import IncompatibleError, SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
 from sdquant.evaluation import compare as comparing
 from sdquant.evaluation import compare_figure
 from sdquant.evaluation.compare import allowed, compare, sheet
@@ -154,6 +154,14 @@ def test_faults_before_anything_is_loaded(
     monkeypatch.setattr(comparing, "prepare", None)
     with pytest.raises(error):
         compare(sd, quants, prompt=PROMPT, **values)
+
+
+def test_a_curve_that_cannot_be_predicted_is_refused_before_anything_is_drawn(
+    saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "_row", lambda *_: pytest.fail("it drew first"))
+    with pytest.raises(IncompatibleError, match="no float weights"):
+        compare(saved("int8"), ["none"], prompt=PROMPT, steps=1, curve=True)
 
 
 def test_a_reference_that_cannot_be_drawn(sd: Path, saved: Any) -> None:

@@ -280,7 +280,7 @@ def test_noise_after_gptq_is_foretold() -> None:
 
     class Known(QuantSpec):
         def second_moments(self, inputs: int) -> torch.Tensor:
-            return moments
+            return moments.clone()  # which the caller may change
 
     for word in ("q3_k", "q4_k", "sdnq-uint4", "sdnq-uint4,hadamard"):
         spec = registry.parse(word)

@@ -90,6 +90,12 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert json.loads(capsys.readouterr().out)["curve"]["chosen"]["bytes"] <= 4_000_000
 
 
+def test_the_picture_of_a_size_that_quantizes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "floats.png"
+    assert main(["plan", "digits-flux", "-q", "auto,size=1GB", "--picture", str(out), "--no-progress"]) == 0
+    assert "no noise" in capsys.readouterr().out and out.exists()
+
+
 def test_too_large_for_any(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mix_presets, "MIXES", (mix_presets.MixPreset(name="tiny", label="Tiny", memory="3GB"),))
     monkeypatch.setattr(mix_presets, "_runs", lambda *_: False)

@@ -84,6 +84,8 @@ def compare(
     for quant in (reference, *quants):
         column = make_request(path, **_of_column(values, quant), quant=quant)
         columns.setdefault(_label(column), column)
+    is_apart = curve and not any(column.mixed for column in columns.values())
+    predicted = predict_curve(path, **values) if is_apart else None  # first: what it refuses takes no images with it
     drawing = {
         "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,
     }  # fmt: skip
@@ -93,7 +95,6 @@ def compare(
         rows.append(_row(column, label, drawing, rows[0] if rows else None, amplify, tell))
     here = hardware.probe()
     first = next(iter(columns.values()))
-    predicted = next((row.curve for row in rows if row.curve is not None), None)
     return Comparison(
         model=first.path,
         prompt=prompt,
@@ -105,7 +106,7 @@ def compare(
         device=first.device or hardware.default_device(here),
         amplify=amplify,
         rows=tuple(rows),
-        curve=predict_curve(path, **values) if predicted is None and curve else predicted,
+        curve=next((row.curve for row in rows if row.curve is not None), predicted),
         versions=here.versions,
         machine={
             "platform": here.platform,

@@ -50,7 +50,7 @@ def _few(rows: list[MixBlock]) -> list[MixBlock]:
 
 
 def _bars(axes: Axes, rows: list[MixBlock], bits: Mapping[str, float]) -> None:
-    most = max(sum(row.bytes.values()) for row in rows)
+    most = max((sum(row.bytes.values()) for row in rows), default=1)
     for number, row in enumerate(rows):
         top = float(number * ROW)
         axes.text(0, top + BAR / 2, figure.fit(row.name, NAME), va="center")

@@ -57,7 +57,7 @@ TITLES: Mapping[str, str] = {
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
-    **dict.fromkeys(("gptq", "awq", "auto-round", "intel/auto-round", "hqq"), "hub"),
+    **dict.fromkeys(("gptq", "awq", "hqq"), "hub"),  # not AutoRound, which writes NVFP4 and MXFP4, too
 }  # fmt: skip
 _OF_NUNCHAKU = frozenset({"svdquant_w4a4", "svdquant_nvfp4", "awq_w4a16"})
 

@@ -36,7 +36,7 @@ __all__ = [
     "SchemeRow", "SchemeTable", "Settings", "Verdict", "activation_allowance", "blocks_of", "bundled_models",
     "check_schemes", "device_of", "field_named", "fields", "folder_of", "is_quantized_by_default", "knapsack",
     "locate", "make_request", "meta_models", "mix", "mix_arguments", "mix_blocks", "mix_curve", "mix_errors",
-    "mix_presets", "needed_bytes", "open_model", "path", "peak_memory", "place", "plan_resolved", "planner",
+    "mix_pool", "mix_presets", "needed_bytes", "open_model", "path", "peak_memory", "place", "plan_resolved", "planner",
     "preparation", "prepare", "presets", "resolve_loaded", "role_of", "rounded_twice", "rule_checks",
     "scheme_table", "source_of", "source_of_model", "step_time", "verdict_on", "weight_selection",
 ]  # fmt: skip

@@ -114,7 +114,7 @@ class _Choice:
                 "it has no float weights that a scheme here quantizes",
                 "Use the unquantized model, and components that have such weights",
             )
-        refuse_other_statistics(request, pools)
+        refuse_other_statistics(request, {name: (pool.statistics, pool.bytes) for name, pool in pools.items()})
         whole = planner.build_plan(dataclasses.replace(resolved, specs={}), here).bytes
         rest = whole - sum(sum(pool.floats.values()) for pool in pools.values())
         _refuse_too_small(

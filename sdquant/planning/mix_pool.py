@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -67,18 +67,22 @@ class Pool:
         )  # fmt: skip
 
 
-def refuse_other_statistics(request: Request, pools: Mapping[str, Pool]) -> None:
-    """Raise SettingsError if a file of statistics says nothing of any weight that is to be quantized."""
+def refuse_other_statistics(
+    request: Request, components: Mapping[str, tuple[ComponentStatistics | None, Iterable[str]]]
+) -> None:
+    """Raise SettingsError if a file of statistics says nothing of any weight that is to be quantized.
+
+    Args:
+        components: by name, what the file says of the component, and the names of those weights.
+    """
     if request.quant_stats is None:
         return
-    for pool in pools.values():
-        if pool.statistics is not None and any(
-            pool.statistics.get(name.removesuffix(".weight")) for name in pool.bytes
-        ):
+    for known, names in components.values():
+        if known is not None and any(known.get(name.removesuffix(".weight")) for name in names):
             return
     raise SettingsError(
         f"Cannot choose a mix by quant_stats={request.quant_stats!r}",
-        f"it knows no layer of {' or '.join(pools)}: it is about another model",
+        f"it knows no layer of {' or '.join(components)}: it is about another model",
         "Calibrate this model: sdquant calibrate MODEL --prompt ... -o FILE; or leave quant_stats out",
     )
 

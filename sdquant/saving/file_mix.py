@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import compat
 from ..errors import BudgetError
 from ..formats import closing_files
-from ..planning import knapsack, mix_errors
+from ..planning import knapsack, mix_errors, mix_pool
 from ..rules import ComponentStatistics
 from ..utils.byte_sizes import size as text_of
 
@@ -57,7 +57,7 @@ def formats_of(
         kind: of file, for messages. rest: bytes of the file beside its tensors.
 
     Raises:
-        BudgetError: the file cannot be so small.
+        BudgetError: the file cannot be so small. SettingsError: the statistics are another model's.
     """
     some = [row for row in rows if row.formats]
     errors = _errors(src, some, request, component, kind)
@@ -95,6 +95,7 @@ def _errors(
 ) -> mix_errors.Errors:
     statistics = statistics_of(request, component)
     schemes = {source: row.formats for row in rows for source in row.sources}
+    mix_pool.refuse_other_statistics(request, {component or "the model": (statistics, schemes)})
     with closing_files(src.open()) as files:
 
         def read(key: str) -> Tensor:

@@ -18,17 +18,18 @@ def comfyui_reads(scheme: str) -> bool:
     return scheme.partition(",")[0] in COMFYUI_READS
 
 
-def opened_with(out: Path, scheme: str) -> str:
+def opened_with(out: Path, scheme: str | None) -> str:
     """Return where to put what was written, and what opens it.
 
     Args:
-        out: a folder, a .safetensors or a .gguf file with a transformer or UNet. scheme: of its weights.
+        out: a folder, a .safetensors or a .gguf file with a transformer or UNet.
+        scheme: of its weights; None for floats.
     """
     if out.suffix == ".gguf":
         return f"For ComfyUI: put it into {_FOLDER}, and use 'Unet Loader (GGUF)' of ComfyUI-GGUF, or {_NODE}."
     if out.suffix != ".safetensors":
         return "For diffusers: `from_pretrained` opens it, after `import sdquant`. SD.Next lists it among its models."
-    if comfyui_reads(scheme):
+    if scheme is None or comfyui_reads(scheme):
         return f"For ComfyUI: put it into {_FOLDER}, and use its own node 'Load Diffusion Model'."
     forge = " Forge reads it itself." if scheme.partition(",")[0] in FORGE_READS else ""
     return f"For ComfyUI: put it into {_FOLDER}, and use {_NODE}.{forge}"

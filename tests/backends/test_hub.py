@@ -223,6 +223,14 @@ def _changed(folder: Path, **said: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["ct nvfp4", "ct mxfp4"])
+def test_autorounds_floats_are_no_contradiction(name: str, tmp_path: Path) -> None:
+    """It writes them as compressed-tensors does, and says in the config that they are its own."""
+    folder = _changed(_of(name, _encoder(tmp_path / "model"))[0], quant_method="auto-round")
+    seen = sdquant.detect(folder)
+    assert (seen.quant, seen.warnings) == (KINDS[name].quant, [])
+
+
 @pytest.mark.parametrize(
     ("name", "said", "words"),
     [

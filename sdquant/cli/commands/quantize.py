@@ -145,10 +145,10 @@ def _say(out: Path, *, mixed: bool = False) -> None:
     quants = dict.fromkeys(part.quant for part in (detected.parts or {"": detected}).values() if part.quant)
     counts = Counter(weight.scheme for src in detected.sources.values() for weight in src.prequantized.values())
     every = ", ".join(name for name, _ in counts.most_common())
-    words = f"a mix of {every}" if mixed and len(counts) > 1 else " and ".join(quants)
+    words = f"a mix of {every}" if mixed and len(counts) > 1 else " and ".join(quants) or "not quantized"
     print(f"{out}: {words}, {_common.size(detected.bytes)} of weights")
     if out.suffix in (".gguf", ".safetensors") and detected.component in ("transformer", "unet"):
-        print(next_steps.opened_with(out, str(detected.quant)))
+        print(next_steps.opened_with(out, detected.quant))
 
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:
