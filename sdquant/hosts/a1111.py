@@ -55,7 +55,7 @@ class Adapter:
             return result
         try:
             self._quantize(unet, scheme, settings)
-        except BaseException:  # a library of it that cannot be imported, or too little memory: as much floats
+        except BaseException:  # of any kind, such as a missing library or too little memory: no float model stays
             kept_models.drop(model)
             raise
         a1111_lora.hook_networks(self._patches)

@@ -31,7 +31,7 @@ class Adapter(forge.Adapter):
         engine = original(*args, checkpoint_info=checkpoint_info, **kwargs)
         try:
             self.quantize(engine, settings)
-        except BaseException:  # a library of it that cannot be imported, or too little memory: as much floats
+        except BaseException:  # of any kind, such as a missing library or too little memory: no float model stays
             kept_models.drop(engine)
             raise
         kept_models.mark(engine, settings)

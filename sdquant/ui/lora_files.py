@@ -44,7 +44,6 @@ def take_lora(roots: Roots, folder: str, file: Path) -> str:
         if not filecmp.cmp(place, file, shallow=False):
             raise SettingsError(what, f"there is another {name} in its folder already", "Rename it, and drop it again")
         return roots.shown(place)
-    place.parent.mkdir(exist_ok=True)
     size = file.stat().st_size
     with file.open("rb") as source, whole_file(place, size) as target:
         shutil.copyfileobj(source, target, 1 << 20)

@@ -26,6 +26,6 @@ def warm_up(roots: Roots, settings_path: Path) -> None:
         models = roots.models()
         if models:
             request = Target(path=str(models[0].path)).request(settings_file.load(settings_path))
-            import_classes(prepare(request))
+            import_classes(prepare(request, read=False))
     except Exception as error:
         log.info("nothing was imported before it is needed: %s", error)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 import urllib.parse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,6 +116,30 @@ def test_uploads_stay_in_their_folder(server: Served, name: str) -> None:
     assert shown.body == b"evil"
     assert shown.headers["content-security-policy"].startswith("default-src 'none'")
     assert "text/html" not in shown.headers["content-type"]
+
+
+def test_an_upload_is_of_files_alone_as_long_as_it_says_and_whole(server: Served) -> None:
+    uploads = next(server.temporary.glob("sdquant-ui-*"))
+    there = set(uploads.rglob("*"))
+    field = part("x").replace(b'; filename="x"', b"")
+    assert field != part("x")
+    assert request(server.port, "POST", "/gradio_api/upload", (PARTS, OWN), field).status == 400
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(part("x")), part("x"))
+    head = f"POST /gradio_api/upload HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n".encode()
+    head += f"{PARTS[0]}: {PARTS[1]}\r\n".encode()
+    for length in (b"Content-Length: 9\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked"):
+        assert exchange(server.port, head + length + b"\r\nConnection: close\r\n\r\n" + body).status == 411
+    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:  # goes away on the way
+        sock.sendall(head + b"Content-Length: 900000\r\n\r\n" + part("x")[:-9])
+        _until(lambda: any(path.is_file() for path in set(uploads.rglob("*")) - there))
+    _until(lambda: set(uploads.rglob("*")) == there)
+
+
+def _until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_the_page_still_works_after_all_of_this(server: Served) -> None:

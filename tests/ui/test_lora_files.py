@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,22 @@ def test_dropped_files(tmp_path: Path) -> None:
         with pytest.raises(SdquantError, match=why):
             take_lora(where, folder, file)
     assert not list(models.rglob("*.part"))
+
+
+def test_a_dropped_file_goes_from_where_the_page_put_it_and_the_rest_is_said(tmp_path: Path) -> None:
+    from sdquant.ui.app_state import Desk
+    from sdquant.ui.tabs.lora_picker import ALL, _added
+
+    models = tmp_path / "models"
+    models.mkdir()
+    desk = Desk(Roots([models]), tmp_path / "settings.json")
+    ink = _lora(tmp_path / "ink.safetensors")
+    told = _added(desk, str(ink), "", ALL, [None])
+    assert "Added" in told[1] and (models / "loras" / "ink.safetensors").exists() and not ink.exists()
+    shutil.rmtree(models / "loras")
+    (models / "loras").write_text("")  # so that no folder can be made there
+    ink = _lora(tmp_path / "ink.safetensors")
+    assert "Cannot write" in _added(desk, str(ink), "", ALL, [None])[1] and not ink.exists()
 
 
 def test_what_the_page_remembers(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 import sdquant
 from sdquant.demo import path
 from sdquant.evaluation import compare
-from sdquant.planning import mix_blocks
-from sdquant.settings import Settings
+from sdquant.planning import Plan, mix_blocks
+from sdquant.settings import Settings, settings_file
 from sdquant.ui import mix_view, quality_curve
+from sdquant.ui.model_folders import Roots
 from sdquant.ui.plan_preview import Target, review
+from sdquant.ui.preloading import warm_up
 from sdquant.ui.tabs import compare_curve
 
 FLUX = path("digits-flux")
@@ -60,3 +62,13 @@ def test_a_curve_without_a_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert found.pick is None and found.how == "weights" and "chosen mix" not in quality_curve.predicted(found)
     assert read[-1][0] == read[-1][1] > 20
+
+
+def test_the_start_of_the_page_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    seen: list[Plan] = []
+    monkeypatch.setattr("sdquant.loading.import_classes", seen.append)
+    settings_file.save(tmp_path / "settings.json", Settings({"size": "4MB"}))
+    warm_up(Roots(), tmp_path / "settings.json")
+    assert [plan.curve.how for plan in seen if plan.curve] == ["names"]
+    assert not (tmp_path / "cache").exists()

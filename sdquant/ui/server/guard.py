@@ -93,7 +93,11 @@ class Guard:
             for name, value in scope["headers"]
             if not name.startswith(_DROPPED) and not (name == b"accept-encoding" and scope["path"] == "/")
         ]
-        return await request_body.read(receive, row.media, self._uploads) if _has_body(scope, row) else receive
+        if not _has_body(scope, row):
+            return receive
+        if row.media == routes.MULTIPART:
+            request_body.require_space(self._uploads, int(_one(scope, b"content-length") or 0))
+        return await request_body.read(receive, row.media, self._uploads)
 
     def _host(self, scope: Scope) -> list[str]:
         """Return the URL schemes of the name that a request is addressed to."""
@@ -146,8 +150,8 @@ def _has_body(scope: Scope, row: routes.Route) -> bool:
         return False
     if length is not None and (len(length) > 9 or int(length) > request_body.most(row.media)):
         raise Refusal(413, f"the body is larger than {request_body.most(row.media) >> 20} MiB")
-    if length is None and row.media == routes.MULTIPART:
-        raise Refusal(411, "an upload must say how long it is")
+    if row.media == routes.MULTIPART and (length is None or _one(scope, b"transfer-encoding") is not None):
+        raise Refusal(411, "an upload must say how long it is")  # in chunks it is as long as it likes, whatever it says
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
         raise Refusal(403, f"the body must be {row.media}, which pages from other sites cannot send unasked")
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
@@ -30,13 +31,19 @@ def most(media: str) -> int:
     return MAX_UPLOAD if media == MULTIPART else MAX_BODY
 
 
+def require_space(uploads: str, length: int) -> None:
+    """Raise Refusal if an upload would fill more than half of what is free on the disk, which may be memory."""
+    if 2 * length > shutil.disk_usage(uploads).free:
+        raise Refusal(507, "there is too little room for it on the disk of temporary files")
+
+
 async def read(receive: Receive, media: str, uploads: str) -> Receive:
     """Read a body, check it, and return a `receive` that returns it again; an upload is passed on as it comes.
 
     Raises:
         Refusal: it is too large, too slow, no JSON, or names a file that was not uploaded.
     """
-    if media == MULTIPART:  # which Gradio writes to disk; its length was checked, and is what the server lets through
+    if media == MULTIPART:  # which Gradio writes to disk; its length was checked, and no more is let through
         return _patient(receive)
     try:
         body = await asyncio.wait_for(_whole(receive, most(media)), SECONDS)

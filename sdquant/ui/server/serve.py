@@ -22,6 +22,7 @@ from ...utils.temp_dirs import temporary_folder
 from .basic_auth import SignIn
 from .guard import Guard
 from .request_body import MAX_UPLOAD
+from .upload_parser import whole_uploads
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -88,7 +89,12 @@ def serve(
             "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
         )
     gradio_is_there()
-    with _bound(address, family, port) as sock, temporary_folder("sdquant-ui-") as uploads, _environment(uploads):
+    with (
+        _bound(address, family, port) as sock,
+        temporary_folder("sdquant-ui-") as uploads,
+        _environment(uploads),
+        whole_uploads(),
+    ):
         at = int(sock.getsockname()[1])
         origins = [f"http://{name}:{at}" for name in ("127.0.0.1", "localhost", "[::1]") if local or address in _EVERY]
         origins += [] if address in _EVERY else [f"http://{_bracketed(name)}:{at}" for name in (address, host)]

@@ -149,6 +149,8 @@ def _added(desk: Desk, path: str | None, model: object, folder: object, names: S
         new = take_lora(desk.roots, "" if folder in (None, ALL) else str(folder), Path(path))
     except SdquantError as error:
         return [None, html_components.refusal(error, desk.roots), *(gr.skip() for _ in range(len(names) + 1))]
+    finally:
+        Path(path).unlink(missing_ok=True)  # else it would lie there twice until the server ends
     free = next((n for n, name in enumerate(names) if name in (None, NONE, new)), None)
     picks = [new if n == free else name for n, name in enumerate(names)]
     updates = _again(desk, model, folder, picks)
