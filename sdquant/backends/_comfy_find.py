@@ -15,6 +15,8 @@ from ..core import ROTATION, PackedSpec, PrequantizedWeight, TensorInfo, leaf
 from ..errors import UnsupportedFileError
 
 METADATA = "_quantization_metadata"  # the entry of a file's metadata that says of all layers what their tensors say
+# The format that a file names there for ComfyUI to refuse it: it is said of layers that need not be in the file.
+REFUSED = "sdquant's own: load it with the nodes of 'sdquant install-extension'"
 TILED = "tiled"  # in the details of weights found: scales are in tiles, and padded
 INVERSE = "inverse_factor"  # and: scales are to be divided by the factor of the file
 LOW_FIRST = "low first"  # in those of others' weights in tiles: halves of bytes are as here, and exponent 0 is a number

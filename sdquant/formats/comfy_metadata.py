@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_FORMATS, FLOAT8_FORMATS, FLOAT8_MARKER
+from ..backends import COMFY_FORMATS, COMFY_REFUSED, FLOAT8_FORMATS, FLOAT8_MARKER
 from ..backends import COMFY_METADATA as METADATA
 from ..core import ROTATION
 from ..errors import BadFileError, UnsupportedFileError
@@ -140,9 +140,10 @@ def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]
         return {}
     try:
         rows = strict_json.parse(text)["layers"].items()
-        return {layer: _read(row) for layer, row in rows}
+        listed = {layer: _read(row) for layer, row in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, METADATA, f"it is not a table of layers: {error!r}") from error
+    return {layer: row for layer, row in listed.items() if row["format"] != COMFY_REFUSED}
 
 
 def _by_weight(

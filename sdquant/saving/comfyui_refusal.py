@@ -19,14 +19,13 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from ..backends import COMFY_METADATA, FLOAT8_MARKER
+from ..backends import COMFY_METADATA, COMFY_REFUSED, FLOAT8_MARKER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import PackedSpec
 
-_FORMAT = "sdquant's own: load it with the nodes of 'sdquant install-extension'"
 _WEIGHT = ".weight"
 # The tensors by which ComfyUI knows a model under diffusers' names, whose every name it changes (0.33.0).
 _RENAMED = (
@@ -51,12 +50,12 @@ def refusal(rows: Mapping[str, PackedSpec], floats: Collection[str], keys: Colle
     if not rows:
         return {}
     if any(known <= names for known in _RENAMED):
-        layers = [f"{_INNER}{_FORMAT}, {number}" for number in range(_LEAST)]
+        layers = [f"{_INNER}{COMFY_REFUSED}, {number}" for number in range(_LEAST)]
     elif all(_is_read(name, spec, keys) for name, spec in rows.items()):
         return {}
     else:  # floats too: ComfyUI passes over a layer that has no tensor `weight`, only parts of it
         layers = sorted(name.removesuffix(_WEIGHT) for name in names if name.endswith(_WEIGHT))
-    formats = {layer: {"format": _FORMAT} for layer in layers}
+    formats = {layer: {"format": COMFY_REFUSED} for layer in layers}
     return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": formats})}
 
 

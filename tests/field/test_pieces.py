@@ -156,8 +156,8 @@ def _advised() -> dict[str, set[str]]:
 
 
 def test_advice_names_arguments_that_exist() -> None:
-    """S. One told of `config=`, which load_model has not."""
-    calls = (sdquant.quantize, sdquant.save, sdquant.Config, config.load)
+    """S. One told of `config=`, which load_model has not; errors say that `dequantize` has it."""
+    calls = (sdquant.quantize, sdquant.save, sdquant.dequantize, sdquant.Config, config.load)
     rows = config.keys()
     known = {row.name for row in (*fields(Request), *rows)}
     known |= {name for call in calls for name in inspect.signature(call).parameters}
