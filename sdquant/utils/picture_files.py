@@ -58,11 +58,11 @@ def _in_8_bits(image: Any) -> Any:
 
     if not image.mode.startswith(("I", "F")):
         return image
-    values = np.nan_to_num(np.asarray(image).astype(np.float64))
+    values = np.nan_to_num(np.asarray(image).astype(np.float32))
     most = float(values.max(initial=0))
     tops = (1.0, 255.0) if image.mode == "F" else (255.0, 65535.0) if image.mode == "I" else (65535.0,)
     top = next((top for top in tops if most <= top), most)
-    return Image.fromarray((values / top * 255 + 0.5).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((values * (255 / top) + 0.5).clip(0, 255).astype(np.uint8))
 
 
 def _in_srgb(image: Any) -> Any:

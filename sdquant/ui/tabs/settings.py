@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -61,7 +62,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
             with gr.Row():
                 export = gr.DownloadButton("Export", size="sm", interactive=False, elem_id="export", min_width=90)
                 take = gr.UploadButton(
-                    "Import", size="sm", file_types=[".json"], type="binary", elem_id="import", min_width=90
+                    "Import", size="sm", file_types=[".json"], type="filepath", elem_id="import", min_width=90
                 )
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
     now = gr.Textbox("", label="In force", elem_id="settings-now", elem_classes="sq-unseen")
@@ -255,14 +256,14 @@ def _fix(number: int, changes: list[dict[str, Any]], *shown: Any) -> list[Any]:
     return _put({**_read(shown), **changes[number]}, shown) if number < len(changes) else _as_they_are()
 
 
-def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
+def _import(desk: Desk, file: str | None, *shown: Any) -> tuple[Any, ...]:
     """Import settings from a file of ours, or from SD.Next's config.json."""
     from ...settings import sdnext
 
     try:
-        if content is None or len(content) > _MAX_IMPORT:
+        if file is None or not 0 < Path(file).stat().st_size <= _MAX_IMPORT:
             raise SettingsError("Cannot import the file", "it is empty or far too large", "Choose a settings file")
-        read = sdnext.read_any(content.decode("utf-8", errors="strict"))
+        read = sdnext.read_any(Path(file).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         error = SettingsError("Cannot import the file", "it is not text", "Choose a settings file")
         return html_components.refusal(error, desk.roots), *_as_they_are()
