@@ -55,7 +55,6 @@ def _nunchaku_lite(scheme: str) -> File:
 
 MADE: Mapping[str, Callable[[], File]] = {
     "ct_mxfp4": lambda: _hub("ct mxfp4"),
-    "ct_mxfp8": lambda: _hub("ct mxfp8"),
     "fp8_scaled_with_input": _scaled,
     "nunchaku_lite_svdq_int4": lambda: _nunchaku_lite("svdq-int4"),
     "nunchaku_lite_svdq_nvfp4": lambda: _nunchaku_lite("svdq-nvfp4"),
