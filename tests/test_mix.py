@@ -12,7 +12,6 @@ import torch
 
 import sdquant
 from sdquant.cli import main
-from sdquant.core import QuantSpec, registry
 from sdquant.demo import path
 from sdquant.errors import BudgetError, SdquantError, SettingsError
 from sdquant.models import draw
@@ -267,30 +266,6 @@ def test_statistics_without_gradients(stats: Path, tmp_path: Path) -> None:
     assert any(row.spec is not None and row.spec.takes_statistics for row in spec.shares)
     (alone,) = (part.spec for part in sdquant.plan(FLUX, "auto", **given).components if part.spec is not None)
     assert isinstance(alone, MixSpec) and spec.noise < alone.noise
-
-
-def test_noise_after_gptq_is_foretold() -> None:
-    """The noise that codes by GPTQ leave, of a layer whose inputs go together: from the plain ones', within 1 dB."""
-    from sdquant.backends import encode, expected_noise
-
-    generator = torch.Generator().manual_seed(0)
-    mixing = torch.randn(256, 256, generator=generator) @ torch.diag(torch.linspace(1, 0.02, 256))
-    moments = (mixing.T @ mixing / 256).unsqueeze(0)
-    weight = torch.randn(64, 256, generator=generator)
-
-    class Known(QuantSpec):
-        def second_moments(self, inputs: int) -> torch.Tensor:
-            return moments.clone()  # which the caller may change
-
-    for word in ("q3_k", "q4_k", "sdnq-uint4", "sdnq-uint4,hadamard"):
-        spec = registry.parse(word)
-        plain = spec.scheme.codec.encode(weight, spec)
-        gptq = registry.parse(f"{word},gptq")
-        chosen = encode(weight, Known(gptq.scheme, gptq.options))
-        noises = [spec.scheme.codec.decode(one, torch.float32) - weight for one in (plain, chosen)]
-        before, after = (float(((noise @ moments[0]) * noise).sum()) for noise in noises)
-        foretold = float(expected_noise(noises[0], moments, plain.spec.rotation).sum())
-        assert after < 0.7 * before and 0.8 < after / foretold < 1.25, word
 
 
 @pytest.mark.parametrize(

@@ -74,29 +74,6 @@ class _Target:
         return rows if self.smooth is None else rows * self.smooth
 
 
-def expected_noise(noise: Tensor, moments: Tensor, rotation: int) -> Tensor:
-    """Return what is left of dW_o H dW_o^T by codes that make up for each other's errors, by row: [rows].
-
-    Each column is off by as much as in `noise`, whose columns were rounded alone; what its error means for the output
-    is what the columns that come after it cannot take back, the conditional variance of its input given theirs.
-
-    Args:
-        noise: float32 [rows, columns]. moments: see `QuantSpec.second_moments`. rotation: of the packed weight, or 0.
-    """
-    moments = moments.to(noise.device, torch.float32)
-    if rotation:
-        noise = hadamard.rotate_by_matrix(noise, rotation)
-        moments = _rotated_moments(moments, rotation, noise.shape[1])
-    total, first = torch.zeros(len(noise), device=noise.device), 0
-    for block in moments:
-        block = block[: noise.shape[1] - first, : noise.shape[1] - first]
-        order = block.diagonal().argsort(descending=True, stable=True)
-        left = _lower_factor(block, order.flip(0)).diagonal().square().flip(0).float()
-        total += noise[:, first + order].square() @ left.to(noise.device)
-        first += len(order)
-    return total
-
-
 def _rotated_moments(moments: Tensor, size: int, columns: int) -> Tensor:
     """Return the moments of inputs that are rotated in groups of `size`.
 
