@@ -361,6 +361,11 @@ def test_the_command_as_json(
         assert image.format == "WEBP"
 
 
+def test_a_size_that_no_scheme_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "-q", "nf4", "--size", "4MB")
+    assert code != 0 and "--size" in err and "Add -q auto" in err
+
+
 def test_the_command_where_no_scheme_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "-q", "qint8", "--offload", "sequential", "-o", str(tmp_path / "a.png"))
     assert code == 1 and "no image: qint8" in out

@@ -58,7 +58,7 @@ def coding(packed: Packed, form: PackedLayout | None) -> Coding:
         return Coding.BY_RUN
     if form is None or taps > 1 or form.columns <= AGAIN_RUN or form.columns % AGAIN_RUN:
         return Coding.AGAIN
-    if (form.packing, form.group) == _BLOCKS and packed.parts[form.scale].dtype is torch_dtypes.E8M0:
+    if (form.packing, form.group) == _BLOCKS and form.scale and packed.parts[form.scale].dtype is torch_dtypes.E8M0:
         return Coding.AGAIN | Coding.BY_RUN | Coding.BOTH
     return Coding.AGAIN | Coding.BY_RUN if form.packing in _FINE else Coding.AGAIN
 

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core import AUTO
+from ...errors import SettingsError
 from ...planning import NOT_QUANTIZED
 from ...utils.byte_sizes import size
 from ...utils.images import SUFFIXES, save
@@ -58,6 +60,11 @@ def run(args: argparse.Namespace) -> int:
     request = _common.request_of(args, quant=None, **dict.fromkeys(mix))
     _common.refuse_auto(request, "all schemes are compared in the same offload mode")
     quants = [one(word) for word in args.quant] if args.quant else compare.allowed_for(request)
+    said = next((name for name, value in mix.items() if value is not None), None)
+    if said is not None and not args.curve and AUTO not in (args.reference, *quants):
+        raise SettingsError(
+            f"Cannot use --{said} here", "no scheme is auto, and only that chooses formats by it", "Add -q auto"
+        )
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
     with report_bar("Comparing", "step", args.progress) as on_progress:
         comparison = compare.compare(

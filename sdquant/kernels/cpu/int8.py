@@ -157,6 +157,7 @@ def rows_times(
         around: see `int8_gemm.run`.
     """
     if weight[-2] & _BOTH:
+        assert not rotation and not smooth and around is None, "inputs are quantized by runs, as they are"
         return _runs_times(descriptor, weight, sizes_of, x, m, bias, out)
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
