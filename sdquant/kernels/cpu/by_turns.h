@@ -2,8 +2,14 @@
    scales go by turns. Loops that compilers turn into vector code; included once for each instruction set, after
    portable.h. */
 
-static void divide(const float *restrict x, const float *restrict by, int64_t count, float *restrict to) {
-    for (int64_t i = 0; i < count; i++) to[i] = x[i] / by[i];
+/* x / by, of F32 or BF16, rounded to that. */
+static void divide(Type type, const void *restrict x, const float *restrict by, int64_t count, float *restrict to) {
+    const float *floats = x;
+    const uint16_t *halves = x;
+    if (type == F32)
+        for (int64_t i = 0; i < count; i++) to[i] = floats[i] / by[i];
+    else
+        for (int64_t i = 0; i < count; i++) to[i] = from_bf16(to_bf16(from_bf16(halves[i]) / by[i]));
 }
 
 /* (code - middle) * scale - shift, each step rounded to float32, and the last one to `type`; `shift` may be NULL. Codes are

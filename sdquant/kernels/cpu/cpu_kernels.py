@@ -154,11 +154,11 @@ class Native(Reader):
         eight: EightBit,
         rotation: int,
     ) -> Prepared | None:
-        if dtype is not torch.float32 or eight.coding is None or branch.rows or not branch.rank(of):
+        if eight.coding is None or branch.rows or not narrow.can(dtype, form.columns, branch.rank(of)):
             return None
-        if not narrow.has_kernels() or (rotation and (branch.smooth or not hadamard.is_regular(rotation))):
+        if rotation and (branch.smooth or not hadamard.is_regular(rotation)):
             return None
-        return IntegersWithBranch(form, parts, branch, eight, prefix, rotation)
+        return IntegersWithBranch(form, parts, branch, dtype, eight, prefix, rotation)
 
 
 def _in_rows(form: PackedLayout) -> bool:

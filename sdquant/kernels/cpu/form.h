@@ -102,9 +102,8 @@ typedef struct {
     const struct Rotation *rotation; /* see rotate.h */
     void (*expand)(const uint8_t *low, const uint8_t *high, const float *table, const float *scales, int64_t groups,
                    int64_t group, int8_t *out); /* see expand.h */
-    void (*narrow)(const float *x, int64_t rows, int64_t terms, const float *by, int turned, int64_t columns, int adds,
-                   float *out); /* see narrow.h; NULL: none */
-    void (*divide)(const float *x, const float *by, int64_t count, float *to); /* see by_turns.h */
+    const struct Narrow *narrow; /* see narrow.h; NULL: none */
+    void (*divide)(Type type, const void *x, const float *by, int64_t count, float *to); /* see by_turns.h */
     void (*decode_by_turns)(const uint8_t *codes, int64_t bits, float middle, const float *scale, const float *shift,
                             int64_t count, Type type, void *out);
 } Kernels;

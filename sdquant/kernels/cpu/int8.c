@@ -42,8 +42,10 @@ int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
 
 static int64_t codes_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
 
-/* With the rows of a group as floats, for rotating or dividing them. */
-static int64_t line_bytes(int64_t columns) { return codes_bytes(columns) + LINE + int8_kernels()->tall * columns * 4; }
+/* With the rows of a group as floats, for rotating or dividing them, and one more. */
+static int64_t line_bytes(int64_t columns) {
+    return codes_bytes(columns) + LINE + (int8_kernels()->tall + 1) * columns * 4;
+}
 
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
    sums of a block. */
@@ -95,26 +97,42 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
     return int8_kernels()->even ? m * group / groups : at < m ? at : m;
 }
 
-void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
-                    char *spare) {
-    const int64_t groups = groups_of(m), wide = padded(from->columns);
-    int8_t *line = part(&spare, codes_bytes(from->columns));
-    float *floats = part(&spare, int8_kernels()->tall * from->columns * 4);
-    const int64_t size = from->type == F32 ? 4 : 2;
-    const int changes = from->rotation || from->smooth;
-    Source changed = *from;
-    changed.type = F32, changed.x = floats, changed.stride = from->columns;
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        for (int64_t i = 0; changes && i < rows; i++) {
-            const char *x = (const char *)from->x + (start + first + i) * from->stride * size;
-            float *to = floats + i * from->columns;
-            if (from->smooth) kernels()->divide((const float *)x, from->smooth, from->columns, to);
-            else rotate_row(from->type, x, from->columns, from->rotation, to);
-        }
-        int8_kernels()->quantize(changes ? &changed : from, changes ? 0 : start + first, (int)rows, line,
-                                 codes + first * wide, row_scale + first, row_sum + first);
+/* Some rows from `start` on, rotated or divided, in the memory of `to`. Rotated rows of a branch keep their type. */
+static void change(const Source *from, int64_t start, int64_t rows, Source *to) {
+    const int64_t columns = from->columns, size = from->type == F32 ? 4 : 2;
+    char *here = (char *)to->x, *spare = here + rows * columns * 4;
+    to->type = from->branch && from->rotation ? from->type : F32, to->stride = columns;
+    for (int64_t i = 0; i < rows; i++, here += columns * (to->type == F32 ? 4 : 2)) {
+        const char *x = (const char *)from->x + (start + i) * from->stride * size;
+        if (from->smooth) kernels()->divide(from->type, x, from->smooth, columns, (float *)here);
+        else if (to->type == F32) rotate_row(from->type, x, columns, from->rotation, (float *)here);
+        else rotate_rows(from->type, x, 1, columns, from->rotation, (float *)spare, here);
     }
+}
+
+void quantize_groups(const Source *from, int64_t start, int64_t m, int64_t begin, int64_t end, int8_t *codes,
+                     float *row_scale, int32_t *row_sum, char *spare) {
+    const int64_t groups = groups_of(m), columns = from->columns, wide = padded(columns);
+    const int64_t bytes = columns * (from->type == F32 ? 4 : 2);
+    int8_t *line = part(&spare, codes_bytes(columns));
+    Source changed = *from;
+    changed.x = part(&spare, (int8_kernels()->tall + 1) * columns * 4);
+    const Source *of = from->rotation || from->smooth ? &changed : from;
+    for (int64_t g = begin; g < end; g++) {
+        const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
+        if (of != from) change(from, start + first, rows, &changed);
+        int8_kernels()->quantize(of, of == from ? start + first : 0, (int)rows, line, codes + first * wide,
+                                 row_scale + first, row_sum + first);
+        if (!from->branch) continue;
+        const char *x = from->rotation ? changed.x : (const char *)from->x + (start + first) * bytes;
+        kernels()->narrow->down(from->branch, x, rows, from->branch->between + first * from->branch->rank);
+    }
+}
+
+/* Adds the branch of m rows, the first of which is `row` of the results, to `count` columns of these from `column` on. */
+static void add_branch(const Target *to, int64_t row, int64_t m, int64_t column, int64_t count) {
+    char *out = (char *)to->out + (row * to->row_step + column) * (to->type == F32 ? 4 : 2);
+    if (to->branch) kernels()->narrow->up(to->branch, to->branch->between, m, column, count, out, to->row_step);
 }
 
 int lies_right(const Weight *weight) {
@@ -162,7 +180,7 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
     const int64_t each = up((stop - start + blocks - 1) / blocks, int8_kernels()->tall);
     for (int64_t row = start; row < stop; row += each) {
         const int64_t m = stop - row < each ? stop - row : each;
-        quantize_block(from, row, m, have.codes, have.row_scale, have.row_sum, (char *)have.line);
+        quantize_groups(from, row, m, 0, groups_of(m), have.codes, have.row_scale, have.row_sum, (char *)have.line);
         for (int64_t column = 0; column < weights; column += wide) {
             const int64_t here = weights - column < wide ? weights - column : wide, bytes = wide / PANEL * all.bytes;
             const Panels panels = {all.at + column / PANEL * all.bytes, all.bytes, all.is_signed, all.runs};
@@ -170,6 +188,7 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
             const Place place = {.row_scale = have.row_scale, .scale = scale + column * scales, .row_sum = have.row_sum,
                                  .minus = minus + column * scales, .to = to, .row = row, .column = column};
             int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, ahead, ahead ? bytes : 0);
+            add_branch(to, row, m, column, here);
         }
     }
 }
@@ -192,5 +211,6 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
         const Place place = {.row_scale = row_scale, .scale = have.scale, .row_sum = row_sum, .minus = have.minus, .to = to,
                              .column = row};
         int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
+        add_branch(to, 0, m, row, here);
     }
 }

@@ -19,6 +19,7 @@
 #define SDQUANT_INT8_H
 
 #include "form.h"
+#include "narrow.h"
 
 enum {
     PANEL = 32,
@@ -54,7 +55,8 @@ typedef struct {
     const float *scale;
     int64_t each;
     int64_t rotation;    /* how many columns of a row of floats are rotated together, see rotate.h; 0: none */
-    const float *smooth; /* what the columns of rows of F32 are divided by, which are not rotated; NULL: nothing */
+    const float *smooth; /* what columns are divided by, of F32 or BF16 and not rotated; NULL: nothing */
+    const Branch *branch; /* what rows, rotated but not divided, are multiplied by, too; NULL: nothing */
 } Source;
 
 /* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.
@@ -68,6 +70,7 @@ typedef struct {
     int by_steps;      /* whether the sum, and it times either scale, is rounded to bf16 where results are, and a result is
                           rounded before its bias is added: the numbers of sdquant/rules/core/dot_general.py */
     const float *of_runs; /* where activations, too, have a scale for each run of columns: those, [m, runs]; else NULL */
+    const Branch *branch; /* what is added to results that lie in rows; NULL: nothing */
 } Target;
 
 /* Panels: where the first is, the bytes of each, whether codes are signed, and runs of columns where there are several
@@ -202,9 +205,9 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
 void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t m, const int8_t *codes,
                      const float *row_scale, const int32_t *row_sum, const Target *to, char *spare);
 
-/* m rows as the groups of a block. */
-void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
-                    char *spare);
+/* m rows as groups begin .. end of a block's. */
+void quantize_groups(const Source *from, int64_t start, int64_t m, int64_t begin, int64_t end, int8_t *codes,
+                     float *row_scale, int32_t *row_sum, char *spare);
 
 /* Rows of activations whose codes stay in the second cache; and up to which panels of the weight are made where they are
    used. */

@@ -13,7 +13,7 @@ from ..base import Coding
 from ..int8_reference import AGAIN_RUN, scales_in
 from ..workspace import in_large_pages
 from .int8_epilogue import quantize_rows, recodes
-from .int8_gemm import Around, c_functions, packed_numbers, run
+from .int8_gemm import NO_BRANCH, c_functions, packed_numbers, run
 from .int8_gemm import sizes as sizes
 from .layout_descriptors import TYPES, addresses, describe_layout
 from .threads import over_rows
@@ -145,7 +145,7 @@ def rows_times(
     out: Tensor,
     rotation: int = 0,
     smooth: int = 0,
-    around: Around | None = None,
+    branch: tuple[int, int, int] = NO_BRANCH,
 ) -> None:
     """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
@@ -153,11 +153,13 @@ def rows_times(
         descriptor: `layout_descriptors.describe_layout` of the weight. weight: addresses of its parts, coding, 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
         rotation: how many columns of x are rotated together, as `hadamard.rotate` does, before they are quantized.
-        smooth: the address of what divides the columns of x in float32 before that, [columns]; 0 for nothing.
-        around: see `int8_gemm.run`.
+        smooth: the address of what divides the columns of x before that, float32 [columns]; 0 for nothing. Quotients
+            are rounded to x's dtype.
+        branch: see `int8_gemm.run`. It is of x's dtype, to which rows of bfloat16 are rounded again when they are
+            rotated.
     """
     if weight[-2] & _BOTH:
-        assert not rotation and not smooth and around is None, "inputs are quantized by runs, as they are"
+        assert not rotation and not smooth and not branch[1], "inputs are quantized by runs, as they are"
         return _runs_times(descriptor, weight, sizes_of, x, m, bias, out)
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
@@ -173,7 +175,7 @@ def rows_times(
         smooth,
     )
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
-    run(descriptor, weight, sizes_of, m, source, target, around)
+    run(descriptor, weight, sizes_of, m, source, target, branch)
 
 
 def _runs_times(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,9 +16,7 @@ from .threads import over_rows
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
-# Quantizes and multiplies rows of activations `start` to `stop`; the first of all rows is, or would be, at an address.
-Rows = Callable[[int, int, int], None]
-Around = Callable[[int, int, Rows], None]
+NO_BRANCH = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -53,58 +50,60 @@ def run(
     m: int,
     source: tuple[int, ...],
     target: tuple[int, ...],
-    around: Around | None = None,
+    branch: tuple[int, int, int] = NO_BRANCH,
 ) -> None:
     """Run the GEMM. A few rows of activations are quantized once, and panels of the weight are packed where they are
     used; for more rows the panels are packed first, and threads split the rows of activations.
 
     Args:
-        around: what multiplies rows `start` to `stop` of more than `most`, by what it is given.
+        branch: the address of `down` as narrow.h has it laid out, its rank, and the address of `up`.
     """
     count, columns, each = sizes_of
-    size = sizes(columns)
+    size, rank = sizes(columns), branch[1]
     assert size is not None
     call = c_functions()
     if m <= size.most:
         most = -(-m // size.tall) * size.tall  # groups may be stored whole
         room = most * (size.wide + 8)  # codes, scales and sums
-        at = address(room + size.spare)
+        at = address(room + size.spare + most * rank * 4)
         buffers = (at, at + most * size.wide, at + most * (size.wide + 4))
-        call.int8_quantize(packed_numbers((*source, m, *buffers, at + room)))
+        beside = *branch, at + room + size.spare
+
+        def spare_from(start: int) -> tuple[int, torch.Tensor | None]:
+            own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
+            return (at + room if own is None else own.data_ptr()), own
+
+        def quantize(start: int, stop: int) -> None:
+            spare, _kept = spare_from(start)
+            call.int8_quantize(packed_numbers((*source, *beside, m, *buffers, spare, start, stop)))
 
         def panels(start: int, stop: int) -> None:
-            spare = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
-            to = at + room if spare is None else spare.data_ptr()
-            call.int8_panels(descriptor, packed_numbers((*weight, *target, start, stop, m, *buffers, to)))
+            spare, _kept = spare_from(start)
+            call.int8_panels(descriptor, packed_numbers((*weight, *target, *beside, start, stop, m, *buffers, spare)))
 
+        over_rows(most // size.tall, columns * size.tall * (rank or 1), quantize, step=1)
         over_rows(count, columns * m, panels)
         return
     rows = -(-count // _PANEL)
     room = 0 if call.int8_lies_right(descriptor, packed_numbers(weight)) else rows * size.panel
     numbers = 4 * rows * _PANEL * each  # bytes of the scales, and of what is subtracted
-    at = address(room + 2 * numbers + size.spare)
+    spare = size.spare + size.most * rank * 4
+    at = address(room + 2 * numbers + spare)
     buffers = (at, at + room, at + room + numbers)
 
     def spare_of(start: int) -> tuple[int, torch.Tensor | None]:
         """Return the address of spare memory for the thread that begins at `start`, and the tensor that owns it."""
-        own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
+        own = torch.empty(spare, dtype=torch.int8, device=_CPU) if start else None
         return (at + room + 2 * numbers if own is None else own.data_ptr()), own
 
     def stage(start: int, stop: int) -> None:
-        spare, _kept = spare_of(start)
-        call.int8_stage(descriptor, packed_numbers((*weight, start, stop, *buffers, spare)))
+        here, _kept = spare_of(start)
+        call.int8_stage(descriptor, packed_numbers((*weight, start, stop, *buffers, here)))
 
     def multiply(start: int, stop: int) -> None:
-        spare, _kept = spare_of(start)
-
-        def rows(start: int, stop: int, at: int) -> None:
-            numbers = *weight, source[0], at, *source[2:], *target, start, stop, *buffers, spare
-            call.int8_rows(descriptor, packed_numbers(numbers))
-
-        if around is None:
-            rows(start, stop, source[1])
-        else:
-            around(start, stop, rows)
+        here, _kept = spare_of(start)
+        ends = *branch, here + size.spare, start, stop, *buffers, here
+        call.int8_rows(descriptor, packed_numbers((*weight, *source, *target, *ends)))
 
     over_rows(count, columns, stage)
     over_rows(m, columns * count, multiply)

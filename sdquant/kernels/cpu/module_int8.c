@@ -30,7 +30,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 24, TARGETS = 10 };
+enum { WEIGHTS = 7, SOURCES = 24, TARGETS = 10, BRANCH = 4 };
 
 typedef struct {
     Weight weight;
@@ -53,12 +53,20 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
 static Source source_of(const int64_t *n) {
     return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
                     {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19], address(n[20]), n[21],
-                    n[22], address(n[23])};
+                    n[22], address(n[23]), 0};
 }
 
 static Target target_of(const int64_t *n) {
-    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7], (int)n[8], address(n[9])};
+    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7], (int)n[8], address(n[9]), 0};
 }
+
+/* Of activations and results of a type. */
+static Branch branch_of(Type type, int64_t inputs, const int64_t *n) {
+    return (Branch){type, inputs, n[1], address(n[0]), address(n[2]), address(n[3])};
+}
+
+/* Where there is one: `rank` is not 0. */
+static const Branch *if_any(const Branch *branch) { return branch->rank ? branch : NULL; }
 
 PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
     const int64_t wanted = PyLong_AsLongLong(columns);
@@ -138,13 +146,16 @@ PyObject *py_int8_last(PyObject *module, PyObject *bytes) {
 }
 
 PyObject *py_int8_quantize(PyObject *module, PyObject *bytes) {
-    const int64_t *n = numbers(bytes, SOURCES + 5);
+    const int64_t *n = numbers(bytes, SOURCES + BRANCH + 7);
     (void)module;
     if (!n) return NULL;
-    const Source from = source_of(n);
+    Source from = source_of(n);
     n += SOURCES;
+    const Branch branch = branch_of(from.type, from.columns, n);
+    from.branch = if_any(&branch);
+    n += BRANCH;
     Py_BEGIN_ALLOW_THREADS
-    quantize_block(&from, 0, n[0], address(n[1]), address(n[2]), address(n[3]), address(n[4]));
+    quantize_groups(&from, 0, n[0], n[5], n[6], address(n[1]), address(n[2]), address(n[3]), address(n[4]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -152,11 +163,14 @@ PyObject *py_int8_quantize(PyObject *module, PyObject *bytes) {
 PyObject *py_int8_rows(PyObject *module, PyObject *args) {
     Held held;
     (void)module;
-    const int64_t *n = weight_and(args, SOURCES + TARGETS + 6, &held);
+    const int64_t *n = weight_and(args, SOURCES + TARGETS + BRANCH + 6, &held);
     if (!n) return NULL;
-    const Source from = source_of(n);
-    const Target to = target_of(n + SOURCES);
+    Source from = source_of(n);
+    Target to = target_of(n + SOURCES);
     n += SOURCES + TARGETS;
+    const Branch branch = branch_of(from.type, from.columns, n);
+    from.branch = to.branch = if_any(&branch);
+    n += BRANCH;
     Py_BEGIN_ALLOW_THREADS
     multiply_rows(&held.weight, &from, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), &to, address(n[5]));
     Py_END_ALLOW_THREADS
@@ -166,10 +180,13 @@ PyObject *py_int8_rows(PyObject *module, PyObject *args) {
 PyObject *py_int8_panels(PyObject *module, PyObject *args) {
     Held held;
     (void)module;
-    const int64_t *n = weight_and(args, TARGETS + 7, &held);
+    const int64_t *n = weight_and(args, TARGETS + BRANCH + 7, &held);
     if (!n) return NULL;
-    const Target to = target_of(n);
+    Target to = target_of(n);
     n += TARGETS;
+    const Branch branch = branch_of(to.type, held.weight.form->columns, n);
+    to.branch = if_any(&branch);
+    n += BRANCH;
     Py_BEGIN_ALLOW_THREADS
     multiply_panels(&held.weight, n[0], n[1], n[2], address(n[3]), address(n[4]), address(n[5]), &to, address(n[6]));
     Py_END_ALLOW_THREADS
@@ -233,20 +250,31 @@ PyObject *py_by_turns(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
-/* Of the two products of a low-rank branch: out += (x down) up^T, for rows of x. Whether these kernels have it. */
-PyObject *py_branch(PyObject *module, PyObject *bytes) {
-    const int64_t *n = numbers(bytes, 10);
+/* `down` of a low-rank branch, laid out; False where these kernels have no such type. */
+PyObject *py_branch_lay(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 6);
     (void)module;
     if (!n) return NULL;
-    if (!kernels()->narrow) Py_RETURN_FALSE;
-    const float *x = address(n[0]), *down = address(n[3]), *up = address(n[6]);
-    const int64_t rows = n[1], inputs = n[2], rank = n[5], outputs = n[7];
-    float *between = address(n[8]), *out = address(n[9]);
+    const Narrow *narrow = kernels()->narrow;
+    if (!narrow || !(narrow->types >> n[0] & 1)) Py_RETURN_FALSE;
     Py_BEGIN_ALLOW_THREADS
-    kernels()->narrow(x, rows, inputs, down, (int)n[4], rank, 0, between);
-    kernels()->narrow(between, rows, rank, up, 1, outputs, 1, out);
+    narrow->lay((Type)n[0], address(n[1]), (int)n[2], n[3], n[4], address(n[5]));
     Py_END_ALLOW_THREADS
     Py_RETURN_TRUE;
+}
+
+/* Both products with it, for rows of x; results are added to those of `out`. */
+PyObject *py_branch(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 6 + BRANCH);
+    (void)module;
+    if (!n) return NULL;
+    const Narrow *narrow = kernels()->narrow;
+    const Branch branch = branch_of((Type)n[0], n[1], n + 6);
+    Py_BEGIN_ALLOW_THREADS
+    narrow->down(&branch, address(n[2]), n[3], branch.between);
+    narrow->up(&branch, branch.between, n[3], 0, n[4], address(n[5]), n[4]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 PyObject *py_patches(PyObject *module, PyObject *bytes) {

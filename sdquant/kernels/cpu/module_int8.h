@@ -17,6 +17,7 @@ PyObject *py_rotate_within(PyObject *module, PyObject *bytes);
 PyObject *py_code_within(PyObject *module, PyObject *bytes);
 PyObject *py_expand(PyObject *module, PyObject *bytes);
 PyObject *py_by_turns(PyObject *module, PyObject *bytes);
+PyObject *py_branch_lay(PyObject *module, PyObject *bytes);
 PyObject *py_branch(PyObject *module, PyObject *bytes);
 PyObject *py_patches(PyObject *module, PyObject *bytes);
 PyObject *py_large_pages(PyObject *module, PyObject *bytes);
@@ -44,7 +45,9 @@ PyObject *py_large_pages(PyObject *module, PyObject *bytes);
      "code_within(numbers)\n--\n\nSee code_rows_within in rotate.h."},                              \
     {"expand", py_expand, METH_O, "expand(numbers)\n--\n\nSee expand_rows in expand.h."},           \
     {"by_turns", py_by_turns, METH_O, "by_turns(numbers)\n--\n\nSee turns_of_scales in by_turns.h."},  \
-    {"branch", py_branch, METH_O, "branch(numbers)\n--\n\nSee narrow.h. Whether these kernels have it."}, \
+    {"branch_lay", py_branch_lay, METH_O,                                                           \
+     "branch_lay(numbers)\n--\n\nSee narrow.h. Whether these kernels have its type."},             \
+    {"branch", py_branch, METH_O, "branch(numbers)\n--\n\nSee narrow.h."},                         \
     {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."},                        \
     {"large_pages", py_large_pages, METH_O,                                                             \
      "large_pages(numbers)\n--\n\nAsk for pages of 2 MB for memory that is not used yet; see kernels/workspace.py."}

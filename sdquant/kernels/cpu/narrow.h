@@ -1,16 +1,39 @@
-/* Products of floats with few columns or few terms, such as the two of a low-rank branch, at the speed of wide ones.
+/* The two products of a low-rank branch, out += (x down) up^T, at the speed of wide ones.
 
    A library's product lays out the smaller matrix anew in each call and has tiles for large ones: for 77 rows it takes
-   three times as long as its multiplications. */
+   three times as long as its multiplications. Here `down` is laid out once for all rows, and `up` where it is used, 32
+   columns of results at a time. The sums of a row depend on nothing but that row.
+
+   Numbers are floats, summed one by one, or bf16, summed in pairs; both are units of 32 bits. What is between the two
+   products is rounded to their type, and each row of it takes 4 bytes a number. */
 #ifndef SDQUANT_NARROW_H
 #define SDQUANT_NARROW_H
 
 #include "form.h"
 
-/* out [rows, columns] = x [rows, terms] times a matrix [terms, columns], or, where it `adds`, += that. The matrix lies so
-   at `by`, or, where `turned`, as [columns, terms]. */
-typedef void MultiplyNarrow(const float *x, int64_t rows, int64_t terms, const float *by, int turned, int64_t columns,
-                            int adds, float *out);
-MultiplyNarrow multiply_narrow512;
+/* `type`: F32 or BF16, of all numbers; the latter are even numbers of inputs and of terms, and at most NARROW_MOST of
+   those. */
+typedef struct Branch {
+    Type type;
+    int64_t inputs, rank;
+    const uint32_t *down; /* as `lay` has it */
+    const void *up;       /* [outputs, rank] */
+    uint32_t *between;    /* of all rows, or of those of a block: [rows, rank] */
+} Branch;
+
+enum { NARROW_WIDE = 32, NARROW_MOST = 512 };
+
+typedef struct Narrow {
+    int types; /* bits 1 << type */
+    /* down [inputs, rank] or, where `turned`, [rank, inputs], to `laid`: [tiles][units of inputs][NARROW_WIDE]. */
+    void (*lay)(Type type, const void *down, int turned, int64_t inputs, int64_t rank, uint32_t *laid);
+    /* Rows of x, contiguous, times down, to `between` [rows, rank], of 4 bytes each. */
+    void (*down)(const Branch *branch, const void *x, int64_t rows, uint32_t *between);
+    /* out += `between` times rows first .. first + count of up, for `rows` rows, `step` elements apart; `out` is where the
+       first of these columns is. */
+    void (*up)(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
+               int64_t step);
+} Narrow;
+extern const Narrow narrow512, narrow_amx;
 
 #endif

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from . import extension
 from .int8_gemm import c_functions, packed_numbers
+from .layout_descriptors import TYPES
 from .threads import over_rows
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 LEAST = 24  # rows, below which torch's products are as fast
-STEP = 12  # rows that are multiplied together
-_CPU = torch.device("cpu")
-
-
-class Factors(NamedTuple):
-    """The addresses of down, float32 [inputs, rank], or, if it `is_turned`, [rank, inputs], and of up, [outputs, rank],
-    contiguous."""
-
-    inputs: int
-    outputs: int
-    rank: int
-    down: int
-    up: int
-    is_turned: bool
+_TILE = 32  # numbers of the rank that are multiplied together
+_MOST = 512  # of bfloat16, as NARROW_MOST of narrow.h
+_STEP = 12  # rows that are multiplied together
 
 
 def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bool) -> bool:
@@ -35,44 +27,40 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
         down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank].
     """
     tensors, (rows, inputs), (outputs, rank) = (y, x, down, up), x.shape, up.shape
-    if rows < LEAST or not (inputs and rank and outputs):
+    if rows < LEAST or not outputs or not can(x.dtype, inputs, rank):
         return False
-    if not all(each.is_cpu and each.dtype is torch.float32 for each in tensors):
+    if not all(each.is_cpu and each.dtype is x.dtype for each in tensors):
         return False
     if not y.is_contiguous() or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         return False
-    if not has_kernels():
-        return False
-    x, down, up = x.contiguous(), down.contiguous(), up.contiguous()
-    add_rows(
-        Factors(inputs, outputs, rank, down.data_ptr(), up.data_ptr(), is_turned), x.data_ptr(), rows, y.data_ptr()
-    )
+    x, up, laid = x.contiguous(), up.contiguous(), lay(down.contiguous(), is_turned=is_turned)
+    kind, size, of_up = TYPES[x.dtype], x.element_size(), up.data_ptr()
+    between = torch.empty(rows, rank, dtype=torch.float32, device=x.device)
+
+    def some(start: int, stop: int) -> None:
+        of, to = x.data_ptr() + start * inputs * size, y.data_ptr() + start * outputs * size
+        branch = laid.data_ptr(), rank, of_up, between.data_ptr() + start * rank * 4
+        c_functions().branch(packed_numbers((kind, inputs, of, stop - start, outputs, to, *branch)))
+
+    over_rows(rows, (inputs + outputs) * rank, some, _STEP)
     return True
 
 
-def has_kernels() -> bool:
-    """Return whether this machine has these kernels."""
+def can(dtype: torch.dtype, inputs: int, rank: int) -> bool:
+    """Return whether this machine has these kernels for such numbers."""
     module = extension()
-    return module is not None and bool(module.branch(packed_numbers((0, 0, 1, 0, 0, 1, 0, 1, 0, 0))))  # of no rows
+    if module is None or not inputs or not rank or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if dtype is torch.bfloat16 and (inputs % 2 or rank % 2 or rank > _MOST):
+        return False
+    return bool(module.branch_lay(packed_numbers((TYPES[dtype], 0, 0, 0, 0, 0))))  # of no rank
 
 
-def add_rows(factors: Factors, x: int, rows: int, y: int) -> None:
-    """Add (x down) up^T to y: the addresses of so many rows, contiguous. Threads split them."""
-
-    def some(start: int, stop: int) -> None:
-        at, to = x + start * factors.inputs * 4, y + start * factors.outputs * 4
-        add_some(factors, at, stop - start, empty_between(factors, stop - start), to)
-
-    over_rows(rows, (factors.inputs + factors.outputs) * factors.rank, some, STEP)
-
-
-def empty_between(factors: Factors, rows: int) -> Tensor:
-    """Return memory for x down: float32 [rows, rank]."""
-    return torch.empty(rows, factors.rank, dtype=torch.float32, device=_CPU)
-
-
-def add_some(factors: Factors, x: int, rows: int, between: Tensor, y: int) -> None:
-    """Do as `add_rows`, in this thread."""
-    inputs, outputs, rank, down, up, is_turned = factors
-    numbers = x, rows, inputs, down, is_turned, rank, up, outputs, between.data_ptr(), y
-    c_functions().branch(packed_numbers(numbers))
+def lay(down: Tensor, *, is_turned: bool) -> Tensor:
+    """Return `down`, contiguous, as the kernels want it; float32 or bfloat16."""
+    rank, inputs = down.shape if is_turned else (down.shape[1], down.shape[0])
+    size = inputs * down.element_size() * -(-rank // _TILE) * _TILE
+    laid = torch.empty(size, dtype=torch.int8, device=down.device)
+    numbers = TYPES[down.dtype], down.data_ptr(), is_turned, inputs, rank, laid.data_ptr()
+    c_functions().branch_lay(packed_numbers(numbers))
+    return laid
