@@ -17,7 +17,7 @@ from .cpu import narrow
 from .dispatch_guard import plain, seen
 from .fastest import is_settled, prefers_other
 from .layer_parts import usable_parts
-from .workspace import scratch
+from .workspace import in_large_pages, scratch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +37,7 @@ def linear(
         parts: those that `branch` names. multiply: adds the bias to the product with the residual, of inputs [..., in],
             and returns new memory.
     """
-    # Where dtypes differ the quotient is in float32: of bfloat16, small factors would be zeros in float16.
-    inputs = (x / parts[branch.smooth]).to(x.dtype) if branch.smooth else x
+    inputs = _divided(x, parts[branch.smooth]) if branch.smooth else x
     if branch.rows:
         y = multiply(inputs, None).mul_(parts[branch.rows])
         y = y if bias is None else y.add_(bias)
@@ -50,6 +49,15 @@ def linear(
     if not is_added:
         _add_product(to, of, down.t() if branch.is_turned else down, up)
     return y
+
+
+def _divided(x: Tensor, by: Tensor) -> Tensor:
+    """Return x / by in x's dtype; where dtypes differ the quotient is in float32: of bfloat16, small factors would be
+    zeros in float16."""
+    if x.is_cpu and x.dtype == by.dtype and plain(x) and not seen(x):
+        if not (torch.is_grad_enabled() and (x.requires_grad or by.requires_grad)):
+            return torch.div(x, by, out=in_large_pages(torch.empty_like(x)))
+    return (x / by).to(x.dtype)
 
 
 def _add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:

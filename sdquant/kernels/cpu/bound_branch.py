@@ -40,7 +40,7 @@ class IntegersWithBranch(Integers):
         rotation: int,
     ) -> None:
         assert eight.coding is not None
-        least = max(eight.least, narrow.LEAST)
+        least = max(eight.least, narrow.LEAST[dtype])
         super().__init__(form, parts, dtype, eight.coding, least, None, prefix, rotation, eight.left)
         own = branch.under(prefix)
         self.down, self.up, self.smooth, self.turned = own.down, own.up, own.smooth, branch.is_turned

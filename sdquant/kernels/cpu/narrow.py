@@ -14,7 +14,7 @@ from .threads import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST = 24  # rows, below which torch's products are as fast
+LEAST = {torch.float32: 2, torch.bfloat16: 1}  # rows, below which torch's products are as fast
 _TILE = 32  # numbers of the rank that are multiplied together
 _MOST = 512  # of bfloat16, as NARROW_MOST of narrow.h
 _STEP = 12  # rows that are multiplied together
@@ -27,7 +27,7 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
         down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank].
     """
     tensors, (rows, inputs), (outputs, rank) = (y, x, down, up), x.shape, up.shape
-    if rows < LEAST or not outputs or not can(x.dtype, inputs, rank):
+    if not outputs or not can(x.dtype, inputs, rank) or rows < LEAST[x.dtype]:
         return False
     if not all(each.is_cpu and each.dtype is x.dtype for each in tensors):
         return False
