@@ -154,6 +154,8 @@ static void up512(const Branch *branch, const uint32_t *between, int64_t rows, i
     const int64_t across = (beside < 1 ? 1 : beside > 4 ? 4 : beside) * WIDE;
     Tile *const *tiles = type == BF16 ? to_pairs : of_floats;
     uint32_t laid[LAID] __attribute__((aligned(64)));
+    const char *ahead = (const char *)branch->up + (first + count) * units * 4; /* of the next call; maybe nobody's memory */
+    for (int64_t at = 0; at < WIDE * units * 4; at += 64) _mm_prefetch(ahead + at, _MM_HINT_T1);
     for (int64_t panel = 0; panel < rows; panel += PANEL)
         for (int64_t column = 0; column < count; column += across)
             for (int64_t start = 0; start < units; start += deep) {
