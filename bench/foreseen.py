@@ -1,9 +1,10 @@
-"""What `sdquant.planning.estimate.step_time` says of a step, against what was measured in bench/results/whole-*.json.
+"""What `sdquant.planning.estimate.step_time` says of a step, against what was measured in bench/results/whole-*.json on
+a machine with the same instructions as this one.
 
-    python -m bench.foreseen             every model and scheme that was measured on a CPU
-    python -m bench.foreseen --fit       which OTHER and BYTE would be nearest
+    python -m bench.foreseen             every model and scheme
+    python -m bench.foreseen sd15        one model
 
-Nothing is timed: shapes are traced. The models are those of `bench.whole_models`, without weights.
+Shapes are traced, and layers timed as a plan does it. The models are those of `bench.whole_models`, without weights.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import torch
 from bench.models import MODELS
 from sdquant import backends, demo
 from sdquant.compat.row import meant
+from sdquant.kernels import cpu_state
 from sdquant.models import activation_memory, components, dummy_inputs
 from sdquant.planning import plan, weight_selection
-from sdquant.planning.estimate import meta_models, step_time
+from sdquant.planning.estimate import layer_timings, meta_models, step_time
 
 if TYPE_CHECKING:
     from sdquant.models.op_counts import Work
@@ -35,19 +37,12 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Case:
-    """A scheme in a file: seconds of its products and of the unquantized model's, the rest, and the measured ratio."""
+    """A scheme in a file: the ratio of a step that is foreseen, and the measured one."""
 
     file: str
     scheme: str
-    ours: float
-    floats: float
-    work: Work
+    ratio: float
     measured: float
-
-    def ratio(self, other: float = step_time.OTHER, byte: float = step_time.BYTE) -> float:
-        """Of a step, as foreseen."""
-        rest = self.work.others * other + self.work.made * byte
-        return (self.ours + rest) / (self.floats + rest)
 
 
 @cache
@@ -88,28 +83,32 @@ def part_of(module: torch.nn.Module, scheme: str, runtime: str | None, compute: 
     )  # fmt: skip
 
 
-def cases(names: tuple[str, ...] = ()) -> Iterator[Case]:
-    """Of all files that were measured on a CPU, or those of some models."""
-    for file in sorted(RESULTS.glob("whole-*.json")):
+def cases(names: tuple[str, ...] = (), folder: Path = RESULTS) -> Iterator[Case]:
+    """Of all files that were measured on CPUs like this one, or those of some models."""
+    other = layer_timings.others()
+    assert other is not None
+    for file in sorted(folder.glob("whole-*.json")):
         values = json.loads(file.read_text(encoding="utf-8"))
-        if values["device"] != "cpu" or (names and values["model"] not in names):
+        alike = values["device"] == "cpu" and values["machine"]["native"] == cpu_state()
+        if not alike or (names and values["model"] not in names):
             continue
         module, work = traced(values["model"], tuple(values["size"]))
+        rest = work.others * other[0] + work.made * other[1]
         said = values["settings"]
         for row in values["rows"]:
             if row["by"] != "sdquant" or row["quant"] is None or row["ratio"] is None:
                 continue
             part = part_of(module, row["quant"], meant(said.get("runtime"), said.get("compute")), said.get("compute"))
-            found = step_time.products(part, work, values["machine"]["native"])
+            found = step_time.products(part, work)
             if found is not None:
-                yield Case(file.stem, row["quant"], *found, work, row["ratio"])
+                yield Case(file.stem, row["quant"], (found[0] + rest) / (found[1] + rest), row["ratio"])
 
 
-def distance(some: list[Case], other: float, byte: float) -> float:
+def distance(some: list[Case]) -> float:
     """Root of the mean square of the logarithms of foreseen over measured; each file counts the same."""
     files: dict[str, list[float]] = {}
     for case in some:
-        files.setdefault(case.file, []).append(math.log(case.ratio(other, byte) / case.measured) ** 2)
+        files.setdefault(case.file, []).append(math.log(case.ratio / case.measured) ** 2)
     return math.sqrt(sum(sum(one) / len(one) for one in files.values()) / len(files))
 
 
@@ -117,18 +116,15 @@ def main() -> None:
     """Print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="*", help="default: all")
-    parser.add_argument("--fit", action="store_true", help="which numbers for all other operations are nearest")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of what was measured")
     args = parser.parse_args()
-    some = list(cases(tuple(args.model)))
+    torch.set_num_threads(1)
+    some = list(cases(tuple(args.model), args.results))
     for name, group in itertools.groupby(some, key=lambda case: case.file):
         print(name)
         for case in group:
-            print(f"  {case.scheme:12} foreseen {case.ratio():.2f}  measured {case.measured:.2f}")
-    print(f"off by {distance(some, step_time.OTHER, step_time.BYTE):.1%} in all")
-    if args.fit:
-        grid = itertools.product((n * 1e-6 for n in range(0, 80, 5)), (n * 5e-11 for n in range(25)))
-        best = min(grid, key=lambda two: distance(some, *two))
-        print(f"OTHER = {best[0]:.2g}, BYTE = {best[1]:.2g}: off by {distance(some, *best):.1%}")
+            print(f"  {case.scheme:12} foreseen {case.ratio:.2f}  measured {case.measured:.2f}")
+    print(f"off by {distance(some):.1%} in all")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ RESULTS = Path(__file__).parent / "results" / "gpu-offload.json"
 SCHEMES = (None, "nf4")
 SHARES = (0.25, 0.5, 0.75)  # of the weights: the budget
 COPIED = 1 << 30  # bytes that the rate is measured with
-G22, G23 = 1.15, 1.10
+G22, G23 = 1.05, 1.10
 
 
 def waited(device: torch.device) -> None:

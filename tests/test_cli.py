@@ -105,7 +105,7 @@ def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
     assert code == 0
     made = sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"})
-    foreseen = step_time.step(made, meta_models.trace_plan(made), hardware.probe().native)
+    foreseen = step_time.step(made, meta_models.trace_plan(made), hardware.probe())
     assert json.loads(out) == made.to_dict() | {
         "peak": peak_memory.predict(made, hardware.probe()).to_dict(),
         "foreseen": foreseen,

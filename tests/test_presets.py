@@ -24,7 +24,7 @@ from sdquant.planning.request import make_request
 from sdquant.settings import Settings
 from sdquant.training import digits
 
-from . import sparse_pipelines
+from . import pretended_timings, sparse_pipelines
 
 GB = 10**9
 
@@ -152,8 +152,11 @@ class TestShipped:
             for one in chosen(path, dataclasses.replace(hardware.probe(), native="not built")).values():
                 assert one.settings.to_dict() == {} and one.why.startswith("not quantized")
 
-    def test_the_fastest_where_that_was_measured(self, sd: Path) -> None:
-        here = dataclasses.replace(with_memory(10 * GB, "cpu"), native="amx")
+    def test_the_fastest_where_that_is_measured(
+        self, sd: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        pretended_timings.pretend(monkeypatch, tmp_path)
+        here = with_memory(10 * GB, "cpu")
         got = chosen(sd, here)
         assert all(one.settings.to_dict() == {} for name, one in got.items() if name != "fastest")
         auto = automatic.resolve(make_request(sd, quant="auto", device="cpu"), here)

@@ -1,8 +1,14 @@
-"""How long a step is foreseen to take: the table, the rows that layers see, and the choice that follows."""
+"""How long a step is foreseen to take: what layers are measured to take, the rows that they see, and the choice that
+follows."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,23 +19,23 @@ from torch.nn import functional as F
 import sdquant
 from bench import foreseen
 from sdquant.compat import hardware
+from sdquant.kernels import verdicts
 from sdquant.models import activation_memory
 from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.planning import auto, ranking
-from sdquant.planning.estimate import meta_models, step_time
-from sdquant.planning.estimate.layer_timings import FILE, known
+from sdquant.planning.estimate import layer_timings, layer_trials, meta_models, step_time
+from sdquant.planning.estimate.layer_trials import BASE, SIZES, WIDE
 from sdquant.planning.estimate.scheme_snr import USABLE
 from sdquant.planning.request import make_request
-from tools import facts
 
+from . import pretended_timings
 from .test_auto import quant_of
 
 if TYPE_CHECKING:
     from sdquant.models.activation_memory import Trace
     from sdquant.planning import plan as planner_plan
 
-# The foreseen ratio over the measured one, at the most; all schemes taken for floats are off by up to 30 %.
-WITHIN = 0.15
+WITHIN = 0.13  # root mean square; it was 0.07. A table of what was measured once had 0.13.
 
 
 class Net(nn.Module):
@@ -63,24 +69,67 @@ def test_rows_that_layers_see() -> None:
     assert {p.dtype for p in work.products} == {torch.float32}
 
 
-def test_the_table_is_what_was_measured() -> None:
-    assert FILE.read_text(encoding="utf-8") == facts.text(), "run python -m tools.facts"
-    assert {isa for isa, _, _ in known()} == {"amx", "avx512bf16", "avx2"}
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    pretended_timings.pretend(monkeypatch, tmp_path)
+    yield
+    verdicts._stored.cache_clear()
 
 
 def test_between_what_was_measured_and_beyond() -> None:
-    row = known()["amx", "linear", "bfloat16"]
-    exact = row.exact["nf4"]
-    found = [row.ratios(("nf4",), count, None) for count in (*row.rows, 3, 10**6)]
-    computing = [one[1] for one in found if one is not None]
-    assert computing[: len(row.rows)] == pytest.approx(exact) and computing[-1] == exact[-1]
-    assert min(exact[0], exact[1]) < computing[len(row.rows)] < max(exact[0], exact[1])  # type: ignore[type-var]
-    assert row.ratios(("nf4,double_quant", "nf4"), 1, None) != row.ratios(("nf4",), 1, None)
-    assert row.ratios(("nf4,block_size=128", "nf4"), 1, None) == row.ratios(("nf4",), 1, None)
-    assert row.ratios(("unheard of",), 1, None) is None
-    assert row.ratios(("nf4",), 4608, "int8")[1] < row.ratios(("nf4",), 4608, None)[1]  # type: ignore[index]
-    call, twice = row.seconds(1000, 2 * row.rows[-1])
-    assert twice == pytest.approx(2 * row.seconds(1000, row.rows[-1])[1]) and call > 0
+    one = layer_timings.Timing(call=1e-6, rows=(4, 64, 256), each=(1e-9, 3e-9, 5e-9), wide=2e-9, size=1000)
+    assert [one.seconds(1000, rows) for rows in (1, 4, 64, 256)] == pytest.approx([2e-6, 2e-6, 4e-6, 6e-6])
+    assert one.seconds(500, 160) == pytest.approx(1e-6 + 500 * 4e-9)
+    assert one.seconds(1000, 448) == pytest.approx(1e-6 + 1000 * 7e-9)  # as from 64 to 256
+    most = WIDE.numbers
+    for numbers, more in ((most, 2e-9), (4 * most, 2e-9), (math.isqrt(1000 * most), 1e-9)):
+        assert one.seconds(numbers, 4) == pytest.approx(1e-6 + numbers * (1e-9 + more), rel=1e-3)
+
+
+def test_other_schemes_differ_by_what_decoding_takes(timed: None) -> None:
+    base, nf4, plain = (layer_timings.pair("linear", "bfloat16", name, None) for name in (BASE, "nf4", None))
+    assert base and nf4 and plain and plain.ours == plain.plain == nf4.plain == base.plain
+    less = [b - a for a, b in zip(nf4.ours.each, base.ours.each, strict=True)]
+    assert less[1] > 0 and less[1:] == pytest.approx([less[1]] * 3)
+    assert nf4.ours.call == pytest.approx(1.2 * base.ours.call)
+    integers = layer_timings.pair("linear", "bfloat16", BASE, "int8")
+    assert integers and integers.ours.each == pytest.approx([one / 2 for one in base.ours.each])
+    assert layer_timings.pair("linear", "bfloat16", "svdquant_w4a4", None) is None  # which cannot be timed
+    assert layer_timings.pair("conv", "bfloat16", "rules,act_qtype=int8", None) is not None
+
+
+def test_what_is_known_is_measured_once(timed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def watched(size: Any, dtype: str, scheme: str, compute: str | None, than: str | None = None) -> Any:
+        asked.append((scheme, than))
+        return pretended_timings.both(size, dtype, scheme, compute, than)
+
+    monkeypatch.setattr(layer_trials, "both", watched)
+    with ThreadPoolExecutor(4) as pool:
+        first, *more = pool.map(lambda _: layer_timings.pair("linear", "bfloat16", "nf4", None), range(4))
+    assert asked == [(BASE, None), ("nf4", BASE)] and all(one == first for one in more)
+    verdicts.write()
+    assert layer_timings.pair("linear", "bfloat16", "nf4", None) == first
+    assert [layer_timings.pair("linear", "bfloat16", "svdquant_w4a4", None) for _ in range(2)] == [None, None]
+    assert asked[2:] == [("svdquant_w4a4", BASE)]
+    monkeypatch.setenv("SDQUANT_TUNE", "0")
+    assert layer_timings.pair("linear", "bfloat16", "nf4", None) is None
+
+
+def test_a_layer_of_this_machine(timed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is used, whatever it is: a machine may be busy."""
+    small = {kind: replace(size, inputs=256, outputs=64, rows=size.rows[:2]) for kind, size in SIZES.items()}
+    monkeypatch.undo()
+    monkeypatch.setattr(layer_trials, "_CACHE", 1 << 17)
+    for kind, size in small.items():
+        for scheme, compute, than in (("nf4", None, BASE), (BASE, "int8", None), ("svdquant_w4a4", None, BASE)):
+            if kind == "conv" and scheme.startswith("svd"):
+                continue
+            for values in layer_trials.both(size, "bfloat16", scheme, compute, than):
+                assert len(values) == 3 and all(0 < one < math.inf for one in values)
+    assert all(0 <= one < 1 for one in layer_trials.others())
+    assert layer_trials.multiplies("rules,act_qtype=int8") and not layer_trials.multiplies("rules")
 
 
 @pytest.fixture(scope="module")
@@ -88,74 +137,73 @@ def traced() -> dict[str, dict[str, Trace | None]]:
     return {name: meta_models.trace_plan(sdquant.plan(sdquant.demo.path(name))) for name in sdquant.demo.MODELS}
 
 
-@pytest.mark.parametrize("model", sdquant.demo.MODELS)
-def test_against_what_was_measured(model: str) -> None:
-    some = list(foreseen.cases((model,)))
-    assert len(some) >= 9
-    for case in some:
-        assert case.ratio() == pytest.approx(case.measured, rel=WITHIN), case.scheme
+@pytest.mark.slow
+def test_against_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a machine of the kind that has measured whole models; of another kind there is nothing to compare with."""
+    monkeypatch.setenv("SDQUANT_TUNE", "1")
+    monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
+    verdicts._stored.cache_clear()
+    some = list(foreseen.cases(("sd15",)))
+    assert not some or foreseen.distance(some) < WITHIN
 
 
 def plan(quant: Any = "int8", runtime: str | None = "plain", **values: Any) -> planner_plan.Plan:
     return sdquant.plan(sdquant.demo.path("digits-sd"), quant, runtime=runtime, device="cpu", **values)
 
 
-def test_a_unet_alone_takes_as_long_as_in_its_pipeline(traced: dict[str, dict[str, Trace | None]]) -> None:
+def step(made: planner_plan.Plan, traced: Any) -> float | None:
+    return step_time.step(made, traced, hardware.probe())
+
+
+def test_a_unet_alone_takes_as_long_as_in_its_pipeline(traced: dict[str, dict[str, Trace | None]], timed: None) -> None:
     alone = sdquant.plan(sdquant.demo.path("digits-sd") / "unet", "int8", runtime="plain", device="cpu")
-    found = step_time.step(alone, meta_models.trace_plan(alone), "amx")
-    assert found == pytest.approx(step_time.step(plan(), traced["digits-sd"], "amx"), rel=1e-3)
+    found = step(alone, meta_models.trace_plan(alone))
+    assert found == pytest.approx(step(plan(), traced["digits-sd"]), rel=1e-3)
 
 
-def test_where_nothing_was_measured(traced: dict[str, dict[str, Trace | None]]) -> None:
+def test_where_nothing_is_known(
+    traced: dict[str, dict[str, Trace | None]], timed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sd = traced["digits-sd"]
-    ours = step_time.step(plan(), sd, "amx")
+    ours = step(plan(), sd)
     assert ours is not None and ours < 1
-    assert step_time.step(plan({"text_encoder": "int8"}), sd, "amx") == 1.0
-    assert step_time.step(plan(None), sd, "amx") == 1.0
-    for isa in ("portable", "not built", "turned off by SDQUANT_NATIVE=0; everything works, but slower"):
-        assert step_time.step(plan(), sd, isa) is None
-    assert step_time.step(plan("nf4", "library"), sd, "amx") is None
+    assert step(plan({"text_encoder": "int8"}), sd) == 1.0
+    assert step(plan(None), sd) == 1.0
+    other = dataclasses.replace(hardware.probe(), native="those of another machine")
+    assert step_time.step(plan(), sd, other) is None
+    assert step(plan("nf4", "library"), sd) is None
     floats8 = tuple(dataclasses.replace(part, compute="fp8") for part in plan().components)
-    assert step_time.step(dataclasses.replace(plan(), components=floats8), sd, "amx") is None
-    assert step_time.step(plan(), dict.fromkeys(sd), "amx") is None
-    assert step_time.step(dataclasses.replace(plan(), device="cuda:0"), sd, "amx") is None
+    assert step(dataclasses.replace(plan(), components=floats8), sd) is None
+    assert step(plan(), dict.fromkeys(sd)) is None
+    assert step(dataclasses.replace(plan(), device="cuda:0"), sd) is None
+    assert step(plan("svdquant_w4a4"), sd) is None
+    monkeypatch.setenv("SDQUANT_TUNE", "0")
+    assert step(plan(), sd) is None
 
 
-def test_schemes_that_nobody_measured(traced: dict[str, dict[str, Trace | None]]) -> None:
-    """Nothing is said of them. Rules with other options are other schemes; options that change little are not."""
-    sd = traced["digits-sd"]
-    measured = step_time.step(plan("rules,act_qtype=int8"), sd, "avx512bf16")
-    assert measured is not None and measured < 1
-    assert step_time.step(plan("rules,act_qtype=int8,tile_size=32"), sd, "avx512bf16") is None
-    assert step_time.step(plan("rules"), sd, "amx") is None  # there no rules were measured
-    int4 = step_time.step(plan("int4"), sd, "amx")
-    assert step_time.step(plan("int4,group_size=32"), sd, "amx") == int4 is not None
+def test_in_integers(traced: dict[str, dict[str, Trace | None]], timed: None) -> None:
+    exact, integers = (step(plan(compute=one), traced["digits-sd"]) for one in (None, "int8"))
+    assert exact is not None and integers is not None and integers < exact
 
 
-def test_in_integers(traced: dict[str, dict[str, Trace | None]]) -> None:
-    exact, integers = (step_time.step(plan(compute=one), traced["digits-sd"], "amx") for one in (None, "int8"))
-    assert exact is not None and integers is not None and integers != exact
-
-
-def resolved(model: str, isa: str, room: int | None = None, **asked: Any) -> auto.Resolved:
-    """What is chosen for a machine with these kernels, with so many bytes or with plenty."""
+def resolved(model: str, room: int | None = None, known: bool = True, **asked: Any) -> auto.Resolved:
+    """What is chosen for this machine, or for another one, with so many bytes or with plenty."""
     here = hardware.probe()
     free = 10**10 if room is None else room + LEAST_MARGIN
     device = hardware.Device(kind="cpu", index=0, name="a cpu", memory_total=free, memory_free=free)
-    here = dataclasses.replace(here, devices=(device,), native=isa)
+    here = dataclasses.replace(here, devices=(device,), native=here.native if known else "another")
     return auto.resolve(make_request(sdquant.demo.path(model), quant="auto", device="cpu", **asked), here)
 
 
-def test_what_computes_faster_is_chosen_where_all_fits() -> None:
-    assert quant_of(resolved("digits-sd", "not built")) is None
-    made = resolved("digits-sd", "amx")
+def test_what_computes_faster_is_chosen_where_all_fits(timed: None) -> None:
+    assert quant_of(resolved("digits-sd", known=False)) is None
+    made = resolved("digits-sd")
     assert isinstance(quant_of(made), dict) and quant_of(made).keys() == {"unet"}
     assert made.foreseen is not None and made.foreseen < 0.95
     assert f"a step takes about {made.foreseen:.2g} of the unquantized" in made.why
 
 
-@pytest.mark.parametrize("isa", ["amx", "avx2"])
-def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_precise_of_those_that_are_nearly_as_fast(timed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ranking.Way] = []
     ordered = ranking.fastest_first
 
@@ -164,7 +212,7 @@ def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch
         return ordered(seen)
 
     monkeypatch.setattr(ranking, "fastest_first", watched)
-    made = resolved("digits-sd", isa)
+    made = resolved("digits-sd")
     good = [
         way for way in seen
         if (way.candidate.worst or USABLE) >= USABLE and way.candidate.verdicts["none"] == "works"
@@ -177,8 +225,8 @@ def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch
     assert {"unet": best.candidate.schemes["model"]} == quant_of(made)
 
 
-def test_where_less_fits_the_fastest_of_what_fits() -> None:
+def test_where_less_fits_the_fastest_of_what_fits(timed: None) -> None:
     eight = sdquant.plan(sdquant.demo.path("digits-flux"), "int8")
-    less = resolved("digits-flux", "amx", int(0.6 * eight.bytes) + 14_000_000)  # activations take 13.5 MB
+    less = resolved("digits-flux", int(0.6 * eight.bytes) + 14_000_000)  # activations take 13.5 MB
     assert quant_of(less) is not None and less.foreseen is not None
     assert sdquant.plan(sdquant.demo.path("digits-flux"), quant_of(less)).bytes < eight.bytes

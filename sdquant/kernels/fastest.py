@@ -137,7 +137,7 @@ def _known(key: tuple[torch.device, int, Hashable]) -> bool | None:
     verdict = _known_here(key)
     if verdict is None:
         value = verdicts.known(key[0], key[1:])
-        if value is not None:
+        if isinstance(value, bool) or (value is not None and len(value) == 2):
             verdict = _verdicts[key] = _is_faster(key[0], value) if isinstance(value, list) else value
     return verdict
 

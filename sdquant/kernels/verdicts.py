@@ -4,9 +4,10 @@ A file beside the settings, sorted by device and by the versions of what was tim
 
     {"format": "sdquant-verdicts", "machines": {"AMD EPYC ...": {"('int8', 3072, ...)": [0.0031, 0.0026]}}}
 
-The numbers are seconds, of the usual implementation and of the other one; `false` if the latter does not work. The file
-is written when the program ends. With SDQUANT_TUNE=0 it is neither read nor written. One that cannot be read counts as
-none, and what cannot be written is lost: it is measured again.
+The numbers are seconds, of the usual implementation and of the other one; `false` if the latter does not work. What
+layers take is kept here as well, for plans (`planning/estimate/layer_timings.py`). The file is written when the program
+ends. With SDQUANT_TUNE=0 it is neither read nor written. One that cannot be read counts as none, and what cannot be
+written is lost: it is measured again.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from . import cpu
 log = logging.getLogger(__name__)
 
 SWITCH, FORMAT = "SDQUANT_TUNE", "sdquant-verdicts"
+_MOST = 16  # numbers of a verdict
 _LARGEST = 1 << 22  # bytes of a file; those of a hundred models take a tenth of it
-Verdict = bool | list[float]  # whether the other one is faster, or the seconds of both
+Verdict = bool | list[float]  # whether the other one is faster, or what was measured
 _Verdicts = dict[str, Verdict]
 _new: dict[str, _Verdicts] = {}
 _lock = threading.Lock()
@@ -63,7 +65,9 @@ def known(device: torch.device, kind: object) -> Verdict | None:
     """Return what was found before for a kind of product on a device; None if nothing was."""
     if not tunes():
         return None
-    return _stored().get(_machine(device), {}).get(repr(kind))
+    machine, name = _machine(device), repr(kind)
+    new = _new.get(machine, {}).get(name)
+    return _stored().get(machine, {}).get(name) if new is None else new
 
 
 def keep(device: torch.device, kind: object, verdict: Verdict) -> None:
@@ -134,7 +138,7 @@ def _read() -> dict[str, _Verdicts]:
 
 def _is_verdict(value: object) -> bool:
     if isinstance(value, list):
-        return len(value) == 2 and all(isinstance(one, float) and 0 <= one < math.inf for one in value)
+        return 0 < len(value) <= _MOST and all(isinstance(one, float) and 0 <= one < math.inf for one in value)
     return isinstance(value, bool)
 
 

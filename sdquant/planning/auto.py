@@ -1,12 +1,13 @@
 """`quant="auto"`, `offload="auto"`: the fastest way to run a model that fits the device's free memory.
 
-The choice depends only on the machine, the detected files and the request, so it can also be made for another machine.
+The choice depends only on the machine, the detected files and the request, so it can also be made for another machine,
+of which no computing time is known.
 Candidates are ranked by these criteria, in this order:
 1. fewer bytes copied to the device in every step (none if every component fits);
 2. everything on the device all the time, before components that take turns once per image;
 3. the offload mode that moves less (`OffloadMode.order`), and combinations that the matrix does not call slow;
-4. shorter predicted computing time, where it is known (`estimate.step_time`: CPUs whose kernels were measured); times
-   close to the fastest count as equal;
+4. shorter predicted computing time, where it is known (`estimate.step_time`: the CPU of this machine, which is
+   measured); times close to the fastest count as equal;
 5. not quantized, else more precise.
 Schemes so coarse that images suffer (`scheme_snr.USABLE`) come after all others.
 """

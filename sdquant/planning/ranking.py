@@ -115,10 +115,10 @@ def step_times(
     """
     rows = list(rows)
     if traced is None:
-        if opened.kind != "cpu" or not step_time.knows(opened.machine.native):
+        if opened.kind != "cpu" or not step_time.knows(opened.machine):
             return [None] * len(rows)
         traced = meta_models.trace_if_sound(rows[0].plan)
-    return [step_time.step(row.plan, traced, opened.machine.native) for row in rows]
+    return [step_time.step(row.plan, traced, opened.machine) for row in rows]
 
 
 def _precise(way: Way) -> tuple[Any, ...]:

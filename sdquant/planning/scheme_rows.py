@@ -251,7 +251,7 @@ class _Table:
     def _traced(self, trace: Callable[[Plan], Any] | None) -> Mapping[str, Trace | None] | None:
         from .estimate import meta_models, step_time  # which import torch
 
-        if self.opened.kind != "cpu" or not step_time.knows(self.opened.machine.native):
+        if self.opened.kind != "cpu" or not step_time.knows(self.opened.machine):
             return None
         traced: Mapping[str, Trace | None] = (trace or meta_models.trace_if_sound)(self.original)
         return traced
@@ -260,7 +260,7 @@ class _Table:
         from .estimate import step_time
 
         if self.traced is not None:
-            return step_time.step(plan, self.traced, self.opened.machine.native)
+            return step_time.step(plan, self.traced, self.opened.machine)
         return known.card if self.opened.kind in ("cuda", "rocm") else None
 
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         save(_picture(plan), args.picture, optimize=True)
     try:
         traced = meta_models.trace_plan(plan, width=args.width, height=args.height)
-        step = step_time.step(plan, traced, machine.native)
+        step = step_time.step(plan, traced, machine)
         plan = dataclasses.replace(plan, peak=peak_memory.predict(plan, machine, traced=traced), foreseen=step)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("cannot predict the peak memory: %s", error)

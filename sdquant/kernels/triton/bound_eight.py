@@ -17,7 +17,7 @@ from torch import Tensor, empty, float32, int8, int32
 from ..base import Coding
 from ..row_codes import RowCodes
 from . import int8_gemm
-from .bound_linear import BoundLinear
+from .bound_linear import BoundLinear, after, piece
 
 if TYPE_CHECKING:
     from ...core import PackedLayout
@@ -27,27 +27,6 @@ if TYPE_CHECKING:
 
 _FLOAT8 = torch.float8_e4m3fn
 _AGAIN = ("codes", "scale", "nested", "zero", "shift")  # pointers of a weight, for kernels that decode it
-
-
-def _quantized(
-    bound: BoundWeight, x: Tensor, dtype: torch.dtype, sums: bool, run: int = 0
-) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return the rows of x, rotated as the weight is, as codes of `dtype` [m, columns], their scales [m, 1], or of each
-    `run` columns [m, runs], and their sums [m, 1]."""
-    m = x.numel() // bound.columns
-    codes = empty(m, bound.columns, dtype=dtype, device=x.device)
-    scale = empty(m, bound.columns // run if run else 1, dtype=float32, device=x.device)
-    total = empty(m, 1, dtype=int32, device=x.device) if sums else None
-    at = {
-        "x": x.data_ptr(), "codes": codes.data_ptr(), "scale": scale.data_ptr(),
-        "sums": (scale if total is None else total).data_ptr(),
-    }  # fmt: skip
-
-    def make() -> Launch:
-        rows = (x.view(-1, run), codes.view(-1, run)) if run else (x.view(m, -1), codes)
-        return int8_gemm.quantization(*rows, scale, total, bound.rotation)
-
-    return (codes, scale, total) if bound.launched(("rows", dtype, m), make, at) else None
 
 
 def bind(
@@ -80,48 +59,76 @@ class Int8:
         self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
     ) -> Tensor | None:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
-        if self.left is not None and self.left(x.numel() // bound.columns):
+        columns, rows, run = bound.columns, bound.rows, self.run
+        m = x.numel() // columns
+        if self.left is not None and self.left(m):
             return None
-        quantized = _quantized(bound, x, int8, self.sums, self.run)
-        if quantized is None:
+        # Codes of x, their scales and sums, and the codes and scales of the weight, in one piece of memory.
+        runs, stored = (columns // run if run else 1), self.stored.rows
+        scale_at = after(0, m * columns)
+        sums_at = after(scale_at, 4 * m * runs)
+        again_at = after(sums_at, 4 * m) if self.sums else sums_at
+        again_scale_at = after(again_at, rows * columns)
+        size = again_scale_at + 4 * stored if self.again else again_at
+        memory = empty(size, dtype=int8, device=x.device)
+        base = memory.data_ptr()
+
+        def of_rows() -> tuple[Tensor, Tensor, Tensor | None]:
+            codes, scale = piece(memory, 0, int8, m, columns), piece(memory, scale_at, float32, m, runs)
+            return codes, scale, piece(memory, sums_at, int32, m, 1) if self.sums else None
+
+        def rows_of_x() -> Launch:
+            codes, scale, total = of_rows()
+            flat = (x.view(-1, run), codes.view(-1, run)) if run else (x.view(m, -1), codes)
+            return int8_gemm.quantization(*flat, scale, total, bound.rotation)
+
+        row_scale = base + scale_at
+        sums = base + sums_at if self.sums else row_scale
+        at = {"x": x.data_ptr(), "codes": base, "scale": row_scale, "sums": sums}
+        if not bound.launched(("rows", int8, m), rows_of_x, at):
             return None
-        codes, row_scale, sums = quantized
-        m, rows = len(codes), bound.rows
         out = empty(*x.shape[:-1], rows, dtype=bound.dtype, device=x.device)
-        at = {"x": codes.data_ptr(), "row_scale": row_scale.data_ptr(), "out": out.data_ptr()}
-        at["bias"] = at["out"] if bias is None else weight["bias"]
+        to = out.data_ptr()
+        at = {"x": base, "row_scale": row_scale, "out": to, "bias": to if bias is None else weight["bias"]}
         if not self.again:
-            at |= {"weight": weight["codes"], "zero": weight["zero"]}
-            at["scale"] = weight["scale"] if self.form.scale else at["row_scale"]
-            at["sums"] = at["row_scale"] if sums is None else sums.data_ptr()
+            at["weight"], at["zero"], at["sums"] = weight["codes"], weight["zero"], sums
+            at["scale"] = weight["scale"] if self.form.scale else row_scale
 
             def direct() -> Launch:
                 parts, form = bound.tensors(own), self.form
                 zero = form.zero if isinstance(form.zero, int) else parts[form.zero]
                 scale = parts[form.scale] if form.scale else None
                 of = RowCodes(parts[form.codes].view(rows, -1), scale, form.factor, zero)
-                return int8_gemm.product(codes, row_scale, of, bias, out.view(m, rows), sums)
+                codes, scales, total = of_rows()
+                return int8_gemm.product(codes, scales, of, bias, out.view(m, rows), total)
 
             return out if bound.launched(("int8", m, bias is None), direct, at) else None
-        again = empty(rows, bound.columns, dtype=int8, device=x.device)
-        scale = empty(self.stored.rows, dtype=float32, device=x.device)
-        parts_at = {"out": again.data_ptr(), "out_scale": scale.data_ptr()} | {name: weight[name] for name in _AGAIN}
+        again, scale = base + again_at, base + again_scale_at
+        parts_at = {"out": again, "out_scale": scale}
+        for name in _AGAIN:
+            parts_at[name] = weight[name]
+
+        def of_weight() -> tuple[Tensor, Tensor]:
+            return piece(memory, again_at, int8, rows, columns), piece(memory, again_scale_at, float32, stored)
+
         if not bound.launched(
-            ("again",), lambda: int8_gemm.requantization(self.stored, bound.tensors(own), again, scale), parts_at
+            ("again",), lambda: int8_gemm.requantization(self.stored, bound.tensors(own), *of_weight()), parts_at
         ):
             return None
-        at |= {"weight": again.data_ptr(), "scale": scale.data_ptr()}
+        at["weight"], at["scale"] = again, scale
         if self.by_run:
 
-            def runs() -> Launch:
-                by_run = scale.view(rows, -1, 1)
-                return int8_gemm.product_by_run(codes, again, by_run, row_scale, bias, out.view(m, rows))
+            def runs_of_both() -> Launch:
+                (codes, scales, _), (weights, by_run) = of_rows(), of_weight()
+                by_run = by_run.view(rows, -1, 1)
+                return int8_gemm.product_by_run(codes, weights, by_run, scales, bias, out.view(m, rows))
 
-            return out if bound.launched(("runs", m, bias is None), runs, at) else None
-        at |= {"sums": at["row_scale"], "zero": at["weight"]}
+            return out if bound.launched(("runs", m, bias is None), runs_of_both, at) else None
+        at["sums"], at["zero"] = row_scale, again
 
         def by_row() -> Launch:
-            return int8_gemm.product(codes, row_scale, RowCodes(again, scale), bias, out.view(m, rows), None)
+            (codes, scales, _), of = of_rows(), RowCodes(*of_weight())
+            return int8_gemm.product(codes, scales, of, bias, out.view(m, rows), None)
 
         return out if bound.launched(("int8", m, bias is None), by_row, at) else None
 
@@ -139,10 +146,17 @@ class Float8:
         self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
     ) -> Tensor | None:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
-        quantized = _quantized(bound, x, _FLOAT8, False)
-        if quantized is None:
+        m = x.numel() // bound.columns
+        codes = empty(m, bound.columns, dtype=_FLOAT8, device=x.device)
+        row_scale = empty(m, 1, dtype=float32, device=x.device)
+        at = {"x": x.data_ptr(), "codes": codes.data_ptr(), "scale": row_scale.data_ptr()}
+        at["sums"] = at["scale"]
+
+        def rows_of_x() -> Launch:
+            return int8_gemm.quantization(x.view(m, -1), codes, row_scale, None, bound.rotation)
+
+        if not bound.launched(("rows", _FLOAT8, m), rows_of_x, at):
             return None
-        codes, row_scale, _ = quantized
         if self.again:
             floats = bound.decoded(own, weight, x)
             if floats is None:

@@ -9,6 +9,7 @@ own linear layer takes 15; a step of Flux has 500 such calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,19 @@ Eight = Callable[["BoundWeight", Tensor, Own, dict[str, int], "Tensor | None"], 
 ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
 MOST_IN_PIECES = 1024  # rows of x, of which the product takes a few times as long as decoding at most
 _MOST_KEPT = 64  # launches of a layer: for as many numbers of rows
+_STREAM = 3  # its place among what a launcher is given
 _SHARED = ("table", "dynamic")  # pointers to constants of the device, which are no parts of the weight
+
+
+def after(at: int, size: int) -> int:
+    """Return where what follows `size` bytes at `at` may begin, in memory that several tensors of a call share: each
+    allocation takes the processor as long as a launch."""
+    return (at + size + ALIGNED) & ~ALIGNED
+
+
+def piece(memory: Tensor, at: int, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return a tensor that begins at byte `at` of `memory`, int8 [n]."""
+    return memory[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 class BoundLaunch:
@@ -44,15 +57,17 @@ class BoundLaunch:
     Triton's launch hooks are left out: to describe a launch to none of them takes as long as ten launches.
     """
 
-    __slots__ = ("grid", "kernel", "places", "values")
+    __slots__ = ("given", "kernel", "places")
 
     def __init__(self, launch: Launch, compiled: Any, addresses: tuple[str, ...]) -> None:
         """Bind what `launch` has compiled, except for the parameters named in `addresses`."""
         names = launch.kernel.arg_names
         values = {**launch.arguments, **dict.fromkeys(addresses, 0)}
-        self.values = [value.data_ptr() if isinstance(value, Tensor) else value for value in map(values.get, names)]
-        self.places = [names.index(name) for name in addresses]
-        self.kernel, self.grid = compiled, (*launch.grid, 1, 1)[:3]
+        own = [value.data_ptr() if isinstance(value, Tensor) else value for value in map(values.get, names)]
+        # The grid; the stream; function, its metadata, metadata of the launch and two hooks; then the kernel's own.
+        before = [*(*launch.grid, 1, 1)[:3], 0, compiled.function, compiled.packed_metadata, None, None, None]
+        self.given, self.places = before + own, [len(before) + names.index(name) for name in addresses]
+        self.kernel = compiled
 
     def __call__(self, device: int, addresses: Iterable[int]) -> None:
         """Launch on the current stream of `device`, which is the current one, with addresses in the order given before.
@@ -60,11 +75,11 @@ class BoundLaunch:
         Raises:
             TypeError: this version of Triton passes arguments in another way.
         """
-        values = self.values.copy()  # another thread may be here at the same time
+        given = self.given.copy()  # another thread may be here at the same time
         for place, address in zip(self.places, addresses, strict=True):
-            values[place] = address
-        kernel, stream = self.kernel, driver.active.get_current_stream(device)
-        kernel.run(*self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *values)
+            given[place] = address
+        given[_STREAM] = driver.active.get_current_stream(device)
+        self.kernel.run(*given)
 
 
 class BoundWeight:
@@ -104,7 +119,7 @@ class BoundWeight:
 
         Return None if x or the layer's parameters are not what the bound kernels were compiled for.
         """
-        if x.shape[-1] != self.columns or not x.is_contiguous():
+        if not x.is_contiguous() or x.size(-1) != self.columns:
             return None
         return self.beside(x, own)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, empty, float32, int8, int32
 
 from . import scheme_gemm
-from .bound_linear import ALIGNED, BoundWeight
+from .bound_linear import ALIGNED, BoundWeight, after, piece
 from .launch import decode
 
 if TYPE_CHECKING:
@@ -41,41 +41,56 @@ class BoundScheme(BoundWeight):
         weight = self.addresses(x, own) if size else None
         if weight is None or (known is not None and known.get_device() != self.device):
             return None
-        m, tiles, device = size // self.columns, self.tiles, x.device
-        codes, scale = empty(m, self.columns, dtype=int8, device=device), empty(m, tiles, dtype=float32, device=device)
-        sums = empty(m, tiles, dtype=int32, device=device) if self.sums else None
-        of_rows = {"scale": scale.data_ptr()}
-        of_rows["sums"] = of_rows["scale"] if sums is None else sums.data_ptr()
-        at = {"x": x.data_ptr(), "codes": codes.data_ptr(), **of_rows}
-        at["known"] = at["scale"] if known is None else known.data_ptr()
-        if at["known"] & ALIGNED:
-            return None
+        columns, rows, tiles = self.columns, self.rows, self.tiles
+        m = size // columns
+        # Codes of x, their scales and sums, and the codes of the weight, in one piece of memory.
+        scale_at = after(0, m * columns)
+        sums_at = after(scale_at, 4 * m * tiles)
+        weight_at = after(sums_at, 4 * m * tiles) if self.sums else sums_at
+        memory = empty(weight_at + rows * columns * (self.integers is not None), dtype=int8, device=x.device)
+        base = memory.data_ptr()
 
-        def rows() -> Launch:
+        def of_rows() -> tuple[Tensor, Tensor, Tensor | None]:
+            codes, scale = piece(memory, 0, int8, m, columns), piece(memory, scale_at, float32, m, tiles)
+            return codes, scale, piece(memory, sums_at, int32, m, tiles) if self.sums else None
+
+        def rows_of_x() -> Launch:
+            codes, scale, sums = of_rows()
             return scheme_gemm.activation_codes(x.view(m, -1), self.how, known, codes, scale, sums)
 
-        integers = self._integers(own, weight, x)
-        if integers is None or not self.launched(("rows", m), rows, at):
+        row_scale = base + scale_at
+        sums = base + sums_at if self.sums else row_scale
+        at = {"x": x.data_ptr(), "codes": base, "scale": row_scale, "sums": sums}
+        at["known"] = row_scale if known is None else known.data_ptr()
+        of_weight = base + weight_at if self.integers is not None else weight["codes"]
+        if at["known"] & ALIGNED or not self._unpacked(own, weight, memory, weight_at):
             return None
-        out, bias = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=device), own.get("bias")
+        if not self.launched(("rows", m), rows_of_x, at):
+            return None
+        out, bias = empty(*x.shape[:-1], rows, dtype=self.dtype, device=x.device), own.get("bias")
 
         def product() -> Launch:
-            parts = self.tensors(own)
-            return scheme_gemm.tiled_product(
-                codes, scale, sums, self.form, integers, parts, bias, out.view(m, self.rows)
+            parts, (codes, scale, total) = self.tensors(own), of_rows()
+            integers = (
+                parts[self.form.codes] if self.integers is None else piece(memory, weight_at, int8, rows, columns)
             )
+            return scheme_gemm.tiled_product(codes, scale, total, self.form, integers, parts, bias, out.view(m, rows))
 
-        of_weight = integers.data_ptr()
-        at = {"x": at["codes"], "weight": of_weight, "out": out.data_ptr(), "row_scale": of_rows["scale"]}
-        at |= {"scale": weight["scale"], "sums": of_rows["sums"]}
-        at |= {"bias": weight["bias"], "zero": weight["zero"] if self.sums else of_weight}
+        at = {"x": base, "weight": of_weight, "out": out.data_ptr(), "row_scale": row_scale, "scale": weight["scale"]}
+        at["sums"], at["bias"], at["zero"] = sums, weight["bias"], weight["zero"] if self.sums else of_weight
         return out if self.launched(("product", m, bias is None), product, at) else None
 
-    def _integers(self, own: Own, weight: dict[str, int], x: Tensor) -> Tensor | None:
-        """Return the weight's codes as int8 [rows, columns]."""
-        parts, form = self.tensors(own), self.integers
+    def _unpacked(self, own: Own, weight: dict[str, int], memory: Tensor, begin: int) -> bool:
+        """Write the weight's codes as int8 [rows, columns] to byte `begin` of `memory`, if they are not that already;
+        return whether that is done."""
+        form = self.integers
         if form is None:
-            return parts[self.form.codes]
-        out = empty(self.rows, self.columns, dtype=int8, device=x.device)
-        addresses = {"out": out.data_ptr()} | {name: weight[name] for name in self.order}
-        return out if self.launched(("integers",), lambda: decode(form, parts, out), addresses) else None
+            return True
+        addresses = {"out": memory.data_ptr() + begin}
+        for name in self.order:
+            addresses[name] = weight[name]
+
+        def make() -> Launch:
+            return decode(form, self.tensors(own), piece(memory, begin, int8, self.rows, self.columns))
+
+        return self.launched(("integers",), make, addresses)
