@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import SdquantError
 from ..utils import install
-from . import display, folders, host, options, preflight, tab
+from . import display, folders, host, merging, options, preflight, tab
 from .monkeypatch import Patches
 from .status import Status
 
@@ -32,6 +32,7 @@ class Session:
         Arguments are passed by position, the only way that SD.Next's functions accept.
         """
         self.adapter.install(self.patches)
+        merging.install(self.patches)
         callbacks = display.module("modules.script_callbacks")
         callbacks.on_ui_settings(self.settings)
         callbacks.on_ui_tabs(lambda: tab.build(self.status))

@@ -6,13 +6,11 @@ model is unloaded here.
 
 from __future__ import annotations
 
-import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConflictError, IncompatibleError, SdquantError
 from ..settings import Settings, role_of
-from . import display, load_hooks, options, sdnext_lora
+from . import display, load_hooks, options, sdnext_folders, sdnext_lora
 from .status import ComponentStatus, Status
 
 if TYPE_CHECKING:
@@ -39,10 +37,9 @@ class Adapter:
         quant, models = display.module("modules.model_quant"), display.module("modules.sd_models")
         patches.wrap(models, "reload_model_weights", self._reload)
         patches.wrap(models, "load_diffuser", self._load)
-        if hasattr(models, "load_sdnq_module"):  # not in every version
-            patches.wrap(models, "load_sdnq_module", self._sdnq_module)
         patches.wrap(quant, "create_config", self._config)
         patches.wrap(quant, "do_post_load_quant", self._post)
+        sdnext_folders.install(patches)
         sdnext_lora.install(patches)
         whole = display.module("modules.sd_offload").no_split_module_classes
         ours = [name for name in _WHOLE if name not in whole]
@@ -195,24 +192,6 @@ class Adapter:
     def _left_out(self, module: str) -> bool:
         """Return whether SD.Next's user has excluded this type of model from quantization."""
         return module == "Model" and bool(display.module("modules.model_quant").dont_quant())
-
-    def _sdnq_module(self, original: Any, fn: str, module_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Load folders quantized by SDNQ as SD.Next does, and let it load others normally: it takes all for SDNQ's."""
-        method = _method(os.path.join(fn, module_name))
-        if method not in (None, "sdnq"):
-            return None, module_name, 0
-        return original(fn, module_name, *args, **kwargs)
-
-
-def _method(folder: str) -> str | None:
-    """Return the quant_method in a component's config.json."""
-    try:
-        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-            config = json.load(file).get("quantization_config") or {}
-    except (OSError, ValueError, AttributeError):  # SD.Next says what is wrong with it
-        return None
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    return str(method) if method else None
 
 
 def _parts(model: Any) -> list[tuple[str, nn.Module]]:

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ._common import dequantize
+    from .bnb_on_cpus import register as serve_bitsandbytes
     from .config import Config
 else:
     __getattr__ = lazy_exports(__name__)
 
-__all__ = ["Config", "dequantize", "plug_in"]
+__all__ = ["Config", "dequantize", "plug_in", "serve_bitsandbytes"]
 
 # The module with a library's tables -> the module here that registers sdquant in them when it is imported.
 TABLES = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import measure, sd_checkpoint
+from . import measure, merging, sd_checkpoint
 
 PROMPT, SEED = "a handwritten seven", 3
 AS_FOUND = "as found"
@@ -146,6 +146,12 @@ class Host:
                 rows.append(measure.row(name, scheme, effect, floats[name], decoded=decoded, removed=removed[name]))
             print(measure.table(rows[-len(found) :]), flush=True)
         return rows
+
+    def merged(self) -> dict[str, Any]:
+        """What merging does while the model is loaded as it is."""
+        folder = self.data / "models" / "Stable-diffusion"
+        merging.write(folder)
+        return merging.row(folder)
 
     def choose(self, scheme: str, text: bool = True) -> None:
         """Load the model anew with a scheme. text: for its text encoder, too."""

@@ -101,24 +101,26 @@ class _Host:
         for name, value in options.items():
             self.shared.opts.data[name] = value
 
-    def load(self) -> None:
-        """Load the model anew, with the options as they are."""
+    def load(self, model: str = "digits-sd") -> None:
+        """Load a model anew, with the options as they are."""
         from modules import sd_checkpoint
 
-        (info,) = [one for one in sd_checkpoint.checkpoints_list.values() if "digits-sd" in one.name]
+        sd_checkpoint.list_models()
+        (info,) = [one for one in sd_checkpoint.checkpoints_list.values() if one.name.endswith(f"/{model}")]
         self.set(sd_model_checkpoint=info.title)
         self.models.unload_model_weights()
         self.models.reload_model_weights(info=info, force=True)
         self.pipe = self.shared.sd_model
-        self.pipe.embedding_db.load_textual_inversion_embeddings(force_reload=True)
+        if hasattr(self.pipe, "embedding_db"):
+            self.pipe.embedding_db.load_textual_inversion_embeddings(force_reload=True)
 
-    def choose(self, scheme: str, **options: Any) -> None:
-        """Load the model anew with a scheme."""
+    def choose(self, scheme: str, model: str = "digits-sd", **options: Any) -> None:
+        """Load a model anew with a scheme."""
         self.set(sdquant_quant_model=scheme, sdquant_quant_text_encoder=scheme, **options)
-        self.load()
+        self.load(model)
 
-    def draw(self, prompt: str) -> Any:
-        """The pixels of an image."""
+    def draw(self, prompt: str, **more: Any) -> Any:
+        """The pixels of an image. more: what is set of the drawing."""
         import numpy as np
         from modules import processing
 
@@ -126,6 +128,8 @@ class _Host:
             prompt=prompt, seed=SEED, steps=6, width=64, height=64, cfg_scale=3.0, do_not_save_samples=True,
             do_not_save_grid=True, sampler_name="Default",
         )  # fmt: skip
+        for name, value in more.items():
+            setattr(p, name, value)
         done = processing.process_images(p)
         return np.array(done.images[0])
 

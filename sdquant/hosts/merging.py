@@ -1,0 +1,64 @@
+"""Merging: web UIs read the files again, whatever is loaded. Files with packed weights are refused, whose codes they
+would average as if they were weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SdquantError, UnsupportedFileError
+from . import display
+
+if TYPE_CHECKING:
+    from .monkeypatch import Patches
+
+_KEYWORDS = ("primary_model_name", "secondary_model_name", "tertiary_model_name")
+_TABLES = ("checkpoint_aliases", "checkpoints_list")  # by which the forks of AUTOMATIC1111 find a model; Forge's first
+
+
+def install(patches: Patches) -> None:
+    """Hook into the function behind the tab for merging."""
+    if display.has("modules.extras"):
+        patches.wrap(display.module("modules.extras"), "run_modelmerger", _merge)
+
+
+def _merge(original: Any, id_task: Any, *args: Any, **kwargs: Any) -> Any:
+    """Merge, or say in the tab's own line why not, in the way of the web UI's own messages."""
+    names = [*args[: len(_KEYWORDS)], *(kwargs[name] for name in _KEYWORDS if name in kwargs)]
+    try:
+        for file in _files(names):
+            _refuse_packed(file)
+    except SdquantError as error:
+        import gradio
+
+        return [*(gradio.update() for _ in range(4)), str(error)]
+    return original(id_task, *args, **kwargs)
+
+
+def _files(names: list[Any]) -> Iterator[str]:
+    """Return the files of the models that are chosen, by the names in the tab's lists."""
+    models = display.module("modules.sd_models")
+    tables = [getattr(models, table, {}) for table in _TABLES]
+    closest = getattr(models, "get_closest_checkpoint_match", lambda name: None)  # SD.Next's
+    for name in (name for name in names if isinstance(name, str) and name):
+        known = next((table[name] for table in tables if name in table), None) or closest(name)
+        if known is not None and os.path.isfile(known.filename):
+            yield known.filename
+
+
+def _refuse_packed(file: str) -> None:
+    """Raise UnsupportedFileError if a file has packed weights. One that sdquant cannot read is left to the web UI."""
+    from ..models import detection
+
+    try:
+        found = detection.read_headers(file, find_classes=False)
+    except SdquantError:
+        return
+    if found.prequantized:
+        raise UnsupportedFileError(
+            f"Cannot merge {os.path.basename(file)}",
+            f"its weights are quantized ({found.quant}), and merging takes their codes for weights",
+            "Merge the original files, and choose a scheme for the result in Settings, or run: sdquant dequantize",
+        )
