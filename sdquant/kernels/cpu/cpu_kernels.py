@@ -151,6 +151,7 @@ class Native(Reader):
         of: Parts,
         dtype: torch.dtype,
         prefix: str,
+        few: int,
         eight: EightBit,
         rotation: int,
     ) -> Prepared | None:
@@ -158,7 +159,7 @@ class Native(Reader):
             return None
         if rotation and (branch.smooth or not hadamard.is_regular(rotation)):
             return None
-        return IntegersWithBranch(form, parts, branch, dtype, eight, prefix, rotation)
+        return IntegersWithBranch(form, parts, branch, dtype, eight, prefix, few, rotation)
 
 
 def _in_rows(form: PackedLayout) -> bool:

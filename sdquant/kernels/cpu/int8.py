@@ -145,7 +145,7 @@ def rows_times(
     out: Tensor,
     rotation: int = 0,
     smooth: int = 0,
-    branch: tuple[int, int, int] = NO_BRANCH,
+    branch: tuple[int, ...] = NO_BRANCH,
 ) -> None:
     """Do `linear` for prepared tensors: x and `out`, contiguous, of m >= 1 rows, and the bias in float32.
 
@@ -159,7 +159,7 @@ def rows_times(
             rotated.
     """
     if weight[-2] & _BOTH:
-        assert not rotation and not smooth and not branch[1], "inputs are quantized by runs, as they are"
+        assert not rotation and not smooth and not branch[0], "inputs are quantized by runs, as they are"
         return _runs_times(descriptor, weight, sizes_of, x, m, bias, out)
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]

@@ -16,7 +16,7 @@ from .threads import over_rows
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
-NO_BRANCH = (0, 0, 0)
+NO_BRANCH = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ def run(
     m: int,
     source: tuple[int, ...],
     target: tuple[int, ...],
-    branch: tuple[int, int, int] = NO_BRANCH,
+    branch: tuple[int, ...] = NO_BRANCH,
 ) -> None:
     """Run the GEMM. A few rows of activations are quantized once, and panels of the weight are packed where they are
     used; for more rows the panels are packed first, and threads split the rows of activations.
 
     Args:
-        branch: the address of `down` as narrow.h has it laid out, its rank, and the address of `up`.
+        branch: see `narrow.factors`; of x's dtype.
     """
     count, columns, each = sizes_of
-    size, rank = sizes(columns), branch[1]
+    size, rank = sizes(columns), branch[0]
     assert size is not None
     call = c_functions()
     if m <= size.most:

@@ -30,7 +30,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 24, TARGETS = 10, BRANCH = 4 };
+enum { WEIGHTS = 7, SOURCES = 24, TARGETS = 10, BRANCH = 6 };
 
 typedef struct {
     Weight weight;
@@ -62,7 +62,7 @@ static Target target_of(const int64_t *n) {
 
 /* Of activations and results of a type. */
 static Branch branch_of(Type type, int64_t inputs, const int64_t *n) {
-    return (Branch){type, inputs, n[1], address(n[0]), address(n[2]), address(n[3])};
+    return (Branch){type, inputs, n[0], address(n[1]), (int)n[2], address(n[3]), address(n[4]), address(n[5])};
 }
 
 /* Where there is one: `rank` is not 0. */
@@ -252,13 +252,14 @@ PyObject *py_by_turns(PyObject *module, PyObject *bytes) {
 
 /* `down` of a low-rank branch, laid out; False where these kernels have no such type. */
 PyObject *py_branch_lay(PyObject *module, PyObject *bytes) {
-    const int64_t *n = numbers(bytes, 6);
+    const int64_t *n = numbers(bytes, 3 + BRANCH);
     (void)module;
     if (!n) return NULL;
     const Narrow *narrow = kernels()->narrow;
     if (!narrow || !(narrow->types >> n[0] & 1)) Py_RETURN_FALSE;
+    const Branch branch = branch_of((Type)n[0], n[1], n + 3);
     Py_BEGIN_ALLOW_THREADS
-    narrow->lay((Type)n[0], address(n[1]), (int)n[2], n[3], n[4], address(n[5]));
+    narrow->lay(&branch, address(n[2]));
     Py_END_ALLOW_THREADS
     Py_RETURN_TRUE;
 }

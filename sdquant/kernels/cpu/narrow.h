@@ -2,7 +2,7 @@
 
    A library's product lays out the smaller matrix anew in each call and has tiles for large ones: for 77 rows it takes
    three times as long as its multiplications. Here `down` is laid out once for all rows, and `up` where it is used, 32
-   columns of results at a time. The sums of a row depend on nothing but that row.
+   columns of results at a time; of twelve rows and fewer the former is, too, in the first cache. The sums of a row depend on nothing but that row.
 
    Numbers are floats, summed one by one, or bf16, summed in pairs; both are units of 32 bits. What is between the two
    products is rounded to their type, and each row of it takes 4 bytes a number. */
@@ -16,7 +16,9 @@
 typedef struct Branch {
     Type type;
     int64_t inputs, rank;
-    const uint32_t *down; /* as `lay` has it */
+    const void *down;     /* [inputs, rank] or, where `turned`, [rank, inputs] */
+    int turned;
+    const uint32_t *laid; /* as `lay` has it; NULL: laid out where it is used, for few rows */
     const void *up;       /* [outputs, rank] */
     uint32_t *between;    /* of all rows, or of those of a block: [rows, rank] */
 } Branch;
@@ -25,8 +27,8 @@ enum { NARROW_WIDE = 32, NARROW_MOST = 512 };
 
 typedef struct Narrow {
     int types; /* bits 1 << type */
-    /* down [inputs, rank] or, where `turned`, [rank, inputs], to `laid`: [tiles][units of inputs][NARROW_WIDE]. */
-    void (*lay)(Type type, const void *down, int turned, int64_t inputs, int64_t rank, uint32_t *laid);
+    /* `down` to `laid`: [tiles][units of inputs][NARROW_WIDE]. */
+    void (*lay)(const Branch *branch, uint32_t *laid);
     /* Rows of x, contiguous, times down, to `between` [rows, rank], of 4 bytes each. */
     void (*down)(const Branch *branch, const void *x, int64_t rows, uint32_t *between);
     /* out += `between` times rows first .. first + count of up, for `rows` rows, `step` elements apart; `out` is where the
