@@ -29,7 +29,9 @@ static DecodeAndDot *dotter512(const Form *form) {
     return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, 0, 0, 0, &rotation_avx2, expand_avx2, &narrow512, divide, turns_of_scales};
+enum { ROWS = 4 }; /* of weights, by six of activations: see avx512_dots.c */
+
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, ROWS, convert, widen, quantize, finish, 0, 0, 0, &rotation_avx2, expand_avx2, &narrow512, divide, turns_of_scales};
 
 #ifdef AMX
 /* The same, but for products of more rows. */

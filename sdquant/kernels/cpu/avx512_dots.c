@@ -56,7 +56,7 @@ INLINE void block(Type type, int n, int m, const char *w, int64_t stride_w, cons
     EACH(i, n * m) sum[i] = _mm512_setzero_ps();
     int64_t at = 0;
     for (; at + step <= k; at += step) {
-        __m512 of_x[4];
+        __m512 of_x[6];
         EACH(j, m) of_x[j] = vector(type, x + j * stride_x * size, at, step);
         EACH(i, n) {
             const __m512 of_w = vector(type, w + i * stride_w * size, at, step);
@@ -64,7 +64,7 @@ INLINE void block(Type type, int n, int m, const char *w, int64_t stride_w, cons
         }
     }
     if (at < k) {
-        __m512 of_x[4];
+        __m512 of_x[6];
         EACH(j, m) of_x[j] = vector(type, x + j * stride_x * size, at, k - at);
         EACH(i, n) {
             const __m512 of_w = vector(type, w + i * stride_w * size, at, k - at);
@@ -81,7 +81,8 @@ INLINE void typed(Type type, const char *w, int64_t stride_w, int n, const char 
     const int size = type == F32 ? 4 : 2;
 #define BLOCK(n, m) block(type, n, m, w, stride_w, x + j * stride_x * size, stride_x, k, sums + j * stride_sums, stride_sums)
     int j = 0;
-    if (n <= 4) {
+    if (n <= 4) { /* ten loads for 24 products */
+        for (; j + 6 <= m; j += 6) BLOCK(4, 6);
         for (; j + 4 <= m; j += 4) BLOCK(4, 4);
         for (; j + 2 <= m; j += 2) BLOCK(4, 2);
         for (; j < m; j++) BLOCK(4, 1);

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALL = 1 << 30
 _FEW = {
     "amx": {torch.float32: 96, torch.float16: 32},
-    "avx512bf16": {torch.bfloat16: 32, torch.float32: 96, torch.float16: 96},  # in bfloat16 then `tiled` takes over
+    "avx512bf16": {torch.bfloat16: 128, torch.float32: 96, torch.float16: 96},  # in bfloat16 `blocked_gemm` is next
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
 _PATCHES = {"avx512bf16": {torch.bfloat16: 96}}  # of images, where that is more: torch's convolutions take longer

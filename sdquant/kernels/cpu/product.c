@@ -6,6 +6,7 @@
 
 enum {
     PANEL_BYTES = 36 * 1024, /* decoded weights that are used from the first cache, of 48 KB or 32 */
+    LOW_PANEL_BYTES = 24 * 1024, /* of fewer rows, beside as many of activations */
     PANELS = 3,              /* as many wait in the second cache, so that activations are read less often */
     BATCH = 128,             /* rows of activations at once */
 };
@@ -86,6 +87,13 @@ static int in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type 
     return 1;
 }
 
+/* The sums of row j of activations with n rows of the weight that lie beside each other: as `put_sum` of each. */
+static void put_sums(const float *sums, Type type, const float *bias, void *out, int64_t j, int64_t row, int64_t rows, int n) {
+    float line[PANELS * PANEL_ROWS];
+    for (int r = 0; r < n; r++) line[r] = sums[r] + bias[r];
+    kernels()->convert(line, type, (char *)out + (j * rows + row) * (type == F32 ? 4 : 2), n);
+}
+
 int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  const void *bias, void *out) {
     const Kernels *use = kernels();
@@ -95,7 +103,8 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
         return in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
     if (use->product && use->products >> type & 1) return use->product(form, parts, type, start, stop, x, m, bias, out);
     Decode *decode = use->decoder(form);
-    const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
+    const int64_t bytes = use->rows < PANEL_ROWS ? LOW_PANEL_BYTES : PANEL_BYTES;
+    const int64_t most = whole(form, bytes / (use->rows * size)), step = most < columns ? most : columns;
     const int64_t stride = (step + 31) / 32 * 32; /* elements between rows of a panel; its size is as many vectors */
     const int together = PANELS * use->rows;
     char *memory = malloc(together * stride * size + 64), *panels = memory + (64 - (intptr_t)memory % 64);
@@ -107,7 +116,9 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
         for (int64_t i = start; i < stop; i += together) {
             const int n = (int)(stop - i < together ? stop - i : together);
             int64_t rows[PANELS * PANEL_ROWS];
+            float added[PANELS * PANEL_ROWS] = {0};
             for (int r = 0; r < n; r++) rows[r] = row_at(form, planes, i + r);
+            if (bias && planes == 1) use->widen(bias, type, i, added, n);
             memset(sums, 0, sizeof(float) * count * together);
             for (int64_t at = 0; at < columns; at += step) {
                 const int64_t k = columns - at < step ? columns - at : step;
@@ -119,9 +130,12 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
                     use->dots(type, panels + r * stride * size, stride, n - r < use->rows ? n - r : use->rows, here,
                               columns, count, k, sums + r, together);
             }
-            for (int j = 0; j < count; j++)
-                for (int r = 0; r < n; r++)
-                    put_sum(sums[j * together + r], type, bias, out, batch + j, rows[r], form->rows);
+            for (int j = 0; j < count; j++) {
+                if (planes == 1) put_sums(sums + j * together, type, added, out, batch + j, i, form->rows, n);
+                else
+                    for (int r = 0; r < n; r++)
+                        put_sum(sums[j * together + r], type, bias, out, batch + j, rows[r], form->rows);
+            }
         }
     }
     free(memory);
