@@ -163,6 +163,13 @@ def float8(rows: int, columns: int, *, key: str = "weight_scale_inv") -> Callabl
     return make
 
 
+def float8_by_row(weight: Tensor) -> Made:
+    """AutoRound's: a scale of each row, of one dimension, in bfloat16."""
+    scale = (weight.float().abs().amax(1) / 448).clamp(min=1e-6).bfloat16()
+    codes = (weight.float() / scale.float().unsqueeze(1)).clamp(-448, 448).to(E4M3)
+    return {"weight": codes, "weight_scale": scale}, codes.float() * scale.float().unsqueeze(1)
+
+
 def hqq(bits: int, *, axis: int = 1) -> Callable[[Tensor], Made]:
     def make(weight: Tensor) -> Made:
         matrix = weight.float().reshape((-1, 64) if axis else (64, -1))
@@ -224,6 +231,7 @@ def _hqq(bits: int) -> dict[str, Any]:
     return {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": bits, "group_size": 64}}}
 
 
+_AUTO_FP8 = {"quant_method": "auto-round", "bits": 8, "data_type": "fp", "act_bits": 16, "sym": True}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 KINDS: Mapping[str, Kind] = {
     "fp8 blocks": Kind("fp8", "weight_scale_inv", {**_FP8, "weight_block_size": [128, 128]}, float8(128, 128)),
@@ -253,6 +261,10 @@ KINDS: Mapping[str, Kind] = {
     "auto-round": Kind("hub-int4", "AutoRound", _auto("auto_round"), gptq(4, less=0)),
     "auto-round gptq": Kind("hub-int4", "AutoRound", _auto("auto_round:auto_gptq"), gptq(4)),
     "auto-round awq": Kind("hub-int4", "AWQ's order, of auto-round", _auto("auto_round:auto_awq"), awq),
+    "auto-round fp8": Kind("fp8", "weight_scale", _AUTO_FP8, float8(0, 0, key="weight_scale")),
+    "auto-round fp8 rows": Kind("fp8", "weight_scale", _AUTO_FP8, float8_by_row),
+    "auto-round fp8 blocks": Kind("fp8", "weight_scale_inv", _AUTO_FP8, float8(128, 128)),
+    "auto-round mxfp8": Kind("mxfp8", "MXFP8", {**_AUTO_FP8, "data_type": "mx_fp"}, mxfp8),
     "hqq": Kind("hub-int4", "groups of 64 along axis 1", _hqq(4), hqq(4)),
     "hqq axis 0": Kind("hub-int4", "groups of 64 along axis 0", _hqq(4), hqq(4, axis=0)),
     "hqq 8": Kind("hub-int8", "HQQ: 8-bit", _hqq(8), hqq(8)),

@@ -28,7 +28,7 @@ FORMATS: Mapping[str, str] = {
     "float8_e5m2": "float8_e5m2",
 }
 # Other formats that use float8 tensors under the same names, with scales of their own.
-_FOREIGN = ("sdnq", "quanto", "torchao", "auto-round")
+_FOREIGN = ("sdnq", "quanto", "torchao")
 
 
 def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:

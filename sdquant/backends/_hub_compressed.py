@@ -53,12 +53,18 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
             pattern of a target could take for ever to match.
     """
     settings = next(told(config, METHODS), None)
+    kinds = {str(table.get("data_type", "")) for _, _, table in told(config, ("auto-round", "intel/auto-round"))}
     declared = config.get("comfy") or {}
     names = [key for key, info in tensors.items() if _is_codes(key, info, tensors, settings is not None)]
     stems = [key.rpartition(".")[0] for key in names if f"{key.rpartition('.')[0]}.weight" not in declared]
     used = {f"{stem}.{last}" for stem in stems for last in ("weight_scale", "weight_packed", *_MORE.values())}
     dtype = float_dtype(tensors, used) if stems else ""
     groups = list(_groups(settings[0], settings[2])) if settings is not None else []
+    integers = next((kind for kind in kinds if kind.startswith("mx_int")), None)
+    if stems and integers is not None:  # its tensors look as those of MXFP4
+        raise unread(
+            f"{stems[0]}.weight", f"it has AutoRound's 4-bit integers with powers of two as scales ({integers})"
+        )
     return [_weight(stem, tensors, groups, dtype) for stem in stems]
 
 

@@ -1,4 +1,4 @@
-"""MXFP8 of compressed-tensors and ModelOpt in a header. Imports no torch.
+"""MXFP8 of compressed-tensors, ModelOpt and AutoRound in a header. Imports no torch.
 
 A weight X [out, in] has X.weight, E4M3 [out, in], and X.weight_scale, bytes of E8M0 [out, in / 32] in the order of the
 weight. ComfyUI's have the same tensors, but scales in tiles, which are of the same shape where 128 divides both sides:
@@ -14,7 +14,7 @@ from typing import Any
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ._hub_find import DTYPE, float_dtype, untold
 
-_METHODS = ("compressed-tensors", "modelopt")
+_METHODS = ("compressed-tensors", "modelopt", "auto-round", "intel/auto-round")
 _BLOCK = 32
 _HINTS = ("input_scale", "weight_shape")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _IN_THE_WEIGHTS = ("weight_input", "weight_output")
+_ROTATIONS = ("rotation_config", "spinquant_config")  # AutoRound's
 
 
 def left_to_do(table: Mapping[str, Any]) -> str | None:
@@ -15,6 +16,9 @@ def left_to_do(table: Mapping[str, Any]) -> str | None:
     for kind, location in _applied(transforms) if transforms else ():
         if location not in _IN_THE_WEIGHTS:
             return f"that its layers transform activations as they run ({kind} at {location}, by transform_config)"
+    rotation = next((key for key in _ROTATIONS if table.get(key)), None)
+    if rotation is not None:
+        return f"that its layers rotate activations as they run (by {rotation})"
     sparse = table.get("sparsity_config")
     form = sparse.get("format") if isinstance(sparse, Mapping) else None
     if form not in (None, "dense"):

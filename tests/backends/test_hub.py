@@ -231,6 +231,13 @@ def test_autorounds_floats_are_no_contradiction(name: str, tmp_path: Path) -> No
     assert (seen.quant, seen.warnings) == (KINDS[name].quant, [])
 
 
+def test_autorounds_integers_that_look_like_mxfp4(tmp_path: Path) -> None:
+    folder = _changed(_of("ct mxfp4", _encoder(tmp_path / "model"))[0], quant_method="auto-round", data_type="mx_int")
+    for ask in (sdquant.detect, sdquant.verify, sdquant.plan, sdquant.load_model, sdquant.dequantize):
+        with pytest.raises(UnsupportedFileError, match="4-bit integers with powers of two as scales"):
+            ask(folder)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(
     ("name", "said", "words"),
     [

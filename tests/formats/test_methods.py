@@ -218,9 +218,10 @@ class TestTransforms:
             ({"transform_config": _rotated("weight_output", "k_cache")}, ("k_cache",)),
             ({"transform_config": {"config_groups": {"u": {"type": "of tomorrow"}}}}, ("unknown place",)),
             ({"transform_config": ["hadamard"]}, ("unknown place",)),
+            ({"rotation_config": {"hadamard_type": "hadamard", "block_size": 32}}, ("rotate", "rotation_config")),
             ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ("sparse-24-bitmask", "sparsity_config")),
         ],
-        ids=["input", "output", "keys", "another form", "no table", "sparse"],
+        ids=["input", "output", "keys", "another form", "no table", "AutoRound's", "sparse"],
     )
     @pytest.mark.parametrize("where", ["config", "text_config", "metadata"])
     def test_those_of_activations_are_refused(
