@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,12 @@ class Opened:
 
     Attributes:
         resolved: with the schemes that the request names, and without offload.
+        plans: those made so far, if they are to be kept: they are large, and depend on neither offload nor memory.
     """
 
     resolved: Resolved
     machine: hardware.Machine
+    plans: dict[object, Plan] | None = field(default=None, repr=False, compare=False)
 
     @property
     def kind(self) -> str:
@@ -69,6 +71,15 @@ class Opened:
         Args:
             convert: quantize again what is quantized on disk; see `prepare`.
         """
+        key = (tuple(sorted(schemes.items())), convert)
+        if self.plans is not None and key in self.plans:
+            return self.plans[key]
+        plan = self._planned(schemes, convert)
+        if self.plans is not None:
+            self.plans[key] = plan
+        return plan
+
+    def _planned(self, schemes: Mapping[str, str], convert: bool) -> Plan:
         resolved = dataclasses.replace(self.resolved, specs=self.specs(schemes))
         if convert:
             resolved = resolve.completed(resolved, planner.to_quantize_again(resolved))

@@ -279,7 +279,8 @@ def _found(name: str, src: Checkpoint, resolved: Resolved, machine: Machine) -> 
         scheme, resolved.device, isa=machine.native, triton=machine.has_triton, found=True, versions=machine.versions
     )
     runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
-    plain = sum(nbytes(info.shape, _in_memory(src, key, resolved.dtype)) for key, info in src.plain.items())
+    shapes = shapes_in_memory(src, resolved.dtype)
+    plain = sum(nbytes(*shapes[key]) for key in src.plain)
     plain += sum(nbytes((count,), resolved.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
     return ComponentPlan(
@@ -376,14 +377,12 @@ def _unused_rules(
 
 def shapes_in_memory(src: Checkpoint, target: str | None) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and dtype in memory of all tensors of a component of float weights. target: see `Resolved.dtype`."""
-    return {key: (info.shape, _in_memory(src, key, target)) for key, info in src.tensors.items()}
+    in_its_class = float32_of_class(src.class_name).dtype
+    return {key: (info.shape, in_its_class(key, _after_cast(info.dtype, target))) for key, info in src.tensors.items()}
 
 
-def _in_memory(src: Checkpoint, key: str, target: str | None) -> str:
+def _after_cast(dtype: str, target: str | None) -> str:
     """Return the dtype of an unquantized tensor in memory, after `WeightLoader.cast`."""
-    dtype = src.tensors[key].dtype
     if dtype.startswith("float8"):
-        dtype = target or "bfloat16"
-    elif target is not None and dtype in FLOATS:
-        dtype = target
-    return float32_of_class(src.class_name).dtype(key, dtype)
+        return target or "bfloat16"
+    return target if target is not None and dtype in FLOATS else dtype

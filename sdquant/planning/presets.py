@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ def choose(
     settings: Settings | None = None,
     machine: Machine | None = None,
     held: int = 0,
+    opened_with: Callable[[Settings], Opened] | None = None,
     **call: Any,
 ) -> Chosen:
     """Compute the settings of a preset for a model. Reads only headers.
@@ -92,6 +94,7 @@ def choose(
         settings: settings to start from; the preset replaces the schemes, mode, offload and budget.
         machine: None for this one.
         held: bytes of fast memory that are in use now but will be free, such as those of the loaded model.
+        opened_with: opens the model for these settings; None to read its headers here.
         call: arguments of this call only (base, parts, variant, progress).
 
     Raises:
@@ -103,7 +106,7 @@ def choose(
             f"Unknown preset {name!r}", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one of them"
         )
     fixed = (settings or Settings()).but({"budget": None, "mode": "auto", "size": None, "quality": None})
-    opened = open_model(path, fixed, machine or hardware.probe(), call)
+    opened = opened_with(fixed) if opened_with else open_model(path, fixed, machine or hardware.probe(), call)
     return _chosen(row, fixed, opened, candidates(opened), held)
 
 

@@ -78,7 +78,7 @@ class SchemeTable:
 
     Attributes:
         bytes: size of the model as it is. room: bytes for weights on the device; None if unknown.
-        device: torch's name of it. offload: the mode.
+        device: torch's name of it. offload: the mode. components: names of the model's.
     """
 
     rows: tuple[SchemeRow, ...]
@@ -86,6 +86,7 @@ class SchemeTable:
     room: int | None
     device: str
     offload: str
+    components: tuple[str, ...] = ()
 
     @property
     def recommended(self) -> tuple[SchemeRow, ...]:
@@ -142,7 +143,8 @@ def scheme_table(
     *,
     roles: Sequence[str] = CHOSEN,
     held: int = 0,
-    trace: Callable[[Plan], Mapping[str, Trace | None]] | None = None,
+    trace: Callable[[Plan], Mapping[str, Trace | None] | None] | None = None,
+    opened: Opened | None = None,
     **call: Any,
 ) -> SchemeTable:
     """Return all schemes for a model with the other settings as they are.
@@ -151,11 +153,13 @@ def scheme_table(
         settings: schemes in it are ignored. roles: those that get the scheme.
         held: bytes on the device that are in use now but will be free. call: arguments of this call only (base, ...).
         trace: traces a plan, for predicted times; None for `meta_models.trace_if_sound`, which takes a second or more.
+            What returns None leaves the times unknown.
+        opened: the model, if its headers have been read already.
 
     Raises:
         SdquantError: the model cannot be loaded, with any scheme.
     """
-    opened = open_model(path, settings, machine, call)
+    opened = opened or open_model(path, settings, machine, call)
     return _Table(opened, settings, tuple(role for role in roles if opened.playing(role)), held, trace).made()
 
 
@@ -182,7 +186,7 @@ class _Table:
         rows = [original, *(self._row(one) for one in registry.schemes() if one.name != RULES)]
         return SchemeTable(
             rows=tuple(_praised(rows)), bytes=self.original.bytes, room=self.room,
-            device=self.original.device, offload=self.settings["offload"],
+            device=self.original.device, offload=self.settings["offload"], components=self.opened.names,
         )  # fmt: skip
 
     def _row(self, scheme: Scheme) -> SchemeRow:
@@ -253,7 +257,7 @@ class _Table:
 
         if self.opened.kind != "cpu" or not step_time.knows(self.opened.machine):
             return None
-        traced: Mapping[str, Trace | None] = (trace or meta_models.trace_if_sound)(self.original)
+        traced: Mapping[str, Trace | None] | None = (trace or meta_models.trace_if_sound)(self.original)
         return traced
 
     def _speed(self, plan: Plan, known: Measured) -> float | None:

@@ -7,15 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ..core import DTYPE_BITS, FLOATS, Unfit, layer_name, name_patterns
+from ..core import DTYPE_BITS, FLOATS, QuantSpec, Unfit, layer_name, name_patterns
 from ..errors import IncompatibleError
 from ..models import keep_in_fp32
 from ..rules import RulesSpec, operation_of, quant_spec
-
-if TYPE_CHECKING:
-    from ..core import QuantSpec
 
 # Two-dimensional weights that are looked up, not multiplied: quantized only on request (`nf4,embeddings`). Matched by
 # the last part of the module path, as diffusers and transformers name their `nn.Embedding` modules.
@@ -63,6 +59,7 @@ def select(
     """
     backend = spec.scheme.codec
     weights, skipped_weights, floats = [], {}, keep_in_fp32.kept(class_name, spec)
+    alike: dict[object, tuple[str, int] | str] = {}  # a network has many weights, and few shapes
     for name, guess in candidates(shapes):
         kind, why = (layers or {}).get(name, (guess, ""))
         if (kind or guess) == "embedding" and not spec.embeddings:
@@ -78,16 +75,28 @@ def select(
             layer = layer_name(kind, shape)
             skipped_weights[name] = f"{backend.title} has no module for {layer} layers; runtime=plain quantizes them"
         else:
-            try:
-                one = spec.of(name, shape)
-                layout = one.scheme.codec.layout(one, shape, dtype)
-            except Unfit as reason:
-                skipped_weights[name] = str(reason)
+            packed = alike.get((shape, dtype))
+            if packed is None:
+                packed = _packed(spec, name, shape, dtype)
+                if type(spec).of is QuantSpec.of:
+                    alike[shape, dtype] = packed
+            if isinstance(packed, str):
+                skipped_weights[name] = packed
                 continue
-            size = sum(part.nbytes for part in layout.values())
+            scheme, size = packed
             bf16 = nbytes(shape, "bfloat16")
-            weights.append(WeightPlan(name=name, scheme=one.scheme.name, bytes_bf16=bf16, bytes=size))
+            weights.append(WeightPlan(name=name, scheme=scheme, bytes_bf16=bf16, bytes=size))
     return tuple(weights), skipped_weights
+
+
+def _packed(spec: QuantSpec, name: str, shape: tuple[int, ...], dtype: str) -> tuple[str, int] | str:
+    """Return the scheme of a weight and its size in bytes, or why it is not quantized."""
+    try:
+        one = spec.of(name, shape)
+        layout = one.scheme.codec.layout(one, shape, dtype)
+    except Unfit as reason:
+        return str(reason)
+    return one.scheme.name, sum(part.nbytes for part in layout.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
     desk = Desk(roots, settings_path)
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         head = header.build_header(desk)
-        with gr.Tabs():
+        seen = gr.State("Generate")
+        with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
                 wire_generate = generate.add(desk, head)
             with gr.Tab("Settings", id="settings"):
@@ -34,9 +35,10 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
                 inspect.add(desk)
             with gr.Tab("Compare", id="compare"):
                 compare.add(desk, head)
-            with gr.Tab("Convert", id="convert"):
-                convert.add(desk, head, page)
+            with gr.Tab(convert.TITLE, id="convert"):
+                convert.add(desk, head, seen)
         wire_generate(page)
+        tabs.select(_seen, None, seen, show_progress="hidden", api_visibility="private")
         header.wire(head, desk)
 
         def left(request: gr.Request) -> None:
@@ -45,3 +47,8 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
         page.load(lambda: header.chip(desk), None, head.chip, show_progress="hidden", api_visibility="private")
         page.unload(left)
     return page
+
+
+def _seen(event: gr.SelectData) -> str:
+    """Return the name of the tab that was chosen: what takes long is looked at when somebody sees it."""
+    return str(event.value)

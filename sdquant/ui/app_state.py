@@ -14,6 +14,7 @@ from .model_manager import Engine, Job
 from .page_memory import PageMemory
 from .plan_preview import Target
 from .scheme_tables import SchemeTables
+from .step_traces import StepTraces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,13 +26,15 @@ class Desk:
     """Shared by all pages of one server.
 
     Attributes:
-        engine: holds the model. roots: the model folders. schemes: the tables of schemes. memory: what the page keeps.
+        engine: holds the model. roots: the model folders. memory: what the page keeps.
+        schemes: the tables of schemes. traces: by which these foresee speeds.
         notes: a message to show once about the settings file, such as that it is damaged.
     """
 
     def __init__(self, roots: Roots, settings_path: Path) -> None:
         self.engine, self.roots, self.settings_path = Engine(), roots, settings_path
-        self.schemes, self.memory = SchemeTables(), PageMemory(settings_path)
+        self.traces = StepTraces(settings_path.with_name(f"{settings_path.stem}-traces"))
+        self.schemes, self.memory = SchemeTables(self.traces), PageMemory(settings_path)
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self.settings, self.notes = _settings(settings_path)
@@ -116,10 +119,11 @@ class Desk:
         """Return what changes when files come into or leave a folder of a model, or one of its files is written."""
         files: list[object] = []
         for place in map(Path, filter(None, (target.path, target.base, *target.parts))):
-            for path in (place, *(place.glob("*") if place.is_dir() else ())):
+            inside = (*place.glob("*"), *place.glob("*/*")) if place.is_dir() else ()
+            for path in (place, *inside):
                 with contextlib.suppress(OSError):
                     stat = path.stat()
-                    files.append((path.name, stat.st_mtime_ns, stat.st_size))
+                    files.append((str(path.relative_to(place.parent)), stat.st_mtime_ns, stat.st_size))
         return tuple(files)
 
     def begin(self, page: str, job: Job) -> None:

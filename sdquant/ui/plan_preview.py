@@ -50,9 +50,17 @@ class Target:
         """Return `components` for values that may contradict each other."""
         return self.components(Settings({"allow_pickle": values["allow_pickle"]}))
 
-    def request(self, settings: Settings) -> Request:
-        """Return the Request for these settings. Raises the errors of `components`."""
-        return settings.request(self.path, self.components(settings), **self.companions, progress=False)
+    def request(self, settings: Settings, on_disk: Mapping[str, str | None] | None = None) -> Request:
+        """Return the Request for these settings.
+
+        Args:
+            on_disk: result of `components` for these settings, which takes as long as a plan; None to ask it.
+
+        Raises:
+            SdquantError: those of `components`.
+        """
+        known = self.components(settings) if on_disk is None else on_disk
+        return settings.request(self.path, known, **self.companions, progress=False)
 
     def shared(self, settings: Settings) -> dict[str, Any]:
         """Return the settings other than schemes, as keyword arguments of `request` without the path."""
@@ -90,11 +98,11 @@ def review(target: Target, values: Mapping[str, Any]) -> Review:
         return Review(marks={}, error=error)
     verdicts = marks(values, on_disk, here)
     try:
-        plan = prepare(target.request(Settings(values)), read=False)
-        ways = _that_fit(target, values, here) if is_too_large(plan, capacity_for(plan, here)) else ()
+        plan = prepare(target.request(Settings(values), on_disk), read=False)
+        ways = _that_fit(target, values, on_disk, here) if is_too_large(plan, capacity_for(plan, here)) else ()
         return Review(marks=verdicts, plan=plan, fixes=ways)
     except SdquantError as error:
-        return Review(marks=verdicts, error=error, fixes=fixes(values, lambda near: _loads(target, near)))
+        return Review(marks=verdicts, error=error, fixes=fixes(values, lambda near: _loads(target, near, on_disk)))
 
 
 def capacity_for(plan: Plan, here: Machine) -> int | None:
@@ -105,19 +113,21 @@ def capacity_for(plan: Plan, here: Machine) -> int | None:
     return device.memory_free
 
 
-def _that_fit(target: Target, values: Mapping[str, Any], here: Machine) -> tuple[Fix, ...]:
+def _that_fit(
+    target: Target, values: Mapping[str, Any], on_disk: Mapping[str, str | None], here: Machine
+) -> tuple[Fix, ...]:
     def accepts(near: Settings) -> bool:
         if near["offload"] == values["offload"]:  # to try other schemes would take too long
             return False
-        plan = prepare(target.request(near), read=False)
+        plan = prepare(target.request(near, on_disk), read=False)
         return not is_too_large(plan, capacity_for(plan, here))
 
     return fixes(values, accepts, most=1)
 
 
-def _loads(target: Target, settings: Settings) -> bool:
+def _loads(target: Target, settings: Settings, on_disk: Mapping[str, str | None]) -> bool:
     try:
-        prepare(target.request(settings), read=False)
+        prepare(target.request(settings, on_disk), read=False)
     except SdquantError:
         return False
     return True

@@ -33,13 +33,14 @@ class TableView:
 
     Attributes:
         scheme: the one in use; None if several are. search: words. sort: the order in groups.
-        compared: the last comparison of the model.
+        compared: the last comparison of the model. unfinished: the speeds are still being computed.
     """
 
     scheme: str | None = None
     search: str = ""
     sort: str = ""
     compared: ComparedImages | None = None
+    unfinished: bool = False
 
 
 def format_table(table: SchemeTable, choice: TableView) -> str:
@@ -77,10 +78,12 @@ def stars(row: SchemeRow) -> str:
     return f'<span class="sq-stars" role="img" aria-label="{escape(text)}" title="{escape(text)}">{full}</span>'
 
 
-def speed(row: SchemeRow) -> str:
+def speed(row: SchemeRow, *, unfinished: bool = False) -> str:
     """Describe the time of a step relative to the original."""
     if row.scheme == NOT_QUANTIZED:
         return "1x"
+    if row.speed is None and unfinished and not row.refused:
+        return "computing …"
     if row.speed is None:
         return "not measured" if not row.refused else ""
     if abs(row.speed - 1) <= _NEAR:
@@ -146,7 +149,7 @@ def _row(group: str, row: SchemeRow, table: SchemeTable, choice: TableView, *, c
         ("Size", f"{size(row.bytes)}{share}" if row.bytes is not None else ""),
         ("Fits", f'<span class="sq-fit sq-{kind}">{words}</span>' if row.bytes is not None else ""),
         ("Quality", stars(row)),
-        ("Speed", escape(speed(row))),
+        ("Speed", escape(speed(row, unfinished=choice.unfinished))),
     )
     shown = thumbnail(row.scheme, name, choice.compared)
     classes = " ".join(

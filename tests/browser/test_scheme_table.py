@@ -99,3 +99,26 @@ def test_a_choice_before_the_page_has_its_answers_stays(page: Page, running: Ser
     assert person.value("quant.text_encoder") == "int8"  # which was applied since
     expect(page.locator("#schemes table")).to_be_visible()
     expect(page.locator("#schemes .sq-chosen")).to_have_count(0)  # the text encoders have another one
+
+
+def test_another_models_sizes_are_not_shown(page: Page, running: Served) -> None:
+    """From the choice of a model until its answer is there, the page says that it is looking."""
+    person = Person(page, running.url)
+    person.model("digits-sd")
+    person.tab("Settings")
+    original = page.locator("#schemes [data-group=original] td[data-label=Size]")
+    expect(page.locator("#verdict [data-name=unet]")).to_be_visible()
+    expect(original).to_be_visible()
+    before = original.inner_text()
+    held: list[Route] = []
+    page.route("**/queue/data?*", lambda route: held.append(route))
+    person.model("digits-flux")
+    for box in ("#schemes", "#verdict"):
+        expect(page.locator(box)).to_have_text("Looking at digits-flux …")
+    for route in held:
+        route.continue_()
+    page.unroute("**/queue/data?*")
+    expect(original).not_to_have_text(before)
+    expect(page.locator("#verdict [data-name=transformer]")).to_be_visible()
+    expect(page.locator("#schemes")).not_to_contain_text("computing …")  # the speeds come when a step was traced
+    expect(page.locator("#schemes tr[data-scheme=int8] td[data-label=Speed]").last).to_contain_text("original")

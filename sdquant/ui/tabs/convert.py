@@ -17,17 +17,19 @@ from ...utils.byte_sizes import size
 from .. import conversion, header, html_components
 from ..background_task import follow
 from ..model_manager import Job, Progress
+from . import current
 
 if TYPE_CHECKING:
     from ..app_state import Desk
     from ..header import Head
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+TITLE = "Convert"
 _LEAST = 2.0  # seconds of work before an estimate of what is left
 
 
-def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
-    """Create the tab's widgets and connect their events."""
+def add(desk: Desk, head: Head, seen: gr.State) -> None:
+    """Create the tab's widgets and connect their events. seen: the tab that somebody sees."""
     kinds = [(row.label, row.name) for row in conversion.KINDS]
     with gr.Row():
         with gr.Column(scale=3):
@@ -50,14 +52,18 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         desk.cancel(str(request.session_hash))
 
     kind.change(_schemes, [kind, scheme], scheme, **_QUIET)
-    gr.on(
-        [page.load, *(one.change for one in (head.model, head.base, kind, scheme))],
-        partial(_foreseen, desk),
-        [head.model, head.base, kind, scheme],
-        [preview, name, run],
+    where = [head.model, head.base]
+    answer = current.add_answer("convert-answer")
+    current.forget(where, [preview])
+    event = gr.on(
+        [one.change for one in (seen, *where, kind, scheme)],
+        partial(_seen, desk),
+        [seen, *where, kind, scheme],
+        [answer, name, run],
         trigger_mode="always_last",
         **_QUIET,
     )
+    current.show(event, answer, where, preview)
     run.click(
         start, [head.model, head.base, kind, scheme, name], [status, run, cancel, head.model, head.chip],
         concurrency_limit=None, **_QUIET,
@@ -69,6 +75,15 @@ def _schemes(kind: str, scheme: str) -> Any:
     names = conversion.schemes(kind)
     stays = scheme in names and (kind != "file" or next_steps.comfyui_reads(scheme))
     return gr.update(choices=names, value=scheme if stays else conversion.usual(kind))
+
+
+def _seen(desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str) -> tuple[Any, Any, Any]:
+    """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
+    if tab != TITLE:
+        return gr.skip(), gr.skip(), gr.skip()
+    with desk.traces.aside():
+        html, name, button = _foreseen(desk, model, base, kind, scheme)
+    return current.answer_of(model, base, html), name, button
 
 
 def _foreseen(desk: Desk, model: str, base: str, kind: str, scheme: str) -> tuple[Any, Any, Any]:

@@ -13,12 +13,14 @@ from ...core import registry
 from ...errors import SdquantError
 from ...planning import NOT_QUANTIZED, ROLES, SORTS
 from .. import html_components, scheme_view
+from . import current
 
 if TYPE_CHECKING:
     from ..app_state import Desk
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _MAX_SEARCH = 100
+_AGAIN = 1.5  # seconds
 _CHOSEN = tuple(row for row in ROLES if row.by_default)
 _ALL = "All"
 
@@ -28,13 +30,19 @@ Put = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Picker:
-    """The widgets: for which components, what is searched for, the table, what its script sends, and its order."""
+    """The widgets: for which components, what is searched for, the table, what its script sends, and its order.
+
+    `answer`, `shown`: what the server says, and a hash of it. `again`: asks until the table is finished.
+    """
 
     roles: gr.Radio
     search: gr.Textbox
     table: gr.HTML
     command: gr.Textbox
     sort: gr.Textbox
+    answer: gr.Textbox
+    shown: gr.State
+    again: gr.Timer
 
 
 def add() -> Picker:
@@ -51,7 +59,10 @@ def add() -> Picker:
     table = gr.HTML(html_components.note("Looking at the model …"), elem_id="schemes")
     command = gr.Textbox("", label="Command", elem_id="scheme-do", elem_classes="sq-unseen", max_length=200)
     sort = gr.Textbox("", label="Sort", elem_id="scheme-sort", elem_classes="sq-unseen", max_length=20)
-    return Picker(roles=roles, search=search, table=table, command=command, sort=sort)
+    return Picker(
+        roles=roles, search=search, table=table, command=command, sort=sort, answer=current.add_answer("scheme-answer"),
+        shown=gr.State(None), again=gr.Timer(_AGAIN, active=False),
+    )  # fmt: skip
 
 
 def wire(
@@ -72,42 +83,73 @@ def wire(
     """
     inputs = [picker.roles, picker.search, picker.sort, *where, *every]
     looked = (picker.search, picker.sort, compared)
-    gr.on(
-        [page.load, *(one.change for one in (*looked, picker.roles, *where, *every))],
-        partial(_table, desk, read),
-        [compared, *inputs],
-        picker.table,
+    current.forget(where, [picker.table])
+    event = gr.on(
+        [page.load, picker.again.tick, *(one.change for one in (*looked, picker.roles, *where, *every))],
+        partial(_answer, desk, read),
+        [picker.shown, compared, *inputs],
+        [picker.answer, picker.shown, picker.again],
         trigger_mode="always_last",
         **_QUIET,
     )
+    current.show(event, picker.answer, where, picker.table)
     picker.command.change(
         partial(_act, desk, read, put), [picker.command, *inputs], [picker.sort, *every], queue=False, **_QUIET
     )
 
 
+def _answer(
+    desk: Desk,
+    read: Read,
+    before: object,
+    compared: Any,
+    role: str,
+    search: str,
+    sort: str,
+    model: str,
+    base: Any,
+    *shown: Any,
+) -> tuple[Any, Any, Any]:
+    """Return the table unless it is what the page has, a hash of it, and whether to ask again."""
+    with desk.traces.aside():
+        html, unfinished = _table(desk, read, compared, role, search, sort, model, base, shown)
+    text = current.answer_of(model, base, html)
+    mark = hash(text)
+    return gr.skip() if mark == before else text, mark, gr.Timer(active=unfinished)
+
+
 def _table(
-    desk: Desk, read: Read, compared: Any, role: str, search: str, sort: str, model: str, base: str, *shown: Any
-) -> str:
-    """Return the table, or why there is none."""
+    desk: Desk,
+    read: Read,
+    compared: Any,
+    role: str,
+    search: str,
+    sort: str,
+    model: str,
+    base: Any,
+    shown: Sequence[Any],
+) -> tuple[str, bool]:
+    """Return the table, or why there is none; and whether its speeds are still being computed."""
     try:
         values = read(shown)
         target = desk.target(model, base)
         held = desk.engine.held
         roles = _roles(role)
-        table = desk.schemes.table(
+        found = desk.schemes.table(
             target, values, roles, held=held.bytes if held is not None else 0, stamp=desk.stamp(target)
         )
-        present = {one.name for name in target.components_as_found(values) for one in _CHOSEN if one.plays(name)}
     except SdquantError as error:
-        return html_components.refusal(error, desk.roots)
+        return html_components.refusal(error, desk.roots), False
+    present = {one.name for name in found.table.components for one in _CHOSEN if one.plays(name)}
     used = {_used(values[f"quant.{name}"]) for name in roles if name in present or not present}
     choice = scheme_view.TableView(
         scheme=used.pop() if len(used) == 1 else None,
         search=str(search or "")[:_MAX_SEARCH],
         sort=str(sort or ""),
         compared=compared if compared is not None and compared.model == target.path else None,
+        unfinished=found.unfinished,
     )
-    return scheme_view.format_table(table, choice)
+    return scheme_view.format_table(found.table, choice), found.unfinished
 
 
 def _act(

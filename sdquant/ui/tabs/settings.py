@@ -23,7 +23,7 @@ from ..background_task import follow
 from ..html_components import escape
 from ..model_manager import Job, LoadedModel, Progress
 from ..plan_preview import Review, review
-from . import scheme_picker
+from . import current, scheme_picker
 
 if TYPE_CHECKING:
     from ..app_state import Desk
@@ -65,6 +65,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                     "Import", size="sm", file_types=[".json"], type="filepath", elem_id="import", min_width=90
                 )
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
+    verdict = current.add_answer("verdict-answer")
     now = gr.Textbox("", label="In force", elem_id="settings-now", elem_classes="sq-unseen")
     changes, marked = (
         gr.State([]),
@@ -74,12 +75,14 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     where = [head.model, head.base]
 
     # What is shown follows what is chosen. One event for all: of several, the answer to an older one could come last.
-    looked = [judged, changes, marked, apply, *ways, *every]
+    looked = [verdict, changes, marked, apply, *ways, *every]
 
     def look(request: gr.Request, *values: Any) -> tuple[Any, ...]:
-        return _look(desk, str(request.session_hash), *values)
+        with desk.traces.aside():
+            return _look(desk, str(request.session_hash), *values)
 
-    gr.on(
+    current.forget(where, [judged])
+    event = gr.on(
         [page.load, *(one.change for one in (*every, head.model, head.base))],
         look,
         [marked, *where, *every],
@@ -87,6 +90,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         trigger_mode="always_last",
         **_QUIET,
     )
+    current.show(event, verdict, where, judged)
 
     def restore(*shown: Any) -> list[Any]:
         return _put(desk.settings.values, shown)
@@ -113,9 +117,10 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     def stop(request: gr.Request) -> None:
         desk.cancel(str(request.session_hash))
 
-    apply.click(start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET).then(
-        partial(_export, desk), None, export, **_QUIET
-    ).then(look, [marked, *where, *every], looked, **_QUIET)
+    applied = apply.click(
+        start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET
+    ).then(partial(_export, desk), None, export, **_QUIET)
+    current.show(applied.then(look, [marked, *where, *every], looked, **_QUIET), verdict, where, judged)
     page.load(partial(_export, desk), None, export, **_QUIET)
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
@@ -181,7 +186,7 @@ def _look(desk: Desk, waiting: str, before: Mapping[str, Any], model: str, base:
     marked = {row.name: widgets.choices(row, result.marks[row.name]) for row in fields() if row.name in result.marks}
     marked = {**before, **marked}
     return (
-        support_view.shown(result, values, desk.roots),
+        current.answer_of(model, base, support_view.shown(result, values, desk.roots)),
         [dict(fix.changes) for fix in result.fixes],
         marked,
         gr.update(interactive=result.error is None and not desk.is_busy(waiting)),
@@ -224,6 +229,11 @@ def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
 
 def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
     """Choose a preset's settings for this model; return the reason, and the updates of the widgets."""
+    with desk.traces.aside():
+        return _chosen(desk, name, model, base, shown)
+
+
+def _chosen(desk: Desk, name: str, model: str, base: str, shown: Sequence[Any]) -> tuple[Any, ...]:
     title = next(row.label for row in (*presets.PRESETS, *mix_presets.MIXES) if row.name == name)
     try:
         target = desk.target(model, base)
@@ -234,7 +244,8 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
         else:
             current = desk.engine.held
             taken = current.bytes if current is not None else 0
-            choice = presets.choose(name, target.path, settings=keep, held=taken, **target.companions)
+            read = partial(desk.schemes.open, target, stamp=desk.stamp(target))
+            choice = presets.choose(name, target.path, settings=keep, held=taken, opened_with=read)
             settings, why = choice.settings, choice.why
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), *_as_they_are()
