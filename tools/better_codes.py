@@ -1,4 +1,4 @@
-"""The tables of docs/mixes.md, from what bench.better_codes kept in bench/results/."""
+"""The tables of docs/mixes.md, from what bench.better_codes and bench.mixes kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from tools.tables import markdown
 
 FILE = Path("bench/results/better_codes.json")
+MIXED = Path("bench/results/mixes.json")
 MODELS = ("digits-flux", "digits-sd", "glyphs-flux")
 UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
 OURS = (",gptq", "auto, ")
-CALIBRATED = (",gptq", "statistics", ",imatrix", "NNCF")
+CALIBRATED = (",gptq", "statistics", ",imatrix", "NNCF", "AutoRound")
+LARGE = 4.55  # bits; other formats that take more are compared with mixes of as many
 # What of ours has to be so many dB above what of the others', and the most bits of each.
 GOALS = (
     ("calibrated, over 4.5 bits without calibration", 4.0, (4.55, True), (4.55, False)),
@@ -23,10 +25,10 @@ GOALS = (
 )
 
 
-def _rows(root: Path) -> list[dict[str, Any]]:
-    file = root / FILE
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-    return [row for row in rows if "snr" in row]
+def _rows(root: Path, file: Path = FILE) -> list[dict[str, Any]]:
+    kept = root / file
+    rows: list[dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8"))["rows"] if kept.exists() else []
+    return [row for row in rows if "error" not in row]
 
 
 def table(root: Path) -> str:
@@ -76,3 +78,40 @@ def goals(root: Path) -> str:
         [title, f"{goal:.1f} dB", *(cell(model, goal, *sides) for model in MODELS)] for title, goal, *sides in GOALS
     ]
     return markdown(("ours over the others' best", "goal", *MODELS), lines)
+
+
+def larger(root: Path) -> str:
+    """Formats of others that take more than 4.5 bits, beside the best mix of no more bytes."""
+    rows, lines = _rows(root), []
+
+    def mix(model: str, bits: float, known: bool) -> dict[str, Any] | None:
+        fit = [
+            row
+            for row in rows
+            if row["case"] == model and row["name"].startswith("auto, ") and row["bits"] <= bits + 0.005
+            and ("statistics" in row["name"]) == known
+        ]  # fmt: skip
+        return max(fit, key=lambda row: row["snr"], default=None)
+
+    def cell(row: dict[str, Any] | None) -> str:
+        return "-" if row is None else f"{row['snr']:.1f} in {row['bits']:.2f}"
+
+    for row in rows:
+        is_ours = any(word in row["name"] for word in OURS)
+        if not is_ours and LARGE < row["bits"] < 16 and row["case"] in MODELS:
+            mixes = (cell(mix(row["case"], row["bits"], known)) for known in (True, False))
+            lines.append([f"`{row['name']}`", row["case"], f"{row['snr']:.1f} in {row['bits']:.2f}", *mixes])
+    lines.sort(key=lambda line: (MODELS.index(line[1]), line[0]))
+    header = ("format", "model", "dB in bits", "`auto` with statistics", "`auto`, weights alone")
+    return markdown(header, lines, left=2) if lines else UNMEASURED
+
+
+def predicted(root: Path) -> str:
+    """How near predictions of random mixes come to what is measured."""
+    lines = [
+        [row["case"], row["name"], *(f"{value:.1f}" for value in row["measured"]), f"{row['rank correlation']:.3f}",
+         f"{row['median miss']:+.1f} dB", f"{row['missed']:.1f} dB"]
+        for row in _rows(root, MIXED)
+    ]  # fmt: skip
+    header = ("model", "known", "least dB", "most dB", "rank correlation", "median miss", "worst miss")
+    return markdown(header, lines, left=2) if lines else "Not measured yet: `python -m bench.mixes` does it."
