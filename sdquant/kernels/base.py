@@ -56,8 +56,8 @@ class Reader(ABC):
     def prepared_with_branch(
         self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
     ) -> Prepared | None:
-        """Return the product of more than `few` rows with such a weight, decoded whole, as `prepared`; None if it has
-        no such thing."""
+        """Return the product with such a weight, as `prepared`, or None if it has no such thing: on a GPU of more than
+        `few` rows, with the weight decoded whole; on a CPU of up to so many, with the numbers of that by parts."""
         return None
 
     def prepared_integers_with_branch(

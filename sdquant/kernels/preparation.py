@@ -59,7 +59,7 @@ def prepared(
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
             partial(dispatch.multiply, backend, form, compute), at_once, branch.rank(packed.parts),
-            is_same=compute is not None,
+            is_same=compute is not None or packed.device.type == "cpu",
         )  # fmt: skip
     kernels = dispatch.way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:

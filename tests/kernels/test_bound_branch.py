@@ -10,7 +10,7 @@ from torch import nn
 
 from bench import pairs
 from sdquant.kernels.cpu import int8, narrow
-from sdquant.kernels.cpu.bound_branch import IntegersWithBranch
+from sdquant.kernels.cpu.bound_branch import FewWithBranch, IntegersWithBranch
 
 SIZE = 512
 
@@ -50,5 +50,24 @@ def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, mon
         assert torch.equal(got, wanted) if got is not None else rows == 12 or (rows == 1 and "hadamard" in scheme)
     for other in (x.half(), x.t().contiguous().t(), x.clone().requires_grad_()):
         assert at_once(other, layer._parameters) is None
-    own = {**layer._parameters, at_once.up: layer._parameters[at_once.up].double()}
+    own = {**layer._parameters, at_once.factors.up: layer._parameters[at_once.factors.up].double()}
     assert at_once(x, own) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "svdquant_w4a4"])
+def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not narrow.can(dtype, SIZE, 32):
+        pytest.skip("torch's products of such numbers are as fast on this machine")
+    monkeypatch.setattr(pairs, "SIZE", SIZE)
+    torch.manual_seed(0)
+    floats = nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False)
+    layer: Any = pairs.layer(f"{scheme} with its branch", floats, {})
+    for rows in (1, 5, 20, 1000):
+        x = torch.randn(rows, SIZE, dtype=dtype)
+        y, at_once = layer(x), layer._prepared.at_once
+        assert isinstance(at_once, FewWithBranch)
+        got, wanted = at_once(x, layer._parameters), layer._linear(x, layer._bias(x))
+        assert torch.equal(y, wanted) and (rows == 1000) == (got is None) and (got is None or torch.equal(got, wanted))
+    for other in (x[:5].half(), x[:5, ::2], x[:5].to("meta"), x[:5].clone().requires_grad_(), x[:0]):
+        assert at_once(other, layer._parameters) is None

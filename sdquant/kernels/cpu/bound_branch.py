@@ -1,7 +1,8 @@
-"""A product in 8-bit integers with a weight that has a low-rank branch, bound to a layer: one call for all of it.
+"""Products with a weight that has a low-rank branch, bound to a layer: one call for all of it.
 
-Activations are divided, rotated and multiplied by the first factor a few rows at a time, while they are quantized, and
-the second product is added to some columns of results at a time: passes over memory took longer than the products.
+In 8-bit integers, activations are divided, rotated and multiplied by the first factor a few rows at a time, while they
+are quantized, and the second product is added to some columns of results at a time: passes over memory took longer than
+the products.
 """
 
 from __future__ import annotations
@@ -23,11 +24,37 @@ if TYPE_CHECKING:
     from .bound_linear import Own
 
 
+class FewWithBranch:
+    """`Few` with a branch: x [..., columns] of a few rows, divided by the factors for smoothing, and as they are."""
+
+    __slots__ = ("factors", "few", "turned")
+
+    def __init__(
+        self, form: PackedLayout, parts: Parts, branch: LowRank, dtype: torch.dtype, few: int, prefix: str
+    ) -> None:
+        """Bind the kernels for up to `few` rows of x."""
+        self.few, self.factors = Few(form, parts, dtype, few, prefix), _Factors(branch, dtype, prefix)
+        self.turned = branch.is_turned
+
+    def __call__(self, x: Tensor, own: Own) -> Tensor | None:
+        """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
+        factors = self.factors(own)
+        if factors is None or x.numel() > self.few.most or not x.is_cpu or not x.is_contiguous():
+            return None
+        down, up, smooth = factors
+        if smooth is not None and smooth.dtype is not x.dtype:
+            return None
+        y = self.few(x if smooth is None else x / smooth, own)
+        if y is not None:
+            narrow.add(y, x, down, up, self.turned)
+        return y
+
+
 class IntegersWithBranch(Integers):
     """x [..., columns] times the transposed weight, plus the bias; a few rows by the exact product. What it leaves is
     done by parts, with the same numbers."""
 
-    __slots__ = ("down", "smooth", "turned", "up")
+    __slots__ = ("factors", "turned")
 
     def __init__(
         self,
@@ -42,24 +69,22 @@ class IntegersWithBranch(Integers):
     ) -> None:
         """Bind the kernels for up to `few` rows of x, unless they are rotated, and for more."""
         assert eight.coding is not None
-        exact = Few(form, parts, dtype, few, prefix) if few and not rotation else None
+        exact = FewWithBranch(form, parts, branch, dtype, few, prefix) if few and not rotation else None
         super().__init__(form, parts, dtype, eight.coding, eight.least, exact, prefix, rotation, eight.left)
-        own = branch.under(prefix)
-        self.down, self.up, self.smooth, self.turned = own.down, own.up, own.smooth, branch.is_turned
+        self.factors, self.turned = _Factors(branch, dtype, prefix), branch.is_turned
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
         size = x.numel()
-        m = size // self.columns
-        if not size or (size < self.least and self.few is None) or (self.left is not None and self.left(m)):
-            return None
-        down, up = self._factor(own, self.down, self.dtype), self._factor(own, self.up, self.dtype)
-        smooth = self._factor(own, self.smooth, None) if self.smooth else None
-        at = self._addresses(x, own)
-        if at is None or down is None or up is None or (smooth is None and self.smooth):
-            return None
         if size < self.least:
-            return self._few(x, own, down, up, smooth)
+            return None if self.few is None else self.few(x, own)
+        m = size // self.columns
+        if not m or (self.left is not None and self.left(m)):
+            return None
+        at, factors = self._addresses(x, own), self.factors(own)
+        if at is None or factors is None:
+            return None
+        down, up, smooth = factors
         bias = own.get("bias")
         floats, divisors = None if bias is None else bias.to(float32), None if smooth is None else smooth.to(float32)
         branch, _kept = narrow.factors(down, up, m, self.turned)
@@ -69,19 +94,25 @@ class IntegersWithBranch(Integers):
         int8.rows_times(self.plan, weight, sizes_of, x, m, floats, out, self.rotation, divided_by, branch)
         return out
 
-    def _few(self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None) -> Tensor | None:
-        """Do so with the exact product of a few rows."""
-        if self.few is None or (smooth is not None and smooth.dtype is not x.dtype):
-            return None
-        y = self.few(x if smooth is None else x / smooth, own)
-        if y is not None:
-            narrow.add(y, x, down, up, self.turned)
-        return y
 
-    @staticmethod
-    def _factor(own: Own, name: str, dtype: torch.dtype | None) -> Tensor | None:
-        """Return a part of the branch if this kernel can use it."""
-        part = own[name]
-        if part is None or not part.is_cpu or not part.is_contiguous() or (part.requires_grad and is_grad_enabled()):
+class _Factors:
+    """Finds down, up and smooth among a layer's parameters; None if these kernels cannot use them."""
+
+    __slots__ = ("down", "dtype", "smooth", "up")
+
+    def __init__(self, branch: LowRank, dtype: torch.dtype, prefix: str) -> None:
+        own = branch.under(prefix)
+        self.down, self.up, self.smooth, self.dtype = own.down, own.up, own.smooth, dtype
+
+    def __call__(self, own: Own) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        down, up, smooth = own[self.down], own[self.up], own[self.smooth] if self.smooth else None
+        if not _is_usable(down) or not _is_usable(up) or (self.smooth and not _is_usable(smooth)):
             return None
-        return part if dtype is None or part.dtype is dtype else None
+        assert down is not None and up is not None
+        return (down, up, smooth) if down.dtype is self.dtype and up.dtype is self.dtype else None
+
+
+def _is_usable(part: Tensor | None) -> bool:
+    if part is None or not part.is_cpu or not part.is_contiguous():
+        return False
+    return not (part.requires_grad and is_grad_enabled())

@@ -10,7 +10,7 @@ from ...core import hadamard
 from ..base import Parts, Reader
 from ..onednn import multiplies
 from . import extension, isa, narrow
-from .bound_branch import IntegersWithBranch
+from .bound_branch import FewWithBranch, IntegersWithBranch
 from .bound_linear import Few, Integers
 from .layout_descriptors import TYPES, addresses, by_block, describe_layout, is_blocks
 from .threads import over_rows
@@ -142,6 +142,13 @@ class Native(Reader):
         if eight is None or eight.coding is None or not hadamard.is_regular(rotation):
             return None
         return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
+
+    def prepared_with_branch(
+        self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
+    ) -> Prepared | None:
+        if not few or branch.rows or not narrow.can(dtype, form.columns, branch.rank(of)):
+            return None
+        return FewWithBranch(form, parts, branch, dtype, few, prefix)
 
     def prepared_integers_with_branch(
         self,
