@@ -72,10 +72,14 @@ class Card:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """Of the card's own time, in seconds: when all that it was given to compute is done, how long it computed, and
+        """`times_of` the first card."""
+        return self.times_of(0)
+
+    def times_of(self, number: int) -> tuple[float, float, float]:
+        """Of a card's own time, in seconds: when all that it was given to compute is done, how long it computed, and
         how long it copied."""
-        busy = (self._call("busy", engine, result=ctypes.c_double) for engine in (0, 1))
-        return self._call("end", result=ctypes.c_double), *busy
+        busy = (self._call("busy", number, engine, result=ctypes.c_double) for engine in (0, 1))
+        return self._call("end", number, result=ctypes.c_double), *busy
 
     def limit(self, nbytes: int) -> None:
         """How much memory it has."""
@@ -107,12 +111,13 @@ def _module(card: Card) -> ModuleType:
 
     @contextmanager
     def stream(of: torch.Stream) -> Iterator[None]:
-        before = torch.accelerator.current_stream()
+        index, before = torch.accelerator.current_device_index(), torch.accelerator.current_stream(of.device)
         torch.accelerator.set_stream(of)
         try:
             yield
         finally:
             torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(index)
 
     module = ModuleType("torch.card")
     contents: dict[str, Any] = {
@@ -121,9 +126,9 @@ def _module(card: Card) -> ModuleType:
         "stream": stream,
         "current_stream": lambda device=None: torch.accelerator.current_stream(device),
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "synchronize": lambda device=None: torch.accelerator.synchronize(),
+        "device_count": lambda: 2,
+        "current_device": torch.accelerator.current_device_index,
+        "synchronize": torch.accelerator.synchronize,
         "mem_get_info": lambda device=None: (card.total - card.allocated, card.total),
         "empty_cache": lambda: None,
         "_is_in_bad_fork": lambda: False,

@@ -13,7 +13,10 @@
 
    Beside the time that passes there is one of the card's own, which no other work on the machine disturbs: kernels take
    as long as the test says, copies what a given rate makes of their bytes, one kernel and one copy at a time, each after
-   what its stream is ordered after and after what the program has waited for. */
+   what its stream is ordered after and after what the program has waited for.
+
+   There are two such cards, "card:0" and "card:1", each with streams and a time of its own; they share their memory's
+   size and what is counted of it. */
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -49,10 +52,13 @@
 
 namespace {
 
-constexpr int LANES = 16;
+constexpr int CARDS = 2;
+constexpr int LANES = 16; /* the first ones are the default streams of the cards */
 constexpr size_t RESERVED = size_t(64) << 30; /* of addresses, not of memory */
 constexpr size_t HUGE = size_t(2) << 20; /* bytes of a page that is quick to protect */
-const c10::Device DEVICE(c10::DeviceType::PrivateUse1, 0);
+
+c10::Device card(int number) { return {c10::DeviceType::PrivateUse1, (c10::DeviceIndex)number}; }
+bool is_default(int lane) { return lane < CARDS; }
 
 using Clock = std::array<uint64_t, LANES>;
 using Time = std::chrono::steady_clock;
@@ -93,11 +99,23 @@ struct Book {
     double rate = 0; /* bytes a second; 0: as fast as memory is */
     std::array<double, LANES> ends{}; /* in the card's own time: of what each stream has been given */
     double waited = 0; /* what the program has waited for */
-    double own_rate = 0, next = 0; /* bytes a second of copies; 0: none takes any. Seconds of the next kernel */
-    std::array<double, 2> free_at{}, busy{}; /* of what computes and of what copies */
+    double own_rate = 0; /* bytes a second of copies; 0: none takes any */
+    std::array<int, LANES> cards{0, 1}; /* that streams belong to */
+    std::array<std::array<double, 2>, CARDS> free_at{}, busy{}; /* of what computes and of what copies, by card */
 } book;
 
-thread_local int current = 0;
+thread_local int device = 0;
+thread_local std::array<int, CARDS> streams{0, 1}; /* the current one of each card */
+thread_local double next_seconds = 0;              /* of the next kernel */
+int &current() { return streams[device]; }
+int index_of(c10::Device of) { return of.has_index() ? of.index() : device; }
+
+/* While it lives, another card is the current one. */
+struct On {
+    const int before = device;
+    explicit On(int number) { device = number; }
+    ~On() { device = before; }
+};
 thread_local bool in_kernel = false;
 
 const char *word(bool writes) { return writes ? "write" : "read"; }
@@ -139,9 +157,9 @@ void spend(int lane, int engine, double seconds) {
     double &end = book.ends[lane];
     end = std::max(end, book.waited);
     if (seconds <= 0) return;
-    end = std::max(end, book.free_at[engine]) + seconds;
-    book.free_at[engine] = end;
-    book.busy[engine] += seconds;
+    double &free_at = book.free_at[book.cards[lane]][engine];
+    free_at = end = std::max(end, free_at) + seconds;
+    book.busy[book.cards[lane]][engine] += seconds;
 }
 
 std::pair<char *, size_t> bytes_of(const at::Tensor &tensor) {
@@ -219,7 +237,7 @@ Lane &lane_of(int number) {
     static Lane *all = new Lane[LANES]; /* never destroyed: threads wait in them when the process ends */
     return all[number];
 }
-std::atomic<int> made{1};
+std::atomic<int> made{CARDS};
 
 struct Event {
     Clock clock{};
@@ -253,7 +271,7 @@ void release(void *context) {
         others = block->others;
     }
     for (int lane : others)
-        if (lane) lane_of(lane).wait(); /* a card's allocator would look again later */
+        if (!is_default(lane)) lane_of(lane).wait(); /* a card's allocator would look again later */
     std::lock_guard<std::mutex> hold(book.lock);
     std::vector<Access> kept;
     for (const Access &one : block->log)
@@ -267,16 +285,16 @@ void release(void *context) {
 
 struct CardAllocator final : c10::Allocator {
     c10::DataPtr allocate(size_t bytes) override {
-        if (!bytes) return {nullptr, nullptr, nullptr, DEVICE};
+        if (!bytes) return {nullptr, nullptr, nullptr, card(device)};
         const size_t size = (bytes + 511) / 512 * 512;
         std::lock_guard<std::mutex> hold(book.lock);
         TORCH_CHECK_WITH(OutOfMemoryError, book.allocated + size <= book.limit, "The card is out of memory: ", size,
                          " bytes more than ", book.allocated, " of ", book.limit);
-        auto &free = book.free[{current, size}];
+        auto &free = book.free[{current(), size}];
         Block *block;
         if (free.empty()) {
             TORCH_CHECK(book.used + size <= RESERVED, "The card is out of addresses");
-            block = new Block{book.memory + book.used, size, current, {}, {}};
+            block = new Block{book.memory + book.used, size, current(), {}, {}};
             book.used += size;
         } else {
             block = free.back();
@@ -285,7 +303,7 @@ struct CardAllocator final : c10::Allocator {
         book.blocks[block->base] = block;
         book.allocated += size;
         book.peak = std::max(book.peak, book.allocated);
-        return {block->base, block, &release, DEVICE};
+        return {block->base, block, &release, card(device)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return &release; }
     void copy_data(void *to, const void *from, std::size_t bytes) const override {
@@ -319,7 +337,7 @@ struct PinnedAllocator final : c10::Allocator {
     }
     static void give(void *context) {
         auto *one = (Pinned *)context;
-        for (int lane = 1; lane < LANES; lane++) lane_of(lane).wait(); /* what still copies from it */
+        for (int lane = CARDS; lane < LANES; lane++) lane_of(lane).wait(); /* what still copies from it */
         std::lock_guard<std::mutex> hold(book.lock);
         book.pinned_blocks.erase({one->base, one->size});
         book.pinned -= one->size;
@@ -333,27 +351,34 @@ PinnedAllocator pinned_allocator;
 
 /* ---- What torch asks a device ---- */
 
-c10::Stream stream(int lane) { return c10::Stream(c10::Stream::UNSAFE, DEVICE, lane); }
+c10::Stream stream(int lane) { return c10::Stream(c10::Stream::UNSAFE, card(book.cards[lane]), lane); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return c10::DeviceType::PrivateUse1; }
-    c10::Device exchangeDevice(c10::Device) const override { return DEVICE; }
-    c10::Device getDevice() const override { return DEVICE; }
-    void setDevice(c10::Device) const override {}
-    void uncheckedSetDevice(c10::Device) const noexcept override {}
-    c10::Stream getStream(c10::Device) const override { return stream(current); }
-    c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
-    c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
-    c10::Stream getNewStream(c10::Device, int) const override {
-        const int lane = made++;
-        return stream(lane < LANES ? lane : 1 + lane % (LANES - 1));
+    c10::Device exchangeDevice(c10::Device to) const override {
+        const c10::Device before = card(device);
+        device = index_of(to);
+        return before;
+    }
+    c10::Device getDevice() const override { return card(device); }
+    void setDevice(c10::Device to) const override { device = index_of(to); }
+    void uncheckedSetDevice(c10::Device to) const noexcept override { device = index_of(to); }
+    c10::Stream getStream(c10::Device of) const override { return stream(streams[index_of(of)]); }
+    c10::Stream getDefaultStream(c10::Device of) const override { return stream(index_of(of)); }
+    c10::Stream getStreamFromGlobalPool(c10::Device of, bool) const override { return getNewStream(of, 0); }
+    c10::Stream getNewStream(c10::Device of, int) const override {
+        const int number = made++, lane = number < LANES ? number : CARDS + number % (LANES - CARDS);
+        std::lock_guard<std::mutex> hold(book.lock);
+        book.cards[lane] = index_of(of);
+        return stream(lane);
     }
     c10::Stream exchangeStream(c10::Stream other) const override {
-        const int before = current;
-        current = (int)other.id();
+        int &of_card = streams[index_of(other.device())];
+        const int before = of_card;
+        of_card = (int)other.id();
         return stream(before);
     }
-    c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+    c10::DeviceIndex deviceCount() const noexcept override { return CARDS; }
     void record(void **event, const c10::Stream &on, const c10::DeviceIndex, const c10::EventFlag) const override {
         if (!*event) *event = new Event;
         auto *one = (Event *)*event;
@@ -365,7 +390,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
             one->end = std::max(book.ends[one->lane], book.waited);
         }
         one->at = Time::now();
-        one->number = one->lane ? lane_of(one->lane).push([one] { one->at = Time::now(); }) : 0;
+        one->number = !is_default(one->lane) ? lane_of(one->lane).push([one] { one->at = Time::now(); }) : 0;
     }
     void block(void *event, const c10::Stream &on) const override {
         if (!event) return;
@@ -377,14 +402,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
             join(book.clocks[lane], one->clock);
             book.ends[lane] = std::max(book.ends[lane], one->end);
         }
-        if (!other || other == lane) return;
-        if (lane) lane_of(lane).push([other, number] { lane_of(other).wait(number); });
+        if (is_default(other) || other == lane) return;
+        if (!is_default(lane)) lane_of(lane).push([other, number] { lane_of(other).wait(number); });
         else lane_of(other).wait(number); /* the default stream's work is done when it is given */
     }
     bool queryEvent(void *event) const override {
         if (!event) return true;
         auto *one = (Event *)event;
-        const bool over = !one->lane || lane_of(one->lane).is_done(one->number);
+        const bool over = is_default(one->lane) || lane_of(one->lane).is_done(one->number);
         std::lock_guard<std::mutex> hold(book.lock);
         if (over) join(book.host, one->clock);
         return over;
@@ -392,14 +417,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void synchronizeEvent(void *event) const override {
         if (!event) return;
         auto *one = (Event *)event;
-        if (one->lane) lane_of(one->lane).wait(one->number);
+        if (!is_default(one->lane)) lane_of(one->lane).wait(one->number);
         std::lock_guard<std::mutex> hold(book.lock);
         join(book.host, one->clock);
         book.waited = std::max(book.waited, one->end);
     }
     void destroyEvent(void *event, const c10::DeviceIndex) const noexcept override {
         auto *one = (Event *)event;
-        if (one && one->lane) lane_of(one->lane).wait(one->number);
+        if (one && !is_default(one->lane)) lane_of(one->lane).wait(one->number);
         delete one;
     }
     bool queryStream(const c10::Stream &on) const override {
@@ -413,8 +438,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         join(book.host, book.clocks[on.id()]);
         book.waited = std::max(book.waited, book.ends[on.id()]);
     }
-    void synchronizeDevice(const c10::DeviceIndex) const override {
-        for (int lane = 0; lane < LANES; lane++) synchronizeStream(stream(lane));
+    void synchronizeDevice(const c10::DeviceIndex of) const override {
+        for (int lane = 0; lane < LANES; lane++)
+            if (of < 0 || book.cards[lane] == of) synchronizeStream(stream(lane));
     }
     double elapsedTime(void *first, void *second, const c10::DeviceIndex) const override {
         return std::chrono::duration<double, std::milli>(((Event *)second)->at - ((Event *)first)->at).count();
@@ -426,14 +452,22 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     bool isBuilt() const override { return true; }
     bool isAvailable() const override { return true; }
     bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-    c10::DeviceIndex deviceCount() const override { return 1; }
-    c10::DeviceIndex getCurrentDevice() const override { return 0; }
-    void setCurrentDevice(c10::DeviceIndex) const override {}
-    c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
-    c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+    c10::DeviceIndex deviceCount() const override { return CARDS; }
+    c10::DeviceIndex getCurrentDevice() const override { return (c10::DeviceIndex)device; }
+    void setCurrentDevice(c10::DeviceIndex to) const override { device = to; }
+    c10::DeviceIndex exchangeDevice(c10::DeviceIndex to) const override {
+        const int before = device;
+        if (to >= 0) device = to;
+        return (c10::DeviceIndex)before;
+    }
+    c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex to) const override { return exchangeDevice(to); }
     bool isPinnedPtr(const void *pointer) const override { return is_pinned(pointer); }
     c10::Allocator *getPinnedMemoryAllocator() const override { return &pinned_allocator; }
-    at::Device getDeviceFromPtr(void *) const override { return DEVICE; }
+    at::Device getDeviceFromPtr(void *pointer) const override {
+        std::lock_guard<std::mutex> hold(book.lock);
+        auto found = book.blocks.upper_bound((char *)pointer);
+        return card(found == book.blocks.begin() ? 0 : book.cards[std::prev(found)->second->lane]);
+    }
     void resizePrivateUse1Bytes(const c10::Storage &storage, size_t size) const override {
         c10::DataPtr fresh = allocator.allocate(size);
         if (storage.nbytes() && size) {
@@ -450,13 +484,16 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 bool on_card(const at::Tensor &tensor) { return tensor.device().type() == c10::DeviceType::PrivateUse1; }
 
 at::Tensor make(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+                std::optional<at::Device> of, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+    On there(of ? index_of(*of) : device);
     return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                      c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor make_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                        std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+                        std::optional<at::Layout>, std::optional<at::Device> of,
+                        std::optional<bool>) {
+    On there(of ? index_of(*of) : device);
     return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                              c10::dtype_or_default(dtype));
 }
@@ -484,7 +521,8 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool non_bloc
         if (on_card(to)) put(here, to);
         return to;
     }
-    const int lane = current;
+    On there(index_of(on_card(to) ? to.device() : from.device()));
+    const int lane = current();
     const bool alike = from.scalar_type() == to.scalar_type() && from.sizes() == to.sizes() &&
                        from.strides() == to.strides() && to.is_non_overlapping_and_dense();
     const at::Tensor &host = on_card(to) ? from : to;
@@ -495,21 +533,21 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool non_bloc
         launch(lane);
         if (on_card(from)) access(bytes_of(from).first, bytes_of(from).second, lane, false, "copy");
         if (on_card(to)) access(bytes_of(to).first, bytes_of(to).second, lane, true, "copy");
-        if (async && lane) book.async_copies++;
+        if (async && !is_default(lane)) book.async_copies++;
         spend(lane, 1, direct && book.own_rate > 0 ? bytes_of(to).second / book.own_rate : 0);
     }
     if (direct) {
         char *into = bytes_of(to).first;
         const char *out = bytes_of(from).first;
         const size_t bytes = bytes_of(to).second;
-        if (async && lane) {
+        if (async && !is_default(lane)) {
             lane_of(lane).push([=] { carry(into, out, bytes, 1); });
             return to;
         }
-        if (lane) lane_of(lane).wait();
+        if (!is_default(lane)) lane_of(lane).wait();
         carry(into, out, bytes, is_pinned(host.const_data_ptr()) ? 1 : 0.5);
     } else {
-        if (lane) lane_of(lane).wait();
+        if (!is_default(lane)) lane_of(lane).wait();
         at::Tensor here = on_card(to) ? fetched(to) : to;
         here.copy_(on_card(from) ? fetched(from) : from);
         if (on_card(to)) put(here, to);
@@ -557,19 +595,28 @@ void kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     const auto &schema = op.schema();
     const size_t count = schema.arguments().size(), first = stack->size() - count;
     const std::string name = schema.operator_name().name;
-    if (current) lane_of(current).wait();
+    int where = device; /* the card of the first argument that is on one */
+    for (size_t i = count; i-- > 0;) {
+        std::vector<at::Tensor> found;
+        tensors_of((*stack)[first + i], found);
+        for (const at::Tensor &one : found)
+            if (on_card(one)) where = index_of(one.device());
+    }
+    On there(where);
+    const int lane = current();
+    if (!is_default(lane)) lane_of(lane).wait();
     const bool outer = !in_kernel;
     if (outer) {
         std::lock_guard<std::mutex> hold(book.lock);
-        launch(current);
-        spend(current, 0, book.next);
-        book.next = 0;
+        launch(lane);
+        spend(lane, 0, next_seconds);
+        next_seconds = 0;
         for (size_t i = 0; i < count; i++) {
             std::vector<at::Tensor> found;
             tensors_of((*stack)[first + i], found);
             const auto *alias = schema.arguments()[i].alias_info();
             for (const at::Tensor &one : found)
-                if (on_card(one)) access(bytes_of(one).first, bytes_of(one).second, current, alias && alias->isWrite(), name.c_str());
+                if (on_card(one)) access(bytes_of(one).first, bytes_of(one).second, lane, alias && alias->isWrite(), name.c_str());
         }
     }
     in_kernel = true;
@@ -586,7 +633,7 @@ void kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
         std::vector<at::Tensor> found;
         tensors_of((*stack)[i], found);
         for (const at::Tensor &one : found)
-            if (on_card(one)) access(bytes_of(one).first, bytes_of(one).second, current, true, name.c_str());
+            if (on_card(one)) access(bytes_of(one).first, bytes_of(one).second, lane, true, name.c_str());
     }
 }
 
@@ -634,9 +681,9 @@ struct Begin {
 extern "C" {
 void card_rate(double bytes_a_second) { book.rate = bytes_a_second; }
 void card_own_rate(double bytes_a_second) { book.own_rate = bytes_a_second; }
-void card_next(double seconds) { book.next = seconds; }
-double card_end() { return std::max(book.ends[0], book.waited); }
-double card_busy(int engine) { return book.busy[engine]; }
+void card_next(double seconds) { next_seconds = seconds; }
+double card_end(int number) { return std::max(book.ends[number], book.waited); }
+double card_busy(int number, int engine) { return book.busy[number][engine]; }
 void card_limit(int64_t bytes) { book.limit = bytes; }
 void card_pin_limit(int64_t bytes) { book.pin_limit = bytes < 0 ? SIZE_MAX : bytes; }
 int card_register(void *address, int64_t bytes) {

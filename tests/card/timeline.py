@@ -26,6 +26,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 # Seconds of copying by seconds of computing, were all that has no room copied once; and the budget, of the weights.
 CASES = [(name, balance, share) for name in SHAPES for balance, share in ((0.82, 0.5), (0.85, 0.3), (1.4, 0.7))]
+# On two cards: both as fast, and one that copies for longer than it computes.
+TWO = [("flux", (0.85, 0.85)), ("flux", (0.85, 1.4)), ("even", (1.4, 0.8))]
 
 
 class Timed(nn.Module):
@@ -81,6 +83,49 @@ def step(card: Card, net: nn.Module, budget: int, rate: float) -> dict[str, Any]
     return {"step": end, "computing": computing, "copying": copying, "races": races}
 
 
+def two(card: Card, shape: str, rates: tuple[float, float], share: float) -> dict[str, Any]:
+    """Steps of two models of uneven blocks, each on a card of its own, that one program gives their work by turns: of
+    both together, and what each card computes and copies in them. `rates`: of copying, by computing."""
+    devices = [torch.device("card", number) for number in range(2)]
+    nets = [Net(card, SHAPES[shape], True) for _ in devices]
+    size, seconds = offload.weight_bytes(nets[0]), 1e-3 * len(nets[0].blocks)
+    inputs = [torch.ones(2, WIDTH).to(device) for device in devices]
+    handles = [
+        offload.apply(net, "balanced", device=str(device), budget=int(share * size))
+        for net, device in zip(nets, devices, strict=True)
+    ]
+    card.races()
+    marks: list[Any] = []
+    for number in range(STEPS):
+        if number == FIRST:
+            marks.append([card.times_of(0), card.times_of(1)])
+        for net, x, balance in zip(nets, inputs, rates, strict=True):
+            card.own_rate(size * (1 - share) / (balance * seconds))
+            net(x)
+    marks.append([card.times_of(0), card.times_of(1)])
+    races = card.races()
+    card.own_rate(0)
+    for device in devices:
+        torch.accelerator.synchronize(device)
+    where = [{p.device.index for p in net.parameters() if p.device.type == "card"} for net in nets]
+    for handle in handles:
+        handle.remove()
+    each = [
+        dict(
+            zip(
+                ("end", "computing", "copying"),
+                ((b - a) / (STEPS - FIRST) for a, b in zip(*of, strict=True)),
+                strict=True,
+            )
+        )
+        for of in zip(*marks, strict=True)
+    ]
+    return {
+        "step": (max(at[0] for at in marks[1]) - max(at[0] for at in marks[0])) / (STEPS - FIRST),
+        "each": each, "races": races, "where": [sorted(some) for some in where],
+    }  # fmt: skip
+
+
 def ratio(row: dict[str, Any]) -> float:
     return float(row["step"] / max(row["computing"], row["copying"]))
 
@@ -97,6 +142,7 @@ def timeline(card: Card) -> dict[str, Any]:
     """Steps that compute and copy by turns, with all on the card, and with what must not be left out left out."""
     fits = of(card, "flux", 1.0, 1.01)
     found = {"steps": [of(card, *case) for case in CASES], "fits": fits, "uneven": of(card, "flux", 1.0, 0.5, True)}
+    found["two cards"] = [two(card, name, rates, 0.5) for name, rates in TWO]
     for name, fault in FAULTS.items():
         with mock.patch.object(*fault):
             found[name] = of(card, "flux", 1.0, 0.5)

@@ -86,6 +86,10 @@ def test_a_step_takes_what_the_longer_of_computing_and_copying_takes(library: Pa
         assert row["copying"] > 0
     fits = seen.pop("fits")  # all of it: as without offload, when nothing is copied
     assert fits["copying"] == 0 and fits["step"] <= 1.02 * fits["computing"]
+    for row in seen.pop("two cards"):  # what one waits for is no work of the other's
+        slowest = max(max(of["computing"], of["copying"]) for of in row["each"])
+        assert 0.999 * slowest <= row["step"] <= 1.05 * slowest and not row["races"], row
+        assert row["where"] == [[0], [1]] and all(of["copying"] > 0 for of in row["each"]), row
     early, late = (seen.pop(f"the {first} waits for the {then}") for first, then in (
         ("computing", "copy"), ("copy", "computing"),
     ))  # fmt: skip

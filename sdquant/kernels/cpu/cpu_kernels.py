@@ -32,7 +32,7 @@ _FEW = {
     "avx512bf16": {torch.bfloat16: 128, torch.float32: 96, torch.float16: 96},  # in bfloat16 `blocked_gemm` is next
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
-_PATCHES = {"avx512bf16": {torch.bfloat16: 96}}  # of images, where that is more: torch's convolutions take longer
+_PATCHES = {"avx512bf16": {torch.bfloat16: 96}}  # of images, whose patches are copied first
 # With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so
 # many rows, beyond which decoding is a small part of either way.
 _LAID_OUT, _TALL = 1 << 22, 1024
@@ -55,7 +55,7 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
 
 def few_patches(dtype: torch.dtype, columns: int) -> int:
     """Return `Reader.few_patches` for a weight of so many columns."""
-    return max(few_rows(dtype, columns), _PATCHES.get(isa() or "", {}).get(dtype, 0))
+    return _PATCHES.get(isa() or "", {}).get(dtype) or few_rows(dtype, columns)
 
 
 class Native(Reader):
