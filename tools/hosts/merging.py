@@ -39,15 +39,15 @@ def row(folder: Path) -> dict[str, Any]:
     sd_models.list_models()
     known = inspect.signature(inspect.unwrap(extras.run_modelmerger)).parameters
     more = {name: value for name, value in _MORE.items() if name in known}
-    if "config_source" in more and not isinstance(_config(known), int):
-        more["config_source"] = []
+    if "list" in str(known["config_source"].annotation):  # Forge Neo
+        more |= {"config_source": [], "interp_method": "Weighted Sum"}
 
     def merged(other: str) -> Any:
         first, second = (
             next(title for title in sd_models.checkpoints_list if title.startswith(f"{name}.safetensors"))
             for name in ("digits", other)
         )
-        return extras.run_modelmerger("", first, second, *more.values())[-1]
+        return extras.run_modelmerger("", first, second, *(more[name] for name in known if name in more))[-1]
 
     said = merged("other")
     expected = {key: 0.5 * one + 0.25 * one for key, one in sd_checkpoint.tensors().items()}
@@ -56,7 +56,3 @@ def row(folder: Path) -> dict[str, Any]:
     same = all(torch.allclose(found[key].float(), one.float(), rtol=1e-2) for key, one in expected.items())
     return {"merged": same, "said": said, "of a quantized file": merged("packed")}
 
-
-def _config(known: Any) -> Any:
-    annotation = known["config_source"].annotation
-    return [] if "list" in str(annotation) else 3

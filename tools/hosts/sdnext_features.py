@@ -24,7 +24,9 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     host.set(sd_textencoder_cache_size=0, diffusers_offload_mode="none")
     host.choose(AS_FOUND)
     host.write()
+    before = host.draw(PROMPT)
     floats, rows = host.found(), []
+    print(f"the float model draws what it drew before: {bool((host.draw(PROMPT) == before).all())}", flush=True)
     for scheme in schemes:
         host.choose(scheme)
         before = host.draw(PROMPT)
@@ -80,7 +82,7 @@ class _Features(_Host):
             hidden_size=32, intermediate_size=64, projection_dim=IMAGE_WIDTH, num_hidden_layers=2,
             num_attention_heads=2, image_size=224, patch_size=32,
         )  # fmt: skip
-        self.eyes = CLIPVisionModelWithProjection(config).eval()
+        self.eyes = {key: value.clone() for key, value in CLIPVisionModelWithProjection(config).state_dict().items()}, config
 
     def found(self) -> dict[str, Any]:
         """What each does to the UNet's first output in a drawing."""
@@ -120,11 +122,15 @@ class _Features(_Host):
     def _adapted(self) -> None:
         from modules import ipadapter  # type: ignore[import-not-found]
         from PIL import Image
+        from transformers import CLIPVisionModelWithProjection
 
         ipadapter.ADAPTERS_ALL["digits"] = {
             "name": "digits.safetensors", "repo": str(self.folder / "adapter"), "subfolder": ""
         }  # fmt: skip
-        self.pipe.register_modules(image_encoder=self.eyes)
+        state, config = self.eyes
+        encoder = CLIPVisionModelWithProjection(config).eval()  # a new one: SD.Next empties those of a model that goes
+        encoder.load_state_dict(state)
+        self.pipe.register_modules(image_encoder=encoder)
         ipadapter.clip_loaded = ENCODER
         picture = Image.linear_gradient("L").convert("RGB")
         self.draw(PROMPT, ip_adapter_names=["digits"], ip_adapter_images=[picture], ip_adapter_scales=[1.0], ip_adapter_crops=[False])
