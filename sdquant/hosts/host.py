@@ -86,8 +86,8 @@ HOSTS = (
         cannot=(
             "Language models for captions and prompts, and ControlNets, stay as they are",
             "Folders in nf4, fp4 or bnb-int8 that other programs saved need a GPU: diffusers loads them there",
-            "A T5 in a Flux folder that is not quantized is not used: SD.Next loads one of its own ('Use shared instance "
-            "of text encoder'), and with that off takes Flux's CLIP for it",
+            "A T5 in a Flux folder that is not quantized is not used: SD.Next loads one of its own ('Use shared "
+            "instance of text encoder'), and with that off takes Flux's CLIP for it",
             "One part of the model cannot be quantized twice: where SDNQ is ticked for it in SD.Next's own settings "
             "and a scheme is chosen here, the load is refused",
         ),

@@ -9,9 +9,9 @@ its own metadata says, does not look at:
 * where ComfyUI gives diffusers' names new ones (`convert_diffusers_mmdit` of `comfy/model_detection.py`), what is said
   of layers is lost, and so are the scales that its own formats have. There are layers in an inner model, which then is
   the only one that `unet_prefix_from_state_dict` looks at: "Could not detect model type of", with the file's name.
-* in a text encoder: `load_clip` of `comfy/sd.py` looks at layers of the kinds alone that it knows by a tensor of theirs,
-  and takes all others for a CLIP-L without weights. So a sentence is there in place of the table of layers, which no
-  kind is loaded without: "'str' object has no attribute 'items'".
+* in a text encoder: `load_clip` of `comfy/sd.py` knows each kind by a tensor `weight`, and takes all others for a
+  CLIP-L without weights. So a sentence is there in place of the table of layers, without which it loads none:
+  "'str' object has no attribute 'items'".
 
 Versions that know no quantized layers (0.3.64) look at neither.
 """
@@ -40,7 +40,7 @@ _RENAMED = (
     {"transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"},  # Stable Diffusion 3
 )
 _INNER = "model.diffusion_model."
-# By which transformers 5 calls a part of CLIP; ComfyUI knows CLIP by `text_model.`, and takes this for one without weights.
+# What transformers 5 calls a part of CLIP, which ComfyUI knows by names with `text_model.` alone.
 _UNKNOWN = "embeddings.token_embedding.weight"
 _LEAST = 6  # of an inner model's tensors, for ComfyUI to take it for one
 _VERSION = {"format_version": "1.0"}

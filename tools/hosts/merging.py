@@ -25,7 +25,9 @@ def write(folder: Path) -> None:
 
     (folder / "digits.safetensors").exists() or sd_checkpoint.write(folder / "digits.safetensors")
     save_file({key: 0.5 * value for key, value in sd_checkpoint.tensors().items()}, folder / "other.safetensors")
-    export_single_file.quantize_file(folder / "digits.safetensors", "fp8", folder / "packed.safetensors", progress=False)
+    export_single_file.quantize_file(
+        folder / "digits.safetensors", "fp8", folder / "packed.safetensors", progress=False
+    )
 
 
 def row(folder: Path) -> dict[str, Any]:
@@ -55,4 +57,3 @@ def row(folder: Path) -> dict[str, Any]:
     found = load_file(file)
     same = all(torch.allclose(found[key].float(), one.float(), rtol=1e-2) for key, one in expected.items())
     return {"merged": same, "said": said, "of a quantized file": merged("packed")}
-
