@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECTION = ("sdquant", "Quantization")
 _RULES = "rules"  # is in no list, nor is "none", which is "as found" here
 PREFIX = "sdquant_"
-# With these, LoRAs, ControlNets and the like do what they do to the original model, to 0.999 and 0.98 (docs/web-uis.md).
+# With these, LoRAs, ControlNets and the like do what they do on the original model (docs/web-uis.md: 0.999 and 0.98).
 # Of each size the first whose package is there.
 ADVISED = {"8 bits": ("int8", "int8_row"), "4 bits": ("sdnq-uint4", "w4a8")}
 # Set once the old options of SD.Next were read in, so that what is changed here later stays.
