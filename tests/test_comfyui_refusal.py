@@ -75,10 +75,33 @@ def test_a_text_encoder_in_a_file_of_its_own(tmp_path: Path) -> None:
     words = torch.tensor([[1, 2, 3]])
     assert torch.equal(again(words)[0], pipe.text_encoder(words)[0])
 
-    pipe = sdquant.load_model(demo.path("digits-sd"), "int8_row", components=["text_encoder"], progress=False)
-    sdquant.save(pipe.text_encoder, tmp_path / "read.safetensors")
+    with pytest.raises(AttributeError, match="has no attribute 'items'"):  # of CLIP under transformers' names
+        comfyui_layers(tmp_path / "codes.safetensors")
+
+    t5 = sdquant.load_model(demo.path("digits-flux") / "text_encoder_2", "int8_row", progress=False)
+    sdquant.save(t5, tmp_path / "read.safetensors")
     with safe_open(tmp_path / "read.safetensors", "pt") as file:
         assert LAYERS not in file.metadata()  # ComfyUI reads it
     assert all(
         one.ndim == 1 for key, one in load_file(tmp_path / "read.safetensors").items() if key.endswith("norm.weight")
     )
+
+
+@pytest.mark.parametrize("scheme", ["qint8", "fp8"])  # which have no tensor `weight`, by which ComfyUI would know a T5
+def test_a_text_encoder_that_comfyui_would_not_know(tmp_path: Path, scheme: str) -> None:
+    t5 = sdquant.load_model(demo.path("digits-flux") / "text_encoder_2", scheme, progress=False)
+    file = tmp_path / "t5.safetensors"
+    sdquant.save(t5, file)
+    with pytest.raises(AttributeError, match="has no attribute 'items'"):
+        comfyui_layers(file)
+    assert sdquant.detect(file).quant == scheme
+    again = sdquant.load_model(file, progress=False)
+    assert again.state_dict().keys() == t5.state_dict().keys()
+    assert all(torch.equal(one, t5.state_dict()[key]) for key, one in again.state_dict().items())
+
+
+def comfyui_layers(file: Path) -> list[str]:
+    """What ComfyUI 0.33.0 does with a file's metadata before it looks at a text encoder (`convert_old_quants`)."""
+    with safe_open(file, "pt") as opened:
+        said = json.loads(opened.metadata()[LAYERS])["layers"]
+    return [layer for layer, _ in said.items()]

@@ -139,8 +139,8 @@ def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]
     if text is None:
         return {}
     try:
-        rows = strict_json.parse(text)["layers"].items()
-        listed = {layer: _read(row) for layer, row in rows}
+        layers = strict_json.parse(text)["layers"]
+        listed = {layer: _read(row) for layer, row in layers.items()} if layers != COMFY_REFUSED else {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, METADATA, f"it is not a table of layers: {error!r}") from error
     return {layer: row for layer, row in listed.items() if row["format"] != COMFY_REFUSED}

@@ -78,14 +78,16 @@ HOSTS = (
             "while they load; models that it loads whole (SD 1.5, SDXL), and VAEs, after it, before they are moved",
             "Offloading stays with SD.Next. Its setting 'Model offload mode' is checked against the scheme before the "
             "load, and refused with a reason where the two cannot work together",
-            "Folders that sdquant saved load as they are, but for what is said below",
+            "Folders that sdquant saved load as they are, those in nf4, fp4 and bnb-int8 on a CPU too, and so does a "
+            "quantized T5 in Flux's, in place of the one that SD.Next shares between models",
             _LORAS,
+            "ControlNet, IP-Adapter and textual inversion work, and merging, which reads files",
         ),
         cannot=(
             "Language models for captions and prompts, and ControlNets, stay as they are",
-            "Folders in nf4, fp4 or bnb-int8 need a GPU: diffusers loads them there, and refuses them on a CPU",
-            "The T5 in a folder that sdquant saved is not used: SD.Next loads one of its own ('Use shared instance of "
-            "text encoder'), and with that off takes Flux's CLIP for it. Choose a scheme for text encoders instead",
+            "Folders in nf4, fp4 or bnb-int8 that other programs saved need a GPU: diffusers loads them there",
+            "A T5 in a Flux folder that is not quantized is not used: SD.Next loads one of its own ('Use shared "
+            "instance of text encoder'), and with that off takes Flux's CLIP for it",
             "One part of the model cannot be quantized twice: where SDNQ is ticked for it in SD.Next's own settings "
             "and a scheme is chosen here, the load is refused",
         ),

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SECTION = ("sdquant", "Quantization")
 _RULES = "rules"  # is in no list, nor is "none", which is "as found" here
 PREFIX = "sdquant_"
+# With these, LoRAs, ControlNets and the like do what they do on the original model (docs/web-uis.md: 0.999 and 0.98).
+# Of each size the first whose package is there.
+ADVISED = {"8 bits": ("int8", "int8_row"), "4 bits": ("sdnq-uint4", "w4a8")}
 # Set once the old options of SD.Next were read in, so that what is changed here later stays.
 IMPORTED = PREFIX + "imported"
 # The options that SD.Next had until March 2026. It keeps what stands in its config, and reads nothing of it.
@@ -151,6 +154,8 @@ def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
         value = shared.opts.data.get(key_of(row))
         gone = {name for names in _without_package().values() for name in names}
         choices = [name for name in row.choices if name not in (*gone, _RULES, NOT_QUANTIZED)]
+        advised = _advised().values()
+        choices[1:] = sorted(choices[1:], key=lambda name: name not in advised)  # the first is "as found"
         more = [value] if isinstance(value, str) and value and value not in choices else []
         return {"choices": [*choices, *more]}
 
@@ -171,7 +176,16 @@ def _about(host: Host) -> str:
     rows = "".join(f"<li>{html.escape(text)}.</li>" for text in host.can)
     rows += "".join(f"<li><b>Not here:</b> {html.escape(text)}.</li>" for text in host.cannot)
     head = f"Choose a scheme for a part of the model: {title} uses it from the next model that it loads."
-    return f"<p>{head} The tab sdquant shows what became of it.</p><ul>{rows}</ul>"
+    advice = " or ".join(f"<code>{html.escape(name)}</code> ({size})" for size, name in _advised().items())
+    keeps = f" For use with LoRAs and ControlNets take {advice}, which change least of what these do." if advice else ""
+    return f"<p>{head} The tab sdquant shows what became of it.{keeps}</p><ul>{rows}</ul>"
+
+
+def _advised() -> dict[str, str]:
+    """Return the scheme to take here, by size."""
+    usable = {row.name for row in requirements.usable(hardware.versions())}
+    found = {size: next((name for name in names if name in usable), None) for size, names in ADVISED.items()}
+    return {size: name for size, name in found.items() if name is not None}
 
 
 def _without_package() -> dict[str, list[str]]:

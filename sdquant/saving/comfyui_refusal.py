@@ -9,6 +9,9 @@ its own metadata says, does not look at:
 * where ComfyUI gives diffusers' names new ones (`convert_diffusers_mmdit` of `comfy/model_detection.py`), what is said
   of layers is lost, and so are the scales that its own formats have. There are layers in an inner model, which then is
   the only one that `unet_prefix_from_state_dict` looks at: "Could not detect model type of", with the file's name.
+* in a text encoder: `load_clip` of `comfy/sd.py` knows each kind by a tensor `weight`, and takes all others for a
+  CLIP-L without weights. So a sentence is there in place of the table of layers, without which it loads none:
+  "'str' object has no attribute 'items'".
 
 Versions that know no quantized layers (0.3.64) look at neither.
 """
@@ -37,10 +40,15 @@ _RENAMED = (
     {"transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"},  # Stable Diffusion 3
 )
 _INNER = "model.diffusion_model."
+# What transformers 5 calls a part of CLIP, which ComfyUI knows by names with `text_model.` alone.
+_UNKNOWN = "embeddings.token_embedding.weight"
 _LEAST = 6  # of an inner model's tensors, for ComfyUI to take it for one
+_VERSION = {"format_version": "1.0"}
 
 
-def refusal(rows: Mapping[str, PackedSpec], floats: Collection[str], keys: Collection[str]) -> dict[str, str]:
+def refusal(
+    rows: Mapping[str, PackedSpec], floats: Collection[str], keys: Collection[str], *, is_text_encoder: bool = False
+) -> dict[str, str]:
     """Return the metadata, {} for a file that ComfyUI reads.
 
     Args:
@@ -49,14 +57,17 @@ def refusal(rows: Mapping[str, PackedSpec], floats: Collection[str], keys: Colle
     names = {*rows, *floats}
     if not rows:
         return {}
+    is_read = all(_is_read(name, spec, keys) for name, spec in rows.items())
+    if is_text_encoder and (_UNKNOWN in names or not is_read):
+        return {COMFY_METADATA: json.dumps({**_VERSION, "layers": COMFY_REFUSED})}
     if any(known <= names for known in _RENAMED):
         layers = [f"{_INNER}{COMFY_REFUSED}, {number}" for number in range(_LEAST)]
-    elif all(_is_read(name, spec, keys) for name, spec in rows.items()):
+    elif is_read:
         return {}
     else:  # floats too: ComfyUI passes over a layer that has no tensor `weight`, only parts of it
         layers = sorted(name.removesuffix(_WEIGHT) for name in names if name.endswith(_WEIGHT))
     formats = {layer: {"format": COMFY_REFUSED} for layer in layers}
-    return {COMFY_METADATA: json.dumps({"format_version": "1.0", "layers": formats})}
+    return {COMFY_METADATA: json.dumps({**_VERSION, "layers": formats})}
 
 
 def is_silent(rows: Mapping[str, PackedSpec], tensors: Mapping[str, Tensor]) -> bool:

@@ -315,7 +315,8 @@ def written(
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}
         weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(mine) - keys)}
     own = {"format": FORMAT_VERSION, "config": config, "weights": weights, **(rules or {})}
-    refusal = comfyui_refusal.refusal(specs, [*floats, *later], tensors)
+    is_text_encoder = "architectures" in config  # of transformers
+    refusal = comfyui_refusal.refusal(specs, [*floats, *later], tensors, is_text_encoder=is_text_encoder)
     return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True), **refusal}
 
 

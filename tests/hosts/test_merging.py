@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from safetensors.torch import save_file
 
 from sdquant.saving import export_single_file
 
-from .conftest import Running
+if TYPE_CHECKING:
+    from .conftest import Running
 
 
 @pytest.mark.parametrize("name", ["a1111", "sdnext", "forge"])

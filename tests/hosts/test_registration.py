@@ -250,6 +250,8 @@ def test_a_scheme_without_its_package_is_not_offered_and_taken_back(
     opts = running.modules.shared.opts
     choices = opts.data_labels["sdquant_quant_model"].component_args()["choices"]
     assert not {"nf4", "none", "rules"} & set(choices) and {"as found", "fp8", "int8_row", "qint8"} <= set(choices)
+    assert choices[:3] == ["as found", "int8", "sdnq-uint4"]  # what keeps the effect of LoRAs is first
+    assert "<code>sdnq-uint4</code> (4 bits)" in opts.data_labels["sdquant_about"].default
     assert "nf4, fp4, bnb-int8: <code>" in opts.data_labels["sdquant_lacking"].default
     assert not opts.set("sdquant_quant_model", "nf4")
     assert not opts.set("sdquant_quant_model", "rules")

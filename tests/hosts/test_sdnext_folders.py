@@ -53,7 +53,7 @@ def test_what_sdquant_did_not_save_is_refused_as_before_it(host: Start, saved: S
             subfolder="unet",
             quantization_config=BitsAndBytesConfig(load_in_4bit=True),
         )
-    assert TABLE != before
+    assert before != TABLE
     running.modules.script_callbacks.script_unloaded_callback()
     assert before == TABLE
 

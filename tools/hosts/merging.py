@@ -25,7 +25,9 @@ def write(folder: Path) -> None:
 
     (folder / "digits.safetensors").exists() or sd_checkpoint.write(folder / "digits.safetensors")
     save_file({key: 0.5 * value for key, value in sd_checkpoint.tensors().items()}, folder / "other.safetensors")
-    export_single_file.quantize_file(folder / "digits.safetensors", "fp8", folder / "packed.safetensors", progress=False)
+    export_single_file.quantize_file(
+        folder / "digits.safetensors", "fp8", folder / "packed.safetensors", progress=False
+    )
 
 
 def row(folder: Path) -> dict[str, Any]:
@@ -39,15 +41,15 @@ def row(folder: Path) -> dict[str, Any]:
     sd_models.list_models()
     known = inspect.signature(inspect.unwrap(extras.run_modelmerger)).parameters
     more = {name: value for name, value in _MORE.items() if name in known}
-    if "config_source" in more and not isinstance(_config(known), int):
-        more["config_source"] = []
+    if "list" in str(known["config_source"].annotation):  # Forge Neo
+        more |= {"config_source": [], "interp_method": "Weighted Sum"}
 
     def merged(other: str) -> Any:
         first, second = (
             next(title for title in sd_models.checkpoints_list if title.startswith(f"{name}.safetensors"))
             for name in ("digits", other)
         )
-        return extras.run_modelmerger("", first, second, *more.values())[-1]
+        return extras.run_modelmerger("", first, second, *(more[name] for name in known if name in more))[-1]
 
     said = merged("other")
     expected = {key: 0.5 * one + 0.25 * one for key, one in sd_checkpoint.tensors().items()}
@@ -55,8 +57,3 @@ def row(folder: Path) -> dict[str, Any]:
     found = load_file(file)
     same = all(torch.allclose(found[key].float(), one.float(), rtol=1e-2) for key, one in expected.items())
     return {"merged": same, "said": said, "of a quantized file": merged("packed")}
-
-
-def _config(known: Any) -> Any:
-    annotation = known["config_source"].annotation
-    return [] if "list" in str(annotation) else 3

@@ -1,10 +1,11 @@
 """ControlNet, IP-Adapter and quantized folders in SD.Next, by its own code, on files made here for digits-sd and -flux.
 
-    python -m tools.hosts.sdnext_features CHECKOUT --python VENV/bin/python
+python -m tools.hosts.sdnext_features CHECKOUT --python VENV/bin/python
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,21 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     host.set(sd_textencoder_cache_size=0, diffusers_offload_mode="none")
     host.choose(AS_FOUND)
     host.write()
+    before, first = host.draw(PROMPT), host.plain()
     floats, rows = host.found(), []
+    left = {"pixels": host.off(before), "first_output": host.plain_off(first)}
+    print(f"how far the float model is from itself afterwards: {left}", flush=True)
     for scheme in schemes:
         host.choose(scheme)
-        before = host.draw(PROMPT)
+        before, first = host.draw(PROMPT), host.plain()
         found = host.found()
-        same = bool((host.draw(PROMPT) == before).all())
+        left = {"pixels": host.off(before), "first_output": host.plain_off(first)}
         weights = measure.decoded([host.pipe.unet, host.pipe.text_encoder])
         host.choose(AS_FOUND)
         measure.put([host.pipe.unet, host.pipe.text_encoder], weights)
         decoded = host.found()
         rows += [
-            measure.row(
-                name, scheme, effect, floats[name], decoded=measure.cosine(effect, decoded[name]), removed=same
-            )
+            measure.row(name, scheme, effect, floats[name], decoded=measure.cosine(effect, decoded[name]), **left)
             for name, effect in found.items()
         ]
         print(measure.table(rows[-len(found) :]), flush=True)
@@ -80,15 +82,30 @@ class _Features(_Host):
             hidden_size=32, intermediate_size=64, projection_dim=IMAGE_WIDTH, num_hidden_layers=2,
             num_attention_heads=2, image_size=224, patch_size=32,
         )  # fmt: skip
-        self.eyes = CLIPVisionModelWithProjection(config).eval()
+        self.eyes = (
+            {key: value.clone() for key, value in CLIPVisionModelWithProjection(config).state_dict().items()},
+            config,
+        )
 
     def found(self) -> dict[str, Any]:
         """What each does to the UNet's first output in a drawing."""
-        before = self._first(lambda: self.draw(PROMPT))
+        before = self.plain()
         return {
             "ControlNet": self._first(self._controlled) - self._first(self._plain),
             "IP-Adapter": self._first(self._adapted) - before,
         }
+
+    def plain(self) -> Any:
+        """The UNet's first output in a drawing."""
+        return self._first(lambda: self.draw(PROMPT))
+
+    def off(self, before: Any) -> int:
+        """How far the most different value of a picture is from that of one before."""
+        return int(abs(self.draw(PROMPT).astype(int) - before.astype(int)).max())
+
+    def plain_off(self, before: Any) -> float:
+        """How far the UNet's first output is from one before, relative to it."""
+        return float((self.plain() - before).norm() / before.norm())
 
     def _first(self, draw: Callable[[], Any]) -> Any:
         outputs: list[Any] = []
@@ -120,14 +137,24 @@ class _Features(_Host):
     def _adapted(self) -> None:
         from modules import ipadapter  # type: ignore[import-not-found]
         from PIL import Image
+        from transformers import CLIPVisionModelWithProjection
 
         ipadapter.ADAPTERS_ALL["digits"] = {
             "name": "digits.safetensors", "repo": str(self.folder / "adapter"), "subfolder": ""
         }  # fmt: skip
-        self.pipe.register_modules(image_encoder=self.eyes)
+        state, config = self.eyes
+        encoder = CLIPVisionModelWithProjection(config).eval()  # a new one: SD.Next empties those of a model that goes
+        encoder.load_state_dict(state)
+        self.pipe.register_modules(image_encoder=encoder)
         ipadapter.clip_loaded = ENCODER
         picture = Image.linear_gradient("L").convert("RGB")
-        self.draw(PROMPT, ip_adapter_names=["digits"], ip_adapter_images=[picture], ip_adapter_scales=[1.0], ip_adapter_crops=[False])
+        self.draw(
+            PROMPT,
+            ip_adapter_names=["digits"],
+            ip_adapter_images=[picture],
+            ip_adapter_scales=[1.0],
+            ip_adapter_crops=[False],
+        )
         ipadapter.unapply(self.pipe, unload=True)
 
     def folders(self) -> list[dict[str, Any]]:
@@ -135,8 +162,8 @@ class _Features(_Host):
         import sdquant
         from sdquant.hosts import load_hooks
 
-        rows = []
-        for model, schemes in FOLDERS.items():
+        rows: list[dict[str, Any]] = []
+        for model, schemes in FOLDERS.items() if "SDQUANT_FOLDERS" not in os.environ else ():
             for scheme in schemes:
                 name = f"{model}-{scheme}"
                 home = self.folder / "Diffusers" / name
@@ -144,7 +171,11 @@ class _Features(_Host):
                 row: dict[str, Any] = {"folder": name}
                 try:
                     self.choose(AS_FOUND, model=name)
-                    parts = [one for one in ("unet", "transformer", "text_encoder", "text_encoder_2") if hasattr(self.pipe, one)]
+                    parts = [
+                        one
+                        for one in ("unet", "transformer", "text_encoder", "text_encoder_2")
+                        if hasattr(self.pipe, one)
+                    ]
                     row |= {one: sorted(load_hooks.schemes_in(getattr(self.pipe, one))) for one in parts}
                     row["drawn"] = list(self.draw(PROMPT).shape)
                 except Exception as error:

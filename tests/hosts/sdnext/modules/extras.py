@@ -4,4 +4,10 @@ from modules import sd_models
 
 
 def run_modelmerger(id_task, **kwargs):
-    return [None, None, None, None, f"Model saved to {sd_models.checkpoints_list[kwargs['primary_model_name']].filename}"]
+    return [
+        None,
+        None,
+        None,
+        None,
+        f"Model saved to {sd_models.checkpoints_list[kwargs['primary_model_name']].filename}",
+    ]
