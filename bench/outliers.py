@@ -42,6 +42,7 @@ _SDNQ = {"sdnq": sdnq_layer, "sdnq int8 matmul": sdnq_matmul}
 FORMATS: tuple[Family, ...] = (
     *(_BY_NAME[name] for name in (
         "int8_tensor", "int8_row", "int8_convrot", "mxfp8", "w6a8", "w4a8", "w4a4", "comfy:nvfp4", "nf4", "q4_k",
+        "fp8", "q6_k", "q8_0",
     )),
     *(Family(name, _SDNQ) for name in (
         "sdnq-int8", "sdnq-int8,hadamard", "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-uint4,svd",

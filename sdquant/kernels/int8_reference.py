@@ -39,14 +39,13 @@ LEAST = 2.0**-100
 RUN = 64
 # Those of a run when a weight is quantized again: with as many, 8 bits cost no more than SDNQ's groups.
 AGAIN_RUN = 256
-# Packings of so little error that 8 bits with one scale for a row would cost as much again.
-_FINE = ("q8_0",)
-# The packing, and the columns that share a scale, of a format that has such scales for activations, too: MXFP8.
-_BLOCKS = ("float8_e4m3fn", 32)
+_FINE = ("q8_0",)  # packings of so little error that 8 bits with one scale for a row would cost as much again
+# Formats without rotation or branch that lose 6 dB to channels of outliers if activations have one scale for a row.
+_BOTH = ("fp8", "q8_0", "q6_k")
+_BLOCKS = ("float8_e4m3fn", 32)  # packing and group of MXFP8, whose activations have such scales, too
 # Sums, of 4 bytes each, that are in a GPU's memory at a time.
 MOST_SUMS = 1 << 26
-# Rows of a weight that a kernel is held against torch with.
-_CHECKED_ROWS = 16
+_CHECKED_ROWS = 16  # of a weight that a kernel is held against torch with
 
 
 def coding(packed: Packed, form: PackedLayout | None) -> Coding:
@@ -58,7 +57,9 @@ def coding(packed: Packed, form: PackedLayout | None) -> Coding:
         return Coding.BY_RUN
     if form is None or taps > 1 or form.columns <= AGAIN_RUN or form.columns % AGAIN_RUN:
         return Coding.AGAIN
-    if (form.packing, form.group) == _BLOCKS and form.scale and packed.parts[form.scale].dtype is torch_dtypes.E8M0:
+    is_mx = (form.packing, form.group) == _BLOCKS and packed.parts[form.scale or form.codes].dtype is torch_dtypes.E8M0
+    is_linear = packed.spec.scheme.name in _BOTH and len(packed.spec.shape) == 2  # on a card its cost is not known
+    if is_mx or (is_linear and packed.device.type == "cpu" and int8_epilogue.recodes(form, packed.parts)):
         return Coding.AGAIN | Coding.BY_RUN | Coding.BOTH
     return Coding.AGAIN | Coding.BY_RUN if form.packing in _FINE else Coding.AGAIN
 
