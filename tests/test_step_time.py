@@ -129,7 +129,7 @@ def test_a_layer_of_this_machine(timed: None, monkeypatch: pytest.MonkeyPatch) -
             for values in layer_trials.both(size, "bfloat16", scheme, compute, than):
                 assert len(values) == 3 and all(0 < one < math.inf for one in values)
     assert all(0 <= one < 1 for one in layer_trials.others())
-    assert layer_trials.multiplies("rules,act_qtype=int8") and not layer_trials.multiplies("rules")
+    assert layer_trials.has_own_products("rules,act_qtype=int8") and not layer_trials.has_own_products("rules")
 
 
 @pytest.fixture(scope="module")

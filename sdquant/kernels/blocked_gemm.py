@@ -2,7 +2,8 @@
 
 Dequantizing a weight as a whole writes it to memory, from where torch reads it. That costs 15 to 30 % of a product with
 77 rows of activations, and next to nothing of one with 1024, where torch's repacking of the activations for each part
-costs more (measured on a Zen 4 core, weights of 640 to 12288 rows and columns).
+costs more (measured on a Zen 4 core, weights of 640 to 12288 rows and columns). Up to 128 rows or more the C kernels'
+own product comes first (`cpu_kernels.few_rows`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@
 
 enum {
     PANEL_BYTES = 36 * 1024, /* decoded weights that are used from the first cache, of 48 KB or 32 */
-    LOW_PANEL_BYTES = 24 * 1024, /* of fewer rows, beside as many of activations */
     PANELS = 3,              /* as many wait in the second cache, so that activations are read less often */
     BATCH = 128,             /* rows of activations at once */
+    /* The same of panels that are lower, beside as many rows of activations. */
+    LOW_PANEL_BYTES = 24 * 1024,
+    LOW_PANELS = 6,
+    LOW_BATCH = 192,
 };
 
 int64_t row_at(const Form *form, int planes, int64_t i) {
@@ -103,16 +106,17 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
         return in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
     if (use->product && use->products >> type & 1) return use->product(form, parts, type, start, stop, x, m, bias, out);
     Decode *decode = use->decoder(form);
-    const int64_t bytes = use->rows < PANEL_ROWS ? LOW_PANEL_BYTES : PANEL_BYTES;
+    const int low = use->rows < PANEL_ROWS, some = low ? LOW_BATCH : BATCH;
+    const int64_t bytes = low ? LOW_PANEL_BYTES : PANEL_BYTES;
     const int64_t most = whole(form, bytes / (use->rows * size)), step = most < columns ? most : columns;
     const int64_t stride = (step + 31) / 32 * 32; /* elements between rows of a panel; its size is as many vectors */
-    const int together = PANELS * use->rows;
+    const int together = (low ? LOW_PANELS : PANELS) * use->rows; /* at most as many rows as in PANELS of PANEL_ROWS */
     char *memory = malloc(together * stride * size + 64), *panels = memory + (64 - (intptr_t)memory % 64);
     if (!memory) return 0;
-    float sums[BATCH * PANELS * PANEL_ROWS];
+    float sums[LOW_BATCH * PANELS * PANEL_ROWS];
     parts->ahead = together / planes * columns; /* while panels are decoded, the next ones are asked for */
-    for (int64_t batch = 0; batch < m; batch += BATCH) {
-        const int count = (int)(m - batch < BATCH ? m - batch : BATCH);
+    for (int64_t batch = 0; batch < m; batch += some) {
+        const int count = (int)(m - batch < some ? m - batch : some);
         for (int64_t i = start; i < stop; i += together) {
             const int n = (int)(stop - i < together ? stop - i : together);
             int64_t rows[PANELS * PANEL_ROWS];

@@ -57,7 +57,7 @@ class BoundLaunch:
     Triton's launch hooks are left out: to describe a launch to none of them takes as long as ten launches.
     """
 
-    __slots__ = ("given", "kernel", "places")
+    __slots__ = ("arguments", "kernel", "places")
 
     def __init__(self, launch: Launch, compiled: Any, addresses: tuple[str, ...]) -> None:
         """Bind what `launch` has compiled, except for the parameters named in `addresses`."""
@@ -66,7 +66,7 @@ class BoundLaunch:
         own = [value.data_ptr() if isinstance(value, Tensor) else value for value in map(values.get, names)]
         # The grid; the stream; function, its metadata, metadata of the launch and two hooks; then the kernel's own.
         before = [*(*launch.grid, 1, 1)[:3], 0, compiled.function, compiled.packed_metadata, None, None, None]
-        self.given, self.places = before + own, [len(before) + names.index(name) for name in addresses]
+        self.arguments, self.places = before + own, [len(before) + names.index(name) for name in addresses]
         self.kernel = compiled
 
     def __call__(self, device: int, addresses: Iterable[int]) -> None:
@@ -75,11 +75,11 @@ class BoundLaunch:
         Raises:
             TypeError: this version of Triton passes arguments in another way.
         """
-        given = self.given.copy()  # another thread may be here at the same time
+        values = self.arguments.copy()  # another thread may be here at the same time
         for place, address in zip(self.places, addresses, strict=True):
-            given[place] = address
-        given[_STREAM] = driver.active.get_current_stream(device)
-        self.kernel.run(*given)
+            values[place] = address
+        values[_STREAM] = driver.active.get_current_stream(device)
+        self.kernel.run(*values)
 
 
 class BoundWeight:
@@ -139,17 +139,17 @@ class BoundWeight:
                 return None
             added = bias.data_ptr()
             bits |= added
-        found = []
+        addresses = []
         for name in self.names:
             part = own[name]
             if part is None or part.get_device() != device:
                 return None
             address = part.data_ptr()
             bits |= address
-            found.append(address)
+            addresses.append(address)
         if bits & ALIGNED:
             return None
-        weight = {name: found[index] for name, index in self.order.items()}
+        weight = {name: addresses[index] for name, index in self.order.items()}
         weight["bias"] = added
         return weight
 

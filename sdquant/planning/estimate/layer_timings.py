@@ -65,7 +65,7 @@ class Pair:
 
 
 def pair(kind: str, dtype: str, scheme: str | None, compute: str | None) -> Pair | None:
-    """Return the times of a layer on this machine's processor; None if they cannot be found out.
+    """Return the times of a layer on this machine's processor; None if they cannot be values out.
 
     Args:
         kind: "linear" or "conv". dtype: of activations and of the unquantized weight.
@@ -76,17 +76,17 @@ def pair(kind: str, dtype: str, scheme: str | None, compute: str | None) -> Pair
         return base
     if scheme is None:
         return Pair(ours=base.plain, plain=base.plain)
-    if layer_trials.multiplies(scheme):
+    if layer_trials.has_own_products(scheme):
         return _curves(kind, dtype, scheme, compute)
     few = DIFFERENCE[kind].rows
-    found = _measured(
+    values = _measured(
         ("layer", kind, dtype, scheme, compute, "than", BASE),
         1 + len(few),
         lambda: layer_trials.both(DIFFERENCE[kind], dtype, scheme, compute, than=BASE)[1],
     )
-    if found is None:
+    if values is None:
         return None
-    call, *ratios = found
+    call, *ratios = values
     rows, each, more = base.ours.rows, [*base.ours.each], 0.0
     for count, ratio in zip(few, ratios, strict=True):
         more = (ratio - 1) * base.ours.each[rows.index(count)]
@@ -97,8 +97,8 @@ def pair(kind: str, dtype: str, scheme: str | None, compute: str | None) -> Pair
 
 def others() -> tuple[float, float] | None:
     """Return the seconds of an operation that is no product, and of each byte that it writes; None if unknown."""
-    found = _measured(("others",), 2, layer_trials.others)
-    return None if found is None else (found[0], found[1])
+    values = _measured(("others",), 2, layer_trials.others)
+    return None if values is None else (values[0], values[1])
 
 
 def _curves(kind: str, dtype: str, scheme: str, compute: str | None) -> Pair | None:
@@ -136,16 +136,16 @@ def _both(size: Size, dtype: str, scheme: str, compute: str | None) -> tuple[lis
 def _measured(key: tuple[object, ...], count: int, measure: Callable[[], list[float]]) -> list[float] | None:
     """Return `count` numbers that are kept under a key, or what `measure` finds; None if it fails. What failed is not
     tried again while the program runs."""
-    found = _kept(key, count)
-    if found is None and verdicts.tunes() and key not in _failed:
+    values = _kept(key, count)
+    if values is None and verdicts.tunes() and key not in _failed:
         with _lock:  # two would slow each other down
-            found = _kept(key, count) or _found(key, measure)
-    return found
+            values = _kept(key, count) or _found(key, measure)
+    return values
 
 
 def _kept(key: tuple[object, ...], count: int) -> list[float] | None:
-    found = verdicts.known(_CPU, key)
-    return found if isinstance(found, list) and len(found) == count else None
+    values = verdicts.known(_CPU, key)
+    return values if isinstance(values, list) and len(values) == count else None
 
 
 def _found(key: tuple[object, ...], measure: Callable[[], list[float]]) -> list[float] | None:

@@ -84,7 +84,7 @@ def both(size: Size, dtype: str, scheme: str, compute: str | None, than: str | N
             x = _activations(which, dtype, rows)
             if rows == which.rows[0]:
                 _prepare((*plain, *ours), x)
-            if compute is not None or multiplies(scheme):
+            if compute is not None or has_own_products(scheme):
                 _prepare([ours[0]] * (2 * fastest.CALLS), x)  # then it is decided who multiplies
             times = _turns([plain, ours], x)
             seconds.append(_low(times[0]))
@@ -94,7 +94,7 @@ def both(size: Size, dtype: str, scheme: str, compute: str | None, than: str | N
 
 
 @cache
-def multiplies(scheme: str) -> bool:
+def has_own_products(scheme: str) -> bool:
     """Return whether a scheme's products are its own, as those of rules for activations."""
     spec = registry.parse(_ALIKE.get(scheme, scheme))
     try:
@@ -130,16 +130,16 @@ def _turns(all_layers: Sequence[Sequence[Callable[[torch.Tensor], object]]], x: 
     """Return what calls take, the layers of each sequence by turns."""
     clock = thread_time if get_clock_info("thread_time").resolution < 1e-6 else perf_counter
     _prepare((layers[-1] for layers in all_layers), x)
-    found: list[list[float]] = [[] for _ in all_layers]
+    times_of_all: list[list[float]] = [[] for _ in all_layers]
     begin, turn = clock(), 0
     while turn < _LEAST or (turn < _MOST and clock() - begin < _ENOUGH):
-        for layers, times in zip(all_layers, found, strict=True):
+        for layers, times in zip(all_layers, times_of_all, strict=True):
             layer = layers[turn % len(layers)]
             start = clock()
             layer(x)
             times.append(clock() - start)
         turn += 1
-    return found
+    return times_of_all
 
 
 def _layers(size: Size, dtype: str) -> list[Any]:

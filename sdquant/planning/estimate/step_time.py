@@ -79,11 +79,11 @@ def products(part: ComponentPlan, work: Work) -> tuple[float, float] | None:
     schemes = {model_name(weight.name, names) or weight.name: weight.scheme for weight in part.weights}
     ours = floats = 0.0
     for product, times in work.products.items():
-        found = _pair(part, schemes.get(product.weight or ""), product)
-        if found is None:
+        pair = _pair(part, schemes.get(product.weight or ""), product)
+        if pair is None:
             return None
-        floats += times * found.plain.seconds(product.numbers, product.rows)
-        ours += times * found.ours.seconds(product.numbers, product.rows)
+        floats += times * pair.plain.seconds(product.numbers, product.rows)
+        ours += times * pair.ours.seconds(product.numbers, product.rows)
     return ours, floats
 
 
@@ -94,5 +94,5 @@ def _pair(part: ComponentPlan, scheme: str | None, product: Product) -> layer_ti
         return layer_timings.pair(product.kind, dtype, None, None)
     text = scheme if part.spec is None or part.spec.scheme.name != scheme else str(part.spec)
     kinds = dict.fromkeys((product.kind, "linear"))
-    found = (layer_timings.pair(kind, dtype, text, part.compute) for kind in kinds)
-    return next((one for one in found if one is not None), None)
+    pairs = (layer_timings.pair(kind, dtype, text, part.compute) for kind in kinds)
+    return next((one for one in pairs if one is not None), None)
