@@ -32,7 +32,7 @@ class Session:
         Arguments are passed by position, the only way that SD.Next's functions accept.
         """
         self.adapter.install(self.patches)
-        merging.install(self.patches)
+        merging.hook_merging(self.patches)
         callbacks = display.module("modules.script_callbacks")
         callbacks.on_ui_settings(self.settings)
         callbacks.on_ui_tabs(lambda: tab.build(self.status))

@@ -18,7 +18,7 @@ _KEYWORDS = ("primary_model_name", "secondary_model_name", "tertiary_model_name"
 _TABLES = ("checkpoint_aliases", "checkpoints_list")  # by which the forks of AUTOMATIC1111 find a model; Forge's first
 
 
-def install(patches: Patches) -> None:
+def hook_merging(patches: Patches) -> None:
     """Hook into the function behind the tab for merging."""
     if display.has("modules.extras"):
         patches.wrap(display.module("modules.extras"), "run_modelmerger", _merge)
@@ -43,9 +43,9 @@ def _files(names: list[Any]) -> Iterator[str]:
     tables = [getattr(models, table, {}) for table in _TABLES]
     closest = getattr(models, "get_closest_checkpoint_match", lambda name: None)  # SD.Next's
     for name in (name for name in names if isinstance(name, str) and name):
-        known = next((table[name] for table in tables if name in table), None) or closest(name)
-        if known is not None and os.path.isfile(known.filename):
-            yield known.filename
+        model = next((table[name] for table in tables if name in table), None) or closest(name)
+        if model is not None and os.path.isfile(model.filename):
+            yield model.filename
 
 
 def _refuse_packed(file: str) -> None:
@@ -53,12 +53,12 @@ def _refuse_packed(file: str) -> None:
     from ..models import detection
 
     try:
-        found = detection.read_headers(file, find_classes=False)
+        contents = detection.read_headers(file, find_classes=False)
     except SdquantError:
         return
-    if found.prequantized:
+    if contents.prequantized:
         raise UnsupportedFileError(
             f"Cannot merge {os.path.basename(file)}",
-            f"its weights are quantized ({found.quant}), and merging takes their codes for weights",
+            f"its weights are quantized ({contents.quant}), and merging takes their codes for weights",
             "Merge the original files, and choose a scheme for the result in Settings, or run: sdquant dequantize",
         )

@@ -154,8 +154,8 @@ def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
         value = shared.opts.data.get(key_of(row))
         gone = {name for names in _without_package().values() for name in names}
         choices = [name for name in row.choices if name not in (*gone, _RULES, NOT_QUANTIZED)]
-        advised = _advised().values()
-        choices[1:] = sorted(choices[1:], key=lambda name: name not in advised)  # the first is "as found"
+        first = _advised().values()
+        choices[1:] = sorted(choices[1:], key=lambda name: name not in first)  # the first is "as found"
         more = [value] if isinstance(value, str) and value and value not in choices else []
         return {"choices": [*choices, *more]}
 
@@ -184,8 +184,8 @@ def _about(host: Host) -> str:
 def _advised() -> dict[str, str]:
     """Return the scheme to take here, by size."""
     usable = {row.name for row in requirements.usable(hardware.versions())}
-    found = {size: next((name for name in names if name in usable), None) for size, names in ADVISED.items()}
-    return {size: name for size, name in found.items() if name is not None}
+    names_by_size = {size: next((name for name in names if name in usable), None) for size, names in ADVISED.items()}
+    return {size: name for size, name in names_by_size.items() if name is not None}
 
 
 def _without_package() -> dict[str, list[str]]:

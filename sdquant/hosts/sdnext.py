@@ -39,7 +39,7 @@ class Adapter:
         patches.wrap(models, "load_diffuser", self._load)
         patches.wrap(quant, "create_config", self._config)
         patches.wrap(quant, "do_post_load_quant", self._post)
-        sdnext_folders.install(patches)
+        sdnext_folders.hook_folders(patches)
         sdnext_lora.install(patches)
         whole = display.module("modules.sd_offload").no_split_module_classes
         ours = [name for name in _WHOLE if name not in whole]

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 _WEIGHTS = ".safetensors"
 
 
-def install(patches: Patches) -> None:
+def hook_folders(patches: Patches) -> None:
     """Hook into SD.Next's loaders of folders."""
-    from ..integrations import serve_bitsandbytes
-
     models = display.module("modules.sd_models")
     if hasattr(models, "load_sdnq_module"):  # not in every version
         patches.wrap(models, "load_sdnq_module", _sdnq_module)
     if display.has("pipelines.generic"):
         patches.wrap(display.module("pipelines.generic"), "load_text_encoder", _text_encoder)
+    try:
+        from ..integrations import serve_bitsandbytes
+    except ImportError:  # diffusers before its quantizers
+        return
     patches.later(serve_bitsandbytes())
 
 
@@ -42,9 +44,9 @@ def _sdnq_module(original: Any, fn: str, module_name: str, *args: Any, **kwargs:
 
 def _text_encoder(original: Any, repo_id: Any, cls_name: type, *args: Any, **kwargs: Any) -> Any:
     """Load the folder's own text encoder if that is quantized, as it is. One that is chosen by name goes before."""
-    chosen = display.module("modules.shared").opts.data.get("sd_text_encoder")
+    choice = display.module("modules.shared").opts.data.get("sd_text_encoder")
     own = _quantized_encoder(repo_id, cls_name.__name__, kwargs.get("subfolder"))
-    if own is None or args or chosen not in (None, "", "Default"):
+    if own is None or args or choice not in (None, "", "Default"):
         return original(repo_id, cls_name, *args, **kwargs)
     return original(repo_id, cls_name, **{**kwargs, "subfolder": own, "allow_shared": False, "allow_quant": False})
 
@@ -73,8 +75,8 @@ def _method(folder: str) -> str | None:
 def _json(file: str) -> dict[str, Any]:
     """Return an object of a file; {} where there is none: SD.Next says what is wrong with it."""
     try:
-        with open(file, encoding="utf-8") as opened:
-            found = json.load(opened)
+        with open(file, encoding="utf-8") as text:
+            value = json.load(text)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ._common import dequantize
-    from .bnb_on_cpus import register as serve_bitsandbytes
+    from .bnb_on_cpus import serve_bitsandbytes
     from .config import Config
 else:
     __getattr__ = lazy_exports(__name__)

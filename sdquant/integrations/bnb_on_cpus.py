@@ -17,7 +17,7 @@ from .diffusers_quantizer import Quantizer, auto
 _METHODS = ("bitsandbytes_4bit", "bitsandbytes_8bit")
 
 
-def register() -> Callable[[], None]:
+def serve_bitsandbytes() -> Callable[[], None]:
     """Have diffusers load such folders by sdquant's quantizer, where there is no GPU. Return what undoes it."""
     table = auto.AUTO_QUANTIZER_MAPPING
     theirs = {method: table[method] for method in _METHODS if method in table}
@@ -29,8 +29,7 @@ def _choice(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return what makes the quantizer for one load, in place of the class `theirs`."""
 
     def quantizer(quantization_config: Any, **kwargs: Any) -> Any:
-        is_found = kwargs.get("pre_quantized", True)
-        if not is_found or hardware.default_device(hardware.probe()) != "cpu":
+        if not kwargs.get("pre_quantized", True) or hardware.default_device(hardware.probe()) != "cpu":
             return theirs(quantization_config, **kwargs)
         return Quantizer(Config(_scheme(quantization_config)), **kwargs)
 

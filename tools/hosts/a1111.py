@@ -113,6 +113,14 @@ class _A1111(classic.Host):
     def encoder(self) -> Any:
         return self.model.cond_stage_model.wrapped.transformer
 
+    def text_in(self, prompt: str) -> Any:
+        """What the UNet first gives in a drawing, of a text encoder that is not quantized."""
+        outputs: list[Any] = []
+        handle = self.unet().register_forward_hook(lambda _, __, out: outputs.append(out.flatten().clone()))
+        self.draw(prompt)
+        handle.remove()
+        return outputs[0]
+
 
 def write_config(file: Path, encoder: Path) -> None:
     """Describe digits-sd in LDM's words in `file`, and put its text encoder's config and tokenizer into a folder."""
