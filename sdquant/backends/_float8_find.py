@@ -170,13 +170,14 @@ def _nbytes(codes: TensorInfo, scale: TensorInfo, block: Any) -> int | None:
     Args:
         block: what the config says, [rows, columns]; None if it says nothing, and the blocks divide the weight.
     """
-    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] == codes.shape[0]:
+    grid = scale.shape[::2] if len(scale.shape) == 4 else scale.shape  # [rows, 1, columns, 1]: ModelOpt's blocks
+    if len(codes.shape) != 2 or len(grid) != 2 or grid[0] == codes.shape[0]:
         return None
-    if block is None and scale.shape[0] == 1:
+    if block is None and grid[0] == 1:
         return None
     if block is not None and not _divides(block, codes.shape[1]):
         return None  # it stays in blocks, because kernels have no such rows
-    return codes.nbytes + codes.shape[0] * scale.shape[1] * 4
+    return codes.nbytes + codes.shape[0] * grid[1] * 4
 
 
 def _divides(block: Any, columns: int) -> bool:

@@ -44,7 +44,9 @@ def fitted(key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, A
         return scale.reshape(1, *ones), None
     if tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
         return scale.reshape(shape[0], *ones), None
-    grid = scale.squeeze(-1) if scale.ndim == 3 else scale  # [rows, groups, 1] of groups of columns
+    # [rows, groups, 1] of groups of columns; [rows, 1, columns, 1] of blocks, as ModelOpt exports them
+    is_flat = scale.ndim == 4 and scale.shape[1] == scale.shape[3] == 1
+    grid = scale.squeeze(-1) if scale.ndim == 3 else scale[:, 0, :, 0] if is_flat else scale
     block = _block(tuple(grid.shape), shape) if file_block is None else None
     if block is None:
         raise bad(

@@ -40,7 +40,7 @@ def read(weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callabl
         raise bad(key, f"scales must be exponents of one byte (E8M0), but these are {dtype_name(scale.dtype)}")
     if weight.details.get(TILED, False):
         scale = untiled(key, scale, grid)
-    elif tuple(scale.shape) != grid:
+    elif tuple(scale.shape) not in (grid, (grid[0] * grid[1], 1)):  # the latter ModelOpt's, compressed
         raise bad(key, f"its shape is {list(scale.shape)}, but {list(grid)} belongs to the weight")
     exponents = scale.contiguous().view(torch.uint8).reshape(-1, 1)
     if bool((exponents == _NAN).any()):

@@ -7,6 +7,9 @@ ModelOpt writes weights in two ways:
   code * scale, of 4-bit integers code / scale. The graph in `modelopt_state.pth`, a pickle, is not needed.
 * the unified export: X.weight, X.weight_scale and perhaps X.pre_quant_scale; 4-bit integers have two rows in a byte.
   Nothing in the tensors names ModelOpt, so a config or the metadata has to.
+
+Both write MXFP4 and MXFP8 with a byte of E8M0 for 32 weights. A low-rank branch beside the codes (its SVDQuant) is not
+read: without it the codes are another weight.
 """
 
 from __future__ import annotations
@@ -19,21 +22,26 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
-from ._hub_find import BYTES, GROUP_SIZE, HIGH_FIRST, PACKING, PAIRS, told
+from ._hub_find import BYTES, DTYPE, GROUP_SIZE, HIGH_FIRST, PACKING, PAIRS, float_dtype, told, unread
 
 SCALE = "weight_quantizer._scale"
 _DOUBLE, _COLUMNS = "weight_quantizer._double_scale", "input_quantizer._pre_quant_scale"
 OF_QUANTIZER = re.compile(r"(.*\.)?\w*quantizer\._\w+")
+_BRANCHES = ("svdquant_lora_a", "weight_quantizer._svdquant_lora_a")
+_BLOCK = 32  # weights of a scale of MXFP4 and MXFP8
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
     """See `Backend.find`. `config` may contain "methods", the places that name a method, and the methods.
 
     Raises:
-        UnsupportedFileError: codes or scales that ModelOpt is not known to write.
+        UnsupportedFileError: codes or scales that ModelOpt is not known to write, or a low-rank branch.
     """
     declared = config.get("comfy") or {}
     names = [name for name in tensors if name.rpartition(".")[2] == "weight" and name not in declared]
+    branch = next((leaf(name, key) for name in names for key in _BRANCHES if leaf(name, key) in tensors), None)
+    if branch is not None:
+        raise unread(branch, "it is of a low-rank branch beside 4-bit codes (SVDQuant by NVIDIA ModelOpt)")
     weights = [_compressed(name, tensors) for name in names if leaf(name, SCALE) in tensors]
     if any(method.lower() == "modelopt" for _, method in config.get("methods", ())):
         weights += [one for one in (_exported(name, tensors) for name in names) if one is not None]
@@ -78,7 +86,12 @@ def _compressed(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWei
     info, columns = tensors[name], leaf(name, _COLUMNS)
     keys = {"codes": name, "scale": leaf(name, SCALE)}
     keys |= {"columns": columns} if columns in tensors else {}
+    scale = tensors[keys["scale"]]
+    if scale.dtype == "uint8" and "columns" not in keys and info.dtype in ("uint8", "float8_e4m3fn"):
+        return _by_exponents(name, keys, tensors, "compressed")
     if info.dtype == "uint8" and leaf(name, _DOUBLE) in tensors:
+        if math.prod(scale.shape) * _BLOCK == math.prod(info.shape) * 2:
+            raise _strange(name, f"4-bit floats with scales of {_BLOCK}")
         keys["factor"] = leaf(name, _DOUBLE)
         return _row(name, "comfy:nvfp4", keys, "NVFP4, compressed")
     if info.dtype == "uint8":
@@ -106,10 +119,28 @@ def _exported(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWeigh
         return replace(_int8(name, keys, tensors, "exported"), extra=extra)
     if info.dtype != "uint8" or len(info.shape) != 2 or len(scale.shape) != 2:
         return None
+    if scale.dtype == "uint8" and "columns" not in keys:
+        return replace(_by_exponents(name, keys, tensors, "exported"), extra=extra)
     if not scale.shape[1] or info.shape[1] % scale.shape[1]:
         raise _strange(name, f"{list(info.shape)} bytes with {list(scale.shape)} scales")
     details = {PACKING: PAIRS, GROUP_SIZE: info.shape[1] // scale.shape[1]}
     return replace(_row(name, "hub-int4", keys, "4-bit integers, exported", details), extra=extra)
+
+
+def _by_exponents(
+    name: str, keys: Mapping[str, str], tensors: Mapping[str, TensorInfo], how: str
+) -> PrequantizedWeight:  # fmt: skip
+    """MXFP8, or MXFP4, where two columns are in a byte."""
+    info, scale = tensors[name], tensors[keys["scale"]]
+    each = 2 if info.dtype == "uint8" else 1
+    if len(info.shape) != 2 or math.prod(scale.shape) * _BLOCK != math.prod(info.shape) * each:
+        raise _strange(name, f"{info.dtype} {list(info.shape)} with {list(scale.shape)} exponents")
+    details = {DTYPE: float_dtype(tensors, {keys["scale"]})}
+    if each == 1:
+        return _row(name, "mxfp8", keys, f"8-bit floats (MXFP8), {how}", details)
+    parts = {"blocks": name, "scale": keys["scale"]}
+    weight = _row(name, "mxfp4", parts, f"4-bit floats (MXFP4), {how}", details | {"type": "mxfp4"})
+    return replace(weight, shape=(info.shape[0], info.shape[1] * 2))
 
 
 def _int8(

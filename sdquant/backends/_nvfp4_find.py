@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import UnsupportedFileError
+from ._hub_find import unread
 
 _METHODS = ("bfl", "modelopt")  # what configs call those who write this order
 _SCHEME = "comfy:nvfp4"
@@ -25,12 +26,15 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     """See `Backend.find`. `config` may contain "methods", the places that name a method, and the methods.
 
     Raises:
-        UnsupportedFileError: nothing tells the order.
+        UnsupportedFileError: nothing tells the order, or scales are of 32 weights.
     """
     declared = config.get("comfy") or {}
     names = [name for name, info in tensors.items() if name not in declared and _is_weight(name, info, tensors)]
     if not any(tensors.get(leaf(name, "weight_scale_2")) and leaf(name, "weight_scale") in tensors for name in names):
         return []
+    wide = next((name for name in names if _scale_of_32(name, tensors)), None)
+    if wide is not None:
+        raise unread(wide, "it is in 4-bit floats with a scale for 32 of them (W4A8_NVFP4_FP8), and NVFP4 has 16")
     told = _told(config, names, tensors)
     evidence = f"NVFP4 of ModelOpt or Black Forest Labs, scales of 16 in the order of the weight, {told}"
     return [_weight(name, tensors, evidence) for name in names]
@@ -42,6 +46,12 @@ def _is_weight(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -
     scale = tensors.get(leaf(name, "weight_scale"))
     has_factor = leaf(name, "weight_scale_2") in tensors
     return scale.dtype == "float8_e4m3fn" if scale is not None else has_factor
+
+
+def _scale_of_32(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
+    scale = tensors.get(leaf(name, "weight_scale"))
+    rows, halves = tensors[name].shape
+    return scale is not None and halves > 0 and scale.shape == (rows, halves // 16) and halves % 16 == 0
 
 
 def _told(config: Mapping[str, Any], names: list[str], tensors: Mapping[str, TensorInfo]) -> str:

@@ -32,7 +32,7 @@ _TILE = 128
 
 
 def config_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json that the metadata of Nunchaku's single files have, with diffusers' class; {} for none."""
+    """Return the config.json that the metadata of Nunchaku's single files have, with its class; {} for none."""
     if not isinstance(metadata.get("model_class"), str) or not isinstance(metadata.get("config"), str):
         return {}
     try:
@@ -44,7 +44,10 @@ def config_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
     name = config.get("_class_name", metadata["model_class"])
     if not isinstance(name, str):
         return {}
-    return {**config, "_class_name": name.removeprefix("Nunchaku").replace("2dModel", "2DModel")}
+    name = name.removeprefix("Nunchaku").replace("2dModel", "2DModel")
+    if "_class_name" not in config and "model_type" in config:  # a text encoder, transformers' class
+        return {**config, "architectures": [name]}
+    return {**config, "_class_name": name}
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
-from sdquant.core import packed_rows, read_weight
+from sdquant.core import code_tables, packed_rows, read_weight
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.formats.checkpoint import single_file
 from sdquant.nn import quantized
@@ -76,13 +76,49 @@ def _fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return layer | {"input_quantizer._amax": torch.tensor(3.0)}, codes.float() * scale
 
 
+def _exponents(rows: Tensor, largest: float) -> Tensor:
+    """The exponent of each 32 weights of a row, uint8 [out, in / 32]."""
+    least = rows.view(len(rows), -1, 32).abs().amax(-1).clamp(min=1e-20) / largest
+    return (least.log2().ceil() + 127).to(torch.uint8)
+
+
+def _mxfp4(names: str, flat: bool) -> Any:
+    def make(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        stored = _exponents(weight, 6)
+        factors = torch.exp2(stored.float() - 127).repeat_interleave(32, 1)
+        table = code_tables.code_table("e2m1", "float32", torch.device("cpu"))
+        codes = ((weight / factors).unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8)
+        layer = {"weight": codes[:, ::2] | codes[:, 1::2] << 4, names: stored.view(-1, 1) if flat else stored}
+        return layer, table[codes.int()] * factors
+
+    return make
+
+
+def _mxfp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    stored = _exponents(weight, 448)
+    factors = torch.exp2(stored.float() - 127).repeat_interleave(32, 1)
+    codes = (weight / factors).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_quantizer._scale": stored}, codes.float() * factors
+
+
+def _fp8_blocks(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Blocks of 128 x 128, as the export has them: [down, 1, across, 1]."""
+    down, across = (-(-size // 128) for size in weight.shape)
+    grid = torch.linspace(1e-3, 2e-3, down * across).view(down, across)
+    factors = grid.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(weight), : weight.shape[1]]
+    codes = (weight / factors).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": grid.view(down, 1, across, 1)}, codes.float() * factors
+
+
 KINDS: dict[str, tuple[str, Any]] = {
     "fp8": ("fp8", _fp8), "int8": ("int8_row", _int8("weight_quantizer._scale")),
     "int8 smoothed": ("hub-int8", _int8("weight_quantizer._scale", "input_quantizer._pre_quant_scale")),
     "int4 awq": ("hub-int4", _compressed_int4), "nvfp4": ("comfy:nvfp4", _nvfp4),
     "exported int8": ("int8_row", _int8("weight_scale")),
     "exported int8 smoothed": ("hub-int8", _int8("weight_scale", "pre_quant_scale")),
-    "exported int4": ("hub-int4", _exported_int4),
+    "exported int4": ("hub-int4", _exported_int4), "exported fp8 blocks": ("fp8", _fp8_blocks),
+    "mxfp4": ("mxfp4", _mxfp4("weight_quantizer._scale", True)), "mxfp8": ("mxfp8", _mxfp8),
+    "exported mxfp4": ("mxfp4", _mxfp4("weight_scale", False)),
 }  # fmt: skip
 
 
@@ -185,6 +221,19 @@ BROKEN: dict[str, tuple[str, type[Exception], str, dict[str, Tensor]]] = {
         "int4 awq", BadFileError, "64 columns", {"input_quantizer._pre_quant_scale": torch.ones(32)},
     ),
     "smoothed fp8": ("fp8", UnsupportedFileError, "smoothed", {"input_quantizer._pre_quant_scale": torch.ones(64)}),
+    "a branch": ("nvfp4", UnsupportedFileError, "branch", {"weight_quantizer._svdquant_lora_a": torch.ones(4, 64)}),
+    "an exported branch": ("exported int8", UnsupportedFileError, "branch", {"svdquant_lora_a": torch.ones(4, 64)}),
+    "scales of 32": (
+        "nvfp4", UnsupportedFileError, "scales of 32",
+        {"weight_quantizer._scale": torch.ones(64, 2).to(torch.float8_e4m3fn)},
+    ),
+    "exported scales of 32": (
+        "nvfp4", UnsupportedFileError, "a scale for 32",
+        {"weight_scale": torch.ones(64, 2).to(torch.float8_e4m3fn), "weight_scale_2": torch.ones(())},
+    ),
+    "exponents of 16": (
+        "mxfp8", UnsupportedFileError, "exponents", {"weight_quantizer._scale": torch.ones(64, 4).to(torch.uint8)},
+    ),
     "16 bits": ("int8", UnsupportedFileError, "int16", {"weight": torch.ones(64, 64).to(torch.int16)}),
 }  # fmt: skip
 

@@ -252,7 +252,8 @@ def test_its_text_encoder(flux: Path, tmp_path: Path) -> None:
         file |= {f"{stem}scales": scale.T.contiguous(), f"{stem}scaled_zeros": zero.T.contiguous()}
         floats[name] = (codes * scale.float().unsqueeze(-1) + zero.float().unsqueeze(-1)).flatten(1)
     assert file.keys() != weights.keys()
-    save_file({key: tensor.contiguous() for key, tensor in file.items()}, tmp_path / "awq-int4-t5.safetensors")
+    said = {"config": (flux / "text_encoder_2" / "config.json").read_text(), "model_class": "NunchakuT5EncoderModel"}
+    save_file({key: tensor.contiguous() for key, tensor in file.items()}, tmp_path / "awq-int4-t5.safetensors", said)
     save_file({key: tensor.contiguous() for key, tensor in floats.items()}, tmp_path / "floats.safetensors")
     seen = sdquant.verify(tmp_path / "awq-int4-t5.safetensors")
     assert (seen.family, seen.quant, seen.warnings) == ("t5", "awq_w4a16", [])
