@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from ...core import registry
 from ...errors import SdquantError, SettingsError
 from ...models import Stopped
 from ...saving import next_steps
@@ -40,7 +41,12 @@ def add(desk: Desk, head: Head, seen: gr.State) -> None:
         with gr.Column(scale=3):
             kind = gr.Radio(kinds, value="folder", label="Write", elem_id="convert-kind")
             scheme = gr.Dropdown(
-                _choices("folder"), value="nf4", label="Scheme", filterable=True, elem_id="convert-scheme"
+                _choices("folder"),
+                value="nf4",
+                label="Scheme",
+                filterable=True,
+                elem_id="convert-scheme",
+                allow_custom_value=True,  # what is no scheme is refused in a sentence, not by Gradio
             )
             with gr.Row(visible=False) as goals:
                 size_box = gr.Textbox(
@@ -102,7 +108,8 @@ def _seen(
     desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str, size_text: Any, quality: Any, usual: str
 ) -> tuple[Any, ...]:
     """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
-    if tab != TITLE:
+    of_another_kind = scheme in {row.name for row in registry.schemes()} - set(conversion.schemes(kind))
+    if tab != TITLE or of_another_kind:  # whose scheme follows: Gradio sends both changes at once
         return (gr.skip(),) * 5
     with desk.traces.aside():
         try:
