@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,15 @@ def test_the_page_finds_it_by_names_alone() -> None:
     assert not takes_image("StableDiffusion3ControlNetPipeline") and not takes_image("DDPMPipeline")
     for name in ("FluxPipeline", "StableDiffusionPipeline", "StableDiffusion3Pipeline", "WanPipeline"):
         assert takes_image(name) == (image_classes(name)[0] is not None)
+
+
+def test_a_mask_is_turned_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side: the left column of the file is the top row of what is seen
+    raw = Image.new("L", (8, 16), 0)
+    raw.paste(255, (0, 0, 4, 16))
+    file = io.BytesIO()
+    raw.save(file, "PNG", exif=exif)
+    mask = Image.open(io.BytesIO(file.getvalue()))
+    start = StartImage(image=Image.new("RGB", (16, 8)), mask=mask).sized((16, 8))
+    assert start.mask.getbbox() == (0, 0, 16, 4)

@@ -41,7 +41,7 @@ class StartImage:
 
         mask = self.mask
         if mask is not None:
-            mask = ImageOps.fit(mask.convert("L"), size, Image.Resampling.NEAREST)
+            mask = ImageOps.fit(ImageOps.exif_transpose(mask).convert("L"), size, Image.Resampling.NEAREST)
         image = ImageOps.fit(as_seen(self.image), size, Image.Resampling.LANCZOS)
         return StartImage(image=image, strength=self.strength, mask=mask)
 

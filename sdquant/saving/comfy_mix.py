@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .export_single_file import FileTensor
 
 FORMATS = ("comfy:nvfp4", "w4a8", "w6a8", "mxfp8", "int8_row", "int8_convrot")
+Rows = Mapping[str, "FileTensor"]
 _HEAD = 2048  # bytes of the header beside its tensors and layers
 
 
@@ -44,11 +45,13 @@ def write_comfy_mix(
     quality: float | str | None = None,
     quant_stats: str | Path | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
+    on_weights: Callable[[int, int], object] | None = None,
 ) -> Path:
     """Choose a format for each layer of a component, for so many bytes of the file or such a quality, and write it.
 
     Args:
         quant: "auto".
+        on_weights: called with the number of weights that were read to measure their errors, and of all.
         size, quality, quant_stats: see `load_model`; the others are those of `export_single_file.quantize_file`.
 
     Returns:
@@ -68,15 +71,22 @@ def write_comfy_mix(
     if not request.mixed:
         raise SettingsError(f"Cannot write {goal} with quant='auto'", "it needs a size or quality", "Add size='4GB'")
     sources = original_layout.chosen(detect(path, allow_pickle=allow_pickle), request.components, single=True)
-    ((name, src),) = sources.items()
-    component = "" if name == LONE else name
-    src = export_single_file.floats_of(src)
-    rows = _rows(src, request, component)
+    file, by_format, floats = _opened(sources, request)
+    rows = _rows(file, by_format, floats, request, on_weights)
+    src = file.src
     return export_single_file.write_rows(goal, src, rows, f"a mix for {goal.name}", skip, progress, on_bytes)
 
 
-def _rows(src: Checkpoint, request: Request, component: str) -> list[FileTensor]:
-    """Return the tensors of the file with the chosen formats."""
+def fewest_bytes(path: str | Path) -> int:
+    """Return the bytes of the smallest file that `write_comfy_mix` can write of a model."""
+    request = make_request(path, quant="auto", size=1)
+    return _opened(original_layout.chosen(detect(path), None, single=True), request)[0].fewest
+
+
+def _opened(sources: Mapping[str, Checkpoint], request: Request) -> tuple[file_mix.MixedFile, Mapping[str, Rows], Rows]:
+    """Return a file of the one component, with its tensors in each format, and as floats."""
+    ((name, src),) = sources.items()
+    src = export_single_file.floats_of(src)
     by_format = {
         word: {row.part.name: row for row in export_single_file.rows_of(src, registry.parse(word), request.skip)}
         for word in FORMATS
@@ -91,7 +101,20 @@ def _rows(src: Checkpoint, request: Request, component: str) -> list[FileTensor]
         for name, row in floats.items()
     ]  # fmt: skip
     rest = _HEAD + 2 * len(json.dumps(dict(src.config))) + len(METADATA_KEY)
-    picks = file_mix.formats_of(src, tensors, request, component, kind="ComfyUI", rest=rest)
+    component = "" if name == LONE else name
+    file = file_mix.MixedFile(src=src, name=component, rows=tensors, rest=rest, kind="ComfyUI")
+    return file, by_format, floats
+
+
+def _rows(
+    file: file_mix.MixedFile,
+    by_format: Mapping[str, Rows],
+    floats: Rows,
+    request: Request,
+    on_weights: Callable[[int, int], object] | None,
+) -> list[FileTensor]:
+    """Return the tensors of the file with the chosen formats."""
+    component, picks = file.name, file_mix.formats_of(file, request, on_weights)
     known = file_mix.statistics_of(request, component)
 
     def chosen(name: str) -> FileTensor:

@@ -58,6 +58,7 @@ def quantize_file(
     size: int | str | None = None,
     quality: float | str | None = None,
     quant_stats: str | Path | None = None,
+    on_weights: Callable[[int, int], object] | None = None,
 ) -> Path:
     """Quantize a model to GGUF, one weight at a time.
 
@@ -69,6 +70,7 @@ def quantize_file(
         target: ends in `.gguf`: one file with the one component named, or the UNet/transformer. Otherwise a folder like
             the original, with a GGUF file in each quantized component.
         on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
+        on_weights: called with the number of weights that were read to choose types, and of all.
 
     Returns:
         The target.
@@ -101,7 +103,7 @@ def quantize_file(
     detected = detect(place, allow_pickle=allow_pickle)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
     sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
-    types = _mixed(sources, options) if automatic else {}
+    types = file_mix.formats_of(_mixed(sources, options), options, on_weights) if automatic else {}
     choice = _spec_of_mix(types, options.quant_stats) if automatic else options.specs["*"]
     assert choice is not None
     specs = {name: choice.of_component("" if name == LONE else name) for name in sources}
@@ -323,8 +325,15 @@ def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:
     return replace(spec, scheme=row, options=tuple(one for one in spec.options if one[0] in row.options))
 
 
-def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> dict[str, str]:
-    """Return the types of a mix of one component, by the file's names."""
+def fewest_bytes(path: str | Path) -> int:
+    """Return the bytes of the smallest file of a model with types of its own for each weight."""
+    sources = original_layout.chosen(detect(path), None, single=True)
+    floats = {name: original_layout.as_floats(src) for name, src in sources.items()}
+    return _mixed(floats, make_request(path, quant=AUTO, size=1)).fewest
+
+
+def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> file_mix.MixedFile:
+    """Return the file of one component with the types that each tensor can have."""
     ((component, src),) = sources.items()
     parts, row = original_layout.names(src, True)
     kind, loss = gguf_conventions.architecture(row), RoundingLoss()
@@ -345,7 +354,7 @@ def _mixed(sources: Mapping[str, Checkpoint], options: Request) -> dict[str, str
         candidates.append(file_mix.MixedTensor(name=name, sources=tuple(by_name[name].sources), bytes=sizes))
     rest = 4096 + 2 * len(str(src.config))
     name = "" if component == LONE else component
-    return file_mix.formats_of(src, candidates, options, name, kind="GGUF", rest=rest)
+    return file_mix.MixedFile(src=src, name=name, rows=candidates, rest=rest, kind="GGUF")
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:

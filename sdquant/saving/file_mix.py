@@ -47,20 +47,42 @@ class MixedTensor:
         return tuple(self.bytes)[:-1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixedFile:
+    """A file whose formats are still to be chosen.
+
+    Attributes:
+        src: the component. name: its own in the statistics.
+        rows: all tensors of the file, also those that no format fits. rest: bytes of the file beside them.
+        kind: for messages.
+    """
+
+    src: Checkpoint
+    name: str
+    rows: Sequence[MixedTensor]
+    rest: int
+    kind: str
+
+    @property
+    def fewest(self) -> int:
+        """The bytes of the file in the coarsest formats."""
+        return self.rest + sum(min(row.bytes.values()) if row.formats else row.bytes[row.plain] for row in self.rows)
+
+
 def formats_of(
-    src: Checkpoint, rows: Sequence[MixedTensor], request: Request, component: str, *, kind: str, rest: int
+    file: MixedFile, request: Request, on_weights: Callable[[int, int], object] | None = None
 ) -> dict[str, str]:
     """Return the format of each tensor that may be quantized.
 
     Args:
-        rows: all tensors of the file, also those that no format fits. component: its name in the statistics.
-        kind: of file, for messages. rest: bytes of the file beside its tensors.
+        on_weights: called with the number of weights read and of all.
 
     Raises:
         BudgetError: the file cannot be so small. SettingsError: the statistics are another model's.
     """
-    some = [row for row in rows if row.formats]
-    errors = _errors(src, some, request, component, kind)
+    _refuse_fewer(file, request, file.fewest)
+    some = [row for row in file.rows if row.formats]
+    errors = _errors(file, some, request, on_weights)
     words = [[word for word in row.formats if _is_known(row, word, errors)] + [row.plain] for row in some]
     items = [
         [knapsack.Cost(row.bytes[word], _noise(row, word, errors)) for word in each]
@@ -70,16 +92,19 @@ def formats_of(
         assert request.quality is not None
         picks = knapsack.within_noise(items, 10 ** (-request.quality / 10))
     else:
-        rest += sum(row.bytes[row.plain] for row in rows if not row.formats)
-        fewest = rest + knapsack.fewest_bytes(items)
-        if fewest > request.size_bytes:
-            raise BudgetError(
-                f"Cannot make a {kind} file of {src.path} as small as {text_of(request.size_bytes)}",
-                f"with the coarsest formats, and what is not quantized, it takes {text_of(fewest)}",
-                f"Use size={fewest} or more",
-            )
+        rest = file.rest + sum(row.bytes[row.plain] for row in file.rows if not row.formats)
+        _refuse_fewer(file, request, rest + knapsack.fewest_bytes(items))
         picks = knapsack.within_bytes(items, request.size_bytes - rest)
     return {row.name: each[pick] for row, each, pick in zip(some, words, picks, strict=True)}
+
+
+def _refuse_fewer(file: MixedFile, request: Request, fewest: int) -> None:
+    if request.size_bytes is not None and fewest > request.size_bytes:
+        raise BudgetError(
+            f"Cannot make a {file.kind} file of {file.src.path} as small as {text_of(request.size_bytes)}",
+            f"with the coarsest formats, and what is not quantized, it takes {text_of(fewest)}",
+            f"Use size={fewest} or more",
+        )
 
 
 def statistics_of(request: Request, component: str) -> ComponentStatistics | None:
@@ -91,8 +116,9 @@ def statistics_of(request: Request, component: str) -> ComponentStatistics | Non
 
 
 def _errors(
-    src: Checkpoint, rows: Sequence[MixedTensor], request: Request, component: str, kind: str
+    file: MixedFile, rows: Sequence[MixedTensor], request: Request, on_weights: Callable[[int, int], object] | None
 ) -> mix_errors.Errors:
+    src, component = file.src, file.name
     statistics = statistics_of(request, component)
     schemes = {source: row.formats for row in rows for source in row.sources}
     mix_pool.refuse_other_statistics(request, {component or "the model": (statistics, schemes)})
@@ -102,10 +128,19 @@ def _errors(
             return src.read(files, key)
 
         def run(tick: Callable[[int], object]) -> mix_errors.Errors:
-            return mix_errors.measure_errors(list(schemes), read, schemes, statistics, tick)
+            done = 0
+
+            def counted(more: int) -> None:
+                nonlocal done
+                done += more
+                tick(more)
+                if on_weights is not None:
+                    on_weights(done, len(schemes))
+
+            return mix_errors.measure_errors(list(schemes), read, schemes, statistics, counted)
 
         identity = None if statistics is None else mix_errors.file_identity(str(request.quant_stats))
-        key = {"files": list(mix_errors.identity(src)), "statistics": identity, "schemes": schemes, "file": kind,
+        key = {"files": list(mix_errors.identity(src)), "statistics": identity, "schemes": schemes, "file": file.kind,
                "component": component, "versions": dict(compat.hardware.versions())}  # fmt: skip
         return mix_errors.remembered(key, list(schemes), request.progress, run)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..core import LONE, gguf_types, registry
 from ..models import RoundingLoss, detect
 from ..planning import make_request
-from . import export_gguf, export_single_file, original_layout
+from . import comfy_mix, export_gguf, export_single_file, original_layout
 
 _ALIGNMENT = 32  # bytes, of GGUF's tensors
 
@@ -37,3 +37,8 @@ def file_bytes(path: str | Path, quant: str) -> int:
     spec = registry.parse(quant).of_component("" if component == LONE else component)
     rows = export_single_file.rows_of(export_single_file.floats_of(src), spec, ())
     return sum(part.nbytes for row in rows for part in row.made.values())
+
+
+def fewest_mix_bytes(path: str | Path, *, gguf: bool) -> int:
+    """Return the bytes of the smallest file with a format for each layer: of GGUF's types, or of ComfyUI's formats."""
+    return export_gguf.fewest_bytes(path) if gguf else comfy_mix.fewest_bytes(path)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from ..core import registry
 from ..errors import SettingsError
 from ..planning import RULES, Settings
+from . import mix_conversion
+from .mix_conversion import MIX, MIX_NAME, NO_MIX, Mix
 
 if TYPE_CHECKING:
     from ..core import Scheme
@@ -70,6 +72,7 @@ def usual(kind: str) -> str:
 
 def name_for(source: Path, scheme: str) -> str:
     """Return a name for the result, which `target_path` takes unless it is taken."""
+    scheme = MIX_NAME if scheme == MIX else scheme
     name = source.stem if source.is_file() else source.name
     name = re.sub(r"[^\w .+-]", "-", name)
     while len(name.encode()) > MOST_NAME_BYTES // 3:
@@ -109,11 +112,13 @@ def request_for(target: Target, scheme: str, kind: str) -> Request:
     return target.request(Settings({f"quant.{role}": scheme for role in _roles(kind)}))
 
 
-def foreseen(target: Target, scheme: str, kind: str) -> tuple[int, int]:
+def foreseen(target: Target, scheme: str, kind: str, mix: Mix = NO_MIX) -> tuple[int, int]:
     """Return the bytes of the weights before, and of what is written."""
     from ..compat import hardware
     from ..planning import open_model, prepare, role_of
 
+    if scheme == MIX:
+        return mix_conversion.foreseen_mix(target, kind, mix)
     request = request_for(target, scheme, kind)
     opened = open_model(target.path, Settings({}), hardware.probe(), target.companions | {"progress": False})
     if registry.scheme(scheme).backend == "gguf":  # which no request for a load can have
@@ -154,10 +159,19 @@ def _roles(kind: str) -> tuple[str, ...]:
     return ("model", "text_encoder") if kind == "folder" else ("model",)
 
 
-def convert_model(target: Target, scheme: str, kind: str, out: Path, on_bytes: OnBytes) -> None:
+def convert_model(
+    target: Target,
+    scheme: str,
+    kind: str,
+    out: Path,
+    on_bytes: OnBytes,
+    mix: Mix = NO_MIX,
+    on_weights: OnBytes | None = None,
+) -> None:
     """Write the model.
 
     Args:
+        on_weights: called with the number of weights that were read for a mix, and of all.
         on_bytes: called with the bytes done and the total; what it raises ends the conversion, and nothing is left.
 
     Raises:
@@ -169,6 +183,9 @@ def convert_model(target: Target, scheme: str, kind: str, out: Path, on_bytes: O
     from ..saving import export_gguf, export_single_file, save
     from ..utils.atomic_write import require_space
 
+    if scheme == MIX:
+        mix_conversion.write_mix(target, kind, mix, out, on_bytes, on_weights)
+        return
     request = request_for(target, scheme, kind)
     if registry.scheme(scheme).backend == "gguf":
         export_gguf.quantize_file(target.path, scheme, out, progress=False, on_bytes=on_bytes)

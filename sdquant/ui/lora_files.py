@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".safetensors"
 FOLDER = "loras"  # below the first folder of models, if no other was chosen
+_one_at_a_time = threading.Lock()  # two pages may drop files of one name
 _PLAIN = re.compile(r"\w[\w .+()-]*")
 
 
@@ -40,13 +42,15 @@ def take_lora(roots: Roots, folder: str, file: Path) -> str:
     if not _PLAIN.fullmatch(file.stem) or len(name.encode()) > MOST_NAME_BYTES or is_device_name(file.stem):
         raise SettingsError(what, "not every system can have a file of this name", "Rename it to letters and digits")
     place = _place(roots, folder, what) / name
-    if place.exists():
-        if not filecmp.cmp(place, file, shallow=False):
-            raise SettingsError(what, f"there is another {name} in its folder already", "Rename it, and drop it again")
-        return roots.shown(place)
-    size = file.stat().st_size
-    with file.open("rb") as source, whole_file(place, size) as target:
-        shutil.copyfileobj(source, target, 1 << 20)
+    with _one_at_a_time:
+        if place.exists():
+            if not filecmp.cmp(place, file, shallow=False):
+                why = f"there is another {name} in its folder already"
+                raise SettingsError(what, why, "Rename it, and drop it again")
+            return roots.shown(place)
+        size = file.stat().st_size
+        with file.open("rb") as source, whole_file(place, size) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
     return roots.shown(place)
 
 

@@ -17,9 +17,9 @@ _WORDS = (
     (r"quant=['\"]([\w:,.=-]+)['\"]", r"\1"),
     (r"compute=['\"](\w+)['\"]", r"compute \1"),
     (r"device=['\"]([\w:]+)['\"]", r"the device \1"),
-    (r"\b(mode|dtype|budget|device|variant)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
+    (r"\b(mode|dtype|budget|device|variant|size|quality)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
     (r"\bbase=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
-    (r"\b(runtime|compute|offload|quant|budget|skip)=(?=\W|$)", r"\1"),
+    (r"\b(runtime|compute|offload|quant|budget|skip|size|quality)=(?=\W|$)", r"\1"),
 )
 _LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: (\w)")  # in its own words
 _TABLE = tuple((re.compile(pattern), text) for pattern, text in _WORDS)

@@ -1,14 +1,20 @@
-"""A model converted to a GGUF file, a ComfyUI file and a folder, from the page; each is what it says, and loads."""
+"""A model converted to a GGUF file, a ComfyUI file and a folder, from the page; each is what it says, and loads.
+
+So is a mix; and of a conversion that is cancelled nothing is left.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 import sdquant
+
+from ..sparse_pipelines import FLUX, component
 
 if TYPE_CHECKING:
     from ..ui.conftest import Served
@@ -44,3 +50,55 @@ def test_convert(person: Person, running: Served) -> None:
     expect(page.locator("#convert-status .sq-breaks")).to_contain_text("letters, digits")
     person.model("models/digits-flux-nf4")
     expect(page.locator("#convert-seen .sq-breaks").or_(page.locator("#convert-seen .sq-info"))).to_be_visible()
+
+
+def test_a_mix(person: Person, running: Served) -> None:
+    page = person.page
+    person.model("digits-flux")
+    person.tab("Convert")
+    page.locator("#convert-kind").get_by_label(re.compile("ComfyUI file")).check()
+    expect(page.locator("#convert-size")).to_be_hidden()
+    person.pick("convert-scheme", "A mix: the best picture for a size")
+    size = page.locator("#convert-size :is(input, textarea)")
+    expect(size).to_have_value(re.compile("^[0-9.]+MB$"))
+    seen = page.locator("#convert-seen .sq-info")
+    expect(seen).to_contain_text(re.compile(r"A mix: at most .* MB.*It takes about \d+ s here", re.DOTALL))
+    size.fill("10KB")
+    refused = page.locator("#convert-seen .sq-breaks")
+    expect(refused).to_contain_text("Write")
+    expect(page.locator("#convert-run")).to_be_disabled()
+    least = re.search(r"Write ([0-9.]+MB) or more", refused.inner_text())
+    assert least is not None and "=" not in refused.inner_text()
+    size.fill(least[1])
+    expect(seen).to_contain_text(f"at most {least[1].removesuffix('MB')}"[:10])
+    page.locator("#convert-run").click()
+    done = page.locator("#convert-status .sq-ok")
+    expect(done).to_contain_text("models/digits-flux-mix.safetensors")
+    expect(done).to_contain_text("its own node 'Load Diffusion Model'")
+    written = running.models / "digits-flux-mix.safetensors"
+    assert written.stat().st_size <= float(least[1].removesuffix("MB")) * 1e6
+    assert len({weight.scheme for weight in sdquant.detect(written).sources[""].prequantized.values()}) > 1
+
+
+def test_cancel(person: Person, running: Served) -> None:
+    page = person.page
+    folder = shutil.copytree(sdquant.demo.path("digits-flux"), running.models / "wide")
+    shutil.rmtree(folder / "transformer")
+    name, values = FLUX["transformer"]
+    component(folder / "transformer", name, {**values, "num_layers": 2, "num_single_layers": 4})
+    try:
+        page.locator("#again").click()
+        person.model("models/wide")
+        person.tab("Convert")
+        page.locator("#convert-kind").get_by_label(re.compile("GGUF file")).check()
+        person.pick("convert-scheme", "q4_k")
+        expect(page.locator("#convert-seen")).to_contain_text("q4_k:")
+        before = {path.name for path in running.models.iterdir()}
+        page.locator("#convert-run").click()
+        expect(page.locator("#convert-status [role=progressbar]")).to_contain_text(re.compile("Converting, [1-9]"))
+        page.locator("#convert-cancel").click()
+        expect(page.locator("#convert-status .sq-info")).to_contain_text("Nothing was written")
+        assert {path.name for path in running.models.iterdir()} == before
+        expect(page.locator("#convert-run")).to_be_enabled()
+    finally:
+        shutil.rmtree(folder)

@@ -81,3 +81,29 @@ def test_put_on_and_taken_off(person: Person, running: Served, lora_file: Callab
     person.write("prompt", "a handwritten seven <lora:oil:1>")
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(page.locator("#status .sq-breaks")).to_contain_text("the LoRA 'oil'")
+
+
+# A file that is dropped on a box, as the browser says it.
+DROP = """([to, name, bytes]) => {
+    const files = new DataTransfer();
+    files.items.add(new File([new Uint8Array(bytes)], name));
+    const drop = new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true });
+    document.querySelector(to).dispatchEvent(drop);
+}"""
+
+
+@pytest.mark.slow
+def test_a_dropped_file(person: Person, running: Served, lora_file: Callable[..., Path]) -> None:
+    page = person.page
+    raw = lora_file("digits-sd", False, True).read_bytes()
+    person.model("digits-sd")
+    page.get_by_role("button", name=re.compile("^LoRA")).click()
+    page.evaluate(DROP, ["#lora-file button", "dropped.safetensors", list(raw)])
+    expect(page.locator("#lora-said")).to_contain_text("Added: models/loras/dropped.safetensors")
+    expect(page.locator("#lora-0 input")).to_have_value("models/loras/dropped")
+    assert (running.models / "loras" / "dropped.safetensors").read_bytes() == raw
+    person.draw("a handwritten seven", steps=4)
+    expect(page.locator("#facts")).to_contain_text("dropped 1")
+    page.evaluate(DROP, ["#lora-file button", "notes.safetensors", list(b"no model")])
+    expect(page.locator("#lora-said .sq-breaks")).to_contain_text("Cannot use notes.safetensors as a LoRA")
+    assert not (running.models / "loras" / "notes.safetensors").exists()

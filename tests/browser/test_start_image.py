@@ -52,6 +52,8 @@ def test_a_file_of_ones_own(person: Person, tmp_path: Path) -> None:
     choose.set_input_files(tmp_path / "photo.tiff")
     expect(page.locator("#start").get_by_role("button", name="Brush", exact=True)).to_be_visible()
     expect(page.locator("#start-said .sq-card")).to_have_count(0)
+    # The editor takes a picture over only after it has shown it.
+    expect(page.locator("#start canvas").first).to_be_visible()
     drawn = person.draw("a handwritten one", steps=4)
     assert drawn.height > drawn.width
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from sdquant import demo
-from sdquant.errors import SettingsError
+from sdquant.errors import BudgetError, SettingsError
+from sdquant.models import Stopped
 from sdquant.ui import conversion
+from sdquant.ui.conversion_time import seconds_for
+from sdquant.ui.mix_conversion import MIX, Mix, usual_size
 from sdquant.ui.plan_preview import Target
 
 
@@ -59,3 +62,44 @@ def test_the_size_of_a_file_is_foreseen(tmp_path: Path, model: str, scheme: str,
     conversion.convert_model(source, scheme, kind, out, lambda done, total: None)
     written, foreseen = out.stat().st_size, conversion.foreseen(source, scheme, kind)[1]
     assert 0 <= written - foreseen < 70_000  # the header
+
+
+@pytest.mark.parametrize("kind", ["gguf", "file"])
+def test_a_mix_is_as_small_as_asked(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = Target(path=str(demo.path("digits-flux")))
+    out = tmp_path / ("model.gguf" if kind == "gguf" else "model.safetensors")
+    mix = Mix(size=usual_size(source, kind))
+    before, most = conversion.foreseen(source, MIX, kind, mix)
+    seen: list[tuple[int, int]] = []
+
+    def count(done: int, total: int) -> None:
+        seen.append((done, total))
+
+    conversion.convert_model(source, MIX, kind, out, lambda done, total: None, mix, count)
+    assert out.stat().st_size <= most < before and seen[-1][0] == seen[-1][1] == len(seen) > 3
+    with pytest.raises(BudgetError, match=r"Write [0-9.]+MB or more") as refused:
+        conversion.foreseen(source, MIX, kind, Mix(size="10KB"))
+    least = str(refused.value.fix).split()[1]
+    assert conversion.foreseen(source, MIX, kind, Mix(size=least))[1] > 10_000
+
+    def stop(done: int, total: int) -> None:
+        raise Stopped
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(Stopped):
+        conversion.convert_model(source, MIX, kind, tmp_path / f"b{out.suffix}", lambda done, total: None, mix, stop)
+    assert {path.name for path in tmp_path.iterdir()} <= {out.name, "cache", "other"}
+
+
+@pytest.mark.parametrize("mix", [Mix(), Mix(size="3MB", quality="20")])
+def test_a_mix_has_one_goal(mix: Mix) -> None:
+    with pytest.raises(SettingsError, match="Cannot choose a mix"):
+        conversion.foreseen(Target(path=str(demo.path("digits-flux"))), MIX, "folder", mix)
+
+
+def test_how_long_it_takes_grows_with_the_model() -> None:
+    small, large = (seconds_for("int8_row", "file", nbytes) for nbytes in (10**7, 10**10))
+    mixed = seconds_for(MIX, "gguf", 10**10)
+    assert small is not None and large is not None and mixed is not None
+    assert small < large < mixed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,24 @@ def test_what_the_page_remembers(tmp_path: Path) -> None:
         (tmp_path / "settings-page.json").write_text(damaged)
         assert PageMemory(settings).get(LORA_FOLDER) == ""
     PageMemory(tmp_path / "settings.json" / "not a folder" / "x.json").keep(LORA_FOLDER, "a")
+
+
+def test_two_files_of_one_name_at_once(tmp_path: Path) -> None:
+    """One is taken, and the other refused: it replaces nothing."""
+    models = tmp_path / "models"
+    models.mkdir()
+    files = []
+    for n in range(4):
+        (tmp_path / str(n)).mkdir()
+        files.append(_lora(tmp_path / str(n) / "ink.safetensors", float(n)))
+
+    def take(file: Path) -> bytes | None:
+        try:
+            take_lora(Roots([models]), "", file)
+        except SdquantError:
+            return None
+        return file.read_bytes()
+
+    with ThreadPoolExecutor(len(files)) as pool:
+        taken = [one for one in pool.map(take, files) if one is not None]
+    assert taken == [(models / "loras" / "ink.safetensors").read_bytes()]

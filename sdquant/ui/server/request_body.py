@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from .routes import JSON, MULTIPART, is_kept
 MAX_BODY = 4 << 20  # bytes; settings are a few kB
 MAX_UPLOAD = 900 << 20  # bytes; a LoRA
 SECONDS = 30  # for a whole body to arrive; of an upload, for each part of it
+LEAST_RATE = 8 << 10  # bytes a second of an upload on the whole, beyond the first SECONDS
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -64,13 +66,18 @@ async def read(receive: Receive, media: str, uploads: str) -> Receive:
 
 
 def _patient(receive: Receive) -> Receive:
-    """Return a `receive` that gives a sender up if nothing comes."""
+    """Return a `receive` that gives a sender up if nothing comes, or so little that it would never end."""
+    begin, received = time.monotonic(), 0
 
     async def part() -> Message:
+        nonlocal received
+        late = time.monotonic() - begin - received / LEAST_RATE
         try:
-            return await asyncio.wait_for(receive(), SECONDS)
+            message = await asyncio.wait_for(receive(), max(0.0, SECONDS - max(0.0, late)))
         except asyncio.TimeoutError:
             return {"type": "http.disconnect"}
+        received += len(message.get("body", b""))
+        return message
 
     return part
 

@@ -10,21 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from ...core import registry
 from ...errors import SdquantError, SettingsError
 from ...models import Stopped
 from ...saving import next_steps
 from ...utils.byte_sizes import size
-from .. import conversion, header, html_components
+from .. import conversion, conversion_time, header, html_components, mix_conversion
 from ..background_task import follow
+from ..mix_conversion import MIX
 from ..model_manager import Job, Progress
 from . import current
 
 if TYPE_CHECKING:
     from ..app_state import Desk
     from ..header import Head
+    from ..plan_preview import Target
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 TITLE = "Convert"
+_MIXED = (
+    "Each weight gets the scheme that makes the image best for the bytes: the weights are read once to measure that."
+)
 _LEAST = 2.0  # seconds of work before an estimate of what is left
 
 
@@ -35,8 +41,22 @@ def add(desk: Desk, head: Head, seen: gr.State) -> None:
         with gr.Column(scale=3):
             kind = gr.Radio(kinds, value="folder", label="Write", elem_id="convert-kind")
             scheme = gr.Dropdown(
-                conversion.schemes("folder"), value="nf4", label="Scheme", filterable=True, elem_id="convert-scheme"
+                _choices("folder"),
+                value="nf4",
+                label="Scheme",
+                filterable=True,
+                elem_id="convert-scheme",
+                allow_custom_value=True,  # what is no scheme is refused in a sentence, not by Gradio
             )
+            with gr.Row(visible=False) as goals:
+                size_box = gr.Textbox(
+                    "", label="Size", info="Of the result, such as 6GB", max_lines=1, max_length=30, min_width=120,
+                    elem_id="convert-size",
+                )  # fmt: skip
+                quality = gr.Textbox(
+                    "", label="Or quality", info="In dB; 20 is close, 30 is closer", max_lines=1, max_length=30,
+                    min_width=120, elem_id="convert-quality",
+                )  # fmt: skip
             name = gr.Textbox("", label="Name of the result", max_lines=1, max_length=100, elem_id="convert-name")
             with gr.Row():
                 run = gr.Button("Convert", variant="primary", scale=3, elem_id="convert-run")
@@ -52,60 +72,85 @@ def add(desk: Desk, head: Head, seen: gr.State) -> None:
         desk.cancel(str(request.session_hash))
 
     kind.change(_schemes, [kind, scheme], scheme, **_QUIET)
-    where = [head.model, head.base]
+    scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **_QUIET)
+    where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
+    usual = gr.State("")  # the size that was suggested, which another model or target changes
     current.forget(where, [preview])
     event = gr.on(
-        [one.change for one in (seen, *where, kind, scheme)],
+        [one.change for one in (seen, *where, *what)],
         partial(_seen, desk),
-        [seen, *where, kind, scheme],
-        [answer, name, run],
+        [seen, *where, *what, usual],
+        [answer, name, run, size_box, usual],
         trigger_mode="always_last",
         **_QUIET,
     )
     current.show(event, answer, where, preview)
     run.click(
-        start, [head.model, head.base, kind, scheme, name], [status, run, cancel, head.model, head.chip],
-        concurrency_limit=None, **_QUIET,
-    )  # fmt: skip
+        start, [*where, *what, name], [status, run, cancel, head.model, head.chip], concurrency_limit=None, **_QUIET
+    )
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
 
+def _choices(kind: str) -> list[tuple[str, str]]:
+    """Return the schemes, and the mix of them, as choices."""
+    return [("A mix: the best picture for a size", MIX), *((name, name) for name in conversion.schemes(kind))]
+
+
 def _schemes(kind: str, scheme: str) -> Any:
-    names = conversion.schemes(kind)
-    stays = scheme in names and (kind != "file" or next_steps.comfyui_reads(scheme))
-    return gr.update(choices=names, value=scheme if stays else conversion.usual(kind))
-
-
-def _seen(desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str) -> tuple[Any, Any, Any]:
-    """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
-    if tab != TITLE:
-        return gr.skip(), gr.skip(), gr.skip()
-    with desk.traces.aside():
-        html, name, button = _foreseen(desk, model, base, kind, scheme)
-    return current.answer_of(model, base, html), name, button
-
-
-def _foreseen(desk: Desk, model: str, base: str, kind: str, scheme: str) -> tuple[Any, Any, Any]:
-    """Return what would be written, a name for it, and whether it can be."""
-    try:
-        target = desk.target(model, base)
-        before, after = conversion.foreseen(target, scheme, kind)
-        folder = _folder(desk)
-    except SdquantError as error:
-        return html_components.refusal(error, desk.roots), gr.skip(), gr.update(interactive=False)
-    share = f" ({after / before:.0%})" if before else ""
-    notes = conversion.notes(target)
-    text = f"{size(before)} become about {size(after)}{share}, in {desk.roots.shown(folder)}."
-    return (
-        html_components.card(
-            "info",
-            f"{html_components.escape(scheme)}: {size(after)}",
-            *map(html_components.paragraph, (text, *notes)),
-        ),
-        conversion.name_for(Path(target.path), scheme),
-        gr.update(interactive=True),
+    stays = scheme == MIX or (
+        scheme in conversion.schemes(kind) and (kind != "file" or next_steps.comfyui_reads(scheme))
     )
+    return gr.update(choices=_choices(kind), value=scheme if stays else conversion.usual(kind))
+
+
+def _seen(
+    desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str, size_text: Any, quality: Any, usual: str
+) -> tuple[Any, ...]:
+    """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
+    of_another_kind = scheme in {row.name for row in registry.schemes()} - set(conversion.schemes(kind))
+    if tab != TITLE or of_another_kind:  # whose scheme follows: Gradio sends both changes at once
+        return (gr.skip(),) * 5
+    with desk.traces.aside():
+        try:
+            target, folder = desk.target(model, base), _folder(desk)
+            if scheme == MIX and not quality and size_text in ("", usual):
+                size_text = usual = mix_conversion.usual_size(target, kind)
+            card = _foreseen(desk, target, folder, kind, scheme, _mix(size_text, quality))
+        except SdquantError as error:
+            html = current.answer_of(model, base, html_components.refusal(error, desk.roots))
+            return html, gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
+    new_name = conversion.name_for(Path(target.path), scheme)
+    shown = size_text if scheme == MIX and not quality else gr.skip()
+    return current.answer_of(model, base, card), new_name, gr.update(interactive=True), shown, usual
+
+
+def _mix(size_text: object, quality: object) -> mix_conversion.Mix:
+    return mix_conversion.Mix(size=str(size_text or ""), quality=str(quality or ""))
+
+
+def _foreseen(desk: Desk, target: Target, folder: Path, kind: str, scheme: str, mix: mix_conversion.Mix) -> str:
+    """Return a box with what would be written, and how long that takes."""
+    before, after = conversion.foreseen(target, scheme, kind, mix)
+    share = f" ({after / before:.0%})" if before else ""
+    is_bound = scheme == MIX and kind != "folder"
+    how = ("at most" if mix.size.strip() else "at least") if is_bound else "about"
+    text = f"{size(before)} become {how} {size(after)}{share}, in {desk.roots.shown(folder)}."
+    seconds = conversion_time.seconds_for(scheme, kind, before)
+    how_long = [f"It takes about {_words(seconds)} here, if nothing else computes."] if seconds is not None else []
+    name = "A mix" if scheme == MIX else html_components.escape(scheme)
+    lines = (text, *how_long, *([_MIXED] if scheme == MIX else []), *conversion.notes(target))
+    return html_components.card(
+        "info",
+        f"{name}: {how} {size(after)}" if is_bound else f"{name}: {size(after)}",
+        *map(html_components.paragraph, lines),
+    )
+
+
+def _words(seconds: float) -> str:
+    """Return a time as people say it."""
+    minutes = round(seconds / 60)
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{minutes} minutes"
 
 
 def _folder(desk: Desk) -> Path:
@@ -120,12 +165,13 @@ def _folder(desk: Desk) -> Path:
 
 def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Convert, and yield status, the two buttons, the list of models, and the head's chip."""
-    model, base, kind, scheme, name = values
+    model, base, kind, scheme, size_text, quality, name = values
     nothing = (gr.skip(), gr.skip())
     yield html_components.progress(Progress(stage="converting")), *_buttons(busy=True), *nothing
     try:
         target = desk.target(model, base)
-        conversion.request_for(target, scheme, kind)
+        mix = _mix(size_text, quality)
+        conversion.foreseen(target, scheme, kind, mix)  # which refuses what cannot be
         out = conversion.target_path(_folder(desk), name, kind)
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *_buttons(busy=False), *nothing
@@ -135,7 +181,10 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
     def work(job: Job) -> float:
         with desk.engine.alone(job):
             conversion.target_path(out.parent, name, kind)  # a job that was before this one may have made it
-            conversion.convert_model(target, scheme, kind, out, lambda done, total: job.at("converting", done, total))
+            conversion.convert_model(
+                target, scheme, kind, out, lambda done, total: job.at("converting", done, total), mix,
+                lambda done, total: job.at("measuring the weights", done, total),
+            )  # fmt: skip
         return time.perf_counter() - begin
 
     for event in follow(desk, page, work):
@@ -150,7 +199,8 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
         else:
             what = f"{desk.roots.shown(out)}: {size(_written(out))}, in {event.value:.0f} s"
             text = f"{what}. It is in the list of models now."
-            lines = [text, next_steps.opened_with(out, str(scheme)).replace("`", "")]
+            opened = next_steps.opened_with(out, None if scheme == MIX else str(scheme))
+            lines = [text, opened.replace("`", "")]
             card = html_components.card("ok", "✓ Converted", *map(html_components.paragraph, lines))
             yield card, *_buttons(busy=False), gr.update(choices=desk.models()), header.chip(desk)
 
