@@ -7,8 +7,10 @@ Inputs of the UNet or transformer are those of whole images. Calibration sees im
 is measured are the steps of images of other seeds, and for glyphs-flux of other prompts. "bits" are all bits of the
 weights of linear and convolution layers for each number, of those as well that a format leaves as they are. A format of
 another library is that library's own code wherever sdquant calls it to encode (libgguf, SDNQ, NNCF, bitsandbytes,
-quanto). NNCF calibrates in its own ways by `nncf.compress_weights`, AutoRound in its own where it is installed. "auto"
-is `quant="auto"` with a size of so large a share of bf16. LPIPS is not measured: no package has its network's weights.
+quanto). llama.cpp's mixes (`q4_k_m`) are files with what ComfyUI-GGUF's patch of llama.cpp keeps as floats: embedders
+and last layers. NNCF calibrates in its own ways by `nncf.compress_weights`, AutoRound in its own where it is installed.
+"auto" is `quant="auto"` with a size of so large a share of bf16; shares above 0.28 are there for others that take more.
+LPIPS is not measured: no package has its network's weights.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +26,34 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
+from bench import _pictures
+from bench._calibrated import AUTO, IMAGES, MEASURED, STEPS, load_mix, task, write_statistics
+from bench._calibrated import COMPONENTS as MODELS
 from bench._calibrating_peers import autoround, has_autoround, layers_of, nncf_ways
 from bench._pictures import path, prompt, wanted
 from bench._results import read, write
 from sdquant import backends, demo
-from sdquant.core import QuantSpec, Unfit, registry
+from sdquant.core import QuantSpec, Unfit, gguf_mixes, registry
 from sdquant.models import draw, main_part
 from sdquant.nn import quantized
-from sdquant.rules import statistics_file, with_statistics
-from sdquant.training.calibration import Calibration, calibrate
+from sdquant.rules import with_statistics
+from sdquant.saving.export_gguf import quantize_file
 from sdquant.utils.metrics import decibels
 
 RESULTS = Path(__file__).parent / "results" / "better_codes.json"
-MODELS = {"digits-flux": "transformer", "digits-sd": "unet", "glyphs-flux": "transformer"}
 SIDES = {"digits-flux": 32, "digits-sd": 32, "glyphs-flux": 16}  # of an image, in pixels
-STEPS, IMAGES = 6, 20
 # By size; formats of others first, without and with calibration of their own, then those that calibration improves.
 SCHEMES = (
     "q4_k", "q4_k,imatrix", "q4_1", "iq4_xs", "iq4_xs,imatrix", "nf4", "comfy:nvfp4", "int4", "int4,group_size=32",
     "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-uint4,svd", "sdnq-uint4,svd,hadamard", "sdnq-uint4,dynamic",
-    "q4_k_m", "q3_k_m", "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
-    "sdnq-uint3", "qint3", "q2_k", "q2_k,imatrix",
+    "q4_k_m", "q4_k_m,imatrix", "q3_k_m", "q3_k_m,imatrix",
+    "q3_k", "q3_k,imatrix", "iq3_s", "iq3_s,imatrix", "iq3_xxs,imatrix",
+    "sdnq-uint3", "sdnq-uint3,svd", "sdnq-uint3,dynamic", "qint3", "q2_k", "q2_k,imatrix",
     "q4_k,gptq", "iq4_xs,gptq", "nf4,gptq", "comfy:nvfp4,gptq", "int4,gptq", "int4,group_size=32,gptq",
     "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq",
     "auto", "NNCF", "AutoRound",
 )  # fmt: skip
-SHARES = (0.28, 0.2)  # of bf16, for "auto"
-AUTO, MEASURED = "auto, {share}", "auto, {share}, statistics"
+SHARES = (0.28, 0.2, 0.24, 0.32, 0.38, 0.46)  # of bf16, for "auto"
 PEERS = ("NNCF", "AutoRound")  # which calibrate in ways of their own
 
 
@@ -65,7 +68,10 @@ def calls_of(name: str, pipe: Any, model: nn.Module, seed: int) -> list[dict[str
 
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     for number, thing in enumerate(wanted(name, IMAGES, seed)):
-        draw(pipe, [prompt(thing, number // 10)], seeds=[seed + number], steps=STEPS)
+        if name == "glyphs-flux":
+            _pictures.draw(name, pipe, [thing], [seed + number], STEPS)
+        else:
+            draw(pipe, [prompt(thing, number // 10)], seeds=[seed + number], steps=STEPS)
     handle.remove()
     return calls
 
@@ -110,24 +116,36 @@ def ours(model: nn.Module, stats: Path, component: str) -> Callable[[str], float
 
 def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float]]:
     """Put the values of mixes of each size into a float32 model; yield their names and bits for each weight."""
-    component, layers = MODELS[name], layers_of(model)
+    layers = layers_of(model)
     total = sum(layer.weight.numel() for layer in layers.values())
     exact = {path: layer.weight.data.clone() for path, layer in layers.items()}
-    bf16 = sdquant.plan(path(name)).bytes
-    for share in SHARES:
-        for title, file in ((AUTO, None), (MEASURED, stats)):
-            pipe = sdquant.load_model(
-                path(name), quant="auto", size=int(bf16 - 2 * (1 - share) * total), quant_stats=file,
-                components=[component], progress=False,
+    for title in (title.format(share=share) for share in SHARES for title in (AUTO, MEASURED)):
+        yield title, _put(load_mix(name, title, stats, total), layers, exact)
+
+
+def file_mixes(name: str, model: nn.Module, stats: Path, schemes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """The same of llama.cpp's mixes, which are files."""
+    layers = layers_of(model)
+    exact = {path: layer.weight.data.clone() for path, layer in layers.items()}
+    for scheme in schemes:
+        with tempfile.TemporaryDirectory() as folder:
+            made = quantize_file(
+                path(name), scheme, Path(folder) / "model", components=(MODELS[name],), progress=False,
+                quant_stats=stats if registry.parse(scheme).takes_statistics else None,
             )  # fmt: skip
-            mixed, nbytes = dict(quantized(main_part(pipe))), 0
-            for where, layer in layers.items():
-                packed = mixed.get(f"{where}.weight")
-                layer.weight.data = exact[where]
-                nbytes += 2 * layer.weight.numel() if packed is None else packed.nbytes
-                if packed is not None:
-                    layer.weight.data = packed.spec.scheme.codec.decode(packed, torch.float32)
-            yield title.format(share=share), 8 * nbytes / total
+            yield scheme, _put(sdquant.load_model(made, progress=False), layers, exact)
+
+
+def _put(pipe: Any, layers: Mapping[str, nn.Module], exact: Mapping[str, Tensor]) -> float:
+    """Put a loaded model's values into layers; return its bits for each weight."""
+    mixed, nbytes = dict(quantized(main_part(pipe))), 0
+    for where, layer in layers.items():
+        packed = mixed.get(f"{where}.weight")
+        layer.weight.data = exact[where]
+        nbytes += 2 * layer.weight.numel() if packed is None else packed.nbytes
+        if packed is not None:
+            layer.weight.data = packed.spec.scheme.codec.decode(packed, torch.float32)
+    return 8 * nbytes / sum(weight.numel() for weight in exact.values())
 
 
 def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -135,13 +153,8 @@ def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     component = MODELS[name]
     pipe = sdquant.load_model(path(name), progress=False)
     calls = calls_of(name, pipe, main_part(pipe), 1000)[::2]
-    prompts = tuple(prompt(thing, number // 10) for number, thing in enumerate(wanted(name, IMAGES)))
-    task = Calibration(
-        model=name, rules=(), prompts=prompts, steps=STEPS, components=(component,), seed=0
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        stats = Path(folder) / "stats.safetensors"
-        statistics_file.write_statistics(stats, calibrate(pipe, task), {})
+        stats = write_statistics(name, Path(folder) / "stats.safetensors")
         model = main_part(sdquant.load_model(path(name), progress=False)).float()
         exact = outputs(model, calls)
         put = ours(model, stats, component)
@@ -153,7 +166,11 @@ def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             mixed = main_part(sdquant.load_model(path(name), progress=False)).float()
             for title, bits in mixes(name, mixed, stats):
                 yield {"name": title, "case": name, "bits": round(bits, 3), "snr": snr(mixed)}
-        for scheme in (word for word in schemes if word not in ("auto", *PEERS)):
+        files = tuple(word for word in schemes if word.partition(",")[0] in gguf_mixes.BASES)
+        mixed = main_part(sdquant.load_model(path(name), progress=False)).float()
+        for title, bits in file_mixes(name, mixed, stats, files):
+            yield {"name": title, "case": name, "bits": round(bits, 3), "snr": snr(mixed)}
+        for scheme in (word for word in schemes if word not in ("auto", *PEERS, *files)):
             bits = put(scheme)
             yield {"name": scheme, "case": name, "bits": round(bits, 3), "snr": snr(model)}
 
@@ -165,7 +182,7 @@ def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         pipe = sdquant.load_model(path(name), progress=False)
         peers += nncf_ways(fresh, calls_of(name, pipe, main_part(pipe), 0))
     if "AutoRound" in schemes and has_autoround():
-        peers.append(("AutoRound int4", lambda: autoround(path(name), prompts, STEPS, SIDES[name])))
+        peers.append(("AutoRound int4", lambda: autoround(path(name), task(name).prompts, STEPS, SIDES[name])))
     for peer, make in peers:
         row: dict[str, Any] = {"name": peer, "case": name}
         try:

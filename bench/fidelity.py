@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import _pictures
+from bench._calibrated import AUTO, COMPONENTS, MEASURED, is_mix, load_mix, write_statistics
+from bench._calibrating_peers import layers_of
 from bench._pictures import MODELS, path
 from sdquant import __version__, backends, demo
 
@@ -35,6 +37,9 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "fidelity.json"
 GLYPHS = HERE / "results" / "fidelity-glyphs.json"  # of that model alone
 CACHE = HERE / "results" / ".cache"  # the unquantized model's images and outputs, which the schemes are held to
+# Beside all schemes: mixes, and what calibration improves; SDNQ's and llama.cpp's best formats are among the schemes.
+MIXES = tuple(title.format(share=share) for share in (0.28, 0.2) for title in (AUTO, MEASURED))
+CALIBRATED = ("int4,gptq", "q4_k,imatrix", "q3_k,imatrix")
 BATCH = 50
 LONG = 28  # steps of the second unquantized row
 PACKAGES = (
@@ -44,10 +49,11 @@ PACKAGES = (
 
 
 def schemes() -> list[str]:
-    """What is measured: all schemes that are made but plain floats, and nf4 and fp4 with double quantization."""
+    """What is measured: all schemes that are made but plain floats, nf4 and fp4 with double quantization, and mixes."""
     made = [row for row in backends.schemes() if row.on_the_fly or row.backend == "gguf"]
     names = [row.name for row in made if row.bits < 16]
-    return names + [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
+    names += [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
+    return [*names, *CALIBRATED, *MIXES]
 
 
 def digest(model: str) -> str:
@@ -88,13 +94,22 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     import numpy as np
     from tqdm import tqdm
 
+    from sdquant.models import main_part
     from sdquant.models.pipelines import weight_bytes
 
     imported = _peak()
     with tempfile.TemporaryDirectory(prefix="sdquant-fidelity-") as work:
-        source, scheme = _source(model, quant, Path(work))
-        begin = time.perf_counter()
-        pipe = load(source, scheme)
+        pipe, begin = None, time.perf_counter()
+        if quant is not None and is_mix(quant):
+            weights = sum(layer.weight.numel() for layer in layers_of(main_part(load(path(model), None))).values())
+            pipe = load_mix(model, quant, statistics(model), weights)
+        else:
+            source, scheme = _source(model, quant, Path(work))
+            begin = time.perf_counter()
+            known = scheme in CALIBRATED
+            pipe = load(
+                source, scheme, statistics(model) if known else None, _components(model) if known else None
+            )  # fmt: skip
         load_seconds = time.perf_counter() - begin
     wanted = _pictures.wanted(model, images)
     pictures: list[Any] = []
@@ -146,14 +161,29 @@ def _source(model: str, quant: str | None, work: Path) -> tuple[Path, str | None
         return path(model), quant
     from sdquant.saving.export_gguf import quantize_file
 
-    return quantize_file(path(model), quant, work / "gguf", progress=False), None
+    stats = statistics(model) if quant in CALIBRATED else None
+    parts = _components(model) if stats is not None else None
+    return quantize_file(path(model), quant, work / "gguf", components=parts, quant_stats=stats, progress=False), None
 
 
-def load(source: Path, scheme: str | None) -> Any:
+def statistics(model: str) -> Path:
+    """What calibration finds of the UNet or transformer, kept beside the unquantized model's arrays."""
+    file = CACHE / f"{model}-{digest(model)}-statistics.safetensors"
+    if not file.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        write_statistics(model, file.with_suffix(".tmp")).replace(file)
+    return file
+
+
+def _components(model: str) -> tuple[str, ...]:
+    return (COMPONENTS[model],)
+
+
+def load(source: Path, scheme: str | None, stats: Path | None = None, parts: tuple[str, ...] | None = None) -> Any:
     """The pipeline."""
     from sdquant import load_model
 
-    return load_model(source, scheme, progress=False)
+    return load_model(source, scheme, quant_stats=stats, components=parts, progress=False)
 
 
 def one_step(pipe: Any, model: str) -> Any:

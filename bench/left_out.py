@@ -23,16 +23,17 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
+from bench._calibrated import COMPONENTS as MODELS
+from bench._calibrated import write_statistics
 from bench._calibrating_peers import layers_of
-from bench._pictures import path, prompt, wanted
+from bench._pictures import path
 from bench._results import read, write
-from bench.better_codes import IMAGES, MODELS, STEPS, calls_of, outputs
+from bench.better_codes import calls_of, outputs
 from sdquant import backends, demo
 from sdquant.backends import _gptq
 from sdquant.core import GPTQ, Packed, QuantSpec, Unfit, registry
 from sdquant.models import main_part
-from sdquant.rules import statistics_file, with_statistics
-from sdquant.training.calibration import Calibration, calibrate
+from sdquant.rules import with_statistics
 from sdquant.utils.metrics import decibels
 
 RESULTS = Path(__file__).parent / "results" / "left_out.json"
@@ -89,8 +90,6 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
     component = MODELS[name]
     pipe = sdquant.load_model(path(name), progress=False)
     calls = calls_of(name, pipe, main_part(pipe), 1000)[::3]
-    prompts = tuple(prompt(thing, number // 10) for number, thing in enumerate(wanted(name, IMAGES)))
-    task = Calibration(model=name, rules=(), prompts=prompts, steps=STEPS, components=(component,), seed=0)
     model = main_part(sdquant.load_model(path(name), progress=False)).float()
     exact, layers = outputs(model, calls), layers_of(model)
     means = mean_inputs(model, calls_of(name, pipe, main_part(pipe), 0)[::3])
@@ -115,8 +114,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                 layer.bias.data = biases[where] + (missing @ means[where] if way == "bias" and where in means else 0)
 
     with tempfile.TemporaryDirectory() as folder:
-        stats = Path(folder) / "stats.safetensors"
-        statistics_file.write_statistics(stats, calibrate(pipe, task), {})
+        stats = write_statistics(name, Path(folder) / "stats.safetensors")
         for scheme in (f"{scheme}{option}" for scheme in SCHEMES for option in ("", ",gptq")):
             spec = with_statistics(registry.parse(scheme), str(stats), component)
             for way in ("", "clipped", "clipped by inputs", "bias"):

@@ -1,9 +1,9 @@
 """Predicted against measured noise of random mixes: `python -m bench.mixes --json bench/results/mixes.json`.
 
-For each digits model, mixes that give every weight of the UNet or transformer a random scheme are made, and one step
-is taken with the inputs that the float model gets. Predicted is the sum of `planning.mix_errors`, by calibration, with
-codes chosen by GPTQ, or from the weights alone. Reported: Spearman's rank correlation, the worst and the median miss in
-dB.
+For each digits model, and for glyphs-flux where it is asked for (`python -m bench.mixes glyphs-flux`), mixes that give
+every weight of the UNet or transformer a random scheme are made, and one step is taken with the inputs that the float
+model gets. Predicted is the sum of `planning.mix_errors`, by calibration, with codes chosen by GPTQ, or from the
+weights alone. Reported: Spearman's rank correlation, the worst and the median miss in dB.
 """
 
 from __future__ import annotations
@@ -21,40 +21,47 @@ from torch import Tensor
 
 import sdquant
 import sdquant.demo
-from bench._results import write
+from bench import _pictures
+from bench._calibrated import COMPONENTS
+from bench._results import read, write
 from sdquant.core import GPTQ, Unfit, registry
-from sdquant.models import draw, quantize_weight
+from sdquant.models import quantize_weight
 from sdquant.planning import mix_errors
 from sdquant.rules import ComponentStatistics, statistics_file, with_statistics
-from sdquant.training import Calibration, calibrate, digits
+from sdquant.training import Calibration, calibrate
 
 SCHEMES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "sdnq-uint4", "sdnq-uint4,hadamard",
            "sdnq-int6", "int8_row")  # fmt: skip
-MODELS = {"digits-flux": "transformer", "digits-sd": "unet"}
+DIGITS = (1, 4, 6, 8)  # that calibration draws
 
 
 def main() -> None:
     """Measure both models, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", choices=COMPONENTS, help="default: both digits models")
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="the file to keep; rows measured before stay in it")
     args = parser.parse_args()
-    rows = [row for name, component in MODELS.items() for row in of_model(name, component, args.count)]
-    print(json.dumps(rows, indent=1))
-    if args.json is not None:
-        write(args.json, "mixes", rows)
+    is_kept = args.json is not None and args.json.exists()
+    kept = {(row["name"], row["case"]): row for row in read(args.json)} if is_kept else {}
+    for name in (args.model,) if args.model else sdquant.demo.MODELS:
+        rows = of_model(name, COMPONENTS[name], args.count)
+        print(json.dumps(rows, indent=1), flush=True)
+        kept |= {(row["name"], row["case"]): row for row in rows}
+        if args.json is not None:
+            write(args.json, "mixes", list(kept.values()))
 
 
 def of_model(name: str, component: str, count: int) -> list[dict[str, Any]]:
     """Return the correlation and the misses of one model, with statistics and by the weights alone."""
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.safetensors"
-        prompts = tuple(digits.prompt(digit) for digit in (1, 4, 6, 8))
-        task = Calibration(model=name, rules=(), prompts=prompts, steps=4, width=digits.SIZE, height=digits.SIZE,
-                           components=(component,))  # fmt: skip
-        found = calibrate(sdquant.load_model(sdquant.demo.path(name), progress=False), task)
+        things = _pictures.wanted(name, 4) if name == "glyphs-flux" else DIGITS
+        prompts = tuple(_pictures.prompt(thing) for thing in things)
+        task = Calibration(model=name, rules=(), prompts=prompts, steps=4, components=(component,))
+        found = calibrate(sdquant.load_model(_pictures.path(name), progress=False), task)
         statistics_file.write_statistics(stats, found, {})
-        pipe = sdquant.load_model(sdquant.demo.path(name), progress=False)
+        pipe = sdquant.load_model(_pictures.path(name), progress=False)
         model = getattr(pipe, component)
         layers = ComponentStatistics(str(stats), component)
         weights = {f"{path}.weight": model.get_submodule(path).weight.data for path in layers}
@@ -74,7 +81,7 @@ def of_model(name: str, component: str, count: int) -> list[dict[str, Any]]:
         }
     inputs: list[tuple[Any, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, a, k: inputs.append(copy.deepcopy((a, k))), with_kwargs=True)
-    draw(pipe, [digits.prompt(3)], seeds=[7], steps=2, width=digits.SIZE, height=digits.SIZE)
+    _pictures.draw(name, pipe, _pictures.wanted(name, 4, 7)[3:], [7], 2)
     hook.remove()
     before, chance = _outputs(model, inputs), random.Random(0)
     measured: dict[str, list[float]] = {table: [] for table in tables}

@@ -2,7 +2,8 @@
 
 Columns are rounded one after another, those with the largest inputs first. What the rounding of one changes in the
 layer's output is taken back by the columns that are still floats, as far as their inputs go with its own. Scales stay
-those that the scheme's own encoder found, so that the result is a weight of the same format, only a better one.
+those that the scheme's own encoder found, so that the result is a weight of the same format, only a better one: where
+it is none, by the same moments, the encoder's own codes are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _DAMPING = 0.01  # of the mean second moment, which every column counts as having more
 _COLUMNS = 128  # whose errors are taken back at once in all that follow
 WEIGHTS_AT_ONCE = 1 << 21  # rounded at a time; a few float32 numbers are kept of each
+_PLACES, _ROWS = 4, 32  # in a weight and of each, that show whether codes have become better
 
 
 def encode(weight: Tensor, spec: QuantSpec) -> Packed:
@@ -50,7 +52,10 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
     form = codes.spec.scheme.codec.form(codes)
     if form is None or not is_known(form):
         return packed
-    rounded = _rounded(codes, form, target, _factors(moments, form.columns))
+    factors = _factors(moments, form.columns)
+    rounded = _rounded(codes, form, target, factors)
+    if not _noise(rounded, form, target, factors) < _noise(codes, form, target, factors):
+        return packed
     return replace(packed, parts={**packed.parts, form.codes: rounded.parts[form.codes]})
 
 
@@ -144,6 +149,26 @@ def _rounded(
             return some
         new.view(rows, -1)[start:stop] = some.parts[form.codes].reshape(stop - start, -1)
     return Packed(spec=packed.spec, parts={**packed.parts, form.codes: new})
+
+
+def _noise(
+    packed: Packed, form: PackedLayout, target: Callable[[int, int], Tensor], factors: list[tuple[Tensor, Tensor]]
+) -> float:
+    """Return how much noise some rows make in the layer's output: dW H dW^T, with H as its factors have it."""
+    codec, rows, total = packed.spec.scheme.codec, form.rows, 0.0
+    ranges = [(at * rows // _PLACES, min(at * rows // _PLACES + _ROWS, rows)) for at in range(_PLACES)]
+    if rows <= _PLACES * _ROWS or not codec.by_row(packed):
+        ranges = [(0, rows)]
+    for start, stop in ranges:
+        some = packed if stop - start == rows else packed_rows.cut(packed, [(start, stop)])
+        errors = codec.decode(some, torch.float32).reshape(stop - start, -1) - target(start, stop)
+        first = 0
+        for order, upper in factors:
+            # H is the inverse of U^T U, hence dW H dW^T = |dW U^-1|^2.
+            part = torch.linalg.solve_triangular(upper, errors[:, first + order], upper=True, left=False)
+            total += float(part.square().sum(dtype=torch.float64))
+            first += len(order)
+    return total
 
 
 def _round_columns(target: Tensor, levels: Levels, columns: Tensor, upper: Tensor) -> Tensor:

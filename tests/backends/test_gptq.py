@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -132,6 +133,19 @@ def test_inputs_that_are_always_zero(weight: Tensor, inputs: Tensor) -> None:
     plain = _gptq.encode(weight, spec_of("int4", None))
     none = _gptq.encode(weight, spec_of("int4", torch.zeros(1, COLUMNS, COLUMNS)))
     assert (none.parts["codes"] != plain.parts["codes"]).float().mean() < 0.01  # the scale is rounded to float16
+
+
+def test_codes_that_are_worse_are_not_kept(weight: Tensor, inputs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded = _gptq._rounded
+
+    def of_other_rows(packed: Packed, *more: Any) -> Packed:
+        parts = rounded(packed, *more).parts
+        return Packed(spec=packed.spec, parts={**parts, "codes": parts["codes"].roll(1, 0)})
+
+    monkeypatch.setattr(_gptq, "_rounded", of_other_rows)
+    spec = spec_of("int4", (inputs.T @ inputs / len(inputs)).unsqueeze(0))
+    plain = spec.scheme.codec.encode(weight, spec)
+    assert torch.equal(_gptq.encode(weight, spec).parts["codes"], plain.parts["codes"])
 
 
 @pytest.mark.parametrize("scheme", ["q4_k", "int4", "nf4", "sdnq-uint3", "qint3", "comfy:nvfp4", "svdq-int4,rank=16"])
