@@ -11,8 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..compat import hardware
+from ..models import quiet
 from .config import Config
-from .diffusers_quantizer import Quantizer, auto
+from .diffusers_quantizer import Quantizer
+
+with quiet():  # as there
+    from diffusers.quantizers import auto
 
 _METHODS = ("bitsandbytes_4bit", "bitsandbytes_8bit")
 
