@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -42,6 +43,12 @@ def _hub(kind: str) -> File:
     return {f"layer.{key}": tensor for key, tensor in hub_formats.KINDS[kind].make(_weight())[0].items()}, {}
 
 
+def _told(kind: str) -> File:
+    """A format that is refused without the config, which is in the file's metadata here."""
+    tensors, _ = _hub(kind)
+    return tensors, {"quantization_config": json.dumps(hub_formats.KINDS[kind].config)}
+
+
 def _scaled() -> File:
     """ComfyUI's scaled float8 of 2025, with a scale for activations."""
     return {**scaled({"layer.weight": _weight()}), "layer.scale_input": torch.tensor(0.25)}, {}
@@ -54,8 +61,11 @@ def _nunchaku_lite(scheme: str) -> File:
 
 
 MADE: Mapping[str, Callable[[], File]] = {
+    "autoround_fp8_rows": lambda: _told("auto-round fp8 rows"),
     "ct_mxfp4": lambda: _hub("ct mxfp4"),
+    "ct_mxfp8": lambda: _told("ct mxfp8"),
     "fp8_scaled_with_input": _scaled,
+    "hqq_axis_0": lambda: _told("hqq axis 0"),
     "nunchaku_lite_svdq_int4": lambda: _nunchaku_lite("svdq-int4"),
     "nunchaku_lite_svdq_nvfp4": lambda: _nunchaku_lite("svdq-nvfp4"),
     "torchao_int4": lambda: _torchao("int4"),
