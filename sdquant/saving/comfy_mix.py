@@ -118,7 +118,7 @@ def _rows(
     known = file_mix.statistics_of(request, component)
 
     def chosen(name: str) -> FileTensor:
-        word = picks.get(name)
+        word = picks.get(name, "")
         if word not in by_format:
             return floats[name]
         row = by_format[word][name]

@@ -114,6 +114,7 @@ def _seen(
     with desk.traces.aside():
         try:
             target, folder = desk.target(model, base), _folder(desk)
+            before = size_text
             if scheme == MIX and not quality and size_text in ("", usual):
                 size_text = usual = mix_conversion.usual_size(target, kind)
             card = _foreseen(desk, target, folder, kind, scheme, _mix(size_text, quality))
@@ -121,7 +122,7 @@ def _seen(
             html = current.answer_of(model, base, html_components.refusal(error, desk.roots))
             return html, gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
     new_name = conversion.name_for(Path(target.path), scheme)
-    shown = size_text if scheme == MIX and not quality else gr.skip()
+    shown = size_text if size_text != before else gr.skip()  # somebody may be typing another one
     return current.answer_of(model, base, card), new_name, gr.update(interactive=True), shown, usual
 
 
