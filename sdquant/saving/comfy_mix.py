@@ -77,7 +77,7 @@ def write_comfy_mix(
     return export_single_file.write_rows(goal, src, rows, f"a mix for {goal.name}", skip, progress, on_bytes)
 
 
-def fewest_bytes(path: str | Path) -> int:
+def smallest_comfy_mix(path: str | Path) -> int:
     """Return the bytes of the smallest file that `write_comfy_mix` can write of a model."""
     request = make_request(path, quant="auto", size=1)
     return _opened(original_layout.chosen(detect(path), None, single=True), request)[0].fewest
@@ -118,7 +118,7 @@ def _rows(
     known = file_mix.statistics_of(request, component)
 
     def chosen(name: str) -> FileTensor:
-        word = picks.get(name)
+        word = picks.get(name, "")
         if word not in by_format:
             return floats[name]
         row = by_format[word][name]

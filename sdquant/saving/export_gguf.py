@@ -325,7 +325,7 @@ def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:
     return replace(spec, scheme=row, options=tuple(one for one in spec.options if one[0] in row.options))
 
 
-def fewest_bytes(path: str | Path) -> int:
+def smallest_gguf_mix(path: str | Path) -> int:
     """Return the bytes of the smallest file of a model with types of its own for each weight."""
     sources = original_layout.chosen(detect(path), None, single=True)
     floats = {name: original_layout.as_floats(src) for name, src in sources.items()}

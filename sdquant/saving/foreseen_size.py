@@ -41,4 +41,4 @@ def file_bytes(path: str | Path, quant: str) -> int:
 
 def fewest_mix_bytes(path: str | Path, *, gguf: bool) -> int:
     """Return the bytes of the smallest file with a format for each layer: of GGUF's types, or of ComfyUI's formats."""
-    return export_gguf.fewest_bytes(path) if gguf else comfy_mix.fewest_bytes(path)
+    return export_gguf.smallest_gguf_mix(path) if gguf else comfy_mix.smallest_comfy_mix(path)

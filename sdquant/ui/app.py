@@ -25,7 +25,7 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
     desk = Desk(roots, settings_path)
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         head = header.build_header(desk)
-        seen = gr.State("Generate")
+        tab = gr.State("Generate")
         with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
                 wire_generate = generate.add(desk, head)
@@ -36,9 +36,9 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
             with gr.Tab("Compare", id="compare"):
                 compare.add(desk, head)
             with gr.Tab(convert.TITLE, id="convert"):
-                convert.add(desk, head, seen)
+                convert.add(desk, head, tab)
         wire_generate(page)
-        tabs.select(_seen, None, seen, show_progress="hidden", api_visibility="private")
+        tabs.select(_name, None, tab, show_progress="hidden", api_visibility="private")
         header.wire(head, desk)
 
         def left(request: gr.Request) -> None:
@@ -49,6 +49,6 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
     return page
 
 
-def _seen(event: gr.SelectData) -> str:
+def _name(event: gr.SelectData) -> str:
     """Return the name of the tab that was chosen: what takes long is looked at when somebody sees it."""
     return str(event.value)

@@ -35,11 +35,11 @@ class Mix:
         Raises:
             SettingsError: neither or both are set, or one cannot be read.
         """
-        given = {name: text.strip() for name, text in (("size", self.size), ("quality", self.quality)) if text.strip()}
-        if len(given) != 1:
-            why = "a size and a quality are two goals" if given else "it needs a size or a quality"
+        goals = {name: text.strip() for name, text in (("size", self.size), ("quality", self.quality)) if text.strip()}
+        if len(goals) != 1:
+            why = "a size and a quality are two goals" if goals else "it needs a size or a quality"
             raise SettingsError("Cannot choose a mix", why, "Write one of them, such as 6GB for the size")
-        return {name: field_named(name).parse(text) for name, text in given.items()}
+        return {name: field_named(name).parse(text) for name, text in goals.items()}
 
 
 NO_MIX = Mix()
@@ -70,14 +70,14 @@ def foreseen_mix(target: Target, kind: str, mix: Mix) -> tuple[int, int]:
     before = sum(part.bytes for part in _parts(_plan(target, {}), kind))
     if kind != "folder":
         least = foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf")
-        wanted = parse_size(values["size"], "A size") if "size" in values else least
-        if wanted < least:
+        size = parse_size(values["size"], "A size") if "size" in values else least
+        if size < least:
             raise BudgetError(
                 f"Cannot make so small a file of {Path(target.path).name}",
                 f"with the coarsest formats, and what is not quantized, it takes {text_of(least)}",
                 f"Write {_at_least(least)} or more",
             )
-        return before, min(wanted, before)
+        return before, min(size, before)
     return before, sum(part.bytes for part in _parts(_plan(target, values), kind))
 
 

@@ -73,11 +73,11 @@ class StepTraces:
                 return self._known[key]
             if key in self._wanted:
                 return None
-        kept = read_trace(self._folder, key)
+        stored = read_trace(self._folder, key)
         with self._change:
-            if kept is not None:
-                self._keep(key, kept)
-                return kept
+            if stored is not None:
+                self._keep(key, stored)
+                return stored
             self._wanted[key] = plan
             while len(self._wanted) > _WAITING:
                 self._wanted.popitem(last=False)
@@ -97,11 +97,11 @@ class StepTraces:
                     self._thread = None
                     return
                 key, plan = next(reversed(self._wanted.items()))
-            made = self._made(plan)
+            traces = self._made(plan)
             with self._change:
                 self._wanted.pop(key, None)
-                self._keep(key, made)
-            write_trace(self._folder, key, made)
+                self._keep(key, traces)
+            write_trace(self._folder, key, traces)
 
     def _wait_for_quiet(self) -> None:
         until = time.monotonic() + _PATIENCE
@@ -118,7 +118,7 @@ class StepTraces:
             log.info("a step cannot be traced: %s: %s", type(error).__name__, error)
             return {}
 
-    def _keep(self, key: object, made: Traces) -> None:
-        self._known[key] = made
+    def _keep(self, key: object, traces: Traces) -> None:
+        self._known[key] = traces
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)

@@ -37,8 +37,8 @@ def read_trace(folder: Path, key: object) -> dict[str, Trace | None] | None:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, SdquantError):
         path = _place(folder, key)
         if path.is_file() and path.stat().st_size <= _LARGEST:
-            found = strict_json.parse(strict_json.text(path.read_bytes()))
-            return {str(name): None if one is None else _trace(one) for name, one in found.items()}
+            rows = strict_json.parse(strict_json.text(path.read_bytes()))
+            return {str(name): None if one is None else _trace(one) for name, one in rows.items()}
     return None
 
 

@@ -57,6 +57,7 @@ def test_a_mix(person: Person, running: Served) -> None:
     person.model("digits-flux")
     person.tab("Convert")
     page.locator("#convert-kind").get_by_label(re.compile("ComfyUI file")).check()
+    expect(page.locator("#convert-scheme input")).to_have_value("int8_convrot")
     expect(page.locator("#convert-size")).to_be_hidden()
     person.pick("convert-scheme", "A mix: the best picture for a size")
     size = page.locator("#convert-size :is(input, textarea)")
@@ -91,6 +92,7 @@ def test_cancel(person: Person, running: Served) -> None:
         person.model("models/wide")
         person.tab("Convert")
         page.locator("#convert-kind").get_by_label(re.compile("GGUF file")).check()
+        expect(page.locator("#convert-scheme input")).to_have_value("q8_0")
         person.pick("convert-scheme", "q4_k")
         expect(page.locator("#convert-seen")).to_contain_text("q4_k:")
         before = {path.name for path in running.models.iterdir()}

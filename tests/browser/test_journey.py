@@ -248,7 +248,8 @@ def test_ctrl_c_while_it_draws(page: Page, serve: object, tmp_path: Path) -> Non
     for side in ("width", "height"):
         page.locator(f"#{side} input").fill("256")
     page.get_by_role("button", name="Generate", exact=True).click()
-    expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
+    drawing = page.locator("#status [role=progressbar]")
+    expect(drawing).to_contain_text(re.compile("step [1-9]"), timeout=180_000)  # it loads first
     assert served.end(signal.SIGINT, 60) in (0, 130)
     expect(page.locator("#server-away[role=alert]")).to_contain_text("The server does not answer")
     assert not list(served.temporary.iterdir())

@@ -64,7 +64,7 @@ def test_the_size_of_a_file_is_foreseen(tmp_path: Path, model: str, scheme: str,
     assert 0 <= written - foreseen < 70_000  # the header
 
 
-@pytest.mark.parametrize("kind", ["gguf", "file"])
+@pytest.mark.parametrize("kind", ["gguf", pytest.param("file", marks=pytest.mark.slow)])
 def test_a_mix_is_as_small_as_asked(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = Target(path=str(demo.path("digits-flux")))

@@ -76,7 +76,8 @@ def test_a_damaged_file_is_forgotten(tmp_path: Path, text: str) -> None:
     assert trace_files.read_trace(tmp_path, "a") is None
 
 
-def test_the_oldest_files_go(tmp_path: Path) -> None:
+def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "_MOST", 3)
     for key in range(trace_files._MOST + 3):
         trace_files.write_trace(tmp_path, key, a_trace())
     assert len(list(tmp_path.iterdir())) == trace_files._MOST

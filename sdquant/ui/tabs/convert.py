@@ -34,8 +34,8 @@ _MIXED = (
 _LEAST = 2.0  # seconds of work before an estimate of what is left
 
 
-def add(desk: Desk, head: Head, seen: gr.State) -> None:
-    """Create the tab's widgets and connect their events. seen: the tab that somebody sees."""
+def add(desk: Desk, head: Head, tab: gr.State) -> None:
+    """Create the tab's widgets and connect their events. tab: the one that somebody sees."""
     kinds = [(row.label, row.name) for row in conversion.KINDS]
     with gr.Row():
         with gr.Column(scale=3):
@@ -76,11 +76,11 @@ def add(desk: Desk, head: Head, seen: gr.State) -> None:
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
     usual = gr.State("")  # the size that was suggested, which another model or target changes
-    current.forget(where, [preview])
+    current.say_looking(where, [preview])
     event = gr.on(
-        [one.change for one in (seen, *where, *what)],
+        [one.change for one in (tab, *where, *what)],
         partial(_seen, desk),
-        [seen, *where, *what, usual],
+        [tab, *where, *what, usual],
         [answer, name, run, size_box, usual],
         trigger_mode="always_last",
         **_QUIET,
@@ -114,6 +114,7 @@ def _seen(
     with desk.traces.aside():
         try:
             target, folder = desk.target(model, base), _folder(desk)
+            before = size_text
             if scheme == MIX and not quality and size_text in ("", usual):
                 size_text = usual = mix_conversion.usual_size(target, kind)
             card = _foreseen(desk, target, folder, kind, scheme, _mix(size_text, quality))
@@ -121,7 +122,7 @@ def _seen(
             html = current.answer_of(model, base, html_components.refusal(error, desk.roots))
             return html, gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
     new_name = conversion.name_for(Path(target.path), scheme)
-    shown = size_text if scheme == MIX and not quality else gr.skip()
+    shown = size_text if size_text != before else gr.skip()  # somebody may be typing another one
     return current.answer_of(model, base, card), new_name, gr.update(interactive=True), shown, usual
 
 

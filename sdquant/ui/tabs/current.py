@@ -42,7 +42,7 @@ def show(event: Any, answer: gr.Textbox, where: Sequence[Any], box: gr.HTML) -> 
     event.then(None, [answer, *where], box, js=_SHOW, **_QUIET)
 
 
-def forget(where: Sequence[Any], boxes: Sequence[gr.HTML]) -> None:
+def say_looking(where: Sequence[Any], boxes: Sequence[gr.HTML]) -> None:
     """Say in the boxes that it is looking, as soon as another model is chosen."""
     notes = ", ".join("note.outerHTML" for _ in boxes)
     gr.on(

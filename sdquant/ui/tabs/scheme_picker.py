@@ -83,7 +83,7 @@ def wire(
     """
     inputs = [picker.roles, picker.search, picker.sort, *where, *every]
     looked = (picker.search, picker.sort, compared)
-    current.forget(where, [picker.table])
+    current.say_looking(where, [picker.table])
     event = gr.on(
         [page.load, picker.again.tick, *(one.change for one in (*looked, picker.roles, *where, *every))],
         partial(_answer, desk, read),
@@ -135,21 +135,21 @@ def _table(
         target = desk.target(model, base)
         held = desk.engine.held
         roles = _roles(role)
-        found = desk.schemes.table(
+        so_far = desk.schemes.table(
             target, values, roles, held=held.bytes if held is not None else 0, stamp=desk.stamp(target)
         )
     except SdquantError as error:
         return html_components.refusal(error, desk.roots), False
-    present = {one.name for name in found.table.components for one in _CHOSEN if one.plays(name)}
+    present = {one.name for name in so_far.table.components for one in _CHOSEN if one.plays(name)}
     used = {_used(values[f"quant.{name}"]) for name in roles if name in present or not present}
     choice = scheme_view.TableView(
         scheme=used.pop() if len(used) == 1 else None,
         search=str(search or "")[:_MAX_SEARCH],
         sort=str(sort or ""),
         compared=compared if compared is not None and compared.model == target.path else None,
-        unfinished=found.unfinished,
+        unfinished=so_far.unfinished,
     )
-    return scheme_view.format_table(found.table, choice), found.unfinished
+    return scheme_view.format_table(so_far.table, choice), so_far.unfinished
 
 
 def _act(

@@ -81,7 +81,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         with desk.traces.aside():
             return _look(desk, str(request.session_hash), *values)
 
-    current.forget(where, [judged])
+    current.say_looking(where, [judged])
     event = gr.on(
         [page.load, *(one.change for one in (*every, head.model, head.base))],
         look,
