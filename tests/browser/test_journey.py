@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,22 +234,3 @@ def test_settings_applied_in_one_tab_are_there_in_the_next(person: Person, chrom
         other.tab("Settings")
         expect(other.page.locator("#set-quant-text-encoder input")).to_have_value("int8")
         expect(other.page.locator("#in-memory")).to_contain_text("int8")
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_it_draws(page: Page, serve: object, tmp_path: Path) -> None:
-    """The server ends at once and leaves nothing, and the page says so."""
-    served = run(serve, tmp_path / "settings.json")
-    person = Person(page, served.url)
-    person.model("digits-flux")
-    page.locator("#steps input[type=number]").fill("200")
-    page.get_by_role("button", name="Size and batch").click()
-    for side in ("width", "height"):
-        page.locator(f"#{side} input").fill("256")
-    page.get_by_role("button", name="Generate", exact=True).click()
-    drawing = page.locator("#status [role=progressbar]")
-    expect(drawing).to_contain_text(re.compile("step [1-9]"), timeout=180_000)  # it loads first
-    assert served.end(signal.SIGINT, 60) in (0, 130)
-    expect(page.locator("#server-away[role=alert]")).to_contain_text("The server does not answer")
-    assert not list(served.temporary.iterdir())
-    assert "Traceback" not in served.log.read_text()
