@@ -61,6 +61,12 @@ def test_every_quantized_layer_has_a_range(ranges: Path) -> None:
     }
 
 
+def test_every_image_begins_with_a_noise_of_its_own() -> None:
+    """With one noise for all prompts, layers see so few directions that GPTQ fits codes to these alone."""
+    images = _task(count=2, seed=5).images
+    assert images == ((PROMPTS[0], 5), (PROMPTS[1], 6), (PROMPTS[0], 7), (PROMPTS[1], 8))
+
+
 def test_static_ranges_draw_nearly_what_dynamic_ones_draw(ranges: Path) -> None:
     import numpy as np
 

@@ -43,7 +43,8 @@ class Calibration:
         rules: those with act_static_scale get ranges; all apply while images are generated.
         quant: instead of rules, a scheme that smooths inputs: what is found are their magnitudes, in the float model.
             Without rules and this: all that quality can use, see `quality_statistics`.
-        prompts: one image each, for `count` seeds starting at `seed`.
+        prompts: `count` images each. Every image has a seed of its own, the first `seed`: images that start from the same
+            noise show layers so few directions of their inputs that codes are made to fit these alone.
         components: names of those that the rules apply to; () for the UNet or transformer and the text encoders.
         limit: bytes that the second moments of inputs may take in the file: a size, as "1GB".
         gradients: steps of each image whose output gets a gradient, which takes the time of about three more steps and
@@ -90,7 +91,7 @@ class Calibration:
     @property
     def images(self) -> tuple[tuple[str, int], ...]:
         """Return prompt and seed of each image, in order."""
-        return tuple((prompt, self.seed + n) for n in range(self.count) for prompt in self.prompts)
+        return tuple((prompt, self.seed + number) for number, prompt in enumerate(self.prompts * self.count))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
