@@ -254,8 +254,9 @@ def run_all(args: argparse.Namespace) -> None:
     """Run what is missing, each in a process of its own, and write the file after each."""
     from tqdm import tqdm
 
-    packages, digests = versions(), {model: digest(model) for model in ([args.model] if args.model else demo.MODELS)}
     stored = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    models = {args.model} if args.model else set(demo.MODELS)
+    packages, digests = versions(), {model: digest(model) for model in models | {row["model"] for row in stored}}
     done = {key(row): row for row in stored if fresh(row, digests, args.images, packages)}
 
     def missing(row: tuple[str, str | None, int]) -> bool:

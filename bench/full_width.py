@@ -81,7 +81,8 @@ def _weight(like: Tensor, case: str) -> Tensor:
 def call(model: Any, seed: int) -> dict[str, Any]:
     """Return the arguments of one call."""
     some, (height, width) = torch.Generator().manual_seed(seed), IMAGE
-    places = torch.stack(torch.meshgrid(torch.zeros(1), torch.arange(height), torch.arange(width), indexing="ij"), -1)
+    axes = [torch.arange(length, dtype=torch.float32) for length in (1, height, width)]
+    places = torch.stack(torch.meshgrid(axes, indexing="ij"), -1)
     return {
         "hidden_states": torch.randn(1, height * width, model.config.in_channels, generator=some),
         "encoder_hidden_states": torch.randn(1, TEXT, model.config.joint_attention_dim, generator=some),

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from . import background_task
     from .model_folders import Roots
     from .preloading import warm_up
     from .server.serve import gradio_is_there, serve
 else:
     __getattr__ = lazy_exports(__name__)
 
-__all__ = ["Roots", "gradio_is_there", "serve", "warm_up"]
+__all__ = ["Roots", "background_task", "gradio_is_there", "serve", "warm_up"]

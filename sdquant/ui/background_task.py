@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_RUNNING: dict[threading.Thread, Job] = {}
 _EVERY = 0.15  # seconds between two looks at the progress: pages are not drawn more often
 
 
@@ -46,9 +48,12 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
         except BaseException as error:  # the page says it in a line
             log.exception("a job of the page failed")
             ended.put(Done(error=error))
+        finally:
+            _RUNNING.pop(threading.current_thread(), None)
 
     desk.begin(page, job)
     thread = threading.Thread(target=run, name="sdquant-job", daemon=True)
+    _RUNNING[thread] = job
     thread.start()
     try:
         while True:
@@ -65,6 +70,19 @@ def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progre
     finally:
         job.cancel()
         desk.end(page, job)
+
+
+def cancel_all() -> None:
+    """Request the jobs of all pages to stop, which they do at their next steps."""
+    for job in list(_RUNNING.values()):
+        job.cancel()
+
+
+def wait_for_all(seconds: float) -> None:
+    """Wait until all jobs have ended, but no longer than so many seconds."""
+    until = time.monotonic() + seconds
+    for thread in list(_RUNNING):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _newest(reports: queue.SimpleQueue[Progress]) -> Progress | None:

@@ -32,6 +32,7 @@ _LONG = 200  # bytes of a name, of the 255 that file systems allow
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux' renameat2
 _HERE = -100  # AT_FDCWD
 _WAIT = 0.1  # seconds for the lock of a writer that is done but has not let go
+_HALF_WRITTEN: set[tuple[Path, Path]] = set()  # by this process: what is beside a target, and its lock
 
 
 @contextmanager
@@ -94,6 +95,14 @@ def part_file(path: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+
+
+def abandon() -> None:
+    """Remove all that this process is writing. For its end, where other threads do not get to remove it."""
+    for beside, lock_file in list(_HALF_WRITTEN):
+        with contextlib.suppress(OSError):
+            _remove_shared(beside)
+            lock_file.unlink(missing_ok=True)
 
 
 def _private(path: str, flags: int) -> int:
@@ -172,9 +181,11 @@ def _one_writer(place: Path) -> Iterator[Path]:
         if not place.exists() and beside.with_suffix(".old").exists():
             beside.with_suffix(".old").rename(place)  # killed between two renames
         _remove_shared(beside)
+        _HALF_WRITTEN.add((beside, lock_file))
         yield beside
     finally:
         with undisturbed():
+            _HALF_WRITTEN.discard((beside, lock_file))
             if lock is not None:
                 _remove_shared(beside)
                 with contextlib.suppress(OSError):  # Windows, where filelock removes it

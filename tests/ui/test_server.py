@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .conftest import Served, Start
 
 pytestmark = pytest.mark.xdist_group("ui")
+slow = pytest.mark.slow
 
 
 def _never() -> Any:
@@ -157,9 +159,27 @@ def test_a_password_guards_everything_and_ctrl_c_ends_it_all(serve: Start) -> No
     _ends(served, signal.SIGINT, 130, right)
 
 
-@pytest.mark.slow
+@slow
 def test_sigterm_ends_it_too(serve: Start) -> None:
     _ends(serve(), signal.SIGTERM, 143)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=slow)])
+def test_a_job_inside_torch_ends_with_the_server(serve: Start, number: int, code: int) -> None:
+    """Python would end its thread there, which C++ takes for an error, and aborts."""
+    served = serve(module=("tests.ui.stubborn_page",), env={"OMP_NUM_THREADS": "1"})
+    body, kind = b'{"data": [], "fn_index": 0, "session_hash": "h"}', ("Content-Type", "application/json")
+    before = set(served.models.iterdir())
+    assert request(served.port, "POST", "/gradio_api/queue/join", (kind,), body).status == 200
+    until = time.monotonic() + 60
+    while not (new := set(served.models.iterdir()) - before) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert new
+    assert served.end(number) == code
+    assert set(served.models.iterdir()) == before
+    assert list(served.temporary.iterdir()) == []
+    said = "interrupted" if number == signal.SIGINT else "terminated"
+    assert served.log.read_text().splitlines()[1:] == [f"sdquant: {said}"]
 
 
 def test_gradio_itself_checks_files_too(tmp_path: Path) -> None:

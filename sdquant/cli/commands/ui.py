@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from ...settings import settings_file
-    from ...ui import Roots, gradio_is_there, serve, warm_up
+    from ...ui import Roots, background_task, gradio_is_there, serve, warm_up
 
     gradio_is_there()
     roots = Roots(args.models)
@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         user=args.user,
         password=_password(args.host),
         open_browser=not args.no_browser,
+        stop=background_task.cancel_all,
+        wait=background_task.wait_for_all,
         patience=PATIENCE,
     )
     return 0

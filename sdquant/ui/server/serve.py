@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ipaddress
+import logging
 import os
 import re
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BackendUnavailableError, SettingsError
+from ...utils.atomic_write import abandon
 from ...utils.install import install_extra
 from ...utils.signals import handled
 from ...utils.temp_dirs import temporary_folder
@@ -51,6 +54,7 @@ def serve(
     look: Callable[[], Mapping[str, Any]] = dict,
     ready: Callable[[], None] | None = None,
     stop: Callable[[], None] | None = None,
+    wait: Callable[[float], None] | None = None,
     patience: float | None = None,
 ) -> None:
     """Serve a page until Ctrl-C or SIGTERM, which is raised again after the cleanup.
@@ -65,6 +69,7 @@ def serve(
         look: returns what Gradio takes in addition to the page: theme, css, js, head.
         ready: called in a thread of its own when the page is there, for what it needs next.
         stop: called when the shutdown begins, to end jobs in other threads.
+        wait: waits for these jobs, for so many seconds at the most.
         patience: seconds that other threads get to end by themselves after a signal, before the process exits; None to
             wait for them, as Python does.
 
@@ -89,6 +94,9 @@ def serve(
             "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
         )
     gradio_is_there()
+    end = _End()
+    if patience is not None:
+        atexit.register(end)  # before all that other libraries register: the last is called first
     with (
         _bound(address, family, port) as sock,
         temporary_folder("sdquant-ui-") as uploads,
@@ -110,7 +118,10 @@ def serve(
         server.run(sockets=[sock])
     if server.ended_by is not None:
         if patience is not None:
-            _leave_after(patience, 128 + server.ended_by)
+            end.code = 128 + server.ended_by
+            if wait is not None:
+                wait(patience)
+            _leave_after(patience, end.code)
         signal.raise_signal(server.ended_by)
 
 
@@ -293,11 +304,34 @@ def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], 
     )
 
 
+class _End:
+    """Called at the end of Python, exits at once if a thread is still at work.
+
+    Python ends a daemon thread as soon as it asks for the interpreter, and if that is inside of torch, C++ aborts.
+    """
+
+    code: int | None = None  # of the process that a signal ended
+
+    def __call__(self) -> None:
+        if self.code is not None and threading.active_count() > 1:
+            _leave(self.code)
+
+
 def _leave_after(seconds: float, code: int) -> None:
     """Exit after a while: Python waits for threads at its end, and a job that draws stops only at its next step."""
-    timer = threading.Timer(seconds, os._exit, (code,))
+    timer = threading.Timer(seconds, _leave, (code,))
     timer.daemon = True
     timer.start()
+
+
+def _leave(code: int) -> None:
+    """Exit at once. What other threads are writing goes, and what they say of that is no news."""
+    logging.disable()
+    abandon()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _announce(host: str, port: int, *, secret: bool, browser: bool, ready: Callable[[], None] | None) -> None:
