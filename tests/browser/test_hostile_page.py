@@ -39,8 +39,8 @@ NAMED = (
     ("draw", "click", "base", "status"),
     ("draw", "click", "lora-0", "status"),
     ("apply", "click", "model", "applied"),
-    ("model", "change", "model", "verdict"),
-    ("model", "change", "base", "verdict"),
+    ("model", "change", "model", "verdict-answer"),
+    ("model", "change", "base", "verdict-answer"),
     ("file", "change", "file", "found"),
     ("verify", "click", "file", "found"),
     ("compare-run", "click", "model", "compare-status"),
@@ -48,10 +48,10 @@ NAMED = (
     ("again", "click", "model", ""),
     ("convert-run", "click", "model", "convert-status"),
     ("convert-run", "click", "convert-name", "convert-status"),
-    ("convert-scheme", "change", "base", "convert-seen"),
+    ("convert-scheme", "change", "base", "convert-answer"),
     # The cache is a folder, too.
     ("apply", "click", "set-cache", "applied"),
-    ("model", "change", "set-cache", "verdict"),
+    ("model", "change", "set-cache", "verdict-answer"),
     ("preset-fastest", "click", "set-cache", "applied"),
 )
 
@@ -186,7 +186,7 @@ def test_events_that_are_none_are_refused(running: Served, events: Events, numbe
     ids=str,
 )
 def test_what_else_an_event_may_carry_changes_nothing(running: Served, events: Events, more: dict[str, Any]) -> None:
-    number = events.number("model", "change", "verdict")
+    number = events.number("model", "change", "verdict-answer")
     _check(events.send(number, events.values(number), **more), running)
 
 
@@ -315,8 +315,8 @@ def test_the_page_goes_on_and_nothing_was_kept(running: Served, events: Events) 
     page = request(running.port, "GET", "/", site("none", "navigate", "document"))
     assert page.status == 200
     assert running.process.poll() is None
-    number = events.number("model", "change", "verdict")
+    number = events.number("model", "change", "verdict-answer")
     answer = events.send(number, events.values(number))
-    assert "sq-works" in answer.values["verdict"]
+    assert "sq-works" in answer.values["verdict-answer"]
     assert not list(running.outside.parent.rglob("*.part"))
     assert request(running.port, "POST", JOIN, (JSON, OWN), b"{").status == 400
