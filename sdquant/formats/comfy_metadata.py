@@ -21,7 +21,7 @@ from ..backends import COMFY_METADATA as METADATA
 from ..core import ROTATION
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
-from . import safetensors
+from . import method_names, safetensors
 
 if TYPE_CHECKING:
     from ..core import TensorInfo
@@ -35,6 +35,9 @@ _ROTATED = ("convrot_w4a4", "asym_w4a8_int8")  # the formats whose weights alway
 _GROUP = 256  # of a rotation whose size is not said
 # Other options that change what a weight means, or its product.
 _OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis", "linear_dtype")
+# What ModelOpt's export calls by the same names and writes otherwise: with `enable_layerwise_quant_metadata` it lists
+# layers as ComfyUI does, the even column in the low half of a byte, and scales in tiles only where it was told to.
+_ALSO_MODELOPT = ("nvfp4", "mxfp8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ def declarations(
         if in_metadata.setdefault(_weight(path, layer, tensors), row) != row:
             raise _bad(path, METADATA, f"it says two different things of layer {layer!r}")
     in_tensors = dict(_by_weight(tensors, home, headers))
+    _refuse_modelopt(path, {name: row for name, row in in_metadata.items() if name not in in_tensors}, metadata)
     for name, row in in_tensors.items():
         if name in in_metadata and in_metadata[name]["format"] != row["format"]:
             key = f"{name.removesuffix('weight')}{FLOAT8_MARKER}"
@@ -87,6 +91,20 @@ def declarations(
             raise _bad(home[name], name, why)
     differ = [name for name, row in in_tensors.items() if in_metadata.get(name, row) != row]
     return Declarations(weights=rows, warnings=tuple(_different(path, differ, in_tensors, in_metadata)))
+
+
+def _refuse_modelopt(path: Path, rows: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFileError if ModelOpt has listed layers whose order then is ComfyUI's or its own."""
+    first = next((name for name, row in rows.items() if row["format"] in _ALSO_MODELOPT), None)
+    if first is not None and any(word.lower() == "modelopt" for _, word in method_names.named(path, {}, metadata)):
+        raise UnsupportedFileError(
+            f"Cannot tell the order of the {rows[first]['format']} weight {first!r} of {path.name}",
+            f"{METADATA} lists it as ComfyUI does, whose files have scales in tiles, and 4-bit floats with the even "
+            "column in the high half of a byte; but quantization_config, beside it, names ModelOpt, which writes the "
+            "even column in the low half (0.47), and scales in tiles or in the order of the weight",
+            "If ModelOpt has written it, export the model again without enable_layerwise_quant_metadata and "
+            "enable_swizzle_layout; if it is in ComfyUI's order, use a file whose layers have comfy_quant tensors",
+        )
 
 
 def _require_read(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
