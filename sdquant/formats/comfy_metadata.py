@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_FORMATS, COMFY_REFUSED, FLOAT8_FORMATS, FLOAT8_MARKER
+from ..backends import COMFY_FORMATS, COMFY_ORIGINAL_SHAPE, COMFY_REFUSED, FLOAT8_FORMATS, FLOAT8_MARKER
 from ..backends import COMFY_METADATA as METADATA
 from ..core import ROTATION
 from ..errors import BadFileError, UnsupportedFileError
@@ -85,7 +85,7 @@ def declarations(
         if tensors[name].dtype != want:
             why = f"its format is declared as {row['format']}, but its dtype is {tensors[name].dtype}"
             raise _bad(home[name], name, why)
-    differ = [name for name, row in in_tensors.items() if in_metadata.get(name, row) != row]
+    differ = [name for name, row in in_tensors.items() if _meaning(in_metadata.get(name, row)) != _meaning(row)]
     return Declarations(weights=rows, warnings=tuple(_different(path, differ, in_tensors, in_metadata)))
 
 
@@ -128,6 +128,11 @@ def _different(
 def _in_words(row: Mapping[str, Any]) -> str:
     turned = f"rotated in groups of {row[ROTATION]}" if ROTATION in row else "not rotated"
     return ", ".join([turned, *(f"{option} {row[option]!r:.40}" for option in _OPTIONS if option in row)])
+
+
+def _meaning(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without what only helps to read it."""
+    return {option: value for option, value in row.items() if option != COMFY_ORIGINAL_SHAPE}
 
 
 def _is_marker(key: str) -> bool:
@@ -197,7 +202,8 @@ def _read(row: Any) -> dict[str, Any]:
     if type(is_rotated) is not bool:
         raise TypeError(f"convrot {is_rotated!r} is neither true nor false")
     turned = {ROTATION: options.get("convrot_groupsize", _GROUP)} if is_rotated or kind in _ROTATED else {}
-    return {"format": kind, **turned, **{option: options[option] for option in _OPTIONS if option in options}}
+    names = (*_OPTIONS, COMFY_ORIGINAL_SHAPE)
+    return {"format": kind, **turned, **{option: options[option] for option in names if option in options}}
 
 
 def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:
