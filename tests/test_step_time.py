@@ -94,7 +94,8 @@ def test_other_schemes_differ_by_what_decoding_takes(timed: None) -> None:
     assert nf4.ours.call == pytest.approx(1.2 * base.ours.call)
     integers = layer_timings.pair("linear", "bfloat16", BASE, "int8")
     assert integers and integers.ours.each == pytest.approx([one / 2 for one in base.ours.each])
-    assert layer_timings.pair("linear", "bfloat16", "svdquant_w4a4", None) is None  # which cannot be timed
+    for unknown in ("svdquant_w4a4", "int8,group_size=no"):  # which cannot be timed
+        assert layer_timings.pair("linear", "bfloat16", unknown, None) is None
     assert layer_timings.pair("conv", "bfloat16", "rules,act_qtype=int8", None) is not None
 
 
@@ -130,6 +131,30 @@ def test_a_layer_of_this_machine(timed: None, monkeypatch: pytest.MonkeyPatch) -
                 assert len(values) == 3 and all(0 < one < math.inf for one in values)
     assert all(0 <= one < 1 for one in layer_trials.others())
     assert layer_trials.has_own_products("rules,act_qtype=int8") and not layer_trials.has_own_products("rules")
+
+
+def test_what_takes_too_long_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As convolutions in 16 bits without instructions for them: more rows are taken to take longer."""
+    asked, activations = [], layer_trials._activations
+
+    def watched(size: Any, dtype: str, rows: int) -> Any:
+        asked.append(rows)
+        return activations(size, dtype, rows)
+
+    monkeypatch.setattr(layer_trials, "_activations", watched)
+    monkeypatch.setattr(layer_trials, "_CACHE", 1 << 17)
+    monkeypatch.setattr(layer_trials, "_LONGEST", 0.0)
+    size = replace(SIZES["linear"], inputs=1024, outputs=256)
+    (_, *each), (_, *ratios) = layer_trials.both(size, "bfloat16", "nf4", None, BASE)
+    assert asked == [1, size.rows[0]] and len(each) == len(size.rows)
+    assert each == sorted(each) and ratios == [ratios[0]] * len(ratios)
+
+
+def test_ticks_of_windows_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr(layer_trials, "thread_time", lambda: 0.0)  # as it is within a tick
+    (times,) = layer_trials._turns([[torch.relu]], torch.ones(8))
+    assert all(one > 0 for one in times)
 
 
 @pytest.fixture(scope="module")

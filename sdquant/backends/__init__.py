@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._chunks import by_rows
     from ._comfy_find import FORMATS as COMFY_FORMATS
     from ._comfy_find import METADATA as COMFY_METADATA
+    from ._comfy_find import ORIGINAL_SHAPE as COMFY_ORIGINAL_SHAPE
     from ._comfy_find import REFUSED as COMFY_REFUSED
     from ._comfy_find import SHIFTED as COMFY_SHIFTED
     from ._comfy_find import details_of as comfy_details
@@ -44,7 +45,8 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFY_FORMATS", "COMFY_METADATA", "COMFY_REFUSED", "COMFY_SHIFTED", "FLOAT8_FORMATS", "FLOAT8_MARKER",
+    "COMFY_FORMATS", "COMFY_METADATA", "COMFY_ORIGINAL_SHAPE", "COMFY_REFUSED", "COMFY_SHIFTED",
+    "FLOAT8_FORMATS", "FLOAT8_MARKER",
     "NUNCHAKU_ORDER", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight",
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry",
     "encode", "get",

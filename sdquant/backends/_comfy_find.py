@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core import ROTATION, PackedSpec, PrequantizedWeight, TensorInfo, leaf
-from ..errors import UnsupportedFileError
+from ..errors import BadFileError, UnsupportedFileError
 
 METADATA = "_quantization_metadata"  # the entry of a file's metadata that says of all layers what their tensors say
 # The format that a file names there for ComfyUI to refuse it: it is said of layers that need not be in the file.
@@ -23,6 +23,7 @@ LOW_FIRST = "low first"  # in those of others' weights in tiles: halves of bytes
 SHIFTED = "act_unsigned"  # of SVDQuant: what is added to its activations was taken out of the layer's bias
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
 GROUP_SIZE = "group_size"
+ORIGINAL_SHAPE = "orig_shape"  # before weights were padded: convert_to_quant says it
 LINEAR_DTYPE = "linear_dtype"  # of convrot_w4a4: what comfy-kitchen rounds activations to, "int4" or "int8"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
 
@@ -197,6 +198,7 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
             **({SHIFTED: True} if is_shifted else {}),
         },
         nbytes=_nbytes(form, tensors[name]),
+        shape=_shape_before_padding(name, tensors, row, form),
     )
 
 
@@ -240,10 +242,40 @@ def _is_single(tensors: Mapping[str, TensorInfo], name: str, key: str) -> bool:
     return scale is not None and (not scale.shape or math.prod(scale.shape) == 1 < (tensors[name].shape or (1,))[0])
 
 
+def _shape_before_padding(
+    name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any], form: Format
+) -> tuple[int, ...] | None:
+    """Return the shape of a weight that is padded in its file: what the file says of it, else as many rows as its bias
+    has. None for others, and where neither tells. Raise BadFileError if the file's words do not fit its codes."""
+    codes, bias = tensors[name].shape, tensors.get(leaf(name, "bias"))
+    if not form.group or len(codes) != 2:
+        return None
+    size = (codes[0], codes[1] * _in_a_byte(tensors[name]))
+
+    def fits(shape: object) -> bool:
+        if not isinstance(shape, (list, tuple)) or not all(type(n) is int and n > 0 for n in shape):
+            return False
+        return tuple(shape) == size or tuple(-(-n // form.group) * form.group for n in shape) == size
+
+    words = row.get(ORIGINAL_SHAPE)
+    if words is not None and not fits(words):
+        raise BadFileError(
+            f"Cannot read weight {name!r}",
+            f"its comfy_quant says that its shape was {words!r:.60}, but its codes are of {list(size)}",
+            "Download the file again from its source",
+        )
+    rows = (*bias.shape, size[1]) if bias is not None else size
+    shape = words if words is not None else rows if fits(rows) else size
+    return tuple(shape) if tuple(shape) != size else None
+
+
+def _in_a_byte(codes: TensorInfo) -> int:
+    return 2 if codes.dtype == "uint8" else 1
+
+
 def _nbytes(form: Format, codes: TensorInfo) -> int | None:
     """Return the bytes in memory of a weight with padded scales in its file; None if it is as large there."""
-    each = {"uint8": 2}.get(codes.dtype, 1)  # weights in a byte
-    return codes.nbytes + -(-codes.nbytes * each // form.group) if form.group else None
+    return codes.nbytes + -(-codes.nbytes * _in_a_byte(codes) // form.group) if form.group else None
 
 
 def missing(found: PrequantizedWeight) -> str | None:

@@ -74,7 +74,7 @@ class Mxfp8(ComfyCodec):
         in_tiles = found.details.get(TILED, False)
         key, codes = require(found, "codes", get)
         stored = tuple(codes.shape)
-        shape = stored if shape is None else tuple(shape)
+        shape = tuple(shape) if shape is not None else found.shape or stored
         sizes = {shape, tuple(math.ceil(n / _BLOCK) * _BLOCK for n in shape)} if in_tiles else {shape}
         if codes.dtype != torch.float8_e4m3fn or len(shape) != 2 or stored not in sizes or not codes.numel():
             raise bad(

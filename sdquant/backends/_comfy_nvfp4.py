@@ -107,7 +107,7 @@ class Nvfp4(ComfyCodec):
         if codes.dtype != torch.uint8 or codes.ndim != 2 or not codes.numel():
             raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, not a matrix of uint8")
         stored = (len(codes), codes.shape[1] * 2)
-        shape = stored if shape is None else tuple(shape)
+        shape = tuple(shape) if shape is not None else found.shape or stored
         rows = {shape[0], math.ceil(shape[0] / _BLOCK) * _BLOCK} if in_tiles else {shape[0]}
         blocks = math.ceil(shape[-1] / _BLOCK)
         if len(shape) != 2 or stored[0] not in rows or stored[1] != blocks * _BLOCK:

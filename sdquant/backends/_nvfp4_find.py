@@ -18,6 +18,8 @@ from ..errors import UnsupportedFileError
 from ._hub_find import unread
 
 _METHODS = ("bfl", "modelopt")  # what configs call those who write this order
+# Where ModelOpt names itself only in files that its export has changed for ComfyUI, perhaps to scales in tiles.
+_CHANGED = ("its metadata", "modelopt")
 _SCHEME = "comfy:nvfp4"
 _PARTS = {"scale": "weight_scale", "factor": "weight_scale_2", "columns": "pre_quant_scale"}
 
@@ -56,8 +58,9 @@ def _scale_of_32(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
 
 def _told(config: Mapping[str, Any], names: list[str], tensors: Mapping[str, TensorInfo]) -> str:
     """Return what tells that weights are in this order."""
-    for place, method in config.get("methods", ()):
-        if method.lower() in _METHODS:
+    methods = [(place, method.lower()) for place, method in config.get("methods", ())]
+    for place, method in methods if _CHANGED not in methods else ():
+        if method in _METHODS:
             return f"as {place} says ({method})"
     for name in names:
         scale = tensors.get(leaf(name, "weight_scale"))
@@ -66,6 +69,14 @@ def _told(config: Mapping[str, Any], names: list[str], tensors: Mapping[str, Ten
         rows, blocks = tensors[name].shape[0], tensors[name].shape[1] // 8
         if scale.shape == (rows, blocks) and (rows % 128 or blocks % 4):
             return f"as {leaf(name, 'weight_scale')!r} shows, whose {rows} x {blocks} are no whole tiles"
+    if _CHANGED in methods:
+        raise UnsupportedFileError(
+            f"Cannot tell the order of the scales of the NVFP4 weight {names[0]!r}",
+            "the file's metadata names ModelOpt, which writes that into files that it changes for other programs: "
+            "scales may be in tiles (enable_swizzle_layout) or in the order of the weight, and nothing tells which",
+            "Export the model again without enable_swizzle_layout, merged_base_safetensor_path and padding_strategy, "
+            "or use a file in a format that `sdquant matrix` lists",
+        )
     raise UnsupportedFileError(
         f"Cannot tell the order of the NVFP4 weight {names[0]!r}",
         "the file may be ComfyUI's (the even column in the high half of a byte, scales in tiles), without the marker "

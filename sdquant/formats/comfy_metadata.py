@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_FORMATS, COMFY_REFUSED, FLOAT8_FORMATS, FLOAT8_MARKER
+from ..backends import COMFY_FORMATS, COMFY_ORIGINAL_SHAPE, COMFY_REFUSED, FLOAT8_FORMATS, FLOAT8_MARKER
 from ..backends import COMFY_METADATA as METADATA
 from ..core import ROTATION
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
-from . import safetensors
+from . import method_names, safetensors
 
 if TYPE_CHECKING:
     from ..core import TensorInfo
@@ -35,6 +35,9 @@ _ROTATED = ("convrot_w4a4", "asym_w4a8_int8")  # the formats whose weights alway
 _GROUP = 256  # of a rotation whose size is not said
 # Other options that change what a weight means, or its product.
 _OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis", "linear_dtype")
+# What ModelOpt's export calls by the same names and writes otherwise: with `enable_layerwise_quant_metadata` it lists
+# layers as ComfyUI does, the even column in the low half of a byte, and scales in tiles only where it was told to.
+_ALSO_MODELOPT = ("nvfp4", "mxfp8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ def declarations(
         if in_metadata.setdefault(_weight(path, layer, tensors), row) != row:
             raise _bad(path, METADATA, f"it says two different things of layer {layer!r}")
     in_tensors = dict(_by_weight(tensors, home, headers))
+    _refuse_modelopt(path, {name: row for name, row in in_metadata.items() if name not in in_tensors}, metadata)
     for name, row in in_tensors.items():
         if name in in_metadata and in_metadata[name]["format"] != row["format"]:
             key = f"{name.removesuffix('weight')}{FLOAT8_MARKER}"
@@ -85,8 +89,22 @@ def declarations(
         if tensors[name].dtype != want:
             why = f"its format is declared as {row['format']}, but its dtype is {tensors[name].dtype}"
             raise _bad(home[name], name, why)
-    differ = [name for name, row in in_tensors.items() if in_metadata.get(name, row) != row]
+    differ = [name for name, row in in_tensors.items() if _meaning(in_metadata.get(name, row)) != _meaning(row)]
     return Declarations(weights=rows, warnings=tuple(_different(path, differ, in_tensors, in_metadata)))
+
+
+def _refuse_modelopt(path: Path, rows: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFileError if ModelOpt has listed layers whose order then is ComfyUI's or its own."""
+    first = next((name for name, row in rows.items() if row["format"] in _ALSO_MODELOPT), None)
+    if first is not None and any(word.lower() == "modelopt" for _, word in method_names.named(path, {}, metadata)):
+        raise UnsupportedFileError(
+            f"Cannot tell the order of the {rows[first]['format']} weight {first!r} of {path.name}",
+            f"{METADATA} lists it as ComfyUI does, whose files have scales in tiles, and 4-bit floats with the even "
+            "column in the high half of a byte; but quantization_config, beside it, names ModelOpt, which writes the "
+            "even column in the low half (0.47), and scales in tiles or in the order of the weight",
+            "If ModelOpt has written it, export the model again without enable_layerwise_quant_metadata and "
+            "enable_swizzle_layout; if it is in ComfyUI's order, use a file whose layers have comfy_quant tensors",
+        )
 
 
 def _require_read(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -128,6 +146,11 @@ def _different(
 def _in_words(row: Mapping[str, Any]) -> str:
     turned = f"rotated in groups of {row[ROTATION]}" if ROTATION in row else "not rotated"
     return ", ".join([turned, *(f"{option} {row[option]!r:.40}" for option in _OPTIONS if option in row)])
+
+
+def _meaning(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without what only helps to read it."""
+    return {option: value for option, value in row.items() if option != COMFY_ORIGINAL_SHAPE}
 
 
 def _is_marker(key: str) -> bool:
@@ -197,7 +220,8 @@ def _read(row: Any) -> dict[str, Any]:
     if type(is_rotated) is not bool:
         raise TypeError(f"convrot {is_rotated!r} is neither true nor false")
     turned = {ROTATION: options.get("convrot_groupsize", _GROUP)} if is_rotated or kind in _ROTATED else {}
-    return {"format": kind, **turned, **{option: options[option] for option in _OPTIONS if option in options}}
+    names = (*_OPTIONS, COMFY_ORIGINAL_SHAPE)
+    return {"format": kind, **turned, **{option: options[option] for option in names if option in options}}
 
 
 def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:

@@ -68,7 +68,7 @@ def _saved(folder: Path, tensors: dict[str, Tensor], config: Any = None, metadat
     [
         ({"proj": ODD}, None, None),
         ({"proj": WHOLE, "other": ODD}, None, None),
-        ({"proj": WHOLE}, None, {"quantization_config": json.dumps({"quant_method": "modelopt"})}),
+        ({"proj": WHOLE, "other": ODD}, None, {"quantization_config": json.dumps({"quant_method": "modelopt"})}),
         ({"proj": WHOLE}, None, {"quantization_config": json.dumps({"quant_method": "bfl"})}),
     ],
 )
@@ -105,6 +105,33 @@ def test_scales_in_tiles_without_a_marker(tmp_path: Path) -> None:
     told = {"quantization_config": json.dumps({"quant_method": "bfl"})}
     with pytest.raises(BadFileError, match="32 x 5"):
         sdquant.verify(_saved(tmp_path, file, metadata=told))
+
+
+def _tiled(scale: Tensor) -> Tensor:
+    """As ModelOpt's `swizzle_nvfp4_scales` orders them for cuBLAS: 128 x 4 at once."""
+    rows, columns = scale.shape
+    blocks = scale.view(rows // 128, 128, columns // 4, 4).transpose(1, 2).reshape(-1, 4, 32, 4).transpose(1, 2)
+    return blocks.reshape(rows, columns)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+@pytest.mark.parametrize("is_tiled", [True, False])
+def test_what_modelopt_writes_for_comfyui(is_listed: bool, is_tiled: bool, tmp_path: Path) -> None:
+    """Its `enable_layerwise_quant_metadata` and `enable_swizzle_layout` (0.47): halves stay in its own order."""
+    tensors = _layers({"proj": WHOLE})
+    tensors["proj.weight_scale"] = _tiled(tensors["proj.weight_scale"]) if is_tiled else tensors["proj.weight_scale"]
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt", "version": "0.47.0"}}
+    listed = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": {"proj": {"format": "nvfp4"}}})}
+    metadata = {"quantization_config": json.dumps(config), **(listed if is_listed else {})}
+    path = _saved(tmp_path, tensors, None, metadata)
+    for ask in (sdquant.detect, sdquant.dequantize):
+        with pytest.raises(UnsupportedFileError, match="Cannot tell the order") as caught:
+            ask(path)
+        assert "in tiles" in caught.value.why and "in the order of the weight" in caught.value.why
+    if is_listed:
+        assert "high half" in caught.value.why and "low half" in caught.value.why
+        marker = torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8)  # ComfyUI's own, which tells
+        assert sdquant.detect(_saved(tmp_path, tensors | {"proj.comfy_quant": marker}, None, metadata)).quant
 
 
 @pytest.mark.parametrize("gone", ["weight_scale", "weight_scale_2"])

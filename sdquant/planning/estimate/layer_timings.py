@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,15 @@ log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 _lock = threading.RLock()
 _failed: set[tuple[object, ...]] = set()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the thread that held it, maybe for seconds, is not in the new process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +75,7 @@ class Pair:
 
 
 def pair(kind: str, dtype: str, scheme: str | None, compute: str | None) -> Pair | None:
-    """Return the times of a layer on this machine's processor; None if they cannot be values out.
+    """Return the times of a layer on this machine's processor; None if they cannot be found out.
 
     Args:
         kind: "linear" or "conv". dtype: of activations and of the unquantized weight.

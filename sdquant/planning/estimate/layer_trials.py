@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,6 +31,9 @@ BASE = "int8_sym"  # it is encoded at once, and needs no library
 _ENCODED = 16  # rows of the weight, which are repeated
 _CACHE = 40 << 20  # bytes that the copies of a layer should have at least: what other programs leave of a cache
 _LEAST, _MOST, _ENOUGH = 3, 16, 0.02  # turns, and seconds for them
+# Seconds of a call: with so many rows that it should take longer, it is taken to grow with them. Without instructions
+# for a dtype, as of 16 bits on AVX2, a convolution takes seconds.
+_LONGEST = 0.5
 _NUMBERS = 1 << 20  # that other operations are timed with
 # GGUF types whose encoder takes seconds, and one that is decoded much as they are.
 _ALIKE = dict.fromkeys(("iq1_m", "iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_s"), "iq3_xxs")
@@ -80,7 +84,13 @@ def both(size: Size, dtype: str, scheme: str, compute: str | None, than: str | N
             if which is not small:
                 raise
             ours = plain
+        before = math.inf
         for rows in which.rows:
+            more, before = rows / before, rows
+            if more and seconds[-1] * more > _LONGEST:
+                seconds.append(seconds[-1] * more)
+                ratios.append(ratios[-1])
+                continue
             x = _activations(which, dtype, rows)
             if rows == which.rows[0]:
                 _prepare((*plain, *ours), x)
@@ -96,19 +106,18 @@ def both(size: Size, dtype: str, scheme: str, compute: str | None, than: str | N
 @cache
 def has_own_products(scheme: str) -> bool:
     """Return whether a scheme's products are its own, as those of rules for activations."""
-    spec = registry.parse(_ALIKE.get(scheme, scheme))
     try:
+        spec = registry.parse(_ALIKE.get(scheme, scheme))
         packed = spec.scheme.codec.encode(_layers(_CALL["linear"], "bfloat16")[0].weight.data, spec)
-    except Unfit:
+        return spec.scheme.codec.computes(packed.spec) or spec.scheme.codec.activations(packed) is not None
+    except Exception:  # whatever it is, as of a library that is not there: what is timed meets it again
         return False
-    codec = spec.scheme.codec
-    return codec.computes(packed.spec) or codec.activations(packed) is not None
 
 
 def others() -> list[float]:
     """Return the seconds of an activation function of a few numbers, and of each byte of one of many, as a mean of some
     that networks have."""
-    small, large = torch.ones(16, 16, dtype=torch.bfloat16), torch.ones(_NUMBERS // 1024, 1024, dtype=torch.bfloat16)
+    small, large = (torch.ones(rows, rows, dtype=torch.bfloat16, device="cpu") for rows in (16, math.isqrt(_NUMBERS)))
     functions: tuple[Any, ...] = (F.silu, lambda x: x * 2, lambda x: x + x, lambda x: F.layer_norm(x, x.shape[-1:]))
     few, many = ([_low(_turns([[one]], x)[0]) for one in functions] for x in (small, large))
     call = sum(few) / len(few)
@@ -128,7 +137,9 @@ def _prepare(layers: Iterable[Callable[[torch.Tensor], object]], x: torch.Tensor
 
 def _turns(all_layers: Sequence[Sequence[Callable[[torch.Tensor], object]]], x: torch.Tensor) -> list[list[float]]:
     """Return what calls take, the layers of each sequence by turns."""
-    clock = thread_time if get_clock_info("thread_time").resolution < 1e-6 else perf_counter
+    # On Windows it is said to count 100 ns, and counts ticks of 16 ms.
+    is_fine = sys.platform != "win32" and get_clock_info("thread_time").resolution < 1e-6
+    clock = thread_time if is_fine else perf_counter
     _prepare((layers[-1] for layers in all_layers), x)
     times_of_all: list[list[float]] = [[] for _ in all_layers]
     begin, turn = clock(), 0
