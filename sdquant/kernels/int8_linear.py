@@ -135,6 +135,8 @@ def rotates(backend: Backend, packed: Packed, form: PackedLayout | None, x: Tens
         return False
     if x.is_cuda:
         return imports.rotation(x.device, rotation) is not None
+    if int8_reference.coding(packed, form) & Coding.BOTH:  # the C kernels quantize runs of inputs as they are
+        return False
     return x.is_cpu and hadamard.is_regular(rotation) and _by_c(backend, packed, form, x.dtype)
 
 

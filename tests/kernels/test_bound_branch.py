@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from bench import pairs
+from sdquant.kernels import int8_reference
+from sdquant.kernels.base import Coding
 from sdquant.kernels.cpu import int8, narrow
 from sdquant.kernels.cpu.bound_branch import FewWithBranch, IntegersWithBranch
 
@@ -71,3 +73,18 @@ def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pyte
         assert torch.equal(y, wanted) and (rows == 1000) == (got is None) and (got is None or torch.equal(got, wanted))
     for other in (x[:5].half(), x[:5, ::2], x[:5].to("meta"), x[:5].clone().requires_grad_(), x[:0]):
         assert at_once(other, layer._parameters) is None
+
+
+@pytest.mark.parametrize("scheme", ["svdquant_w4a4", "sdnq-uint4,hadamard"])
+def test_inputs_with_scales_by_run_are_changed_before(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No format has such inputs beside a branch or a rotation, but one of another package may."""
+    by_run = Coding.AGAIN | Coding.BY_RUN | Coding.BOTH
+    monkeypatch.setattr(int8_reference, "coding", lambda packed, form: by_run)
+    monkeypatch.setattr(pairs, "SIZE", SIZE)
+    torch.manual_seed(0)
+    floats = nn.Linear(SIZE, SIZE).requires_grad_(False)
+    layer: Any = pairs.layer(f"{scheme} compute=int8 with its branch", floats, {})
+    x = torch.randn(40, SIZE)
+    exact = x @ layer.dequantize(torch.float32).T + floats.bias
+    for y in (layer(x), layer._linear(x, layer._bias(x))):
+        assert 0 < (y - exact).norm() < 0.03 * exact.norm()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ...core import hadamard
-from ..base import Parts, Reader
+from ..base import Coding, Parts, Reader
 from ..onednn import multiplies
 from . import extension, isa, narrow
 from .bound_branch import FewWithBranch, IntegersWithBranch
@@ -144,7 +144,7 @@ class Native(Reader):
         eight: EightBit | None,
         rotation: int,
     ) -> Prepared | None:
-        if eight is None or eight.coding is None or not hadamard.is_regular(rotation):
+        if eight is None or eight.coding is None or eight.coding & Coding.BOTH or not hadamard.is_regular(rotation):
             return None
         return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
 
@@ -167,7 +167,9 @@ class Native(Reader):
         eight: EightBit,
         rotation: int,
     ) -> Prepared | None:
-        if eight.coding is None or branch.rows or not narrow.can(dtype, form.columns, branch.rank(of)):
+        if eight.coding is None or eight.coding & Coding.BOTH:  # runs of inputs are quantized as they are
+            return None
+        if branch.rows or not narrow.can(dtype, form.columns, branch.rank(of)):
             return None
         if rotation and (branch.smooth or not hadamard.is_regular(rotation)):
             return None
