@@ -1,4 +1,4 @@
-"""The tables of docs/mixes.md, from what bench.better_codes, bench.mixes, bench.size and bench.full_width kept."""
+"""The tables of docs/mixes.md, from what bench.better_codes, bench.mixes and bench.size kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tools.tables import markdown
 FILE = Path("bench/results/better_codes.json")
 MIXED = Path("bench/results/mixes.json")
 SIZES = Path("bench/results/size.json")
-WIDE = Path("bench/results/full_width.json")
 MODELS = ("digits-flux", "digits-sd", "glyphs-flux")
 UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
@@ -132,18 +131,3 @@ def sizes(root: Path) -> str:
     lines = [[name, f"{size / 1e6:.0f} MB", *(share(name, case) for case in cases)] for name, size in asked.items()]
     header = ("asked for", "size", *(f"taken, {case}" for case in cases))
     return markdown(header, lines) if rows else "Not measured yet: `python -m bench.size` does it."
-
-
-def full_width(root: Path) -> str:
-    """Decibels of each format on blocks of FLUX.1's width with random weights."""
-    rows = _rows(root, WIDE)
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    found = {(row["name"], row["case"]): row for row in rows}
-    bits = {row["name"]: row["bits"] for row in rows}
-    lines = [
-        [f"`{name}`", f"{bits[name]:.2f}",
-         *(f"{found[name, case]['snr']:.1f}" if (name, case) in found else "-" for case in cases)]
-        for name in sorted(bits, key=lambda name: (-bits[name], name))
-    ]  # fmt: skip
-    header = ("scheme", "bits", *(f"dB, {case}" for case in cases))
-    return markdown(header, lines) if rows else "Not measured yet: `python -m bench.full_width` does it."

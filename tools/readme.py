@@ -463,7 +463,7 @@ def _names(name: str) -> str:
 TABLES: dict[str, Callable[[Path], str]] = {
     "better_codes": better_codes.table, "better_codes_goals": better_codes.goals,
     "better_codes_larger": better_codes.larger, "mixes_predicted": better_codes.predicted,
-    "mixes_sizes": better_codes.sizes, "mixes_full_width": better_codes.full_width,
+    "mixes_sizes": better_codes.sizes,
     "schemes": schemes, "choice": choice, "families": families.table,
     "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "glyphs": glyphs, "loading": loading,
     "hosts": hosts,

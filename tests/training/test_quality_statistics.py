@@ -22,7 +22,7 @@ from sdquant.training.calibration import Calibration, calibrate
 
 from ..test_distributed import torchrun
 
-PROMPTS = tuple(digits.prompt(digit) for digit in (3, 7))
+PROMPTS = tuple(digits.prompt(digit) for digit in (3, 7, 1, 8))
 LINEAR, CONV = "mid_block.attentions.0.proj_in", "down_blocks.0.downsamplers.0.conv"
 
 
@@ -57,8 +57,8 @@ def test_moments_are_those_of_the_inputs(file: Path) -> None:
         layer.register_forward_pre_hook(lambda _, args, rows=rows: rows.append(args[0].float()))
     from sdquant.models import draw
 
-    for prompt in PROMPTS:
-        draw(pipe, [prompt], seeds=[0], steps=3)
+    for seed, prompt in enumerate(PROMPTS):
+        draw(pipe, [prompt], seeds=[seed], steps=3)
     layers = ComponentStatistics(str(file), "")
     assert len(layers) == sum(isinstance(one, (torch.nn.Linear, torch.nn.Conv2d)) for one in pipe.unet.modules())
     x = torch.cat(seen[LINEAR])
@@ -80,7 +80,8 @@ def test_noise_is_foretold(file: Path, name: str) -> None:
     hook = unet.register_forward_pre_hook(lambda _, a, k: inputs.append((a, k)), with_kwargs=True)
     from sdquant.models import draw
 
-    draw(pipe, [PROMPTS[0]], seeds=[5], steps=3)
+    for seed, prompt in enumerate(PROMPTS, start=5):  # of one image it is a fifth to five times that of another
+        draw(pipe, [prompt], seeds=[seed], steps=3)
     hook.remove()
     weight = unet.get_submodule(name).weight
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * weight.std() * 0.02
