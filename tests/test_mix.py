@@ -204,6 +204,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["components"][0]["mix"] is not None
     assert main(["quantize", *words, "-o", str(tmp_path / "out")]) == 0
     assert sdquant.load_model(tmp_path / "out", progress=False).sdquant.plan.bytes <= SIZE
+    files = (path for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert 0.96 * SIZE < sum(path.stat().st_size for path in files) <= SIZE  # all of the folder
 
 
 def test_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from .resolve import resolve as resolve_request
 if TYPE_CHECKING:
     from ..compat import Machine
     from ..core import QuantSpec
+    from ..formats import Checkpoint
     from ..rules import MixSpec
     from .mix_curve import MixCurve
     from .mix_pool import OnWeights
@@ -42,12 +43,24 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def resolve_mix(request: Request, here: Machine, *, read: bool = True, on_weights: OnWeights | None = None) -> Resolved:
+# Of the components, and the paths of the model and its base: the bytes of what is written beside their weights.
+Beside = Callable[[Mapping[str, "Checkpoint"], Sequence["str | None"]], int]
+
+
+def resolve_mix(
+    request: Request,
+    here: Machine,
+    *,
+    read: bool = True,
+    on_weights: OnWeights | None = None,
+    beside: Beside | None = None,
+) -> Resolved:
     """Resolve a request for a mix, and choose it. Reads the weights once; a second time, what was found is known.
 
     Args:
         read: whether weights may be read; without, and nothing known from before, their errors are typical ones.
         on_weights: called with the number of weights read and of all of a component.
+        beside: for a size of files; without it, the size is that of the weights.
 
     Raises:
         BudgetError: not even the coarsest schemes fit. SdquantError: as `auto.resolve`.
@@ -56,18 +69,24 @@ def resolve_mix(request: Request, here: Machine, *, read: bool = True, on_weight
 
     partial = resolve_request(request, device_of(request, here))
     planner.refuse_conflicts(partial)
-    resolved = choose_mix(completed(partial), here, from_files if read else None, on_weights)
+    resolved = choose_mix(completed(partial), here, from_files if read else None, on_weights, beside)
     return resolved if request.offload_mode is not None else auto.settle(resolved, here)
 
 
 def choose_mix(
-    resolved: Resolved, here: Machine, opening: Opening | None, on_weights: OnWeights | None = None
+    resolved: Resolved,
+    here: Machine,
+    opening: Opening | None,
+    on_weights: OnWeights | None = None,
+    beside: Beside | None = None,
 ) -> Resolved:
-    """Return it with a mix for each component that is to be quantized. opening, on_weights: see `errors_of`."""
-    request = resolved.request
-    choice = _Choice.of(resolved, here, opening, on_weights)
+    """Return it with a mix for each component that is to be quantized. opening, on_weights: see `errors_of`; beside:
+    see `resolve_mix`."""
+    request, files = resolved.request, resolved.files
+    others = 0 if beside is None else beside(resolved.detected.sources, (files.path, files.base))
+    choice = _Choice.of(resolved, here, opening, on_weights, others)
     if request.size_bytes is not None:
-        picks = knapsack.within_bytes(choice.items, request.size_bytes - choice.rest)
+        picks = knapsack.within_bytes(choice.items, request.size_bytes - choice.rest - others)
     else:
         assert request.quality is not None
         picks = knapsack.within_noise(choice.items, 10 ** (-request.quality / 10))
@@ -100,8 +119,10 @@ class _Choice:
     how: str
 
     @staticmethod
-    def of(resolved: Resolved, here: Machine, opening: Opening | None, on_weights: OnWeights | None) -> _Choice:
-        """Gather it. Raises as `resolve_mix`, before weights are read where possible."""
+    def of(
+        resolved: Resolved, here: Machine, opening: Opening | None, on_weights: OnWeights | None, others: int
+    ) -> _Choice:
+        """Gather it. others: bytes beside weights. Raises as `resolve_mix`, before weights are read where possible."""
         request = resolved.request
         sources = resolved.detected.sources
         names = [name for name, src in sources.items() if not src.prequantized and _wanted(name, request)]
@@ -118,7 +139,7 @@ class _Choice:
         whole = planner.build_plan(dataclasses.replace(resolved, specs={}), here).bytes
         rest = whole - sum(sum(pool.floats.values()) for pool in pools.values())
         _refuse_too_small(
-            resolved, rest + sum(min(row.values()) for pool in pools.values() for row in pool.bytes.values())
+            resolved, others + rest + sum(min(row.values()) for pool in pools.values() for row in pool.bytes.values())
         )
         tables = {name: errors_of(name, pool, resolved, opening, on_weights) for name, pool in pools.items()}
         is_known = any(pool.statistics is not None and pool.statistics.has_gradients for pool in pools.values())
@@ -127,7 +148,7 @@ class _Choice:
             pools=pools, schemes=schemes, rest=rest, errors={name: table for name, (table, _) in tables.items()},
             how=how if all(measured for _, measured in tables.values()) else "names",
         )  # fmt: skip
-        _refuse_too_small(resolved, rest + knapsack.fewest_bytes(choice.items))
+        _refuse_too_small(resolved, others + rest + knapsack.fewest_bytes(choice.items))
         return choice
 
     @cached_property

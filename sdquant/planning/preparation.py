@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..core import QuantSpec
     from ..formats import Checkpoint
     from . import plan as planner_plan
+    from .mix import Beside
 
 
 def plan(
@@ -45,6 +46,7 @@ def prepare(
     convert: bool = False,
     read: bool = True,
     on_weights: Callable[[int, int], object] | None = None,
+    beside: Beside | None = None,
 ) -> planner_plan.Plan:
     """Check and plan a request. Everything that can be refused is refused here, after reading only headers, but for a
     mix, whose errors are measured.
@@ -59,6 +61,7 @@ def prepare(
         read: whether a mix may read the weights, which takes as long as reading them all does the first time. False
             plans it by what is typical of schemes and layers, unless they were read before.
         on_weights: called with the number of weights of a component that were read for a mix, and of all.
+        beside: returns the bytes that count towards the size of a mix beside those of weights; see `Beside`.
     """
     here = machine or hardware.probe()
     device = device_of(request, here)
@@ -66,7 +69,7 @@ def prepare(
         from . import auto, mix
 
         if request.mixed:
-            whole = mix.resolve_mix(request, here, read=read, on_weights=on_weights)
+            whole = mix.resolve_mix(request, here, read=read, on_weights=on_weights, beside=beside)
         else:
             whole = auto.resolve(request, here)
         check_schemes(request, whole.specs, whole.offload_mode.name, device, here)

@@ -19,7 +19,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "DequantizationReport", "comfy_mix", "dequantize_to", "export_gguf", "export_single_file", "foreseen_size",
-    "library_config", "library_formats", "model_files", "next_steps", "original_layout", "own_config", "portable",
-    "quantize_file", "save",
+    "DequantizationReport", "comfy_mix", "dequantize_to", "export_gguf", "export_single_file", "folder_size",
+    "foreseen_size", "library_config", "library_formats", "model_files", "next_steps", "original_layout", "own_config",
+    "portable", "quantize_file", "save",
 ]  # fmt: skip

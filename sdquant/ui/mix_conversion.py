@@ -13,7 +13,7 @@ from ..utils.byte_sizes import budget_text, parse_size
 from ..utils.byte_sizes import size as text_of
 
 if TYPE_CHECKING:
-    from ..planning import Plan
+    from ..planning import Beside, Plan
     from .plan_preview import Target
 
 MIX, MIX_NAME = AUTO, "mix"
@@ -47,24 +47,27 @@ NO_MIX = Mix()
 
 def usual_size(target: Target, kind: str) -> str:
     """Return a size that gives good images."""
-    from ..saving import foreseen_size
+    from ..saving import folder_size, foreseen_size
 
-    parts = _parts(_plan(target, {}), kind)
+    plan = _plan(target, {})
+    parts = _parts(plan, kind)
     share = _COMFY_SHARE if kind == "file" else mix_presets.ENOUGH
     whole = sum(part.bytes_bf16 for part in parts if _is_mixed(part.name, kind))
     rest = sum(part.bytes for part in parts if not _is_mixed(part.name, kind))
+    if kind == "folder":
+        rest += folder_size.bytes_beside(plan.detected.sources, (target.path, target.base))
     least = 0 if kind == "folder" else foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf")
     return budget_text(max(rest + int(share * whole), int(1.1 * least)))
 
 
 def foreseen_mix(target: Target, kind: str, mix: Mix) -> tuple[int, int]:
-    """Return the bytes of the weights before, and of what is written: of a file at most if a size was named, and at
-    least if a quality was.
+    """Return the bytes of the weights before, and of what is written: at most if a size was named; of a quality, of a
+    file at least, and of a folder about.
 
     Raises:
         BudgetError: it cannot be so small. SdquantError: it cannot be planned.
     """
-    from ..saving import foreseen_size
+    from ..saving import folder_size, foreseen_size
 
     values = mix.values
     before = sum(part.bytes for part in _parts(_plan(target, {}), kind))
@@ -78,7 +81,11 @@ def foreseen_mix(target: Target, kind: str, mix: Mix) -> tuple[int, int]:
                 f"Write {_at_least(least)} or more",
             )
         return before, min(size, before)
-    return before, sum(part.bytes for part in _parts(_plan(target, values), kind))
+    plan = _plan(target, values, folder_size.bytes_beside)
+    others = folder_size.bytes_beside(plan.detected.sources, (target.path, target.base))
+    return before, min(
+        parse_size(values["size"], "A size"), before + others
+    ) if "size" in values else plan.bytes + others
 
 
 def write_mix(
@@ -90,7 +97,7 @@ def write_mix(
         on_bytes, on_weights: see `conversion.convert_model`.
     """
     from ..loading import load_planned
-    from ..saving import comfy_mix, export_gguf, save
+    from ..saving import comfy_mix, export_gguf, folder_size, save
     from ..utils.atomic_write import require_space
 
     values = mix.values
@@ -99,14 +106,14 @@ def write_mix(
         write(target.path, AUTO, out, progress=False, on_bytes=on_bytes, on_weights=on_weights, **values)
         return
     request = target.request(Settings(values))
-    plan = prepare(request, convert=True, on_weights=on_weights)
+    plan = prepare(request, convert=True, on_weights=on_weights, beside=folder_size.bytes_beside)
     require_space(out, plan.bytes)
     save(load_planned(request, plan, on_bytes), out)
 
 
-def _plan(target: Target, values: dict[str, Any]) -> Plan:
+def _plan(target: Target, values: dict[str, Any], beside: Beside | None = None) -> Plan:
     """Return the plan of a mix in a folder, or with {} of the model as it is. Reads no weights."""
-    return prepare(target.request(Settings(values), target.components(Settings())), read=False)
+    return prepare(target.request(Settings(values), target.components(Settings())), read=False, beside=beside)
 
 
 def _parts(plan: Plan, kind: str) -> list[Any]:

@@ -13,6 +13,7 @@ from sdquant.ui import conversion
 from sdquant.ui.conversion_time import seconds_for
 from sdquant.ui.mix_conversion import MIX, Mix, usual_size
 from sdquant.ui.plan_preview import Target
+from sdquant.utils.byte_sizes import parse_size
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,22 @@ def test_a_mix_is_as_small_as_asked(tmp_path: Path, kind: str, monkeypatch: pyte
     with pytest.raises(Stopped):
         conversion.convert_model(source, MIX, kind, tmp_path / f"b{out.suffix}", lambda done, total: None, mix, stop)
     assert {path.name for path in tmp_path.iterdir()} <= {out.name, "cache", "other"}
+
+
+@pytest.mark.parametrize(
+    ("model", "size"), [("digits-flux", "4MB"), pytest.param("digits-sd", "2.2MB", marks=pytest.mark.slow)]
+)
+def test_a_folder_of_a_mix_is_as_small_as_asked(tmp_path: Path, model: str, size: str) -> None:
+    """With all its files: the configs, the tokenizers, and what headers say of schemes."""
+    source, out, most = Target(path=str(demo.path(model))), tmp_path / "mixed", parse_size(size, "A size")
+    assert conversion.foreseen(source, MIX, "folder", Mix(size=size))[1] == most
+    conversion.convert_model(source, MIX, "folder", out, lambda done, total: None, Mix(size=size))
+    written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    assert 0.96 * most < written <= most
+    with pytest.raises(BudgetError, match=r"Use size=\d+") as refused:
+        conversion.foreseen(source, MIX, "folder", Mix(size="1.2MB"))
+    least = refused.value.fix.split("size=")[1].split()[0]
+    assert conversion.foreseen(source, MIX, "folder", Mix(size=least))[1] == int(least)
 
 
 @pytest.mark.parametrize("mix", [Mix(), Mix(size="3MB", quality="20")])

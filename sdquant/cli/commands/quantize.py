@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         comfy_mix,
         export_gguf,
         export_single_file,
+        folder_size,
         library_formats,
         model_files,
         original_layout,
@@ -118,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         if out.suffix == ".gguf":
             raise SettingsError(f"Cannot write {out}", f"{each[0]} is not a GGUF type", "Use -q q8_0, q4_k, ...")
         request = _common.request_of(args)
-        plan = prepare(request, convert=True)
+        plan = prepare(request, convert=True, beside=folder_size.bytes_beside)
         require_space(out, plan.bytes)  # before the work, not after it
         model = load_planned(request, plan)
         original_layout.warn_of(rounding_loss(model, plan, progress=args.progress))
@@ -155,10 +156,13 @@ def _run_together(args: argparse.Namespace, out: Path) -> int:
     """Quantize a share of the weights in each process of torchrun; the first prints the result."""
     from ...loading import distributed_quantize
     from ...planning import prepare
+    from ...saving import folder_size
 
     request = _common.request_of(args)
     with distributed.processes() as ranks:
-        distributed_quantize.quantize(request, prepare(request, convert=True), out, ranks)
+        distributed_quantize.quantize(
+            request, prepare(request, convert=True, beside=folder_size.bytes_beside), out, ranks
+        )
         if ranks.first:
             _say(out)
     return 0

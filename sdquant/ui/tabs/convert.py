@@ -134,8 +134,9 @@ def _foreseen(desk: Desk, target: Target, folder: Path, kind: str, scheme: str, 
     """Return a box with what would be written, and how long that takes."""
     before, after = conversion.foreseen(target, scheme, kind, mix)
     share = f" ({after / before:.0%})" if before else ""
-    is_bound = scheme == MIX and kind != "folder"
-    how = ("at most" if mix.size.strip() else "at least") if is_bound else "about"
+    has_size = bool(mix.size.strip())
+    is_bound = scheme == MIX and (has_size or kind != "folder")
+    how = ("at most" if has_size else "at least") if is_bound else "about"
     text = f"{size(before)} become {how} {size(after)}{share}, in {desk.roots.shown(folder)}."
     seconds = conversion_time.seconds_for(scheme, kind, before)
     how_long = [f"It takes about {_words(seconds)} here, if nothing else computes."] if seconds is not None else []
