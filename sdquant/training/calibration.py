@@ -43,8 +43,8 @@ class Calibration:
         rules: those with act_static_scale get ranges; all apply while images are generated.
         quant: instead of rules, a scheme that smooths inputs: what is found are their magnitudes, in the float model.
             Without rules and this: all that quality can use, see `quality_statistics`.
-        prompts: `count` images each. Every image has a seed of its own, from `seed` on: images that start from one noise
-            show layers so few directions of their inputs that codes are made to fit these alone.
+        prompts: `count` images each. Every image has a seed of its own, from `seed` on: images that start from one
+            noise show layers so few directions of their inputs that codes are made to fit these alone.
         components: names of those that the rules apply to; () for the UNet or transformer and the text encoders.
         limit: bytes that the second moments of inputs may take in the file: a size, as "1GB".
         gradients: steps of each image whose output gets a gradient, which takes the time of about three more steps and

@@ -74,7 +74,9 @@ _CALL = {  # whose computing is next to nothing
 def both(size: Size, dtype: str, scheme: str, compute: str | None, than: str | None = None) -> list[list[float]]:
     """Return what an unquantized layer takes, or one of the scheme `than`, and what a scheme's takes relative to it: of
     a call the seconds, and with each number of rows those for each number of the weight."""
-    small, seconds, ratios = _CALL[size.kind], [], []
+    small = _CALL[size.kind]
+    seconds: list[float] = []
+    ratios: list[float] = []
     for which in (small, size):
         layers = _layers(which, dtype)
         plain = layers if than is None else _quantized(layers, than, compute)
