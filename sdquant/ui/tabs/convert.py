@@ -76,18 +76,23 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
     usual = gr.State("")  # the size that was suggested, which another model or target changes
+    suggested = gr.State("")  # the name that was; whoever is faster than the next one still gets that of the scheme
     current.say_looking(where, [preview])
     event = gr.on(
         [one.change for one in (tab, *where, *what)],
         partial(_seen, desk),
         [tab, *where, *what, usual],
-        [answer, name, run, size_box, usual],
+        [answer, name, suggested, run, size_box, usual],
         trigger_mode="always_last",
         **_QUIET,
     )
     current.show(event, answer, where, preview)
     run.click(
-        start, [*where, *what, name], [status, run, cancel, head.model, head.chip], concurrency_limit=None, **_QUIET
+        start,
+        [*where, *what, name, suggested],
+        [status, run, cancel, head.model, head.chip],
+        concurrency_limit=None,
+        **_QUIET,
     )
     cancel.click(stop, None, None, queue=False, **_QUIET)
 
@@ -110,7 +115,7 @@ def _seen(
     """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
     of_another_kind = scheme in {row.name for row in registry.schemes()} - set(conversion.schemes(kind))
     if tab != TITLE or of_another_kind:  # whose scheme follows: Gradio sends both changes at once
-        return (gr.skip(),) * 5
+        return (gr.skip(),) * 6
     with desk.traces.aside():
         try:
             target, folder = desk.target(model, base), _folder(desk)
@@ -120,10 +125,10 @@ def _seen(
             card = _foreseen(desk, target, folder, kind, scheme, _mix(size_text, quality))
         except SdquantError as error:
             html = current.answer_of(model, base, html_components.refusal(error, desk.roots))
-            return html, gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
+            return html, gr.skip(), gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
     new_name = conversion.name_for(Path(target.path), scheme)
     shown = size_text if size_text != before else gr.skip()  # somebody may be typing another one
-    return current.answer_of(model, base, card), new_name, gr.update(interactive=True), shown, usual
+    return current.answer_of(model, base, card), new_name, new_name, gr.update(interactive=True), shown, usual
 
 
 def _mix(size_text: object, quality: object) -> mix_conversion.Mix:
@@ -167,14 +172,15 @@ def _folder(desk: Desk) -> Path:
 
 def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Convert, and yield status, the two buttons, the list of models, and the head's chip."""
-    model, base, kind, scheme, size_text, quality, name = values
+    model, base, kind, scheme, size_text, quality, name, suggested = values
     nothing = (gr.skip(), gr.skip())
     yield html_components.progress(Progress(stage="converting")), *_buttons(busy=True), *nothing
     try:
         target = desk.target(model, base)
         mix = _mix(size_text, quality)
         conversion.foreseen(target, scheme, kind, mix)  # which refuses what cannot be
-        out = conversion.target_path(_folder(desk), name, kind)
+        named = conversion.name_for(Path(target.path), scheme) if name == suggested else name
+        out = conversion.target_path(_folder(desk), named, kind)
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *_buttons(busy=False), *nothing
         return
@@ -182,7 +188,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
     def work(job: Job) -> float:
         with desk.engine.alone(job):
-            conversion.target_path(out.parent, name, kind)  # a job that was before this one may have made it
+            conversion.target_path(out.parent, named, kind)  # a job that was before this one may have made it
             conversion.convert_model(
                 target, scheme, kind, out, lambda done, total: job.at("converting", done, total), mix,
                 lambda done, total: job.at("measuring the weights", done, total),
