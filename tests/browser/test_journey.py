@@ -173,10 +173,8 @@ def test_compare(person: Person, tmp_path: Path) -> None:
     before = page.locator("#in-memory").inner_text()
     person.tab("Compare")
     page.locator("#compare-schemes").get_by_role("button", name=re.compile("Clear|Remove all")).last.click()
-    for name in ("int8", "q4"):
-        page.locator("#compare-schemes input").fill(name)
-        if name == "int8":
-            page.get_by_role("option", name="int8", exact=True).click()
+    page.locator("#compare-schemes input").fill("int8")
+    page.get_by_role("option", name="int8", exact=True).click()
     page.keyboard.press("Escape")
     page.locator("#compare-steps input[type=number]").fill("4")
     page.locator("#compare-run").click()
