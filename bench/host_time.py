@@ -19,9 +19,9 @@ from unittest import mock
 
 import torch
 from torch import nn
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from bench._no_card import NoCard
 from sdquant import backends
 from sdquant.kernels import linear_with_branch, preparation
 from sdquant.kernels.base import Coding, EightBit
@@ -43,29 +43,6 @@ class _Launcher:
     def __call__(self, *given: Any) -> None: ...
 
 
-class _Utils:
-    def load_binary(self, *_: Any) -> tuple[Any, int, int, int, int]:
-        return None, 1, 32, 0, 1024
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 232448, "warpSize": 32, "multiprocessor_count": 132}
-
-    def unload_module(self, module: Any) -> None: ...
-
-
-class _NoCard:
-    utils, launcher_cls = _Utils(), _Launcher
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
 @contextmanager
 def card() -> Iterator[None]:
     """Let tensors of the CPU count as those of device -1, which is the current one; torch's products do nothing."""
@@ -79,7 +56,7 @@ def card() -> Iterator[None]:
         return found
 
     with (
-        mock.patch.object(driver, "_active", _NoCard()),
+        mock.patch.object(driver, "_active", NoCard(_Launcher, 90)),
         mock.patch.object(bound_linear, "current_index", lambda x: -1),
         mock.patch.object(bound_linear, "prefers_other", lambda *of: False),
         mock.patch.object(bound_linear.F, "linear", product),

@@ -74,7 +74,7 @@ TYPED = (
     ("again", "click", "base"),
     ("convert-run", "click", "convert-kind"),
     ("convert-run", "click", "convert-scheme"),
-    ("convert-kind", "change", "convert-kind"),
+    ("convert-kind", "input", "convert-kind"),
     ("convert-scheme", "change", "convert-scheme"),
 )
 SHOWN = {"draw": "status", "compare-run": "compare-status", "convert-run": "convert-status"}

@@ -12,9 +12,9 @@ from torch import nn
 
 triton = pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
+from bench._no_card import NoCard  # noqa: E402
 from sdquant import backends  # noqa: E402
 from sdquant.kernels.base import Coding, EightBit  # noqa: E402
 from sdquant.kernels.int8_reference import AGAIN_RUN, coding, needs_sums  # noqa: E402
@@ -54,34 +54,11 @@ class _Launcher:
         LAUNCHED.append((self.name, given[:3], own))
 
 
-class _Utils:
-    def load_binary(self, *_: Any) -> tuple[Any, int, int, int, int]:
-        return None, 1, 32, 0, 1024
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 232448, "warpSize": 32, "multiprocessor_count": 132}
-
-    def unload_module(self, module: Any) -> None: ...
-
-
-class _NoCard:
-    utils, launcher_cls = _Utils(), _Launcher
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 80, 32)
-
-
 @pytest.fixture(autouse=True)
 def _no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors of the CPU count as those of device -1, which is the current one."""
     monkeypatch.setattr(bound_linear, "current_index", lambda x: -1)
-    monkeypatch.setattr(driver, "_active", _NoCard())
+    monkeypatch.setattr(driver, "_active", NoCard(_Launcher, 80))
     LAUNCHED.clear()
     for kernel in KERNELS:
         kernel.device_caches.clear()

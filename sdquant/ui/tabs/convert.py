@@ -71,7 +71,8 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
     def stop(request: gr.Request) -> None:
         desk.cancel(str(request.session_hash))
 
-    kind.change(_schemes, [kind, scheme], scheme, **_QUIET)
+    # By `change`, which Gradio sends whenever the page is drawn anew, a scheme that was picked meanwhile would be lost.
+    kind.input(_schemes, [kind, scheme], scheme, **_QUIET)
     scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **_QUIET)
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
@@ -106,7 +107,7 @@ def _schemes(kind: str, scheme: str) -> Any:
     stays = scheme == MIX or (
         scheme in conversion.schemes(kind) and (kind != "file" or next_steps.comfyui_reads(scheme))
     )
-    return gr.update(choices=_choices(kind), value=scheme if stays else conversion.usual(kind))
+    return gr.update(choices=_choices(kind), **({} if stays else {"value": conversion.usual(kind)}))
 
 
 def _seen(
