@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from . import html_components
+from .events import QUIET, ask
 
 if TYPE_CHECKING:
     from .app_state import Desk
@@ -62,11 +63,16 @@ def build_header(desk: Desk) -> Head:
 def wire(head: Head, desk: Desk) -> None:
     """Connect the events of the head."""
 
-    def picked(model: str) -> Any:
+    # A model that is chosen again, as when the page is drawn anew, takes no companions away that were chosen since.
+    answered = gr.State("")
+
+    def picked(model: str, before: str) -> tuple[Any, str]:
+        if model == before:
+            return gr.skip(), model
         if not model or desk.is_pipeline(model):
-            return gr.update(visible=False)
+            return gr.update(visible=False), model
         base = desk.base_for(model)
-        return gr.update(visible=True, value=[base] if base else [])
+        return gr.update(visible=True, value=[base] if base else []), model
 
     def again(model: str, others: list[str] | None) -> tuple[Any, Any]:
         models, companions = desk.models(), desk.companions()
@@ -76,10 +82,8 @@ def wire(head: Head, desk: Desk) -> None:
             gr.update(choices=companions, value=kept or desk.bases()[:1]),
         )
 
-    head.model.change(picked, head.model, head.base, show_progress="hidden", queue=False, api_visibility="private")
-    head.again.click(
-        again, [head.model, head.base], [head.model, head.base], show_progress="hidden", api_visibility="private"
-    )
+    ask([head.model.change], picked, [head.model, answered], [head.base, answered], queue=False)
+    head.again.click(again, [head.model, head.base], [head.model, head.base], **QUIET)
 
 
 def chip(desk: Desk) -> str:

@@ -132,3 +132,30 @@ def test_another_models_sizes_are_not_shown(page: Page, running: Served) -> None
     assert notes <= seen <= notes | set(sizes.items())
     expect(page.locator("#schemes")).not_to_contain_text("computing …")  # the speeds come when a step was traced
     expect(page.locator("#schemes tr[data-scheme=int8] td[data-label=Speed]").last).not_to_be_empty()
+
+
+# Each question takes a while to arrive, and one knows when the last one was sent.
+SLOW = """
+    const send = window.fetch;
+    window.fetch = async (...all) => {
+        if (!String(all[0]?.url ?? all[0]).includes("queue/join")) return send(...all);
+        await new Promise(resolve => setTimeout(resolve, 200 + Math.random() * 1500));
+        window.lastQuestion = performance.now();
+        return send(...all);
+    };
+"""
+
+
+def test_questions_end(page: Page, running: Served) -> None:
+    """Choices that come faster than answers are answered once: the page asked for ever, and showed nothing."""
+    page.add_init_script(SLOW)
+    person = Person(page, running.url)
+    person.tab("Settings")
+    expect(page.locator("#schemes table")).to_be_visible()
+    for model, scheme in (("digits-sd", "nf4"), ("digits-flux", "int8")):
+        person.model(model)
+        person.set("quant.model", scheme)
+        person.set("quant.text_encoder", scheme)
+    page.wait_for_function("performance.now() - lastQuestion > 4000")
+    expect(page.locator("#verdict [data-name=transformer]")).to_contain_text("int8")
+    expect(page.locator("#schemes tr.sq-chosen[data-scheme=int8]").first).to_be_visible()

@@ -63,12 +63,16 @@ class Events:
     def number(self, element: str, event: str = "click", *others: str) -> int:
         """The number of an event of an element, by ids in the page: the first that others are read or changed by."""
         for row in self.config["dependencies"]:
-            if not set(others) <= set(map(self._element, row["inputs"] + row["outputs"])):
-                continue
-            for target, name in row["targets"]:
-                if name == event and self._element(target) == element:
-                    return int(row["id"])
+            touched = set(map(self._element, row["inputs"] + row["outputs"]))
+            if row["backend_fn"] and set(others) <= touched and (element, event) in self._origins(row):
+                return int(row["id"])
         raise LookupError((element, event, *others))
+
+    def _origins(self, row: dict[str, Any]) -> set[tuple[str, str]]:
+        """Which events of elements begin one of the page's, or the one that it comes after."""
+        while row["trigger_after"] is not None:
+            row = self.config["dependencies"][row["trigger_after"]]
+        return {(self._element(target), name) for target, name in row["targets"]}
 
     def values(self, number: int, changed: dict[str, Any] | None = None) -> list[Any]:
         """The values of an event's inputs, with those of some elements changed."""

@@ -16,6 +16,7 @@ from ...utils import figure
 from ...utils.byte_sizes import size
 from .. import header, html_components, quality_curve
 from ..background_task import follow
+from ..events import QUIET
 from ..model_manager import Job, Progress
 from ..thumbnails import compared_images
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 MOST = 12  # schemes at once
 MAX_STEPS = 100
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _IDLE = html_components.card(
     "info",
     "Choose schemes",
@@ -90,11 +90,11 @@ def add(desk: Desk, head: Head) -> None:
         [head.model, head.base, prompt, selection, steps, seed],
         [status, sheet, rows, picture, data, images, two, left, right, slider, head.compared, run, cancel, head.chip],
         concurrency_limit=None,
-        **_QUIET,
+        **QUIET,
     )
     compare_curve.add_prediction(desk, predict, [head.model, head.base], [status, rows, predict, cancel])
-    gr.on([left.input, right.input], _pair, [images, left, right], slider, **_QUIET)
-    cancel.click(stop, None, None, queue=False, **_QUIET)
+    gr.on([left.input, right.input], _pair, [images, left, right], slider, **QUIET)
+    cancel.click(stop, None, None, queue=False, **QUIET)
 
 
 def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:

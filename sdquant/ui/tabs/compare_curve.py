@@ -13,6 +13,7 @@ from ...evaluation import compare
 from ...models import Stopped
 from .. import html_components, quality_curve
 from ..background_task import follow
+from ..events import QUIET
 from ..model_manager import Job, Progress
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ..app_state import Desk
 
 _STAGE = "reading the weights"
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 def add_prediction(desk: Desk, button: Any, where: Sequence[Any], out: Sequence[Any]) -> None:
@@ -29,7 +29,7 @@ def add_prediction(desk: Desk, button: Any, where: Sequence[Any], out: Sequence[
     def start(request: gr.Request, model: str, base: Any) -> Iterator[tuple[Any, ...]]:
         yield from _run(desk, str(request.session_hash), model, base)
 
-    button.click(start, list(where), list(out), concurrency_limit=None, **_QUIET)
+    button.click(start, list(where), list(out), concurrency_limit=None, **QUIET)
 
 
 def curve_html(curve: MixCurve | None) -> str:

@@ -17,6 +17,7 @@ from ...saving import next_steps
 from ...utils.byte_sizes import size
 from .. import conversion, conversion_time, header, html_components, mix_conversion
 from ..background_task import follow
+from ..events import QUIET, ask
 from ..mix_conversion import MIX
 from ..model_manager import Job, Progress
 from . import current
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ..header import Head
     from ..plan_preview import Target
 
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 TITLE = "Convert"
 _MIXED = (
     "Each weight gets the scheme that makes the image best for the bytes: the weights are read once to measure that."
@@ -72,30 +72,27 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
         desk.cancel(str(request.session_hash))
 
     # By `change`, which Gradio sends whenever the page is drawn anew, a scheme that was picked meanwhile would be lost.
-    kind.input(_schemes, [kind, scheme], scheme, **_QUIET)
-    scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **_QUIET)
+    kind.input(_schemes, [kind, scheme], scheme, **QUIET)
+    scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **QUIET)
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
     usual = gr.State("")  # the size that was suggested, which another model or target changes
     suggested = gr.State("")  # the name that was; whoever is faster than the next one still gets that of the scheme
-    current.say_looking(where, [preview])
-    event = gr.on(
+    asked = ask(
         [one.change for one in (tab, *where, *what)],
         partial(_seen, desk),
         [tab, *where, *what, usual],
         [answer, name, suggested, run, size_box, usual],
-        trigger_mode="always_last",
-        **_QUIET,
     )
-    current.show(event, answer, where, preview)
+    current.show([asked], answer, where, preview)
     run.click(
         start,
         [*where, *what, name, suggested],
         [status, run, cancel, head.model, head.chip],
         concurrency_limit=None,
-        **_QUIET,
+        **QUIET,
     )
-    cancel.click(stop, None, None, queue=False, **_QUIET)
+    cancel.click(stop, None, None, queue=False, **QUIET)
 
 
 def _choices(kind: str) -> list[tuple[str, str]]:

@@ -12,19 +12,17 @@ from typing import Any
 
 import gradio as gr
 
+from ..events import QUIET
+
 LOOKING = "Looking at {} …"
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-_NOTE = """
+_SHOW = """(answer, model, base) => {
+    const [ofModel, ofBase, html] = answer ? JSON.parse(answer) : [];
+    if (ofModel === model && JSON.stringify(ofBase ?? []) === JSON.stringify(base ?? [])) return html;
     const note = document.createElement("p");
     note.className = "sq-note";
     note.textContent = LOOKING.replace("{}", model ?? "the model");
-""".replace("LOOKING", json.dumps(LOOKING))
-_SHOW = f"""(answer, model, base) => {{
-    const [ofModel, ofBase, html] = answer ? JSON.parse(answer) : [];
-    if (ofModel === model && JSON.stringify(ofBase) === JSON.stringify(base)) return html;
-    {_NOTE}
     return note.outerHTML;
-}}"""
+}""".replace("LOOKING", json.dumps(LOOKING))
 
 
 def add_answer(name: str) -> gr.Textbox:
@@ -37,17 +35,12 @@ def answer_of(model: object, base: object, html: str) -> str:
     return json.dumps([model, base, html])
 
 
-def show(event: Any, answer: gr.Textbox, where: Sequence[Any], box: gr.HTML) -> None:
-    """Show in `box` what an event has answered, if it is of the model in `where` then."""
-    event.then(None, [answer, *where], box, js=_SHOW, **_QUIET)
+def show(events: Sequence[Any], answer: gr.Textbox, where: Sequence[Any], box: gr.HTML) -> None:
+    """Show in `box` after each of these events the answer if it is of the model in `where`, else that it is looking.
 
-
-def say_looking(where: Sequence[Any], boxes: Sequence[gr.HTML]) -> None:
-    """Say in the boxes that it is looking, as soon as another model is chosen."""
-    notes = ", ".join("note.outerHTML" for _ in boxes)
-    gr.on(
-        [one.change for one in where], None, list(where), list(boxes),
-        js=f"(model, base) => {{ {_NOTE} return [{notes}]; }}" if len(boxes) > 1 else
-        f"(model, base) => {{ {_NOTE} return note.outerHTML; }}",
-        **_QUIET,
-    )  # fmt: skip
+    What the box has depends on these values alone, not on the order in which Gradio sends events.
+    """
+    values, changes = [answer, *where], [one.change for one in where]
+    gr.on(changes, None, values, box, js=_SHOW, **QUIET)
+    for event in events:
+        event.then(None, values, box, js=_SHOW, **QUIET)

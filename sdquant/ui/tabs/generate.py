@@ -11,6 +11,7 @@ from ...errors import SdquantError
 from ...models import Stopped, starts_from_image, traits
 from .. import header, html_components, infotext
 from ..background_task import Done, follow
+from ..events import QUIET, ask
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
 from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, text_of, whole_number
 from . import lora_picker, picture_settings
@@ -30,7 +31,6 @@ OWN = "the model's own"
 _LIMITS = picture_settings.Limits(
     prompt=MAX_PROMPT, steps=MAX_STEPS, seed=MAX_SEED, side=MAX_SIDE, guidance=MAX_GUIDANCE, own=OWN
 )
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _IDLE = html_components.card(
     "info", "Nothing generated yet", html_components.paragraph("Write a prompt and press Enter, or Generate.")
 )
@@ -113,27 +113,25 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
         [status, image, facts, gallery, before, draw, cancel, head.chip],
         concurrency_limit=None,
         trigger_mode="once",
-        **_QUIET,
+        **QUIET,
     )
-    cancel.click(stop, None, None, queue=False, **_QUIET)
+    cancel.click(stop, None, None, queue=False, **QUIET)
     dropped.upload(
         lambda path, model, base, *shown: _taken(desk, path, model, base, shown),
         [dropped, head.model, head.base, *fields],
         [status, dropped, *loras.rows, *fields],
-        **_QUIET,
+        **QUIET,
     )
 
     lora_picker.wire_loras(desk, head, loras)
     start_picker.wire_start(desk, start_image, gallery, before)
 
     def wire(page: gr.Blocks) -> None:
-        gr.on(
+        ask(
             [page.load, head.model.change, head.base.change],
             lambda model, base, sampler: _traits(desk, model, base, sampler),
             [head.model, head.base, sampler],
             [negative, sampler, start_image.box],
-            trigger_mode="always_last",
-            **_QUIET,
         )
 
     return wire

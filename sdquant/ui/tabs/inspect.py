@@ -17,6 +17,7 @@ from ...models import Stopped, detect
 from ...utils.byte_sizes import size
 from .. import html_components
 from ..background_task import follow
+from ..events import QUIET, ask
 from ..html_components import escape
 from ..model_manager import Progress
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ...models import Detected
     from ..app_state import Desk
 
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _IDLE = html_components.card(
     "info", "Pick a file or folder", html_components.paragraph("Only headers are read, however large it is.")
 )
@@ -45,8 +45,8 @@ def add(desk: Desk) -> None:
             "Cancel", variant="stop", size="sm", scale=0, min_width=90, interactive=False, elem_id="verify-cancel"
         )
     output = gr.HTML(_IDLE, elem_id="found")
-    picked.change(partial(_look, desk), picked, output, trigger_mode="always_last", **_QUIET)
-    again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **_QUIET)
+    ask([picked.change], partial(_look, desk), picked, output)
+    again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **QUIET)
 
     def start(request: gr.Request, name: str | None) -> Iterator[tuple[Any, ...]]:
         for text in _verify(desk, str(request.session_hash), name):
@@ -56,8 +56,8 @@ def add(desk: Desk) -> None:
     def stop(request: gr.Request) -> None:
         desk.cancel(str(request.session_hash))
 
-    verify.click(start, picked, [output, verify, cancel], concurrency_limit=None, **_QUIET)
-    cancel.click(stop, None, None, queue=False, **_QUIET)
+    verify.click(start, picked, [output, verify, cancel], concurrency_limit=None, **QUIET)
+    cancel.click(stop, None, None, queue=False, **QUIET)
 
 
 def _look(desk: Desk, name: str | None) -> str:

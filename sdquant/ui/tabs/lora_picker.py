@@ -12,6 +12,7 @@ import gradio as gr
 from ...errors import SdquantError, SettingsError
 from ...models import Lora
 from .. import html_components, infotext
+from ..events import QUIET, ask
 from ..lora_files import take_lora
 from ..page_memory import LORA_FOLDER
 from ..validation import number
@@ -24,7 +25,6 @@ MOST = 6  # LoRAs at once
 MAX_STRENGTH = 10
 NONE = "None"
 ALL = "*"  # as a folder
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +82,18 @@ def _strength(n: int) -> gr.Number:
 
 def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
     """Connect the events."""
-    gr.on([one.change for one in picker.names], visible_rows, picker.names, picker.rows, **_QUIET)
-    gr.on(
+    ask([one.change for one in picker.names], visible_rows, picker.names, picker.rows)
+    ask(
         [head.model.change, head.again.click, picker.folder.input],
         lambda model, folder, *names: _again(desk, model, folder, names),
         [head.model, picker.folder, *picker.names],
         [picker.folder, *picker.names],
-        trigger_mode="always_last",
-        **_QUIET,
     )
     picker.file.upload(
         lambda path, model, folder, *names: _added(desk, path, model, folder, names),
         [picker.file, head.model, picker.folder, *picker.names],
         [picker.file, picker.message, picker.folder, *picker.names],
-        **_QUIET,
+        **QUIET,
     )
 
 

@@ -13,12 +13,12 @@ from ...core import registry
 from ...errors import SdquantError
 from ...planning import NOT_QUANTIZED, ROLES, SORTS
 from .. import html_components, scheme_view
+from ..events import QUIET, ask
 from . import current
 
 if TYPE_CHECKING:
     from ..app_state import Desk
 
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _MAX_SEARCH = 100
 _AGAIN = 1.5  # seconds
 _CHOSEN = tuple(row for row in ROLES if row.by_default)
@@ -83,18 +83,16 @@ def wire(
     """
     inputs = [picker.roles, picker.search, picker.sort, *where, *every]
     looked = (picker.search, picker.sort, compared)
-    current.say_looking(where, [picker.table])
-    event = gr.on(
-        [page.load, picker.again.tick, *(one.change for one in (*looked, picker.roles, *where, *every))],
+    changes = [one.change for one in (*looked, picker.roles, *where, *every)]
+    answered = ask(
+        [page.load, picker.again.tick, *changes],
         partial(_answer, desk, read),
         [picker.shown, compared, *inputs],
         [picker.answer, picker.shown, picker.again],
-        trigger_mode="always_last",
-        **_QUIET,
     )
-    current.show(event, picker.answer, where, picker.table)
+    current.show([answered], picker.answer, where, picker.table)
     picker.command.change(
-        partial(_act, desk, read, put), [picker.command, *inputs], [picker.sort, *every], queue=False, **_QUIET
+        partial(_act, desk, read, put), [picker.command, *inputs], [picker.sort, *every], queue=False, **QUIET
     )
 
 

@@ -20,6 +20,7 @@ from ...planning import fields, mix_presets, presets
 from ...settings import Fix, Settings, field_named, settings_file
 from .. import header, html_components, support_view, widgets
 from ..background_task import follow
+from ..events import QUIET, ask
 from ..html_components import escape
 from ..model_manager import Job, LoadedModel, Progress
 from ..plan_preview import Review, review
@@ -39,7 +40,6 @@ _FOLLOW = """(now, ...shown) => {
     const start = START, fresh = now ? JSON.parse(now) : shown;
     return shown.map((value, n) => value === start[n] ? fresh[n] : value);
 }"""
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
@@ -81,34 +81,26 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         with desk.traces.aside():
             return _look(desk, str(request.session_hash), *values)
 
-    current.say_looking(where, [judged])
-    event = gr.on(
-        [page.load, *(one.change for one in (*every, head.model, head.base))],
-        look,
-        [marked, *where, *every],
-        looked,
-        trigger_mode="always_last",
-        **_QUIET,
-    )
-    current.show(event, verdict, where, judged)
+    events = [page.load, *(one.change for one in (*every, head.model, head.base))]
+    looks = [ask(events, look, [marked, *where, *every], looked)]
 
     def restore(*shown: Any) -> list[Any]:
         return _put(desk.settings.values, shown)
 
     # The page begins with the values of the server's start. What was applied since comes with its first answer, in
     # which time a person may have chosen something: only what still has the value of the start follows.
-    page.load(lambda: _contents(desk.settings), None, now, **_QUIET).then(
-        None, [now, *every], every, js=_FOLLOW.replace("START", _contents(desk.settings)), **_QUIET
+    page.load(lambda: _contents(desk.settings), None, now, **QUIET).then(
+        None, [now, *every], every, js=_FOLLOW.replace("START", _contents(desk.settings)), **QUIET
     )
     scheme_picker.wire(desk, picker, page, where, every, head.compared, _read, _put)
 
     # What fills the widgets.
     for name, button in ready.items():
-        button.click(partial(_preset, desk, name), [*where, *every], [outcome, *every], **_QUIET)
+        button.click(partial(_preset, desk, name), [*where, *every], [outcome, *every], **QUIET)
     for number, button in enumerate(ways):
-        button.click(partial(_fix, number), [changes, *every], every, **_QUIET)
-    reset.click(restore, every, every, **_QUIET)
-    take.upload(partial(_import, desk), [take, *every], [outcome, *every], **_QUIET)
+        button.click(partial(_fix, number), [changes, *every], every, **QUIET)
+    reset.click(restore, every, every, **QUIET)
+    take.upload(partial(_import, desk), [take, *every], [outcome, *every], **QUIET)
 
     # What acts.
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
@@ -118,11 +110,12 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         desk.cancel(str(request.session_hash))
 
     applied = apply.click(
-        start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET
-    ).then(partial(_export, desk), None, export, **_QUIET)
-    current.show(applied.then(look, [marked, *where, *every], looked, **_QUIET), verdict, where, judged)
-    page.load(partial(_export, desk), None, export, **_QUIET)
-    cancel.click(stop, None, None, queue=False, **_QUIET)
+        start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **QUIET
+    ).then(partial(_export, desk), None, export, **QUIET)
+    looks.append(applied.then(look, [marked, *where, *every], looked, **QUIET))
+    current.show(looks, verdict, where, judged)
+    page.load(partial(_export, desk), None, export, **QUIET)
+    cancel.click(stop, None, None, queue=False, **QUIET)
 
 
 def _ready(row: presets.Preset | mix_presets.MixPreset) -> gr.Button:

@@ -13,6 +13,7 @@ from ...errors import SdquantError
 from ...models import StartImage
 from ...utils.picture_files import open_picture
 from .. import html_components
+from ..events import QUIET
 from ..validation import number
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 USUAL = 0.6
 _LEAST = 0.01
 _SIDE = 2048  # pixels that a photo is reduced to: no model here draws more, and the page sends it to and fro
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +77,11 @@ def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.
     def select(event: gr.SelectData) -> int:
         return event.index if isinstance(event.index, int) else 0
 
-    gallery.select(select, None, selected, **_QUIET)
+    gallery.select(select, None, selected, **QUIET)
     shown = [picker.editor, picker.message]
-    picker.use.click(_image, [images, selected], shown, **_QUIET)
-    picker.take.change(_dropped, [images, picker.take], shown, **_QUIET)
-    picker.file.upload(lambda path: (*_from_file(desk, path), None), picker.file, [*shown, picker.file], **_QUIET)
+    picker.use.click(_image, [images, selected], shown, **QUIET)
+    picker.take.change(_dropped, [images, picker.take], shown, **QUIET)
+    picker.file.upload(lambda path: (*_from_file(desk, path), None), picker.file, [*shown, picker.file], **QUIET)
 
 
 def _from_file(desk: Desk, path: str | None) -> tuple[Any, Any]:
