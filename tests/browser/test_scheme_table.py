@@ -139,7 +139,7 @@ SLOW = """
     const send = window.fetch;
     window.fetch = async (...all) => {
         if (!String(all[0]?.url ?? all[0]).includes("queue/join")) return send(...all);
-        await new Promise(resolve => setTimeout(resolve, 200 + Math.random() * 1500));
+        await new Promise(resolve => setTimeout(resolve, 500));
         window.lastQuestion = performance.now();
         return send(...all);
     };
@@ -152,7 +152,7 @@ def test_questions_end(page: Page, running: Served) -> None:
     person = Person(page, running.url)
     person.tab("Settings")
     expect(page.locator("#schemes table")).to_be_visible()
-    for model, scheme in (("digits-sd", "nf4"), ("digits-flux", "int8")):
+    for model, scheme in (("digits-sd", "nf4"), ("digits-flux", "int8")) * 2:
         person.model(model)
         person.set("quant.model", scheme)
         person.set("quant.text_encoder", scheme)
