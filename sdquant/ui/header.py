@@ -64,7 +64,7 @@ def wire(head: Head, desk: Desk) -> None:
     """Connect the events of the head."""
 
     # A model that is chosen again, as when the page is drawn anew, takes no companions away that were chosen since.
-    answered = gr.State("")
+    last_model = gr.State("")
 
     def picked(model: str, before: str) -> tuple[Any, str]:
         if model == before:
@@ -82,7 +82,7 @@ def wire(head: Head, desk: Desk) -> None:
             gr.update(choices=companions, value=kept or desk.bases()[:1]),
         )
 
-    ask([head.model.change], picked, [head.model, answered], [head.base, answered], queue=False)
+    ask([head.model.change], picked, [head.model, last_model], [head.base, last_model], queue=False)
     head.again.click(again, [head.model, head.base], [head.model, head.base], **QUIET)
 
 

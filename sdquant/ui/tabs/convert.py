@@ -78,13 +78,13 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
     answer = current.add_answer("convert-answer")
     usual = gr.State("")  # the size that was suggested, which another model or target changes
     suggested = gr.State("")  # the name that was; whoever is faster than the next one still gets that of the scheme
-    asked = ask(
+    event = ask(
         [one.change for one in (tab, *where, *what)],
         partial(_seen, desk),
         [tab, *where, *what, usual],
         [answer, name, suggested, run, size_box, usual],
     )
-    current.show([asked], answer, where, preview)
+    current.show([event], answer, where, preview)
     run.click(
         start,
         [*where, *what, name, suggested],

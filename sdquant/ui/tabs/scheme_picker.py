@@ -84,13 +84,13 @@ def wire(
     inputs = [picker.roles, picker.search, picker.sort, *where, *every]
     looked = (picker.search, picker.sort, compared)
     changes = [one.change for one in (*looked, picker.roles, *where, *every)]
-    answered = ask(
+    event = ask(
         [page.load, picker.again.tick, *changes],
         partial(_answer, desk, read),
         [picker.shown, compared, *inputs],
         [picker.answer, picker.shown, picker.again],
     )
-    current.show([answered], picker.answer, where, picker.table)
+    current.show([event], picker.answer, where, picker.table)
     picker.command.change(
         partial(_act, desk, read, put), [picker.command, *inputs], [picker.sort, *every], queue=False, **QUIET
     )

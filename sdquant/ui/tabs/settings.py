@@ -82,7 +82,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
             return _look(desk, str(request.session_hash), *values)
 
     events = [page.load, *(one.change for one in (*every, head.model, head.base))]
-    looks = [ask(events, look, [marked, *where, *every], looked)]
+    verdict_events = [ask(events, look, [marked, *where, *every], looked)]
 
     def restore(*shown: Any) -> list[Any]:
         return _put(desk.settings.values, shown)
@@ -112,8 +112,8 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     applied = apply.click(
         start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **QUIET
     ).then(partial(_export, desk), None, export, **QUIET)
-    looks.append(applied.then(look, [marked, *where, *every], looked, **QUIET))
-    current.show(looks, verdict, where, judged)
+    verdict_events.append(applied.then(look, [marked, *where, *every], looked, **QUIET))
+    current.show(verdict_events, verdict, where, judged)
     page.load(partial(_export, desk), None, export, **QUIET)
     cancel.click(stop, None, None, queue=False, **QUIET)
 
