@@ -76,8 +76,8 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
     scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **QUIET)
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
-    usual = gr.State("")  # the size that was suggested, which another model or target changes
-    suggested = gr.State("")  # the name that was; whoever is faster than the next one still gets that of the scheme
+    # The size and the name that were suggested, as this page shows them: a state of the server is ahead of the page.
+    usual, suggested = current.add_answer("convert-usual"), current.add_answer("convert-suggested")
     event = ask(
         [one.change for one in (tab, *where, *what)],
         partial(_seen, desk),
