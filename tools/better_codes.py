@@ -1,4 +1,4 @@
-"""The tables of docs/mixes.md, from what bench.better_codes, bench.mixes and bench.size kept."""
+"""The tables of docs/mixes.md and mixes-measured.md, from what bench.better_codes, bench.mixes and bench.size kept."""
 
 from __future__ import annotations
 
@@ -52,6 +52,29 @@ def table(root: Path) -> str:
     ]
     header = ("scheme", *(f"{what}, {model}" for model in MODELS for what in ("bits", "dB")))
     return markdown(header, lines)
+
+
+def by_size(root: Path) -> str:
+    """What mixes of each share of bf16's bytes bring, and the best of others' formats that take no more, if any do."""
+    rows = _rows(root)
+    mixes = {(row["name"], row["case"]): row for row in rows if row["name"].startswith("auto, ")}
+    if not mixes:
+        return UNMEASURED
+
+    def cell(share: str, model: str) -> str:
+        alone, known = mixes.get((f"auto, {share}", model)), mixes.get((f"auto, {share}, statistics", model))
+        bits = max((row["bits"] for row in (alone, known) if row is not None), default=0.0) + 0.03
+        fit = (row for row in rows if row["case"] == model and row["bits"] <= bits)
+        others = [row for row in fit if not any(word in row["name"] for word in OURS)]
+        best = max(others, key=lambda row: row["snr"], default=None)
+        told = [f"{row['snr']:.0f}" if row is not None else "-" for row in (alone, known, best)]
+        return " / ".join(told) + (f" (`{best['name']}`)" if best is not None else "")
+
+    shares = sorted({name.split(", ")[1] for name, _ in mixes}, key=float, reverse=True)
+    lines = [
+        [f"{share} of bf16", f"{16 * float(share):.1f}", *(cell(share, model) for model in MODELS)] for share in shares
+    ]
+    return markdown(("size", "bits", *MODELS), lines, left=1)
 
 
 def goals(root: Path) -> str:

@@ -38,7 +38,8 @@ SCHEMES = ROOT / "docs" / "schemes.md"
 QUALITY = ROOT / "docs" / "quality.md"
 LOADS = ROOT / "docs" / "loading.md"
 MIXES = ROOT / "docs" / "mixes.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS, SCHEMES, QUALITY, LOADS, MIXES)
+MEASURED = ROOT / "docs" / "mixes-measured.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS, SCHEMES, QUALITY, LOADS, MIXES, MEASURED)
 WHOLE = ROOT / "bench" / "results"  # whole-*.json
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
@@ -463,7 +464,7 @@ def _names(name: str) -> str:
 TABLES: dict[str, Callable[[Path], str]] = {
     "better_codes": better_codes.table, "better_codes_goals": better_codes.goals,
     "better_codes_larger": better_codes.larger, "mixes_predicted": better_codes.predicted,
-    "mixes_sizes": better_codes.sizes,
+    "better_codes_sizes": better_codes.by_size, "mixes_sizes": better_codes.sizes,
     "schemes": schemes, "choice": choice, "families": families.table,
     "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "glyphs": glyphs, "loading": loading,
     "hosts": hosts,
