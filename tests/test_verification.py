@@ -17,8 +17,10 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends
+from sdquant.backends import comfy
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.formats import sdquant_metadata
+from sdquant.models import lone_files
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS
@@ -354,3 +356,67 @@ def test_a_class_that_nobody_has(foreign: Callable[[str], Path], tmp_path: Path)
             call(folder)
         texts.add(str(caught.value))
     assert len(texts) == 1
+
+
+class TestLoneFiles:
+    """What a file without a config shows of itself: `load_model` would refuse it whatever the pipeline."""
+
+    NAME = "transformer_blocks.0.ff.net.0.proj.weight"
+    PLAIN = "single_transformer_blocks.0.proj_mlp"
+
+    @pytest.fixture
+    def path(self, flux: Path, tmp_path: Path) -> Path:
+        tensors = load_file(flux / "transformer" / WEIGHTS)
+        packed = comfy.BACKEND.encode(tensors.pop(self.NAME).bfloat16(), backends.parse("int8_row"))
+        save_file(tensors | comfy.BACKEND.export(self.NAME, packed), tmp_path / "model.safetensors")
+        assert sdquant.verify(tmp_path / "model.safetensors").warnings == []
+        return tmp_path / "model.safetensors"
+
+    @pytest.mark.parametrize(
+        ("key", "change", "words"),
+        [
+            (NAME, lambda weight: weight[:, :128], ("[1024, 128]", "[1024, 256]")),
+            (f"{PLAIN}.weight", lambda weight: weight.repeat(1, 2), ("[1024, 512]", "[1024, 256]")),
+            (f"{PLAIN}.weight", lambda weight: weight[:512], ("its bias has [1024]",)),
+            (f"{PLAIN}.bias", lambda bias: bias.to(torch.int16), ("integers",)),
+            (f"{PLAIN}.bias", None, ("lacks it",)),
+        ],
+    )
+    def test_one_tensor_cannot_be_right(
+        self, key: str, change: Callable[[Tensor], Tensor] | None, words: tuple[str, ...], path: Path, flux: Path
+    ) -> None:
+        def edit(tensors: dict[str, Tensor]) -> None:
+            tensor = tensors.pop(key)
+            if change is not None:
+                tensors[key] = change(tensor).contiguous()
+
+        _edit(path, edit)
+        _fault(path, repr(key), *words)
+        with pytest.raises(BadFileError):
+            sdquant.load_model(path, base=str(flux), progress=False)
+
+    def test_a_file_with_its_config_inside_lacks_a_tensor(self, saved: Callable[..., Path], tmp_path: Path) -> None:
+        path = Path(shutil.copy(saved("nf4", "digits-flux") / "transformer" / WEIGHTS, tmp_path / "model.safetensors"))
+        _edit(path, lambda tensors: tensors.pop(f"{self.PLAIN}.bias"))
+        _fault(path, "lacks 1 of the model's tensors")
+
+    def test_a_shard_is_not_incomplete(self, path: Path) -> None:
+        _edit(path, lambda tensors: tensors.pop(f"{self.PLAIN}.bias"))
+        sdquant.verify(path.rename(path.with_name("model-00001-of-00002.safetensors")))
+
+    @pytest.mark.parametrize(
+        ("changes", "found"),
+        [
+            ({2: (8, 4)}, 2), ({2: None}, 2), ({0: (8, 4)}, 0),
+            ({5: (4, 8)}, None), ({0: None}, None), ({2: (8, 4), 3: (8, 4)}, None), ({}, None),
+        ],
+    )  # fmt: skip
+    def test_a_block_unlike_all_others(self, changes: dict[int, tuple[int, int] | None], found: int | None) -> None:
+        """The last block may have fewer rows, the first may lack what the others have, and kinds may alternate."""
+        shapes: dict[str, Any] = {"txt_norm.weight": (8,)}
+        for number in range(6):
+            shapes[f"transformer_blocks.{number}.img_mod.1.weight"] = (48, 8)
+            shapes[f"transformer_blocks.{number}.attn.to_q.weight"] = changes.get(number, (8, 8))
+        shapes = {name: shape for name, shape in shapes.items() if shape is not None}
+        fault = lone_files.fault(shapes, (), (), family="qwen-image", filename="model.safetensors")
+        assert (fault and fault.name) == (None if found is None else f"transformer_blocks.{found}.attn.to_q.weight")

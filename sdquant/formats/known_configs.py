@@ -6,6 +6,8 @@ base) and of FluxTransformer2DModel's defaults. Only what a weight's shape depen
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,20 +48,37 @@ def _sdxl(shapes: Shapes) -> dict[str, Any]:
     }
 
 
+# What its authors call the tensors that tell its sizes, and what diffusers does.
+_FLUX_NAMES: tuple[tuple[Any, ...], ...] = (
+    (
+        "img_in", "final_layer.linear.weight", "double_blocks", "single_blocks", ("query_norm.scale", "key_norm.scale"),
+        "txt_in.weight", "vector_in.in_layer.weight", "guidance_in.in_layer.weight",
+    ),
+    (
+        "x_embedder", "proj_out.weight", "transformer_blocks", "single_transformer_blocks",
+        ("norm_q.weight", "norm_k.weight", "norm_added_q.weight", "norm_added_k.weight"),
+        "context_embedder.weight", "time_text_embed.text_embedder.linear_1.weight",
+        "time_text_embed.guidance_embedder.linear_1.weight",
+    ),
+)  # fmt: skip
+
+
 def _flux(shapes: Shapes) -> dict[str, Any]:
-    head = shapes["double_blocks.0.img_attn.norm.query_norm.scale"][0]
+    names = next(row for row in _FLUX_NAMES if f"{row[0]}.bias" in shapes)
+    image, last, double, single, norms, text, pooled, guidance = names
+    head = Counter(shape[0] for name, shape in shapes.items() if name.endswith(norms)).most_common(1)[0][0]
     return {
         "_class_name": "FluxTransformer2DModel",
         "patch_size": 1,
-        "in_channels": shapes["img_in.weight"][1],
-        "out_channels": shapes["final_layer.linear.weight"][0],
-        "num_layers": _count(shapes, "double_blocks."),
-        "num_single_layers": _count(shapes, "single_blocks."),
+        "in_channels": _columns(shapes, f"{image}.weight"),
+        "out_channels": shapes.get(last.replace("weight", "bias"), shapes.get(last, ()))[0],
+        "num_layers": _count(shapes, f"{double}."),
+        "num_single_layers": _count(shapes, f"{single}."),
         "attention_head_dim": head,
-        "num_attention_heads": shapes["img_in.weight"][0] // head,
-        "joint_attention_dim": shapes["txt_in.weight"][1],
-        "pooled_projection_dim": shapes["vector_in.in_layer.weight"][1],
-        "guidance_embeds": "guidance_in.in_layer.weight" in shapes,
+        "num_attention_heads": shapes[f"{image}.bias"][0] // head,
+        "joint_attention_dim": _columns(shapes, text),
+        "pooled_projection_dim": _columns(shapes, pooled),
+        "guidance_embeds": guidance in shapes,
     }
 
 
@@ -88,6 +107,24 @@ def known(family: str | None, shapes: Shapes) -> dict[str, Any]:
     if family != "flux":
         config["in_channels"] = shapes["input_blocks.0.0.weight"][1]
     return config
+
+
+def sized(family: str | None, shapes: Shapes) -> dict[str, Any]:
+    """Return a config that has all shapes of such a model right, perhaps nothing else; {} if its sizes are not known.
+
+    Args:
+        shapes: see `known`; by the names of the authors or of diffusers.
+    """
+    try:
+        return _flux(shapes) if family == "flux" else known(family, shapes)
+    except (KeyError, IndexError, StopIteration, ZeroDivisionError):
+        return {}
+
+
+def _columns(shapes: Shapes, name: str) -> int:
+    """Return the number of columns of a matrix, also of one that lost its shape; 1 if it is not there."""
+    shape, rows = shapes.get(name, (1, 1)), shapes.get(name.replace("weight", "bias"), (1,))[0]
+    return shape[1] if len(shape) == 2 else max(1, math.prod(shape) // max(1, rows))
 
 
 def _count(shapes: Shapes, prefix: str) -> int:

@@ -157,7 +157,7 @@ def linear(
         return linear(backend, packed, form, x, bias) if y is None else y
     expand = backend.integers(packed)
     if expand is not None:
-        y = multiply_decoded(expand, packed.spec.rotation, x, bias) if compute is None else None
+        y = multiply_decoded(expand, packed, x, bias, compute)
         if y is not None:
             return y
         packed = expand()

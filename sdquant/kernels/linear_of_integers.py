@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch.nn import functional as F
 
 from ..core import Packed, torch_dtypes
+from . import fp8_linear
 from .hadamard import rotate
 from .layer_parts import usable_parts
 
@@ -22,21 +23,38 @@ if TYPE_CHECKING:
 _FEW = 64  # rows, up to which a card may have kernels for products of a few
 
 
-def multiply_decoded(expand: Expansion[Packed], rotation: int, x: Tensor, bias: Tensor | None) -> Tensor | None:
+def multiply_decoded(
+    expand: Expansion[Packed], packed: Packed, x: Tensor, bias: Tensor | None, compute: str | None
+) -> Tensor | None:
     """Multiply x [..., in], rotated as the weight is, by a weight that a card decodes in one pass, and add the bias;
-    None where it cannot, and for few rows."""
+    None where it cannot, for few rows, and where products are of integers.
+
+    Args:
+        compute: see `dispatch.linear`; "fp8" quantizes the decoded weight again.
+    """
     if x.is_cpu or x.dtype not in torch_dtypes.COMPUTE_DTYPES or x.numel() <= _FEW * x.shape[-1]:
+        return None
+    rotation, in_floats = packed.spec.rotation, compute == fp8_linear.NAME and _pays(packed, x)
+    if compute is not None and not in_floats:
         return None
     weight = expand.decoded(x.dtype)
     if weight is None:
         return None
+    if in_floats:
+        return fp8_linear.linear(packed, None, weight, x, bias, rotation)
     return F.linear(rotate(x, rotation) if rotation else x, weight, None if bias is None else bias.to(x.dtype))
+
+
+def _pays(packed: Packed, x: Tensor) -> bool:
+    """Return whether the product in 8-bit floats is faster, and rotates x itself where the weight is rotated."""
+    rotation = packed.spec.rotation
+    return fp8_linear.rotates(packed, None, x, rotation) if rotation else fp8_linear.pays(packed, None, x)
 
 
 class LinearOfIntegers:
     """See the module."""
 
-    __slots__ = ("decodes", "dtype", "expand", "inner", "multiply", "names", "prefix", "spec")
+    __slots__ = ("compute", "dtype", "expand", "inner", "multiply", "names", "prefix", "spec")
 
     def __init__(
         self,
@@ -45,7 +63,7 @@ class LinearOfIntegers:
         prefix: str,
         dtype: torch.dtype,
         expand: Callable[[Packed], Expansion[Packed]],
-        decodes: bool,
+        compute: str | None,
         inner: Prepared | None,
         multiply: Callable[[Packed, Tensor, Tensor | None], Tensor],
     ) -> None:
@@ -53,12 +71,12 @@ class LinearOfIntegers:
 
         Args:
             spec: of the weight. names: of its parts among the layer's parameters, which begin with `prefix`.
-            expand: what returns the expansion of a weight. decodes: whether `multiply_decoded` may be used.
+            expand: what returns the expansion of a weight. compute: see `dispatch.linear`.
             inner: the prepared product with that weight, as a layer's of the same prefix, if there is one.
             multiply: that product for what `inner` leaves to others.
         """
         self.spec, self.names, self.prefix, self.dtype = spec, dict(names), prefix, dtype
-        self.expand, self.decodes, self.inner, self.multiply = expand, decodes, inner, multiply
+        self.expand, self.compute, self.inner, self.multiply = expand, compute, inner, multiply
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -67,8 +85,9 @@ class LinearOfIntegers:
         parts, bias = usable_parts(x, own, self.names), own.get("bias")
         if parts is None:
             return None
-        expand = self.expand(Packed(spec=self.spec, parts=parts))
-        y = multiply_decoded(expand, self.spec.rotation, x, bias) if self.decodes else None
+        packed = Packed(spec=self.spec, parts=parts)
+        expand = self.expand(packed)
+        y = multiply_decoded(expand, packed, x, bias, self.compute)
         if y is not None:
             return y
         weight = expand()

@@ -35,12 +35,12 @@ def prepared(
         return None
     expand = backend.integers(packed)
     if expand is not None:
-        weight, decodes = expand(), compute is None
+        weight = expand()
         codec = weight.spec.scheme.codec
         form = codec.form(weight)
         return LinearOfIntegers(
             packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expansion, backend),
-            decodes, prepared(codec, weight, form, dtype, compute, prefix),
+            compute, prepared(codec, weight, form, dtype, compute, prefix),
             partial(dispatch.multiply, codec, form, compute),
         )  # fmt: skip
     if packed.spec.rotation:

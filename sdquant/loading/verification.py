@@ -50,7 +50,8 @@ def verify(
     with count_bar("Verifying", total, "tensor", progress) as bar:
         count = _Count(bar, total, on_tensor)
         for name, src in detected.sources.items():
-            notes[name] = _Contents(src).check(count)
+            part = detected.parts.get(name, detected)
+            notes[name] = _Contents(src, part.family).check(count)
     parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in detected.parts.items()}
     lines = [line if name == LONE else f"{name}: {line}" for name, some in notes.items() for line in some]
     return replace(detected, warnings=[*detected.warnings, *lines], parts=parts)
@@ -73,8 +74,9 @@ class _Count:
 class _Contents:
     """The weights of one component, opened."""
 
-    def __init__(self, src: Checkpoint) -> None:
-        self.src = src
+    def __init__(self, src: Checkpoint, family: str | None = None) -> None:
+        self.src, self.family = src, family
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of what was read
         self.files: Mapping[Path, TensorFile] = {}
 
     @cached_property
@@ -119,6 +121,7 @@ class _Contents:
     def _plain(self, key: str, tensor: Tensor) -> None:
         from ..models import misfit
 
+        self.shapes[key] = tuple(tensor.shape)
         parameter = self._parameter(key)
         if parameter is not None or key not in self.names:
             self._finite(key, tensor)
@@ -134,15 +137,31 @@ class _Contents:
         return self.model[1].parameter(name) if self.model is not None and name is not None else None
 
     def _complete(self) -> None:
-        """Raise BadFileError if a tensor that the model merges from several has another shape, or if a folder lacks one
-        of the model's tensors. A single file may be one shard of several."""
-        from ..models import fitting
+        """Raise BadFileError if a tensor that the model merges from several has another shape, or if a folder, or a
+        file that has nearly all, lacks one of the model's tensors. A single file may be one shard of several."""
+        from ..models import fitting, lone_files
 
         if self.model is None:
+            self._alone()
             return
         fitting.refuse_misfits(*self.model)
-        if self.src.path.is_dir():
-            fitting.refuse_missing(*self.model)
+        src, model = self.model
+        absent = fitting.absent(src, model)
+        whole = lone_files.is_few(len(absent), len(model.known)) and not lone_files.is_shard(src.path.name)
+        if src.path.is_dir() or whole:
+            fitting.refuse_missing(src, model)
+
+    def _alone(self) -> None:
+        """Raise BadFileError if a tensor of a lone file cannot be right, whatever config it is for."""
+        from ..models import lone_files
+
+        src = self.src
+        if src.path.is_dir() or src.config:
+            return
+        integers = [key for key, info in src.plain.items() if "float" not in info.dtype]
+        found = lone_files.fault(self.shapes, src.prequantized, integers, family=self.family, filename=src.path.name)
+        if found is not None:
+            raise self._bad(found.name, found.why)
 
     def _weight(self, entry: PrequantizedWeight) -> list[str]:
         """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
@@ -153,6 +172,7 @@ class _Contents:
             shape = tuple(parameter.shape) if parameter is not None else None
             packed = read_weight(entry, self.src.specs.get(entry.name), shape, self._get)
             require_sound(entry, packed)
+            self.shapes[entry.name] = packed.spec.shape
             for part, tensor in packed.parts.items():
                 self._finite(entry.keys[part], tensor)
             weight = packed.spec.scheme.codec.decode(packed, torch.float32)
@@ -174,7 +194,7 @@ class _Contents:
 
     def _file(self, name: str) -> Path:
         entry = self.src.prequantized.get(name)
-        return self.src.home[next(iter(entry.keys.values())) if entry is not None else name]
+        return self.src.home.get(next(iter(entry.keys.values())) if entry is not None else name, self.src.path)
 
     def _bad(self, name: str, why: str) -> BadFileError:
         return BadFileError(

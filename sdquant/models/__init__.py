@@ -79,6 +79,7 @@ __all__ = [
     "keep_in_fp32",
     "key_names",
     "libraries",
+    "lone_files",
     "main_part",
     "matched",
     "meta_model",

@@ -248,9 +248,13 @@ def refuse_misfits(src: Checkpoint, model: Shell) -> None:
 
 def refuse_missing(src: Checkpoint, model: Shell) -> None:
     """Raise BadFileError if a tensor of the model is not in the source, and has to be."""
+    refuse_lacking(model.model, absent(src, model), src.path)
+
+
+def absent(src: Checkpoint, model: Shell) -> list[str]:
+    """Return the names of the model's parameters that are not in the source."""
     there = {one for name in src.names for one in model.ties.get(name, (name,))}
-    absent = [name for name, _ in model.model.named_parameters() if name not in there]
-    refuse_lacking(model.model, absent, src.path)
+    return [name for name, _ in model.model.named_parameters() if name not in there]
 
 
 def _together(src: Checkpoint, key: str, why: str, *, home: Any = None) -> BadFileError:

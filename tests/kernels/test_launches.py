@@ -204,17 +204,21 @@ def test_codes_of_integers(text: str, launched: list[str]) -> None:
     assert names == ["expand_kernel", "quantize_kernel", "product_kernel"]
     names = launches(text, None, 4608, torch.bfloat16, launched)
     assert sorted(names) == ["addmm", "expand_kernel", "rotate_kernel"]
+    names = launches(text, "fp8", 4608, torch.bfloat16, launched)
+    assert sorted(names) == ["_scaled_mm", "expand_kernel", "quantize_kernel", "quantize_kernel"]
     names = launches(text, None, 40, torch.bfloat16, launched)
     assert names == ["expand_kernel", "rotate_kernel", "rows_kernel"]
 
 
-@pytest.mark.parametrize("m", [40, 4608])
-def test_a_layer_of_integers(m: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("m", "compute", "count"), [(40, None, 3), (4608, None, 3), (4608, "fp8", 4)])
+def test_a_layer_of_integers(
+    m: int, compute: str | None, count: int, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is prepared for a layer launches no more."""
     spec = backends.parse("w4a8")
     backend = backends.get(spec.scheme.backend)
     made = backend.encode(torch.randn(512, 512).bfloat16(), spec)
-    run = prepared(backend, made, backend.form(made), torch.bfloat16, None, "weight_")
+    run = prepared(backend, made, backend.form(made), torch.bfloat16, compute, "weight_")
     assert run is not None
     monkeypatch.setattr(linear_of_integers, "usable_parts", lambda x, own, names: {k: own[v] for k, v in names.items()})
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -224,10 +228,10 @@ def test_a_layer_of_integers(m: int, launched: list[str], monkeypatch: pytest.Mo
         }
         x = torch.empty(m, 512, dtype=torch.bfloat16, device="cuda:0")
         own["bias"] = torch.empty(512, dtype=torch.bfloat16, device="cuda:0")
-        with Count() as count:
+        with Count() as counted:
             y = run(x, own)
     assert y is not None and (y.shape, y.dtype, str(y.device)) == ((m, 512), torch.bfloat16, "cuda:0")
-    assert len(launched + count.names) == 3, (launched, count.names)
+    assert len(launched + counted.names) == count, (launched, counted.names)
 
 
 @pytest.mark.parametrize("tile", [None, 128])
@@ -421,10 +425,8 @@ def test_what_is_timed_on_datacenter_blackwell_decides(
         assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster
 
 
-# SVDQuant has a division and two products beside the residual's; for products in 8-bit floats, codes of integers are
-# expanded first.
+# SVDQuant has a division and two products beside the residual's.
 BESIDE = {"svdquant_w4a4": 3, "svdquant_nvfp4": 3}
-EXPANDED = {**BESIDE, "w4a8": 1, "w6a8": 1}
 EVERY = [row.name for row in backends.schemes() if row.on_the_fly]
 
 
@@ -439,4 +441,4 @@ def test_every_scheme_takes_three_launches(text: str, m: int, launched: list[str
 @pytest.mark.parametrize("text", EVERY)
 def test_every_scheme_takes_four_launches_in_8_bits(text: str, compute: str, launched: list[str]) -> None:
     names = launches(text, compute, 4608, torch.bfloat16, launched, most=8)
-    assert len(names) <= 4 + (EXPANDED if compute == "fp8" else BESIDE).get(text, 0), names
+    assert len(names) <= 4 + BESIDE.get(text, 0), names
