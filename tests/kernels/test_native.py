@@ -97,6 +97,28 @@ def test_its_products_are_those_of_the_decoded_weight(text: str, isa: str) -> No
                 assert (np.abs(out.double().numpy() - exact) <= bound).all(), (form, dtype, m)
 
 
+@pytest.mark.parametrize(("text", "rows", "columns"), [("int8", 29, 6200), ("nf4", 26, 6208), ("q4_k", 25, 6400)])
+def test_rows_of_several_panels_by_several_batches(text: str, rows: int, columns: int, isa: str) -> None:
+    """More columns than are decoded at once, more activations than are multiplied at once, rows that fill no panel; x
+    and the results begin within a vector, and there is nothing of worth beside them."""
+    reader, backend, spec = Native(), backends.get(backends.parse(text).scheme.backend), backends.parse(text)
+    packed = backend.encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)), spec)
+    form = backend.form(packed)
+    assert form is not None
+    for dtype, half_ulp, m in zip(DTYPES, (2.0**-8, 2.0**-24, 2.0**-11), (199, 131, 193), strict=True):
+        memory = torch.full((m * columns + 64,), torch.nan, dtype=dtype)
+        x = memory[3 : 3 + m * columns].view(m, columns)
+        x.copy_(torch.randn(m, columns, generator=torch.Generator().manual_seed(m)))
+        results = torch.full((m * rows + 64,), torch.nan, dtype=dtype)
+        out = results[5 : 5 + m * rows].view(m, rows)
+        reader.product(form, packed.parts, x, None, out)
+        weight = multiplied(reader, backend, packed, dtype).double()
+        exact, sizes = x.double() @ weight.T, x.double().abs() @ weight.abs().T
+        allowed = columns * 2.0**-24 * sizes + half_ulp * (exact.abs() + columns * 2.0**-24 * sizes) + 2.0**-24
+        assert bool(((out.double() - exact).abs() <= allowed).all()), dtype
+        assert bool(results[:5].isnan().all()) and bool(results[5 + m * rows :].isnan().all()), dtype
+
+
 @pytest.mark.parametrize("text", ["qint8", "bnb-int8", "int8_sym", "int8", "fp8"])
 def test_every_code_with_scales_of_both_signs(text: str, isa: str) -> None:
     """What encoders do not make: -128 where codes are symmetric, and negative scales."""

@@ -24,35 +24,43 @@ if TYPE_CHECKING:
 class BoundBranch(BoundWeight):
     """x [..., columns] times the transposed weight, plus the bias, for more than `few` rows of x."""
 
-    __slots__ = ("branch", "dtypes", "few", "own")
+    __slots__ = ("branch", "few", "own", "sides")
 
     def __init__(
         self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
     ) -> None:
         super().__init__(form, parts, dtype, prefix)
         self.branch, self.own, self.few = branch, branch.under(prefix), few * form.columns
-        self.dtypes = [tensor.dtype for tensor in of_branch(branch, of).values()]
+        # Of each pointer its name in the kernel and among a layer's parameters, and its dtype.
+        sides = (self.own.up, self.own.down, self.own.smooth, self.own.rows)
+        names = of_branch(self.own, dict(zip(sides, sides, strict=True)))
+        dtypes = [tensor.dtype for tensor in of_branch(branch, of).values()]
+        self.sides = [(pointer, name, dtype) for (pointer, name), dtype in zip(names.items(), dtypes, strict=True)]
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.numel() <= self.few:
             return None
-        weight = self.addresses(x, own)
-        if weight is None:
+        addresses = self.addresses(x, own)
+        if addresses is None:
             return None
-        tensors = of_branch(self.own, own)  # type: ignore[arg-type]  # `addresses` found no part missing
-        for tensor, dtype in zip(tensors.values(), self.dtypes, strict=True):
+        for _, name, dtype in self.sides:
+            tensor = own[name]
             if tensor is None or tensor.dtype is not dtype or tensor.get_device() != self.device:
                 return None
-            if tensor.data_ptr() & ALIGNED or tensor.requires_grad:
+            address = tensor.data_ptr()
+            if address & ALIGNED or tensor.requires_grad:
                 return None
-        floats = empty(self.rows, self.columns, dtype=self.dtype, device=x.device)
-        at = {"out": floats.data_ptr()} | {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        at |= {name: weight[name] for name in self.order}
+            addresses.append(address)
+        floats = empty(self.rows, self.columns, dtype=self.dtype, device=self.where)
+        addresses.append(floats.data_ptr())
+        if not self.again("branch", addresses) and not self._first(own, floats):
+            return None
+        return F.linear(x, floats, own.get("bias"))
 
+    def _first(self, own: Own, floats: Tensor) -> bool:
         def make() -> Launch:
             return decoding_with_branch(self.form, self.tensors(own), self.own, own, floats)  # type: ignore[arg-type]
 
-        if not self.launched(("branch",), make, at):
-            return None
-        return F.linear(x, floats, own.get("bias"))
+        pointers = (*(pointer for pointer, _, _ in self.sides), "out")
+        return self.first("branch", make, self.at | {name: at for at, name in enumerate(pointers, self.more)})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from . import bound_linear
 from .blocks import block_of
+from .bound_launch import BoundLaunch
 from .launch import decode
 from .launch_config import pointers
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..base import Parts
 
 _MOST_KEPT = 1024  # forms
-_bound: dict[tuple[object, ...], bound_linear.BoundLaunch | None] = {}
+_bound: dict[tuple[object, ...], BoundLaunch | None] = {}
 
 
 def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
@@ -42,13 +43,11 @@ def decode_into(form: PackedLayout, parts: Parts, out: Tensor) -> None:
         compiled = launch(out.device)
         if len(_bound) >= _MOST_KEPT:
             _bound.clear()
-        _bound[key] = bound_linear.BoundLaunch(launch, compiled, tuple(tensors))
+        _bound[key] = BoundLaunch(launch, compiled, {name: at for at, name in enumerate(tensors)})
         return
     bound = _bound.get(key)
-    try:
-        if bound is not None:
-            bound(index, addresses)
+    if bound is not None:
+        if bound(index, addresses):
             return
-    except TypeError:  # this version of Triton passes arguments in another way
         _bound[key] = None
     decode(form, parts, out)(out.device)

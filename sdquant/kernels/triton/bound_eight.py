@@ -17,9 +17,13 @@ from torch import Tensor, empty, float32, int8, int32
 from ..base import Coding
 from ..row_codes import RowCodes
 from . import int8_gemm
-from .bound_linear import BoundLinear, after, piece
+from .bound_launch import MOST_KEPT, Steps
+from .bound_linear import BIAS, BoundLinear, X, after, piece
+from .launch import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...core import PackedLayout
     from ..base import EightBit, Parts
     from .bound_linear import BoundWeight, Own
@@ -40,15 +44,31 @@ def bind(
     return bound
 
 
-class Int8:
+class _Eight:
+    """What both have: a call's launches, by the shape of x and whether there is a bias."""
+
+    __slots__ = ("again", "form", "steps")
+
+    def __init__(self, form: PackedLayout, coding: Coding) -> None:
+        self.form, self.again = form, bool(coding & Coding.AGAIN)
+        self.steps: dict[tuple[object, ...], Steps] = {}
+
+    def keep(self, key: tuple[object, ...], steps: Steps) -> Steps:
+        """Keep what is not launched yet."""
+        if len(self.steps) >= MOST_KEPT:
+            self.steps = {}  # another thread may be about to read the one before
+        return self.steps.setdefault(key, steps)
+
+
+class Int8(_Eight):
     """The product in integers of a weight, whose codes are multiplied as they are or quantized again."""
 
-    __slots__ = ("again", "by_run", "form", "left", "run", "stored", "sums")
+    __slots__ = ("by_run", "left", "run", "stored", "sums")
 
     def __init__(self, form: PackedLayout, eight: EightBit) -> None:
         assert eight.coding is not None
-        self.again, self.by_run = bool(eight.coding & Coding.AGAIN), bool(eight.coding & Coding.BY_RUN)
-        self.form, self.sums, self.left = form, eight.sums, eight.left
+        super().__init__(form, eight.coding)
+        self.by_run, self.sums, self.left = bool(eight.coding & Coding.BY_RUN), eight.sums, eight.left
         self.run = eight.run if eight.coding & Coding.BOTH else 0
         # Rows as those that are quantized again: of one run each.
         self.stored = form
@@ -56,119 +76,126 @@ class Int8:
             self.stored = replace(form, rows=form.rows * form.columns // eight.run, columns=eight.run)
 
     def __call__(
-        self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
+        self, bound: BoundWeight, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None
     ) -> Tensor | None:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
+        key = (x.shape, bias is None)
+        steps = self.steps.get(key) or self.keep(key, self._sizes(bound, x))
+        if self.left is not None and self.left(steps.m):
+            return None
+        memory = empty(steps.size, dtype=int8, device=bound.where)
+        out = empty(steps.out, dtype=bound.dtype, device=bound.where)
+        base = memory.data_ptr()
+        scale, sums, again, again_scale = steps.pieces
+        addresses += (out.data_ptr(), base, base + scale, base + sums, base + again, base + again_scale)
+        if steps.launches is None:
+            steps.first(self._launches(bound, x, own, memory, out, bias, steps), bound.where)
+            return out
+        return out if steps.again(bound.device, addresses) else None
+
+    def _sizes(self, bound: BoundWeight, x: Tensor) -> Steps:
+        """Codes of x, their scales and sums, and the codes and scales of the weight, in one piece of memory. What there
+        is none of lies where what it stands for does."""
         columns, rows, run = bound.columns, bound.rows, self.run
         m = x.numel() // columns
-        if self.left is not None and self.left(m):
-            return None
-        # Codes of x, their scales and sums, and the codes and scales of the weight, in one piece of memory.
-        runs, stored = (columns // run if run else 1), self.stored.rows
-        scale_at = after(0, m * columns)
-        sums_at = after(scale_at, 4 * m * runs)
-        again_at = after(sums_at, 4 * m) if self.sums else sums_at
-        again_scale_at = after(again_at, rows * columns)
-        size = again_scale_at + 4 * stored if self.again else again_at
-        memory = empty(size, dtype=int8, device=x.device)
-        base = memory.data_ptr()
+        scale = after(0, m * columns)
+        sums = after(scale, 4 * m * (columns // run if run else 1))
+        again = after(sums, 4 * m) if self.sums else sums
+        again_scale = after(again, rows * columns)
+        size = again_scale + 4 * self.stored.rows if self.again else again
+        return Steps(m, (*x.shape[:-1], rows), size, (scale, sums if self.sums else scale, again, again_scale))
 
-        def of_rows() -> tuple[Tensor, Tensor, Tensor | None]:
-            codes, scale = piece(memory, 0, int8, m, columns), piece(memory, scale_at, float32, m, runs)
-            return codes, scale, piece(memory, sums_at, int32, m, 1) if self.sums else None
-
-        def rows_of_x() -> Launch:
-            codes, scale, total = of_rows()
-            flat = (x.view(-1, run), codes.view(-1, run)) if run else (x.view(m, -1), codes)
-            return int8_gemm.quantization(*flat, scale, total, bound.rotation)
-
-        row_scale = base + scale_at
-        sums = base + sums_at if self.sums else row_scale
-        at = {"x": x.data_ptr(), "codes": base, "scale": row_scale, "sums": sums}
-        if not bound.launched(("rows", int8, m), rows_of_x, at):
-            return None
-        out = empty(*x.shape[:-1], rows, dtype=bound.dtype, device=x.device)
-        to = out.data_ptr()
-        at = {"x": base, "row_scale": row_scale, "out": to, "bias": to if bias is None else weight["bias"]}
+    def _launches(
+        self, bound: BoundWeight, x: Tensor, own: Own, memory: Tensor, out: Tensor, bias: Tensor | None, steps: Steps
+    ) -> Iterator[tuple[Launch, dict[str, int]]]:
+        """Yield the launches, and which address each pointer is."""
+        columns, rows, run, m, form = bound.columns, bound.rows, self.run, steps.m, self.form
+        to, x_codes, x_scale, x_sums, again, again_scale = range(bound.more, bound.more + 6)
+        scale_at, sums_at, codes_at, scales_at = steps.pieces
+        codes = piece(memory, 0, int8, m, columns)
+        scale = piece(memory, scale_at, float32, m, columns // run if run else 1)
+        sums = piece(memory, sums_at, int32, m, 1) if self.sums else None
+        flat = (x.view(-1, run), codes.view(-1, run)) if run else (x.view(m, -1), codes)
+        rows_of_x = int8_gemm.quantization(*flat, scale, sums, bound.rotation)
+        yield rows_of_x, {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_sums}
+        parts, results = bound.tensors(own), out.view(m, rows)
+        at = {"x": x_codes, "row_scale": x_scale, "out": to, "bias": to if bias is None else BIAS}
         if not self.again:
-            at["weight"], at["zero"], at["sums"] = weight["codes"], weight["zero"], sums
-            at["scale"] = weight["scale"] if self.form.scale else row_scale
-
-            def direct() -> Launch:
-                parts, form = bound.tensors(own), self.form
-                zero = form.zero if isinstance(form.zero, int) else parts[form.zero]
-                scale = parts[form.scale] if form.scale else None
-                of = RowCodes(parts[form.codes].view(rows, -1), scale, form.factor, zero)
-                codes, scales, total = of_rows()
-                return int8_gemm.product(codes, scales, of, bias, out.view(m, rows), total)
-
-            return out if bound.launched(("int8", m, bias is None), direct, at) else None
-        again, scale = base + again_at, base + again_scale_at
-        parts_at = {"out": again, "out_scale": scale}
-        for name in _AGAIN:
-            parts_at[name] = weight[name]
-
-        def of_weight() -> tuple[Tensor, Tensor]:
-            return piece(memory, again_at, int8, rows, columns), piece(memory, again_scale_at, float32, stored)
-
-        if not bound.launched(
-            ("again",), lambda: int8_gemm.requantization(self.stored, bound.tensors(own), *of_weight()), parts_at
-        ):
-            return None
-        at["weight"], at["scale"] = again, scale
+            zero = form.zero if isinstance(form.zero, int) else parts[form.zero]
+            of = RowCodes(
+                parts[form.codes].view(rows, -1), parts[form.scale] if form.scale else None, form.factor, zero
+            )
+            at |= {"weight": bound.at["codes"], "zero": bound.at["zero"], "sums": x_sums}
+            at["scale"] = bound.at["scale"] if form.scale else x_scale
+            yield int8_gemm.product(codes, scale, of, bias, results, sums), at
+            return
+        again_codes = piece(memory, codes_at, int8, rows, columns)
+        made = piece(memory, scales_at, float32, self.stored.rows)
+        of_weight = {name: bound.at[name] for name in _AGAIN}
+        requantization = int8_gemm.requantization(self.stored, parts, again_codes, made)
+        yield requantization, {"out": again, "out_scale": again_scale, **of_weight}
+        at |= {"weight": again, "scale": again_scale}
         if self.by_run:
-
-            def runs_of_both() -> Launch:
-                (codes, scales, _), (weights, by_run) = of_rows(), of_weight()
-                by_run = by_run.view(rows, -1, 1)
-                return int8_gemm.product_by_run(codes, weights, by_run, scales, bias, out.view(m, rows))
-
-            return out if bound.launched(("runs", m, bias is None), runs_of_both, at) else None
-        at["sums"], at["zero"] = row_scale, again
-
-        def by_row() -> Launch:
-            (codes, scales, _), of = of_rows(), RowCodes(*of_weight())
-            return int8_gemm.product(codes, scales, of, bias, out.view(m, rows), None)
-
-        return out if bound.launched(("int8", m, bias is None), by_row, at) else None
+            yield int8_gemm.product_by_run(codes, again_codes, made.view(rows, -1, 1), scale, bias, results), at
+            return
+        at |= {"sums": x_scale, "zero": again}
+        yield int8_gemm.product(codes, scale, RowCodes(again_codes, made), bias, results, None), at
 
 
-class Float8:
+class Float8(_Eight):
     """The product in 8-bit floats of a weight, whose codes are multiplied as they are or quantized again."""
 
-    __slots__ = ("again", "form", "product")
+    __slots__ = ("product",)
 
     def __init__(self, form: PackedLayout, eight: EightBit) -> None:
         assert eight.coding is not None and eight.floats is not None
-        self.form, self.again, self.product = form, bool(eight.coding & Coding.AGAIN), eight.floats
+        super().__init__(form, eight.coding)
+        self.product = eight.floats
 
     def __call__(
-        self, bound: BoundWeight, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None
+        self, bound: BoundWeight, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None
     ) -> Tensor | None:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
-        m = x.numel() // bound.columns
-        codes = empty(m, bound.columns, dtype=_FLOAT8, device=x.device)
-        row_scale = empty(m, 1, dtype=float32, device=x.device)
-        at = {"x": x.data_ptr(), "codes": codes.data_ptr(), "scale": row_scale.data_ptr()}
-        at["sums"] = at["scale"]
-
-        def rows_of_x() -> Launch:
-            return int8_gemm.quantization(x.view(m, -1), codes, row_scale, None, bound.rotation)
-
-        if not bound.launched(("rows", _FLOAT8, m), rows_of_x, at):
-            return None
-        if self.again:
-            floats = bound.decoded(own, weight, x)
-            if floats is None:
-                return None
-            again = empty(bound.rows, bound.columns, dtype=_FLOAT8, device=x.device)
-            scale = empty(bound.rows, 1, dtype=float32, device=x.device)
-            at = {"x": floats.data_ptr(), "codes": again.data_ptr(), "scale": scale.data_ptr()}
-            at["sums"] = at["scale"]
-            if not bound.launched(("weight",), lambda: int8_gemm.quantization(floats, again, scale, None), at):
-                return None
+        key, rows, columns, where = (x.shape,), bound.rows, bound.columns, bound.where
+        steps = self.steps.get(key) or self.keep(key, self._sizes(bound, x))
+        codes = empty(steps.m, columns, dtype=_FLOAT8, device=where)
+        if self.again:  # tensors of one piece of memory
+            scale, floats, row_scale = empty(steps.size, 1, dtype=float32, device=where).split_with_sizes(steps.pieces)
+            weight = empty(rows, columns, dtype=_FLOAT8, device=where)
+            begin = scale.data_ptr()
+            floats_at = begin + 4 * rows
+            addresses += (codes.data_ptr(), floats_at + 4 * steps.pieces[1], floats_at, weight.data_ptr(), begin)
         else:
-            parts = bound.tensors(own)
-            again = parts[self.form.codes].view(_FLOAT8).view(bound.rows, bound.columns)
-            scale = parts[self.form.scale]
-        return self.product(codes, row_scale, again, scale, bias).view(*x.shape[:-1], bound.rows)
+            weight, scale, floats = self._stored(bound, own), bound.part(own, "scale"), codes
+            row_scale = empty(steps.m, 1, dtype=float32, device=where)
+            addresses += (codes.data_ptr(), row_scale.data_ptr())
+        if steps.launches is None:
+            steps.first(self._launches(bound, x, own, codes, row_scale, floats, weight, scale), where)
+        elif not steps.again(bound.device, addresses):
+            return None
+        return self.product(codes, row_scale, weight, scale, bias).view(steps.out)
+
+    def _stored(self, bound: BoundWeight, own: Own) -> Tensor:
+        codes = bound.part(own, "codes")
+        codes = codes if codes.dtype is _FLOAT8 else codes.view(_FLOAT8)
+        return codes if codes.ndim == 2 else codes.view(bound.rows, bound.columns)
+
+    def _sizes(self, bound: BoundWeight, x: Tensor) -> Steps:
+        """Scales of the weight, the weight itself, and scales of x, as numbers of float32: sides of the weight are
+        multiples of 16, so that all begin where kernels want them."""
+        m, decoded = x.numel() // bound.columns, bound.rows * bound.columns * bound.dtype.itemsize // 4
+        return Steps(m, (*x.shape[:-1], bound.rows), bound.rows + decoded + m, (bound.rows, decoded, m))
+
+    def _launches(
+        self, bound: BoundWeight, x: Tensor, own: Own, codes: Tensor, row_scale: Tensor, floats: Tensor, weight: Tensor,
+        scale: Tensor,
+    ) -> Iterator[tuple[Launch, dict[str, int]]]:  # fmt: skip
+        """Yield the launches, and which address each pointer is."""
+        x_codes, x_scale, floats_at, to, scale_at = range(bound.more, bound.more + 5)
+        rows_of_x = int8_gemm.quantization(x.view(len(codes), -1), codes, row_scale, None, bound.rotation)
+        yield rows_of_x, {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_scale}
+        if self.again:
+            decoded = floats.view(-1).view(bound.dtype).view(bound.rows, bound.columns)
+            yield decode(bound.form, bound.tensors(own), decoded), {"out": floats_at, **bound.at}
+            quantization = int8_gemm.quantization(decoded, weight, scale, None)
+            yield quantization, {"x": floats_at, "codes": to, "scale": scale_at, "sums": scale_at}

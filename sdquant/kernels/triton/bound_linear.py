@@ -10,33 +10,32 @@ own linear layer takes 15; a step of Flux has 500 such calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, empty, is_autocast_enabled, is_grad_enabled
 from torch.nn import functional as F
-from triton.runtime import driver
 
 from ..fastest import prefers_other
 from . import rotation
 from .blocks import block_of
+from .bound_launch import MOST_KEPT, BoundLaunch
 from .launch import decode, product
-from .launch_config import Launch, pointers
+from .launch_config import pointers
 from .pieces import pieces_of
 
 if TYPE_CHECKING:
     from ...core import PackedLayout
     from ..base import Parts
+    from .launch_config import Launch
 
 Own = Mapping[str, "Tensor | None"]
-# A product in 8 bits of a bound weight: of x, the layer's parameters, the addresses of the weight, and the bias.
-Eight = Callable[["BoundWeight", Tensor, Own, dict[str, int], "Tensor | None"], "Tensor | None"]
+# A product in 8 bits of a bound weight: of x, the layer's parameters, `BoundWeight.addresses`, and the bias.
+Eight = Callable[["BoundWeight", Tensor, Own, list[int], "Tensor | None"], "Tensor | None"]
 
 ALIGNED = 15  # bits that no address has which Triton compiled a kernel for
 MOST_IN_PIECES = 1024  # rows of x, of which the product takes a few times as long as decoding at most
-_MOST_KEPT = 64  # launches of a layer: for as many numbers of rows
-_STREAM = 3  # its place among what a launcher is given
 _SHARED = ("table", "dynamic")  # pointers to constants of the device, which are no parts of the weight
 
 
@@ -51,43 +50,15 @@ def piece(memory: Tensor, at: int, dtype: torch.dtype, *shape: int) -> Tensor:
     return memory[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
-class BoundLaunch:
-    """A compiled kernel and its grid; all arguments but some addresses have their values already.
-
-    Triton's launch hooks are left out: to describe a launch to none of them takes as long as ten launches.
-    """
-
-    __slots__ = ("arguments", "kernel", "places")
-
-    def __init__(self, launch: Launch, compiled: Any, addresses: tuple[str, ...]) -> None:
-        """Bind what `launch` has compiled, except for the parameters named in `addresses`."""
-        names = launch.kernel.arg_names
-        values = {**launch.arguments, **dict.fromkeys(addresses, 0)}
-        own = [value.data_ptr() if isinstance(value, Tensor) else value for value in map(values.get, names)]
-        # The grid; the stream; function, its metadata, metadata of the launch and two hooks; then the kernel's own.
-        before = [*(*launch.grid, 1, 1)[:3], 0, compiled.function, compiled.packed_metadata, None, None, None]
-        self.arguments, self.places = before + own, [len(before) + names.index(name) for name in addresses]
-        self.kernel = compiled
-
-    def __call__(self, device: int, addresses: Iterable[int]) -> None:
-        """Launch on the current stream of `device`, which is the current one, with addresses in the order given before.
-
-        Raises:
-            TypeError: this version of Triton passes arguments in another way.
-        """
-        values = self.arguments.copy()  # another thread may be here at the same time
-        for place, address in zip(self.places, addresses, strict=True):
-            values[place] = address
-        values[_STREAM] = driver.active.get_current_stream(device)
-        self.kernel.run(*values)
+X, BIAS, _PARTS = 0, 1, 2  # among the addresses of a call: x, the bias, then the parts of the weight
 
 
 class BoundWeight:
     """A layer's packed weight, of which a call needs no more than where it lies, and what was compiled for it."""
 
     __slots__ = (
-        "columns", "constants", "device", "dtype", "form", "kind", "launches", "names", "order", "parts", "rotation",
-        "rows", "where",
+        "at", "columns", "constants", "device", "dtype", "form", "kind", "launches", "more", "names", "parts",
+        "rotation", "rows", "where",
     )  # fmt: skip
 
     def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, rotation: int = 0) -> None:
@@ -111,11 +82,14 @@ class BoundWeight:
         }
         self.parts = tuple(dict.fromkeys(of.values()))
         self.names = tuple(prefix + part for part in self.parts)
-        self.order = {name: self.parts.index(part) for name, part in of.items()}
-        self.launches: dict[tuple[object, ...], BoundLaunch | None] = {}
+        self.at = {name: _PARTS + self.parts.index(part) for name, part in of.items()}
+        self.more = _PARTS + len(self.parts)  # where addresses begin that a call adds
+        self.launches: dict[object, BoundLaunch | None] = {}
 
-    def addresses(self, x: Tensor, own: Own) -> dict[str, int] | None:
-        """Return where the weight lies, by the kernels' pointers, and "bias", the address of x if there is none.
+    def addresses(self, x: Tensor, own: Own) -> list[int] | None:
+        """Return the addresses of x, of the bias (that of x if there is none), and of the parts of the weight.
+
+        `at` says which of them the kernels' pointers are.
 
         Return None if x or the layer's parameters are not what the bound kernels were compiled for.
         """
@@ -123,7 +97,7 @@ class BoundWeight:
             return None
         return self.beside(x, own)
 
-    def beside(self, x: Tensor, own: Own) -> dict[str, int] | None:
+    def beside(self, x: Tensor, own: Own) -> list[int] | None:
         """Do as `addresses` for x of any shape and strides, whose address may be any if torch multiplies."""
         device = self.device
         if x.dtype is not self.dtype or x.get_device() != device or x.requires_grad:
@@ -138,8 +112,8 @@ class BoundWeight:
             if bias.requires_grad and is_grad_enabled():
                 return None
             added = bias.data_ptr()
-            bits |= added
-        addresses = []
+        addresses = [bits, added]
+        bits |= added
         for name in self.names:
             part = own[name]
             if part is None or part.get_device() != device:
@@ -147,58 +121,56 @@ class BoundWeight:
             address = part.data_ptr()
             bits |= address
             addresses.append(address)
-        if bits & ALIGNED:
-            return None
-        weight = {name: addresses[index] for name, index in self.order.items()}
-        weight["bias"] = added
-        return weight
+        return None if bits & ALIGNED else addresses
 
-    def launched(self, key: tuple[object, ...], make: Callable[[], Launch], addresses: dict[str, int]) -> bool:
-        """Launch what `make` makes, with these addresses; return whether this version of Triton can be bound.
+    def again(self, key: object, addresses: list[int]) -> bool:
+        """Launch what `first` bound; return whether there is such, and this version of Triton can be bound."""
+        bound = self.launches.get(key)
+        return bound is not None and bound(self.device, addresses)
 
-        Triton itself launches, and compiles, for the first of each key; what it compiled is bound for the others.
+    def first(self, key: object, make: Callable[[], Launch], at: dict[str, int]) -> bool:
+        """Have Triton itself launch what `make` makes, and compile it, and bind that for `again`, which could not.
+
+        Args:
+            at: which of the addresses each pointer of the kernel is; those of others stay as they are.
         """
         launches = self.launches
-        if key not in launches:
-            launch = make()
-            compiled = launch(self.where)
-            if len(launches) >= _MOST_KEPT:
-                launches = self.launches = {}  # another thread may be about to read the one before
-            launches[key] = BoundLaunch(launch, compiled, tuple(addresses))
-            return True
-        bound = launches[key]
-        if bound is None:
-            return False
-        try:
-            bound(self.device, addresses.values())
-        except TypeError:
+        if key in launches:
             launches[key] = None
             return False
+        launch = make()
+        compiled = launch(self.where)
+        if len(launches) >= MOST_KEPT:
+            launches = self.launches = {}  # another thread may be about to read the one before
+        launches[key] = BoundLaunch(launch, compiled, at)
         return True
+
+    def part(self, own: Own, name: str) -> Tensor:
+        """Return the part of the weight that a pointer of the kernels is for."""
+        found = own[self.names[self.at[name] - _PARTS]]
+        assert found is not None  # or there would be no addresses
+        return found
 
     def tensors(self, own: Own) -> dict[str, Tensor]:
         """Return the weight's parts."""
         return {part: own[name].data for part, name in zip(self.parts, self.names, strict=True)}  # type: ignore[union-attr]
 
-    def decoded(self, own: Own, weight: dict[str, int], x: Tensor) -> Tensor | None:
+    def decoded(self, own: Own, addresses: list[int]) -> Tensor | None:
         """Return the dequantized weight [rows, columns] in the dtype of x."""
-        floats = empty(self.rows, self.columns, dtype=self.dtype, device=x.device)
-        addresses = {"out": floats.data_ptr()} | {name: weight[name] for name in self.order}
+        floats = empty(self.rows, self.columns, dtype=self.dtype, device=self.where)
+        addresses.append(floats.data_ptr())
+        return floats if self.again("decode", addresses) or self._decode(own, floats) else None
 
-        def make() -> Launch:
-            return decode(self.form, self.tensors(own), floats)
-
-        return floats if self.launched(("decode",), make, addresses) else None
+    def _decode(self, own: Own, floats: Tensor) -> bool:
+        return self.first("decode", lambda: decode(self.form, self.tensors(own), floats), {"out": self.more, **self.at})
 
     def rotated(self, x: Tensor) -> Tensor | None:
         """Return x, contiguous, with its columns rotated as the weight's are."""
-        out = torch.empty_like(x)
+        out, key = torch.empty_like(x), ("rotation", x.numel())
+        return out if self.again(key, [x.data_ptr(), out.data_ptr()]) or self._rotate(key, x, out) else None
 
-        def make() -> Launch:
-            return rotation.rotation(x, self.rotation, out)
-
-        addresses = {"x": x.data_ptr(), "out": out.data_ptr()}
-        return out if self.launched(("rotation", x.numel()), make, addresses) else None
+    def _rotate(self, key: object, x: Tensor, out: Tensor) -> bool:
+        return self.first(key, lambda: rotation.rotation(x, self.rotation, out), {"x": 0, "out": 1})
 
 
 class BoundConvolution(BoundWeight):
@@ -222,7 +194,7 @@ class BoundConvolution(BoundWeight):
             return None
         own = layer._parameters
         weight = self.beside(x, own)
-        floats = None if weight is None else self.decoded(own, weight, x)
+        floats = None if weight is None else self.decoded(own, weight)
         if floats is None:
             return None
         bias, how = own.get("bias"), (layer.stride, layer.padding, layer.dilation, layer.groups)
@@ -274,39 +246,42 @@ class BoundLinear(BoundWeight):
             return usual(inputs, own, weight, bias)
         prefers = prefers_other(
             (name, *self.sizes), rows, x.device,
-            lambda: usual(inputs, own, weight, bias), lambda: other(inputs, own, weight, bias),
+            lambda: usual(inputs, own, [*weight], bias), lambda: other(inputs, own, [*weight], bias),
         )  # fmt: skip
         return (other if prefers else usual)(inputs, own, weight, bias)
 
-    def of_few(self, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None) -> Tensor | None:
+    def of_few(self, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None) -> Tensor | None:
         """Multiply x by the packed weight, which is decoded in the kernel."""
-        rows = x.numel() // self.columns
-        out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
+        out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=self.where)
+        addresses += (x.data_ptr(), out.data_ptr())  # x may be rotated
+        key = (x.numel(), bias is None)
+        return out if self.again(key, addresses) or self._multiply(key, x, own, bias, out) else None
 
+    def _multiply(self, key: object, x: Tensor, own: Own, bias: Tensor | None, out: Tensor) -> bool:
         def make() -> Launch:
-            return product(self.form, self.tensors(own), x.view(rows, -1), bias, out.view(rows, -1))
+            return product(self.form, self.tensors(own), x.view(-1, self.columns), bias, out.view(-1, self.rows))
 
-        addresses = {"x": x.data_ptr(), "out": out.data_ptr(), **weight}
-        return out if self.launched(("product", rows, bias is None), make, addresses) else None
+        return self.first(key, make, {"x": self.more, "out": self.more + 1, "bias": BIAS, **self.at})
 
-    def of_many(self, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None) -> Tensor | None:
+    def of_many(self, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None) -> Tensor | None:
         """Decode the weight; torch multiplies."""
-        floats = self.decoded(own, weight, x)
+        floats = self.decoded(own, addresses)
         return None if floats is None else F.linear(x, floats, bias)
 
-    def in_pieces(self, x: Tensor, own: Own, weight: dict[str, int], bias: Tensor | None) -> Tensor | None:
+    def in_pieces(self, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None) -> Tensor | None:
         """Decode `cut` rows of the weight at a time, which torch multiplies while they are in the card's cache."""
         flat = x.view(-1, self.columns)
         out = empty(*x.shape[:-1], self.rows, dtype=self.dtype, device=x.device)
         to, floats = out.view(-1, self.rows), empty(self.cut, self.columns, dtype=self.dtype, device=x.device)
-        addresses = {"out": floats.data_ptr()} | {name: weight[name] for name in self.order}
+        addresses = [*addresses, floats.data_ptr()]
         for start in range(0, self.rows, self.cut):
             stop = min(start + self.cut, self.rows)
 
             def make(start: int = start, stop: int = stop) -> Launch:
                 return decode(self.form, self.tensors(own), floats, start, stop)
 
-            if not self.launched(("piece", start), make, addresses):
+            key = ("piece", start)
+            if not self.again(key, addresses) and not self.first(key, make, {"out": self.more, **self.at}):
                 return None
             piece, part = floats[: stop - start].t(), to[:, start:stop]
             if bias is None:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor, empty, float32, int8, int32
 
 from . import scheme_gemm
-from .bound_linear import ALIGNED, BoundWeight, after, piece
+from .bound_launch import MOST_KEPT, Steps
+from .bound_linear import ALIGNED, BIAS, BoundWeight, X, after, piece
 from .launch import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from ...core import Activations, PackedLayout
@@ -25,72 +28,72 @@ if TYPE_CHECKING:
 class BoundScheme(BoundWeight):
     """`Backend.linear` plus the bias, for layers that hold a weight in codes that `scheme_activations.coding` knows."""
 
-    __slots__ = ("how", "integers", "known", "sums", "tiles")
+    __slots__ = ("how", "integers", "known", "steps", "sums", "tiles")
 
     def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, how: Activations, prefix: str) -> None:
         super().__init__(form, parts, dtype, prefix)
         self.how, self.tiles = how, form.columns // (how.tile or form.columns)
         self.known = prefix + how.scale if how.scale else ""
         self.sums = isinstance(form.zero, str)
+        self.steps: dict[tuple[object, ...], Steps] = {}  # by the shape of x and whether there is a bias
         # The layout of the codes alone, where they are not multiplied as they are.
         self.integers = None if form.packing == "int8" else replace(form, scale="", factor=1.0)
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
-        size, known = x.numel(), own[self.known] if self.known else None
-        weight = self.addresses(x, own) if size else None
-        if weight is None or (known is not None and known.get_device() != self.device):
+        addresses = self.addresses(x, own) if x.numel() else None
+        if addresses is None:
             return None
-        columns, rows, tiles = self.columns, self.rows, self.tiles
-        m = size // columns
-        # Codes of x, their scales and sums, and the codes of the weight, in one piece of memory.
-        scale_at = after(0, m * columns)
-        sums_at = after(scale_at, 4 * m * tiles)
-        weight_at = after(sums_at, 4 * m * tiles) if self.sums else sums_at
-        memory = empty(weight_at + rows * columns * (self.integers is not None), dtype=int8, device=x.device)
-        base = memory.data_ptr()
+        known, bias = own[self.known] if self.known else None, own.get("bias")
+        key = (x.shape, bias is None)
+        steps = self.steps.get(key)
+        if steps is None:
+            if len(self.steps) >= MOST_KEPT:
+                self.steps = {}  # another thread may be about to read the one before
+            steps = self.steps[key] = self._sizes(x)
+        memory = empty(steps.size, dtype=int8, device=self.where)
+        out = empty(steps.out, dtype=self.dtype, device=self.where)
+        base, (scale, sums, codes) = memory.data_ptr(), steps.pieces
+        addresses += (out.data_ptr(), base, base + scale, base + sums, base + codes)
+        if known is not None:
+            address = known.data_ptr()
+            if known.get_device() != self.device or address & ALIGNED:
+                return None
+            addresses.append(address)
+        if steps.launches is None:
+            steps.first(self._launches(x, own, memory, out, bias, known, steps), self.where)
+            return out
+        return out if steps.again(self.device, addresses) else None
 
-        def of_rows() -> tuple[Tensor, Tensor, Tensor | None]:
-            codes, scale = piece(memory, 0, int8, m, columns), piece(memory, scale_at, float32, m, tiles)
-            return codes, scale, piece(memory, sums_at, int32, m, tiles) if self.sums else None
+    def _sizes(self, x: Tensor) -> Steps:
+        """Codes of x, their scales and sums, and the codes of the weight, in one piece of memory. What there is none of
+        lies where what it stands for does."""
+        m = x.numel() // self.columns
+        scale = after(0, m * self.columns)
+        sums = after(scale, 4 * m * self.tiles)
+        codes = after(sums, 4 * m * self.tiles) if self.sums else sums
+        size = codes + self.rows * self.columns * (self.integers is not None)
+        return Steps(m, (*x.shape[:-1], self.rows), size, (scale, sums if self.sums else scale, codes))
 
-        def rows_of_x() -> Launch:
-            codes, scale, sums = of_rows()
-            return scheme_gemm.activation_codes(x.view(m, -1), self.how, known, codes, scale, sums)
-
-        row_scale = base + scale_at
-        sums = base + sums_at if self.sums else row_scale
-        at = {"x": x.data_ptr(), "codes": base, "scale": row_scale, "sums": sums}
-        at["known"] = row_scale if known is None else known.data_ptr()
-        of_weight = base + weight_at if self.integers is not None else weight["codes"]
-        if at["known"] & ALIGNED or not self._unpacked(own, weight, memory, weight_at):
-            return None
-        if not self.launched(("rows", m), rows_of_x, at):
-            return None
-        out, bias = empty(*x.shape[:-1], rows, dtype=self.dtype, device=x.device), own.get("bias")
-
-        def product() -> Launch:
-            parts, (codes, scale, total) = self.tensors(own), of_rows()
-            integers = (
-                parts[self.form.codes] if self.integers is None else piece(memory, weight_at, int8, rows, columns)
-            )
-            return scheme_gemm.tiled_product(codes, scale, total, self.form, integers, parts, bias, out.view(m, rows))
-
-        at = {"x": base, "weight": of_weight, "out": out.data_ptr(), "row_scale": row_scale, "scale": weight["scale"]}
-        at["sums"], at["bias"], at["zero"] = sums, weight["bias"], weight["zero"] if self.sums else of_weight
-        return out if self.launched(("product", m, bias is None), product, at) else None
-
-    def _unpacked(self, own: Own, weight: dict[str, int], memory: Tensor, begin: int) -> bool:
-        """Write the weight's codes as int8 [rows, columns] to byte `begin` of `memory`, if they are not that already;
-        return whether that is done."""
-        form = self.integers
-        if form is None:
-            return True
-        addresses = {"out": memory.data_ptr() + begin}
-        for name in self.order:
-            addresses[name] = weight[name]
-
-        def make() -> Launch:
-            return decode(form, self.tensors(own), piece(memory, begin, int8, self.rows, self.columns))
-
-        return self.launched(("integers",), make, addresses)
+    def _launches(
+        self, x: Tensor, own: Own, memory: Tensor, out: Tensor, bias: Tensor | None, known: Tensor | None, steps: Steps
+    ) -> Iterator[tuple[Launch, dict[str, int]]]:
+        """Yield the launches, and which address each pointer is."""
+        columns, rows, tiles, m, more = self.columns, self.rows, self.tiles, steps.m, self.more
+        scale_at, sums_at, codes_at = steps.pieces
+        parts, codes = self.tensors(own), piece(memory, 0, int8, m, columns)
+        scale = piece(memory, scale_at, float32, m, tiles)
+        sums = piece(memory, sums_at, int32, m, tiles) if self.sums else None
+        to, x_codes, x_scale, x_sums, unpacked, static = range(more, more + 6)
+        if self.integers is None:
+            integers, of_weight = parts[self.form.codes], self.at["codes"]
+        else:
+            integers, of_weight = piece(memory, codes_at, int8, rows, columns), unpacked
+            yield decode(self.integers, parts, integers), {"out": unpacked, **self.at}
+        at = {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_sums}
+        at["known"] = x_scale if known is None else static
+        yield scheme_gemm.activation_codes(x.view(m, -1), self.how, known, codes, scale, sums), at
+        at = {"x": x_codes, "weight": of_weight, "out": to, "row_scale": x_scale, "scale": self.at["scale"]}
+        at |= {"sums": x_sums, "bias": BIAS, "zero": self.at["zero"] if self.sums else of_weight}
+        product = scheme_gemm.tiled_product(codes, scale, sums, self.form, integers, parts, bias, out.view(m, rows))
+        yield product, at

@@ -9,7 +9,7 @@ larger part of the time for many rows. Which way is faster is measured on each c
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import triton
@@ -22,6 +22,8 @@ from .launch_config import EXACT, Launch, plan_of, pointers
 
 if TYPE_CHECKING:
     from .blocks import Block
+
+Part = TypeVar("Part", Tensor, str)
 
 __all__ = ["decoding_with_branch", "fits", "of_branch", "sound_branch"]
 
@@ -81,8 +83,8 @@ def branch_kernel(
         tl.store(out + n[:, None] * columns + k[None, :], y, mask=n_there[:, None] & k_there[None, :])
 
 
-def of_branch(branch: LowRank, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the pointers to a branch's parts; unused ones point to one of its sides."""
+def of_branch(branch: LowRank, parts: Mapping[str, Part]) -> dict[str, Part]:
+    """Return the parts of a branch, or their names, by the kernel's pointers; unused ones point to one of its sides."""
     up = parts[branch.up]
     return {
         "up": up,

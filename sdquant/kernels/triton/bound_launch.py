@@ -1,0 +1,84 @@
+"""Compiled kernels with their arguments in order: a launch passes addresses alone."""
+
+# mypy: disable-error-code="import-untyped, import-not-found"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from triton.runtime import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+    from .launch_config import Launch
+
+MOST_KEPT = 64  # launches of a layer: for as many numbers of rows
+_STREAM = 3  # its place among what a launcher is given
+
+
+class BoundLaunch:
+    """A compiled kernel and its grid; all arguments but some addresses have their values already.
+
+    Triton's launch hooks are left out: to describe a launch to none of them takes as long as ten launches.
+    """
+
+    __slots__ = ("arguments", "kernel", "places", "run")
+
+    def __init__(self, launch: Launch, compiled: Any, at: Mapping[str, int]) -> None:
+        """Bind what `launch` has compiled, except for some pointers: `at` says which of a call's addresses each is."""
+        names = launch.kernel.arg_names
+        values = {**launch.arguments, **dict.fromkeys(at, 0)}
+        own = [value.data_ptr() if isinstance(value, Tensor) else value for value in map(values.get, names)]
+        # The grid; the stream; function, its metadata, metadata of the launch and two hooks; then the kernel's own.
+        before = [*(*launch.grid, 1, 1)[:3], 0, compiled.function, compiled.packed_metadata, None, None, None]
+        self.arguments = before + own
+        self.places = [(len(before) + names.index(name), index) for name, index in at.items()]
+        self.kernel, self.run = compiled, compiled.run  # the kernel unloads its code when nobody holds it
+
+    def __call__(self, device: int, addresses: list[int]) -> bool:
+        """Launch on the current stream of `device`, which is the current one. Return whether this version of Triton
+        passes arguments this way."""
+        return self.on(driver.active.get_current_stream(device), addresses)
+
+    def on(self, stream: Any, addresses: list[int]) -> bool:
+        """Do the same on a stream of that device."""
+        values = self.arguments.copy()  # another thread may be here at the same time
+        for place, index in self.places:
+            values[place] = addresses[index]
+        values[_STREAM] = stream
+        try:
+            self.run(*values)
+        except TypeError:
+            return False
+        return True
+
+
+class Steps:
+    """The launches of a call with activations of one shape, one after another.
+
+    Attributes:
+        m: rows of the activations. out: the shape of the results. size: bytes of memory for what is between launches;
+            `pieces`: where its parts begin.
+    """
+
+    __slots__ = ("launches", "m", "out", "pieces", "size")
+
+    def __init__(self, m: int, out: tuple[int, ...], size: int = 0, pieces: tuple[int, ...] = ()) -> None:
+        self.launches: list[BoundLaunch] | None = None
+        self.m, self.out, self.size, self.pieces = m, out, size, pieces
+
+    def first(self, launches: Iterable[tuple[Launch, Mapping[str, int]]], where: torch.device) -> None:
+        """Launch by Triton itself, which compiles, and keep what it compiled; `at` of each is as in `BoundLaunch`."""
+        self.launches = [BoundLaunch(launch, launch(where), at) for launch, at in launches]
+
+    def again(self, device: int, addresses: list[int]) -> bool:
+        """Do as `BoundLaunch`, with all of them."""
+        stream = driver.active.get_current_stream(device)
+        for launch in self.launches or ():
+            if not launch.on(stream, addresses):
+                self.launches = []
+        return bool(self.launches)
