@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from .dropdown_js import DROPDOWNS
 from .server.request_body import MAX_UPLOAD
 
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
@@ -50,6 +51,7 @@ SCRIPT = """
     window.addEventListener("keydown", event => {
         if (event.key === "Tab" && event.target.getAttribute("role") === "combobox") event.stopPropagation();
     }, true);
+    DROPDOWNS
     // The table of schemes is replaced with every answer: what was used in it keeps the focus.
     let used = null, sent = 0;
     const send = (event) => {
@@ -180,3 +182,4 @@ _WORDS = {
 }  # fmt: skip
 for name, value in _WORDS.items():
     SCRIPT = SCRIPT.replace(name, json.dumps(value))
+SCRIPT = SCRIPT.replace("DROPDOWNS", DROPDOWNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,7 +16,8 @@ from ...errors import SdquantError, SettingsError
 from ...models import Stopped
 from ...saving import next_steps
 from ...utils.byte_sizes import size
-from .. import conversion, conversion_time, header, html_components, mix_conversion
+from .. import conversion, conversion_time, header, html_components, mix_conversion, widgets
+from ..app_state import waiter
 from ..background_task import follow
 from ..events import QUIET, ask
 from ..mix_conversion import MIX
@@ -31,6 +33,11 @@ TITLE = "Convert"
 _MIXED = (
     "Each weight gets the scheme that makes the image best for the bytes: the weights are read once to measure that."
 )
+_OFFER = """(kind, scheme) => {
+    const offer = (OFFERS)[kind];
+    return { __type__: "update", choices: offer.choices, value: offer.stays.includes(scheme) ? scheme : offer.usual };
+}"""
+_GOALS = 'scheme => ({ __type__: "update", visible: scheme === MIX })'
 _LEAST = 2.0  # seconds of work before an estimate of what is left
 
 
@@ -66,14 +73,16 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
             status = gr.HTML("", elem_id="convert-status")
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
-        yield from _run(desk, str(request.session_hash), values)
+        yield from _run(desk, waiter(request.session_hash, "convert"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(str(request.session_hash))
+        desk.cancel(waiter(request.session_hash, "convert"))
 
-    # By `change`, which Gradio sends whenever the page is drawn anew, a scheme that was picked meanwhile would be lost.
-    kind.input(_schemes, [kind, scheme], scheme, **QUIET)
-    scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **QUIET)
+    # In the page, at once: whoever is faster than the server's answers loses no choice. Not by `change`, which Gradio
+    # sends whenever the page is drawn anew.
+    offers = json.dumps({row.name: _offer(row.name) for row in conversion.KINDS})
+    kind.input(None, [kind, scheme], scheme, js=_OFFER.replace("OFFERS", offers), **QUIET)
+    scheme.change(None, scheme, goals, js=_GOALS.replace("MIX", json.dumps(MIX)), **QUIET)
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
     usual = gr.State("")  # the size that was suggested, which another model or target changes
@@ -97,14 +106,14 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
 
 def _choices(kind: str) -> list[tuple[str, str]]:
     """Return the schemes, and the mix of them, as choices."""
-    return [("A mix: the best picture for a size", MIX), *((name, name) for name in conversion.schemes(kind))]
+    names = widgets.searchable(conversion.schemes(kind))
+    return [("A mix: the best picture for a size", MIX), *((name, name) for name in names)]
 
 
-def _schemes(kind: str, scheme: str) -> Any:
-    stays = scheme == MIX or (
-        scheme in conversion.schemes(kind) and (kind != "file" or next_steps.comfyui_reads(scheme))
-    )
-    return gr.update(choices=_choices(kind), **({} if stays else {"value": conversion.usual(kind)}))
+def _offer(kind: str) -> dict[str, Any]:
+    """Return the choices of a kind of target, the schemes that stay when it is chosen, and what the others become."""
+    stays = [one for one in conversion.schemes(kind) if kind != "file" or next_steps.comfyui_reads(one)]
+    return {"choices": _choices(kind), "stays": [MIX, *stays], "usual": conversion.usual(kind)}
 
 
 def _seen(
