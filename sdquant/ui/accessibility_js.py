@@ -133,6 +133,13 @@ SCRIPT = """
     document.addEventListener("click", send);
     document.addEventListener("change", send);
     document.addEventListener("focusin", event => { if (!event.target.closest("#schemes")) used = null; });
+    let seen = 0;
+    window.addEventListener("focus", () => {
+        const box = document.querySelector("#page-seen textarea, #page-seen input");
+        if (!box) return;
+        box.value = `${++seen}`;
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+    });
     new MutationObserver(refocus).observe(document.body, { childList: true, subtree: true });
     new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
     mend();
