@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ...core import registry
 from ...errors import SdquantError, SettingsError
 from ...models import Stopped
 from ...saving import next_steps
@@ -93,7 +92,7 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
         [tab, *where, *what, usual],
         [answer, name, suggested, run, size_box, usual],
     )
-    current.show([asked], answer, where, preview)
+    current.show([asked], answer, [*where, kind, scheme], preview)
     run.click(
         start,
         [*where, *what, name, suggested],
@@ -120,9 +119,9 @@ def _seen(
     desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str, size_text: Any, quality: Any, usual: str
 ) -> tuple[Any, ...]:
     """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
-    of_another_kind = scheme in {row.name for row in registry.schemes()} - set(conversion.schemes(kind))
-    if tab != TITLE or of_another_kind:  # whose scheme follows: Gradio sends both changes at once
+    if tab != TITLE:
         return (gr.skip(),) * 6
+    of = (model, base, kind, scheme)
     with desk.traces.aside():
         try:
             target, folder = desk.target(model, base), _folder(desk)
@@ -131,11 +130,11 @@ def _seen(
                 size_text = usual = mix_conversion.usual_size(target, kind)
             card = _foreseen(desk, target, folder, kind, scheme, _mix(size_text, quality))
         except SdquantError as error:
-            html = current.answer_of(model, base, html_components.refusal(error, desk.roots))
+            html = current.answer_of(of, html_components.refusal(error, desk.roots))
             return html, gr.skip(), gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
     new_name = conversion.name_for(Path(target.path), scheme)
     shown = size_text if size_text != before else gr.skip()  # somebody may be typing another one
-    return current.answer_of(model, base, card), new_name, new_name, gr.update(interactive=True), shown, usual
+    return current.answer_of(of, card), new_name, new_name, gr.update(interactive=True), shown, usual
 
 
 def _mix(size_text: object, quality: object) -> mix_conversion.Mix:

@@ -124,7 +124,7 @@ def _answer(
     """Return the table unless it is what the page has, a hash of it, and whether to ask again."""
     with desk.traces.aside():
         html, unfinished = _table(desk, read, compared, role, search, sort, model, base, shown)
-    text = current.answer_of(model, base, html)
+    text = current.answer_of((model, base), html)
     mark = hash(text)
     return gr.skip() if mark == before else text, mark, gr.Timer(active=unfinished)
 

@@ -187,7 +187,7 @@ def _look(desk: Desk, waiting: str, before: Mapping[str, Any], model: str, base:
     marked = {row.name: widgets.choices(row, result.marks[row.name]) for row in fields() if row.name in result.marks}
     marked = {**before, **marked}
     return (
-        current.answer_of(model, base, support_view.shown(result, values, desk.roots)),
+        current.answer_of((model, base), support_view.shown(result, values, desk.roots)),
         json.dumps({fix.text: _of_fix(fix) for fix in result.fixes}),
         marked,
         gr.update(interactive=result.error is None and not desk.is_busy(waiting)),
