@@ -1,5 +1,5 @@
 """Merging: web UIs read the files again, whatever is loaded. Files with packed weights are refused, whose codes they
-would average as if they were weights.
+would average as if they were weights; so are plain float8 ones where the web UI cannot add them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ..errors import SdquantError, UnsupportedFileError
 from . import display
 
 if TYPE_CHECKING:
+    from ..models import Detected
     from .monkeypatch import Patches
 
 _KEYWORDS = ("primary_model_name", "secondary_model_name", "tertiary_model_name")
@@ -29,7 +30,7 @@ def _merge(original: Any, id_task: Any, *args: Any, **kwargs: Any) -> Any:
     names = [*args[: len(_KEYWORDS)], *(kwargs[name] for name in _KEYWORDS if name in kwargs)]
     try:
         for file in _files(names):
-            _refuse_packed(file)
+            _refuse_packed(file, casts=kwargs.get("precision") == "fp16")  # SD.Next's, to which it casts first
     except SdquantError as error:
         import gradio
 
@@ -48,15 +49,32 @@ def _files(names: list[Any]) -> Iterator[str]:
             yield model.filename
 
 
-def _refuse_packed(file: str) -> None:
-    """Raise UnsupportedFileError if a file has packed weights. One that sdquant cannot read is left to the web UI."""
+def _is_plain_float8(contents: Detected) -> bool:
+    """Return whether the weights are float8 without scales: the codes are the weights."""
+    found = [match for source in contents.sources.values() for match in source.prequantized.values()]
+    return all(set(match.keys) == {"codes"} and match.details.get("packing") == "float8" for match in found)
+
+
+def _refuse_packed(file: str, *, casts: bool) -> None:
+    """Raise UnsupportedFileError if a file has packed weights. One that sdquant cannot read is left to the web UI.
+
+    Args:
+        casts: whether the web UI makes other floats of float8 before it merges.
+    """
     from ..models import detection
 
     try:
         contents = detection.read_headers(file, find_classes=False)
     except SdquantError:
         return
-    if contents.prequantized:
+    if contents.prequantized and _is_plain_float8(contents):
+        if not casts:
+            raise UnsupportedFileError(
+                f"Cannot merge {os.path.basename(file)}",
+                "its weights are float8, and torch, by which this web UI merges, does not add or multiply float8",
+                "Merge a float16 file of the model, which this makes of it: sdquant dequantize",
+            )
+    elif contents.prequantized:
         raise UnsupportedFileError(
             f"Cannot merge {os.path.basename(file)}",
             f"its weights are quantized ({contents.quant}), and merging takes their codes for weights",

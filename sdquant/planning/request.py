@@ -107,13 +107,13 @@ class Request:
     size: int | str | None = _option(
         None,
         "how many bytes all weights together may take, such as 6GB: each gets the scheme that is worth its bytes most "
-        "(quant=auto)",
+        "(scheme auto)",
         metavar="6GB",
     )
     quality: float | None = _option(
         None,
         "instead of size: the least signal-to-noise ratio of the outputs in dB, such as 30, for as few bytes as "
-        "possible (quant=auto)",
+        "possible (scheme auto)",
         metavar="DB",
     )
     device: str | None = _option(None, "compute device (default: the best there is)", metavar="DEVICE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from .dropdown_js import DROPDOWNS
 from .server.request_body import MAX_UPLOAD
 
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
@@ -50,6 +51,7 @@ SCRIPT = """
     window.addEventListener("keydown", event => {
         if (event.key === "Tab" && event.target.getAttribute("role") === "combobox") event.stopPropagation();
     }, true);
+    DROPDOWNS
     // The table of schemes is replaced with every answer: what was used in it keeps the focus.
     let used = null, sent = 0;
     const send = (event) => {
@@ -131,6 +133,13 @@ SCRIPT = """
     document.addEventListener("click", send);
     document.addEventListener("change", send);
     document.addEventListener("focusin", event => { if (!event.target.closest("#schemes")) used = null; });
+    let seen = 0;
+    window.addEventListener("focus", () => {
+        const box = document.querySelector("#page-seen textarea, #page-seen input");
+        if (!box) return;
+        box.value = `${++seen}`;
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+    });
     new MutationObserver(refocus).observe(document.body, { childList: true, subtree: true });
     new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
     mend();
@@ -180,3 +189,4 @@ _WORDS = {
 }  # fmt: skip
 for name, value in _WORDS.items():
     SCRIPT = SCRIPT.replace(name, json.dumps(value))
+SCRIPT = SCRIPT.replace("DROPDOWNS", DROPDOWNS)

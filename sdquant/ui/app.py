@@ -9,6 +9,7 @@ import gradio as gr
 
 from . import header
 from .app_state import Desk
+from .events import QUIET
 from .tabs import compare, convert, generate, inspect, settings
 from .theme import look
 
@@ -38,13 +39,14 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
             with gr.Tab(convert.TITLE, id="convert"):
                 convert.add(desk, head, tab)
         wire_generate(page)
-        tabs.select(_name, None, tab, show_progress="hidden", api_visibility="private")
+        # Each, in turn: of quick ones Gradio would drop the last, and the tab that somebody sees stays empty.
+        tabs.select(_name, None, tab, trigger_mode="multiple", **QUIET)
         header.wire(head, desk)
 
         def left(request: gr.Request) -> None:
             desk.cancel(str(request.session_hash))
 
-        page.load(lambda: header.chip(desk), None, head.chip, show_progress="hidden", api_visibility="private")
+        page.load(lambda: header.chip(desk), None, head.chip, **QUIET)
         page.unload(left)
     return page
 

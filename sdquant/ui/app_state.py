@@ -127,7 +127,11 @@ class Desk:
         return tuple(files)
 
     def begin(self, page: str, job: Job) -> None:
-        """Make `page` wait for `job`, and cancel the job that it still waits for."""
+        """Make `page` wait for `job`, and cancel the job that it still waits for.
+
+        Args:
+            page: an open page and its tab, as `waiter` names them: a drawing ends no conversion.
+        """
         with self._lock:
             before = self._jobs.get(page)
             self._jobs[page] = job
@@ -146,11 +150,16 @@ class Desk:
             return page in self._jobs
 
     def cancel(self, page: str) -> None:
-        """Cancel the job that `page` waits for."""
+        """Cancel the job that `page` waits for, or those of all its tabs."""
         with self._lock:
-            job = self._jobs.get(page)
-        if job is not None:
+            jobs = [job for name, job in self._jobs.items() if page in (name, name.partition(" ")[0])]
+        for job in jobs:
             job.cancel()
+
+
+def waiter(session: object, tab: str) -> str:
+    """Return the name that a tab of an open page waits for a job by."""
+    return f"{session} {tab}"
 
 
 def _settings(path: Path) -> tuple[Settings, str]:

@@ -34,6 +34,9 @@ class Done:
 def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progress | Done]:
     """Run `work` in a thread of its own; yield the newest `Progress` from time to time, and `Done` at the end.
 
+    Args:
+        page: an open page and its tab, by `app_state.waiter`.
+
     If the page is closed before the end, the job is cancelled.
     """
     reports: queue.SimpleQueue[Progress] = queue.SimpleQueue()

@@ -43,7 +43,7 @@ def _shown(letter: str) -> str:
 
 
 SIGNS = {"works": "✓", "slow": "◔", "untested": "?", "breaks": "✕"}
-_STAGES = {"waiting": "Waiting for another page's job", "drawing": "Generating", "reading": "Reading every tensor"}
+_STAGES = {"waiting": "Waiting for another job", "drawing": "Generating", "reading": "Reading every tensor"}
 
 
 def card(kind: str, title: str, *body: str) -> str:

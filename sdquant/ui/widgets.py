@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -46,7 +46,18 @@ def choices(row: Field, marks: Mapping[str, Verdict]) -> list[tuple[str, str]]:
     if len(set(verdicts.values())) == 1:
         verdicts = {}
     labels = _LABELS if row.kind == "scheme" else {}
-    return [(labels.get(shown, shown) + _MARKS[verdicts.get(shown, "works")], shown) for shown in row.choices]
+    names = searchable(row.choices) if row.kind == "scheme" else row.choices
+    return [(labels.get(shown, shown) + _MARKS[verdicts.get(shown, "works")], shown) for shown in names]
+
+
+def searchable(names: Iterable[str]) -> list[str]:
+    """Return names with each before those that contain it: Enter takes the first one that has what was typed."""
+    left, ordered = list(names), []
+    while left:
+        first = min((one for one in left if one in left[0]), key=len)
+        left.remove(first)
+        ordered.append(first)
+    return ordered
 
 
 def update(row: Field, value: Any, marks: Mapping[str, Verdict] | None) -> Any:

@@ -70,6 +70,13 @@ class Person:
         self.done(before)
         return self.image()
 
+    def size(self, side: int) -> None:
+        """Write width and height; 0 is the model's own. Large images take longer than all that is done meanwhile."""
+        if not self.page.locator("#width input").is_visible():
+            self.page.get_by_role("button", name="Size and batch").click()
+        for box in ("width", "height"):
+            self.page.locator(f"#{box} input").fill(str(side))
+
     def done(self, before: str = "") -> None:
         """Wait for the end of a drawing that went well."""
         expect(self.page.locator("#status .sq-ok")).to_be_visible()

@@ -44,7 +44,7 @@ NAMED = (
     ("file", "change", "file", "found"),
     ("verify", "click", "file", "found"),
     ("compare-run", "click", "model", "compare-status"),
-    ("preset-fastest", "click", "model", "applied"),
+    ("preset", "change", "model", "applied"),
     ("again", "click", "model", ""),
     ("convert-run", "click", "model", "convert-status"),
     ("convert-run", "click", "convert-name", "convert-status"),
@@ -52,7 +52,7 @@ NAMED = (
     # The cache is a folder, too.
     ("apply", "click", "set-cache", "applied"),
     ("model", "change", "set-cache", "verdict-answer"),
-    ("preset-fastest", "click", "set-cache", "applied"),
+    ("preset", "change", "set-cache", "applied"),
 )
 
 # Events, the widget that gets a value of another type; those for numbers can have some of them.
@@ -67,14 +67,13 @@ TYPED = (
     ("model", "change", "set-skip"),
     ("model", "change", "set-budget"),
     ("model", "change", "set-allow-pickle"),
-    ("scheme-do", "change", "scheme-do"),
+    ("preset", "change", "preset"),
     ("file", "change", "file"),
     ("compare-run", "click", "compare-schemes"),
     ("compare-run", "click", "compare-seed"),
     ("again", "click", "base"),
     ("convert-run", "click", "convert-kind"),
     ("convert-run", "click", "convert-scheme"),
-    ("convert-kind", "input", "convert-kind"),
     ("convert-scheme", "change", "convert-scheme"),
 )
 SHOWN = {"draw": "status", "compare-run": "compare-status", "convert-run": "convert-status"}

@@ -117,10 +117,12 @@ def test_cancel_a_drawing(person: Person) -> None:
     person.draw("a handwritten three", steps=1)  # loads
     page = person.page
     page.locator("#steps input[type=number]").fill("200")
+    person.size(256)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
     page.locator("#cancel").click()
     expect(page.locator("#status .sq-info")).to_contain_text("Cancelled")
+    person.size(0)
     assert digit(person.draw("a handwritten three")) == 3
 
 
@@ -129,9 +131,7 @@ def test_the_page_answers_while_it_draws(person: Person) -> None:
     person.model("digits-flux")
     person.draw("a handwritten six", steps=1)  # loads
     page.locator("#steps input[type=number]").fill("200")
-    page.get_by_role("button", name="Size and batch").click()
-    for side in ("width", "height"):  # so that it takes longer than all that is done meanwhile, on a busy machine too
-        page.locator(f"#{side} input").fill("256")
+    person.size(256)
     page.get_by_role("button", name="Generate", exact=True).click()
     drawing = page.locator("#status [role=progressbar]")
     expect(drawing).to_contain_text(re.compile("step [1-9]"))
@@ -219,6 +219,9 @@ def test_two_tabs_at_once(person: Person, chromium: Browser, running: Served) ->
         assert (digit(person.image()), digit(other.image())) == (1, 4)
         expect(person.page.locator("#facts")).to_contain_text("digits-sd")
         expect(other.page.locator("#facts")).to_contain_text("digits-flux")
+        other.draw("a handwritten four", steps=1)
+        person.page.evaluate("window.dispatchEvent(new Event('focus'))")  # whoever comes back sees what is loaded now
+        expect(person.page.locator("#in-memory")).to_contain_text("digits-flux")
 
 
 def test_settings_applied_in_one_tab_are_there_in_the_next(person: Person, chromium: Browser, running: Served) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sdquant.settings import Settings
 from sdquant.settings import file as settings_file
-from sdquant.ui.app_state import Desk
+from sdquant.ui.app_state import Desk, waiter
 from sdquant.ui.model_folders import Roots
 from sdquant.ui.model_manager import Job
 from sdquant.ui.plan_preview import Target
@@ -78,6 +78,13 @@ def test_cancel_is_for_the_page_that_asks() -> None:
     assert stopped == ["second"]
     desk.begin("one", Heard("third"))
     assert stopped == ["second", "first"]
+    desk.begin(waiter("page", "generate"), Heard("drawing"))
+    desk.begin(waiter("page", "convert"), Heard("conversion"))  # which goes on beside the drawing
+    assert stopped == ["second", "first"]
+    desk.cancel(waiter("page", "generate"))
+    assert stopped[2:] == ["drawing"]
+    desk.cancel("page")  # which was closed
+    assert stopped[2:] == ["drawing", "drawing", "conversion"]
 
 
 def test_the_base_that_a_lone_component_is_lent_by(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,14 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     return rows
 
 
-class _Host:
-    """ComfyUI with sdquant's nodes and the model digits-flux."""
+class Nodes:
+    """ComfyUI in this process, with sdquant's nodes.
 
-    def __init__(self, checkout: Path, work: Path) -> None:
+    Args:
+        kinds: of folders of models, which are made in `work`.
+    """
+
+    def __init__(self, checkout: Path, work: Path, kinds: Iterable[str]) -> None:
         sys.argv = ["main.py", "--cpu"]
         sys.path.insert(0, str(checkout))
         os.chdir(checkout)
@@ -73,51 +77,65 @@ class _Host:
         import folder_paths  # type: ignore[import-not-found]
         import nodes  # type: ignore[import-not-found]
         import torch
-        from safetensors.torch import load_file
 
         self.nodes, self.torch = nodes, torch
-        _tell_sizes()
-        for kind in ("diffusion_models", "text_encoders", "loras"):
+        for kind in kinds:
             (work / kind).mkdir()
             folder_paths.add_model_folder_path(kind, str(work / kind), is_default=True)
-        files = measure.loras()
-        shutil.copy(files / flux_files.MODEL, work / "diffusion_models")
-        for file in files.glob("digits_*.safetensors"):
-            shutil.copy(file, work / "loras")
-        self._write_clip(work)
-        self.inputs = load_file(files / flux_files.INPUTS)
         from sdquant.hosts import comfyui
 
         # as ComfyUI loads nodes, through what the package gives it
         extension = asyncio.run(comfyui.comfy_entrypoint())
         self.own = {node.GET_SCHEMA().node_id: node for node in asyncio.run(extension.get_node_list())}
 
-    def _write_clip(self, work: Path) -> None:
-        """A random CLIP-L, and a random LoRA of its attention under kohya's names."""
-        import torch
-        from safetensors.torch import save_file
-        from transformers import CLIPTextConfig, CLIPTextModel
-
-        torch.manual_seed(0)
-        config = CLIPTextConfig(
-            hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, eos_token_id=49407
-        )
-        state = {name: tensor.half() for name, tensor in CLIPTextModel(config).state_dict().items()}
-        save_file(
-            {name: one for name, one in state.items() if "_ids" not in name}, work / "text_encoders" / "l.safetensors"
-        )
-        lora = {}
-        for layer in range(12):
-            for part in ("q_proj", "v_proj"):
-                key = f"lora_te1_text_model_encoder_layers_{layer}_self_attn_{part}"
-                lora[f"{key}.lora_down.weight"] = torch.randn(4, 768) / 28
-                lora[f"{key}.lora_up.weight"] = torch.randn(768, 4) / 28
-                lora[f"{key}.alpha"] = torch.tensor(4.0)
-        save_file(lora, work / "loras" / "digits_text.safetensors")
-
     def run(self, name: str, **inputs: Any) -> Any:
         """The output of one of sdquant's nodes."""
         return self.own[f"Sdquant{name}"].execute(**inputs).args[0]
+
+    def text(self, clip: Any, prompt: str = PROMPT) -> Any:
+        """What the text encoder gives."""
+        ((cond, _),) = self.nodes.CLIPTextEncode().encode(clip, prompt)[0]
+        return cond
+
+
+def write_clip(work: Path) -> None:
+    """A random CLIP-L, and a random LoRA of its attention under kohya's names."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    torch.manual_seed(0)
+    config = CLIPTextConfig(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, eos_token_id=49407
+    )
+    state = {name: tensor.half() for name, tensor in CLIPTextModel(config).state_dict().items()}
+    save_file(
+        {name: one for name, one in state.items() if "_ids" not in name}, work / "text_encoders" / "l.safetensors"
+    )
+    lora = {}
+    for layer in range(12):
+        for part in ("q_proj", "v_proj"):
+            key = f"lora_te1_text_model_encoder_layers_{layer}_self_attn_{part}"
+            lora[f"{key}.lora_down.weight"] = torch.randn(4, 768) / 28
+            lora[f"{key}.lora_up.weight"] = torch.randn(768, 4) / 28
+            lora[f"{key}.alpha"] = torch.tensor(4.0)
+    save_file(lora, work / "loras" / "digits_text.safetensors")
+
+
+class _Host(Nodes):
+    """With the model digits-flux."""
+
+    def __init__(self, checkout: Path, work: Path) -> None:
+        super().__init__(checkout, work, ("diffusion_models", "text_encoders", "loras"))
+        from safetensors.torch import load_file
+
+        _tell_sizes()
+        files = measure.loras()
+        shutil.copy(files / flux_files.MODEL, work / "diffusion_models")
+        for file in files.glob("digits_*.safetensors"):
+            shutil.copy(file, work / "loras")
+        write_clip(work)
+        self.inputs = load_file(files / flux_files.INPUTS)
 
     def load(self, scheme: str) -> Any:
         """The model in a scheme."""
@@ -189,11 +207,6 @@ class _Host:
             given = {name: tensor.clone() for name, tensor in self.inputs.items()}
             options = model.model_options["transformer_options"]
             return model.model.diffusion_model(**given, transformer_options=options, **more).float().clone()
-
-    def text(self, clip: Any) -> Any:
-        """What the text encoder gives."""
-        ((cond, _),) = self.nodes.CLIPTextEncode().encode(clip, PROMPT)[0]
-        return cond
 
     def sampled(self, model: Any) -> Any:
         """A latent after three steps of the sampler."""

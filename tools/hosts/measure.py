@@ -43,7 +43,7 @@ def main(
         return
     with tempfile.TemporaryDirectory(prefix=f"sdquant-{name}-") as folder:
         work = Path(folder)
-        loras = args.files or work / "loras"
+        loras = args.files or work / "made"  # not the folder that a host has them in
         if not args.files:
             from . import lora_files
 

@@ -29,19 +29,31 @@ def controlnet(unet: Any) -> Any:
     """Neo's patcher of the UNet with a ControlNet: the UNet's own encoder, with outputs that are not zero."""
     from modules_forge.supported_controlnet import ControlNetPatcher  # type: ignore[import-not-found]
 
-    return _controlled(unet, ControlNetPatcher.try_build_from_state_dict(_encoder() | _outputs(), "digits.safetensors"))
+    return _controlled(unet, ControlNetPatcher.try_build_from_state_dict(controlnet_tensors(), "digits.safetensors"))
 
 
 def control_lora(unet: Any) -> Any:
     """The same as differences from the UNet's own weights, which Neo reads of the model."""
-    import torch
     from modules_forge.supported_controlnet import ControlNetPatcher
+
+    own = control_lora_tensors()
+    return _controlled(unet, ControlNetPatcher.try_build_from_state_dict(own, "digits_lora.safetensors"))
+
+
+def controlnet_tensors() -> dict[str, Tensor]:
+    """The file of a ControlNet: the UNet's own encoder, with outputs that are not zero."""
+    return _encoder() | _outputs()
+
+
+def control_lora_tensors() -> dict[str, Tensor]:
+    """The file of a Control-LoRA: two differences from the UNet's own weights, and outputs that are not zero."""
+    import torch
 
     own = _outputs() | {"lora_controlnet": torch.zeros(())}
     for path in ("input_blocks.1.1.transformer_blocks.0.attn1.to_q", "middle_block.1.transformer_blocks.0.attn2.to_v"):
         weight = _encoder()[f"{path}.weight"]
         own |= {f"{path}.up": _random(weight.shape[0], 4), f"{path}.down": _random(4, weight.shape[1])}
-    return _controlled(unet, ControlNetPatcher.try_build_from_state_dict(own, "digits_lora.safetensors"))
+    return own
 
 
 def ip_adapter(unet: Any) -> Any:

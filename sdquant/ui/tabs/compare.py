@@ -14,9 +14,10 @@ from ...models import Stopped
 from ...planning import AUTO, fields
 from ...utils import figure
 from ...utils.byte_sizes import size
-from .. import header, html_components, quality_curve
+from .. import header, html_components, quality_curve, widgets
+from ..app_state import waiter
 from ..background_task import follow
-from ..events import QUIET
+from ..events import QUIET, ask
 from ..model_manager import Job, Progress
 from ..thumbnails import compared_images
 from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole_number
@@ -43,7 +44,8 @@ def add(desk: Desk, head: Head) -> None:
         with gr.Column(scale=3):
             prompt = gr.Textbox("a handwritten seven", label="Prompt", max_length=MAX_PROMPT, elem_id="compare-prompt")
             selection = gr.Dropdown(
-                [*schemes, AUTO], value=list(compare.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
+                widgets.searchable([*schemes, AUTO]), value=list(compare.DEFAULT), multiselect=True, max_choices=MOST,
+                label="Schemes",
                 info="With the offload mode in force; auto,size=6GB is a mix, auto that of the settings",
                 allow_custom_value=True, elem_id="compare-schemes",
             )  # fmt: skip
@@ -80,10 +82,10 @@ def add(desk: Desk, head: Head) -> None:
     images = gr.State({})
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
-        yield from _run(desk, str(request.session_hash), values)
+        yield from _run(desk, waiter(request.session_hash, "compare"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(str(request.session_hash))
+        desk.cancel(waiter(request.session_hash, "compare"))
 
     run.click(
         start,
@@ -93,7 +95,7 @@ def add(desk: Desk, head: Head) -> None:
         **QUIET,
     )
     compare_curve.add_prediction(desk, predict, [head.model, head.base], [status, rows, predict, cancel])
-    gr.on([left.input, right.input], _pair, [images, left, right], slider, **QUIET)
+    ask([left.input, right.input], _pair, [images, left, right], slider)
     cancel.click(stop, None, None, queue=False, **QUIET)
 
 

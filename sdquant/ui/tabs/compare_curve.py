@@ -12,6 +12,7 @@ from ...errors import SdquantError
 from ...evaluation import compare
 from ...models import Stopped
 from .. import html_components, quality_curve
+from ..app_state import waiter
 from ..background_task import follow
 from ..events import QUIET
 from ..model_manager import Job, Progress
@@ -27,7 +28,7 @@ def add_prediction(desk: Desk, button: Any, where: Sequence[Any], out: Sequence[
     """Connect the button. out: the status, the place of the curve, the button and Cancel."""
 
     def start(request: gr.Request, model: str, base: Any) -> Iterator[tuple[Any, ...]]:
-        yield from _run(desk, str(request.session_hash), model, base)
+        yield from _run(desk, waiter(request.session_hash, "compare"), model, base)
 
     button.click(start, list(where), list(out), concurrency_limit=None, **QUIET)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ...core import registry
 from ...errors import SdquantError, SettingsError
 from ...models import Stopped
 from ...saving import next_steps
 from ...utils.byte_sizes import size
-from .. import conversion, conversion_time, header, html_components, mix_conversion
+from .. import conversion, conversion_time, header, html_components, mix_conversion, widgets
+from ..app_state import waiter
 from ..background_task import follow
 from ..events import QUIET, ask
 from ..mix_conversion import MIX
@@ -31,6 +32,11 @@ TITLE = "Convert"
 _MIXED = (
     "Each weight gets the scheme that makes the image best for the bytes: the weights are read once to measure that."
 )
+_OFFER = """(kind, scheme) => {
+    const offer = (OFFERS)[kind];
+    return { __type__: "update", choices: offer.choices, value: offer.stays.includes(scheme) ? scheme : offer.usual };
+}"""
+_GOALS = 'scheme => ({ __type__: "update", visible: scheme === MIX })'
 _LEAST = 2.0  # seconds of work before an estimate of what is left
 
 
@@ -66,14 +72,16 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
             status = gr.HTML("", elem_id="convert-status")
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
-        yield from _run(desk, str(request.session_hash), values)
+        yield from _run(desk, waiter(request.session_hash, "convert"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(str(request.session_hash))
+        desk.cancel(waiter(request.session_hash, "convert"))
 
-    # By `change`, which Gradio sends whenever the page is drawn anew, a scheme that was picked meanwhile would be lost.
-    kind.input(_schemes, [kind, scheme], scheme, **QUIET)
-    scheme.change(lambda one: gr.update(visible=one == MIX), scheme, goals, **QUIET)
+    # In the page, at once: whoever is faster than the server's answers loses no choice. Not by `change`, which Gradio
+    # sends whenever the page is drawn anew.
+    offers = json.dumps({row.name: _offer(row.name) for row in conversion.KINDS})
+    kind.input(None, [kind, scheme], scheme, js=_OFFER.replace("OFFERS", offers), **QUIET)
+    scheme.change(None, scheme, goals, js=_GOALS.replace("MIX", json.dumps(MIX)), **QUIET)
     where, what = [head.model, head.base], [kind, scheme, size_box, quality]
     answer = current.add_answer("convert-answer")
     # The size and the name that were suggested, as this page shows them: a state of the server is ahead of the page.
@@ -84,7 +92,7 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
         [tab, *where, *what, usual],
         [answer, name, suggested, run, size_box, usual],
     )
-    current.show([event], answer, where, preview)
+    current.show([event], answer, [*where, kind, scheme], preview)
     run.click(
         start,
         [*where, *what, name, suggested],
@@ -97,23 +105,23 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
 
 def _choices(kind: str) -> list[tuple[str, str]]:
     """Return the schemes, and the mix of them, as choices."""
-    return [("A mix: the best picture for a size", MIX), *((name, name) for name in conversion.schemes(kind))]
+    names = widgets.searchable(conversion.schemes(kind))
+    return [("A mix: the best picture for a size", MIX), *((name, name) for name in names)]
 
 
-def _schemes(kind: str, scheme: str) -> Any:
-    stays = scheme == MIX or (
-        scheme in conversion.schemes(kind) and (kind != "file" or next_steps.comfyui_reads(scheme))
-    )
-    return gr.update(choices=_choices(kind), **({} if stays else {"value": conversion.usual(kind)}))
+def _offer(kind: str) -> dict[str, Any]:
+    """Return the choices of a kind of target, the schemes that stay when it is chosen, and what the others become."""
+    stays = [one for one in conversion.schemes(kind) if kind != "file" or next_steps.comfyui_reads(one)]
+    return {"choices": _choices(kind), "stays": [MIX, *stays], "usual": conversion.usual(kind)}
 
 
 def _seen(
     desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str, size_text: Any, quality: Any, usual: str
 ) -> tuple[Any, ...]:
     """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
-    of_another_kind = scheme in {row.name for row in registry.schemes()} - set(conversion.schemes(kind))
-    if tab != TITLE or of_another_kind:  # whose scheme follows: Gradio sends both changes at once
+    if tab != TITLE:
         return (gr.skip(),) * 6
+    of = (model, base, kind, scheme)
     with desk.traces.aside():
         try:
             target, folder = desk.target(model, base), _folder(desk)
@@ -122,11 +130,11 @@ def _seen(
                 size_text = usual = mix_conversion.usual_size(target, kind)
             card = _foreseen(desk, target, folder, kind, scheme, _mix(size_text, quality))
         except SdquantError as error:
-            html = current.answer_of(model, base, html_components.refusal(error, desk.roots))
+            html = current.answer_of(of, html_components.refusal(error, desk.roots))
             return html, gr.skip(), gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
     new_name = conversion.name_for(Path(target.path), scheme)
     shown = size_text if size_text != before else gr.skip()  # somebody may be typing another one
-    return current.answer_of(model, base, card), new_name, new_name, gr.update(interactive=True), shown, usual
+    return current.answer_of(of, card), new_name, new_name, gr.update(interactive=True), shown, usual
 
 
 def _mix(size_text: object, quality: object) -> mix_conversion.Mix:

@@ -15,12 +15,12 @@ import gradio as gr
 from ..events import QUIET
 
 LOOKING = "Looking at {} …"
-_SHOW = """(answer, model, base) => {
-    const [ofModel, ofBase, html] = answer ? JSON.parse(answer) : [];
-    if (ofModel === model && JSON.stringify(ofBase ?? []) === JSON.stringify(base ?? [])) return html;
+_SHOW = """(answer, ...now) => {
+    const [of, html] = answer ? JSON.parse(answer) : [];
+    if (of && JSON.stringify(of.map(one => one ?? [])) === JSON.stringify(now.map(one => one ?? []))) return html;
     const note = document.createElement("p");
     note.className = "sq-note";
-    note.textContent = LOOKING.replace("{}", model ?? "the model");
+    note.textContent = LOOKING.replace("{}", now[0] ?? "the model");
     return note.outerHTML;
 }""".replace("LOOKING", json.dumps(LOOKING))
 
@@ -30,13 +30,16 @@ def add_answer(name: str) -> gr.Textbox:
     return gr.Textbox("", label="Answer", max_lines=1, elem_id=name, elem_classes="sq-unseen")
 
 
-def answer_of(model: object, base: object, html: str) -> str:
-    """Return an answer for `add_answer`'s widget."""
-    return json.dumps([model, base, html])
+def answer_of(where: Sequence[object], html: str) -> str:
+    """Return an answer for `add_answer`'s widget. where: the values of the widgets that `show` is given."""
+    return json.dumps([where, html])
 
 
 def show(events: Sequence[Any], answer: gr.Textbox, where: Sequence[Any], box: gr.HTML) -> None:
-    """Show in `box` after each of these events the answer if it is of the model in `where`, else that it is looking.
+    """Show in `box` after each of these events the answer if it is of what is in `where`, else that it is looking.
+
+    Args:
+        where: model, base, and what else the answer depends on that is quickly chosen.
 
     What the box has depends on these values alone, not on the order in which Gradio sends events.
     """

@@ -10,6 +10,7 @@ import gradio as gr
 from ...errors import SdquantError
 from ...models import Stopped, starts_from_image, traits
 from .. import header, html_components, infotext
+from ..app_state import waiter
 from ..background_task import Done, follow
 from ..events import QUIET, ask
 from ..model_manager import Drawing, GeneratedImage, Job, Progress
@@ -101,10 +102,10 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
     ]
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
-        yield from _draw(desk, str(request.session_hash), values)
+        yield from _draw(desk, waiter(request.session_hash, "generate"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(str(request.session_hash))
+        desk.cancel(waiter(request.session_hash, "generate"))
 
     gr.on(
         [draw.click, prompt.submit, negative.submit],

@@ -16,6 +16,7 @@ from ...errors import SdquantError
 from ...models import Stopped, detect
 from ...utils.byte_sizes import size
 from .. import html_components
+from ..app_state import waiter
 from ..background_task import follow
 from ..events import QUIET, ask
 from ..html_components import escape
@@ -49,12 +50,12 @@ def add(desk: Desk) -> None:
     again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **QUIET)
 
     def start(request: gr.Request, name: str | None) -> Iterator[tuple[Any, ...]]:
-        for text in _verify(desk, str(request.session_hash), name):
+        for text in _verify(desk, waiter(request.session_hash, "inspect"), name):
             yield text, gr.update(interactive=False), gr.update(interactive=True)
         yield gr.skip(), gr.update(interactive=True), gr.update(interactive=False)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(str(request.session_hash))
+        desk.cancel(waiter(request.session_hash, "inspect"))
 
     verify.click(start, picked, [output, verify, cancel], concurrency_limit=None, **QUIET)
     cancel.click(stop, None, None, queue=False, **QUIET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ...core import registry
 from ...errors import SdquantError
-from ...planning import NOT_QUANTIZED, ROLES, SORTS
+from ...planning import AS_FOUND, NOT_QUANTIZED, ROLES
 from .. import html_components, scheme_view
 from ..events import QUIET, ask
 from . import current
@@ -24,8 +24,22 @@ _AGAIN = 1.5  # seconds
 _CHOSEN = tuple(row for row in ROLES if row.by_default)
 _ALL = "All"
 
+# What a part of the table sends: "use <scheme> <group>" or "sort <column>". Done in the page: whoever is faster than
+# the server's answers loses no choice.
+_ACT = """(command, role, sort, ...shown) => {
+    const [what, name] = command.split(" "), labels = LABELS;
+    if (what === "sort") return [name === sort ? "" : name, ...shown];
+    const value = name === NOT_QUANTIZED ? AS_FOUND : name;
+    const isFor = n => !labels.includes(role) || labels[n] === role;
+    return [sort, ...shown.map((one, n) => what === "use" && isFor(n) ? value : one)];
+}"""
+_WORDS = {
+    "LABELS": [row.label for row in _CHOSEN], "NOT_QUANTIZED": NOT_QUANTIZED, "AS_FOUND": AS_FOUND,
+}  # fmt: skip
+for _name, _value in _WORDS.items():
+    _ACT = _ACT.replace(_name, json.dumps(_value))
+
 Read = Callable[[Sequence[Any]], dict[str, Any]]
-Put = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +84,17 @@ def wire(
     picker: Picker,
     page: gr.Blocks,
     where: Sequence[Any],
-    every: Sequence[Any],
+    named: Mapping[str, Any],
     compared: gr.State,
     read: Read,
-    put: Put,
 ) -> None:
     """Connect the events.
 
     Args:
-        where: the widgets of model and base. every: those of all fields. compared: the pictures of a comparison.
-        read, put: from their values to those of the fields, and back to updates.
+        where: the widgets of model and base. named: those of all fields. compared: the pictures of a comparison.
+        read: from their values to those of the fields.
     """
+    every = list(named.values())
     inputs = [picker.roles, picker.search, picker.sort, *where, *every]
     looked = (picker.search, picker.sort, compared)
     changes = [one.change for one in (*looked, picker.roles, *where, *every)]
@@ -91,9 +105,8 @@ def wire(
         [picker.answer, picker.shown, picker.again],
     )
     current.show([event], picker.answer, where, picker.table)
-    picker.command.change(
-        partial(_act, desk, read, put), [picker.command, *inputs], [picker.sort, *every], queue=False, **QUIET
-    )
+    chosen = [picker.sort, *(named[f"quant.{row.name}"] for row in _CHOSEN)]
+    picker.command.change(None, [picker.command, picker.roles, *chosen], chosen, js=_ACT, **QUIET)
 
 
 def _answer(
@@ -111,7 +124,7 @@ def _answer(
     """Return the table unless it is what the page has, a hash of it, and whether to ask again."""
     with desk.traces.aside():
         html, unfinished = _table(desk, read, compared, role, search, sort, model, base, shown)
-    text = current.answer_of(model, base, html)
+    text = current.answer_of((model, base), html)
     mark = hash(text)
     return gr.skip() if mark == before else text, mark, gr.Timer(active=unfinished)
 
@@ -148,35 +161,6 @@ def _table(
         unfinished=so_far.unfinished,
     )
     return scheme_view.format_table(so_far.table, choice), so_far.unfinished
-
-
-def _act(
-    desk: Desk,
-    read: Read,
-    put: Put,
-    command: str,
-    role: str,
-    search: str,
-    sort: str,
-    model: str,
-    base: str,
-    *shown: Any,
-) -> list[Any]:
-    """Do what a part of the table sends: "use <scheme> <group>" or "sort <column>"."""
-    what, _, name = str(command).partition(" ")
-    name = name.partition(" ")[0]
-    nothing = [gr.skip() for _ in shown]
-    if what == "sort" and name in SORTS:
-        return ["" if name == sort else name, *nothing]
-    known = {row.name for row in registry.schemes()} | {NOT_QUANTIZED}
-    if what != "use" or name not in known:
-        return [gr.skip(), *nothing]
-    try:
-        values = read(shown)
-    except SdquantError:  # which the verdict explains
-        return [gr.skip(), *nothing]
-    value = None if name == NOT_QUANTIZED else name
-    return [gr.skip(), *put({**values, **{f"quant.{one}": value for one in _roles(role)}}, shown)]
 
 
 def _roles(label: object) -> tuple[str, ...]:

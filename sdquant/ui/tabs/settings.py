@@ -19,6 +19,7 @@ from ...models import Stopped
 from ...planning import fields, mix_presets, presets
 from ...settings import Fix, Settings, field_named, settings_file
 from .. import header, html_components, support_view, widgets
+from ..app_state import waiter
 from ..background_task import follow
 from ..events import QUIET, ask
 from ..html_components import escape
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 _OPEN = ("size", "quality", "offload", "budget", "mode", "skip", "cache")
 
 _FIXES = 3  # buttons
+# A fix is what its button said when it was pressed, whatever the server has found since.
+_FIX = """(text, changes, ...shown) => {
+    const change = (changes ? JSON.parse(changes) : {})[text] ?? {};
+    return shown.map((one, n) => change[n] ?? one);
+}"""
+# The name of a preset, and how many there were: another text each time, so that Gradio sees a change.
+_NAME = "now => [NAME, Number((now ?? '').split(' ')[1] ?? 0) + 1].join(' ')"
 _MAX_IMPORT = 1 << 20  # bytes
 # Of the values in force and those that the widgets show: the former where a widget is as at the start.
 _FOLLOW = """(now, ...shown) => {
@@ -67,10 +75,9 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
     verdict = current.add_answer("verdict-answer")
     now = gr.Textbox("", label="In force", elem_id="settings-now", elem_classes="sq-unseen")
-    changes, marked = (
-        gr.State([]),
-        gr.State({row.name: widgets.choices(row, {}) for row in fields() if row.choices}),
-    )
+    changes = gr.Textbox("", label="Changes", elem_id="fixes-now", elem_classes="sq-unseen")
+    preset = gr.Textbox("", label="Preset", elem_id="preset", elem_classes="sq-unseen", max_length=100)
+    marked = gr.State({row.name: widgets.choices(row, {}) for row in fields() if row.choices})
     every = list(named.values())
     where = [head.model, head.base]
 
@@ -79,7 +86,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
 
     def look(request: gr.Request, *values: Any) -> tuple[Any, ...]:
         with desk.traces.aside():
-            return _look(desk, str(request.session_hash), *values)
+            return _look(desk, waiter(request.session_hash, "settings"), *values)
 
     events = [page.load, *(one.change for one in (*every, head.model, head.base))]
     verdict_events = [ask(events, look, [marked, *where, *every], looked)]
@@ -92,22 +99,23 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     page.load(lambda: _contents(desk.settings), None, now, **QUIET).then(
         None, [now, *every], every, js=_FOLLOW.replace("START", _contents(desk.settings)), **QUIET
     )
-    scheme_picker.wire(desk, picker, page, where, every, head.compared, _read, _put)
+    scheme_picker.wire(desk, picker, page, where, named, head.compared, _read)
 
-    # What fills the widgets.
+    # What fills the widgets. Presets go by one event, which begins again with what the one before has chosen.
     for name, button in ready.items():
-        button.click(partial(_preset, desk, name), [*where, *every], [outcome, *every], **QUIET)
-    for number, button in enumerate(ways):
-        button.click(partial(_fix, number), [changes, *every], every, **QUIET)
+        button.click(None, preset, preset, js=_NAME.replace("NAME", json.dumps(name)), **QUIET)
+    preset.change(partial(_preset, desk), [preset, *where, *every], [outcome, *every], **QUIET)
+    for button in ways:
+        button.click(None, [button, changes, *every], every, js=_FIX, **QUIET)
     reset.click(restore, every, every, **QUIET)
     take.upload(partial(_import, desk), [take, *every], [outcome, *every], **QUIET)
 
     # What acts.
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
-        yield from _load(desk, str(request.session_hash), values)
+        yield from _load(desk, waiter(request.session_hash, "settings"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(str(request.session_hash))
+        desk.cancel(waiter(request.session_hash, "settings"))
 
     applied = apply.click(
         start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **QUIET
@@ -179,8 +187,8 @@ def _look(desk: Desk, waiting: str, before: Mapping[str, Any], model: str, base:
     marked = {row.name: widgets.choices(row, result.marks[row.name]) for row in fields() if row.name in result.marks}
     marked = {**before, **marked}
     return (
-        current.answer_of(model, base, support_view.shown(result, values, desk.roots)),
-        [dict(fix.changes) for fix in result.fixes],
+        current.answer_of((model, base), support_view.shown(result, values, desk.roots)),
+        json.dumps({fix.text: _of_fix(fix) for fix in result.fixes}),
         marked,
         gr.update(interactive=result.error is None and not desk.is_busy(waiting)),
         *(gr.update(value=text, visible=bool(text)) for text in ways),
@@ -220,16 +228,18 @@ def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
         raise SettingsError(what, "it is not a folder below the folders of models", fix) from error
 
 
-def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
+def _preset(desk: Desk, command: object, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
     """Choose a preset's settings for this model; return the reason, and the updates of the widgets."""
     with desk.traces.aside():
-        return _chosen(desk, name, model, base, shown)
+        return _chosen(desk, str(command).partition(" ")[0], model, base, shown)
 
 
 def _chosen(desk: Desk, name: str, model: str, base: str, shown: Sequence[Any]) -> tuple[Any, ...]:
-    title = next(row.label for row in (*presets.PRESETS, *mix_presets.MIXES) if row.name == name)
+    title = next((row.label for row in (*presets.PRESETS, *mix_presets.MIXES) if row.name == name), "")
     try:
         target = desk.target(model, base)
+        if not title:
+            raise SettingsError("Cannot choose settings", "there is no such preset", "Press one of the buttons")
         keep = _keepable(_read(shown))
         _refuse_places(desk, keep.values)
         if name in {row.name for row in mix_presets.MIXES}:
@@ -255,9 +265,10 @@ def _keepable(values: Mapping[str, Any]) -> Settings:
         return Settings()
 
 
-def _fix(number: int, changes: list[dict[str, Any]], *shown: Any) -> list[Any]:
-    """Apply a fix's changes to the widgets; change nothing if the button is of an earlier evaluation."""
-    return _put({**_read(shown), **changes[number]}, shown) if number < len(changes) else _as_they_are()
+def _of_fix(fix: Fix) -> dict[int, Any]:
+    """Return what widgets show after a fix, by their numbers among the fields."""
+    rows = enumerate(fields())
+    return {n: widgets.content(row, fix.changes[row.name]) for n, row in rows if row.name in fix.changes}
 
 
 def _import(desk: Desk, file: str | None, *shown: Any) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.
     def select(event: gr.SelectData) -> int:
         return event.index if isinstance(event.index, int) else 0
 
-    gallery.select(select, None, selected, **QUIET)
+    gallery.select(select, None, selected, trigger_mode="multiple", **QUIET)
     shown = [picker.editor, picker.message]
     picker.use.click(_image, [images, selected], shown, **QUIET)
     picker.take.change(_dropped, [images, picker.take], shown, **QUIET)
