@@ -70,12 +70,12 @@ def unexplained(moments: Tensor, columns: int, rotation: int = 0) -> Tensor:
             columns it is then about.
     """
     moments = _rotated_moments(moments, rotation, columns) if rotation else moments
-    found, width = moments.new_zeros(len(moments) * moments.shape[1]), moments.shape[1]
+    squares, width = moments.new_zeros(len(moments) * moments.shape[1]), moments.shape[1]
     for number, whole in enumerate(moments):
         block = whole[: columns - number * width, : columns - number * width]
         order = block.diagonal().argsort(descending=True, stable=True).flip(0)
-        found[number * width + order] = _lower_factor(block, order).diagonal().square().to(found)
-    return found[:columns]
+        squares[number * width + order] = _lower_factor(block, order).diagonal().square().to(squares)
+    return squares[:columns]
 
 
 class _Target:

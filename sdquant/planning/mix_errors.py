@@ -122,10 +122,10 @@ def _noises(
     noises = {}
     better = None if moments is None else _Better(moments, floats.shape[1])
     for scheme in schemes:
-        found = _difference(rows, scheme)
-        if found is None or not bool(found[0].isfinite().all()):  # too large for its scales
+        difference = _difference(rows, scheme)
+        if difference is None or not bool(difference[0].isfinite().all()):  # too large for its scales
             continue
-        noise, rotation = found
+        noise, rotation = difference
         if moments is None or better is None:
             noises[scheme] = scale * float(noise.square().sum())
             continue
@@ -159,7 +159,7 @@ class _Better:
             self._unexplained[rotation] = unexplained(self._moments, self._columns, rotation)
         noise = hadamard.rotate_by_matrix(noise, rotation) if rotation else noise
         left = float((noise.square() @ self._unexplained[rotation]).sum())
-        return min(1.0, left / total) ** _BELIEF
+        return float(min(1.0, left / total) ** _BELIEF)
 
 
 def _moments(layer: LayerStatistics, weight: Tensor) -> Tensor | None:

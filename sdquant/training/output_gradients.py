@@ -59,7 +59,7 @@ def _placer(places: Places) -> Callable[[nn.Module, Any, Tensor], None]:
     def watch(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and args:
             shape = tuple(args[0].shape)
-            output.register_hook(lambda gradient: add(module, shape, gradient))
+            output.register_hook(lambda gradient: add(module, shape, gradient))  # type: ignore[no-untyped-call]
 
     def add(module: nn.Module, shape: tuple[int, ...], gradient: Tensor) -> None:
         groups = 1

@@ -148,9 +148,9 @@ class QualityCollector:
             if self._looking:
                 layer.moments.look(input_rows(module, x))
                 return
-            known = self._places.get(layer.component)
-            if known is not None or not self.probes:
-                layer.moments.add(input_rows(module, x), (known or {}).get(layer.path, {}).get(tuple(x.shape)))
+            weights = self._places.get(layer.component)
+            if weights is not None or not self.probes:
+                layer.moments.add(input_rows(module, x), (weights or {}).get(layer.path, {}).get(tuple(x.shape)))
             if self._again:
                 return
             x = x if kind_of(module) == "linear" else x.movedim(1 - layer.module.weight.ndim, -1)  # type: ignore[operator]
