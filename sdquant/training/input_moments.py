@@ -124,7 +124,8 @@ class InputMoments:
         """Add rows x [rows, columns]. Where few of them count for all, only so few have been seen.
 
         Args:
-            weights: what each row counts for, float32 [rows]; None if all count alike.
+            weights: squared gradients of each row, float32 [rows], whose roots it counts for: they are of one random
+                sum of the output, so that squares differ by chance as well. None if all count alike.
 
         Raises:
             SettingsError: they are not finite, or a million times what the short run saw.
@@ -132,6 +133,7 @@ class InputMoments:
         blocks, size, _ = self.shape
         count = len(x)
         if weights is not None and 0 < float(weights.sum()) < math.inf:
+            weights = weights.sqrt()
             weights = weights / weights.sum() + _LEAST / count
             count = max(1, round(float(weights.sum().square() / weights.square().sum())))
             x = x * (weights * (count / weights.sum())).sqrt().unsqueeze(1)
