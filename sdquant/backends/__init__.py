@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._comfy_find import entry as comfy_entry
     from ._float8_find import FORMATS as FLOAT8_FORMATS
     from ._float8_find import MARKER as FLOAT8_MARKER
-    from ._gptq import encode
+    from ._gptq import encode, unexplained
     from ._nunchaku import bias as nunchaku_bias
     from ._nunchaku import unshifted_bias as comfy_bias
     from ._nunchaku_find import ORDER as NUNCHAKU_ORDER
@@ -51,6 +51,6 @@ __all__ = [
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry",
     "encode", "get",
     "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_kind",
-    "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "without_compiler",
-    "without_effect",
+    "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "unexplained",
+    "without_compiler", "without_effect",
 ]  # fmt: skip

@@ -59,6 +59,25 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
     return replace(packed, parts={**packed.parts, form.codes: rounded.parts[form.codes]})
 
 
+def unexplained(moments: Tensor, columns: int, rotation: int = 0) -> Tensor:
+    """Return the mean square of each input that the inputs rounded after it do not tell: float32 [columns].
+
+    An error e in column i makes noise of e^2 times that once the columns after it have taken back what they can,
+    instead of e^2 times the mean square of its input.
+
+    Args:
+        moments: see `QuantSpec.second_moments`. columns: of the weight. rotation: of codes of a rotated weight, whose
+            columns it is then about.
+    """
+    moments = _rotated_moments(moments, rotation, columns) if rotation else moments
+    squares, width = moments.new_zeros(len(moments) * moments.shape[1]), moments.shape[1]
+    for number, whole in enumerate(moments):
+        block = whole[: columns - number * width, : columns - number * width]
+        order = block.diagonal().argsort(descending=True, stable=True).flip(0)
+        squares[number * width + order] = _lower_factor(block, order).diagonal().square().to(squares)
+    return squares[:columns]
+
+
 class _Target:
     """The float32 rows that codes are to stand for: rotated, without the branch. Made when they are asked for."""
 

@@ -2,8 +2,9 @@
 
 Beside `<operand>.count` and `<operand>.sum_of_absmax` (see `static_range`) a layer has
 
-* `<operand>.rows` (int64): the inputs x that were looked at, and `<operand>.sum_of_moments` (float32 [blocks, b, b]):
-  the blocks along the diagonal of the sum of x x^T. See `QuantSpec.second_moments`.
+* `<operand>.rows` (int64): how many inputs x were seen, of those that count, and `<operand>.sum_of_moments` (float32
+  [blocks, b, b]): the blocks along the diagonal of the sum of x x^T, each weighed by how much noise in its place of the
+  layer's output changes the model's, where gradients were measured. See `QuantSpec.second_moments`.
 * `<path>.weight.count` (int32) and `<path>.weight.sum_of_gradient2` (float32 [out]): for how many calls of the model,
   and the sum over these of |row of G|^2, where G is the gradient of (v . y) / |y| by the layer's weight, y the model's
   output in that call and v as many standard normal numbers.

@@ -1,5 +1,8 @@
 """Second moments of the inputs of a layer, x^T x, in blocks along the diagonal, summed exactly.
 
+Inputs count by how much noise in their place of the layer's output changes that of the model (`output_gradients`): the
+padding of a prompt is most of what many layers of a transformer see, and hardly changes the image.
+
 Sums are whole numbers of a power of two of the layer's own (`step`), so that neither the order of calls nor their
 distribution over processes changes a bit. The step is 2**-40 of the inputs' largest mean square in one short run before
 all others, which is the same in every process.
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 BLOCKS = (1024, 512, 256, 128, 1)  # inputs of a block, if not all
 MAX_ROWS = 1024  # of x that a call adds at most, evenly spaced
+_LEAST = 0.01  # of a mean row's weight is what a row has at least
 _PRECISION = 40  # bits below the largest mean square of a short run
 _ROOM = 62  # bits of a sum
 EXACT, STEP = "exact_moments", "moments_step"
@@ -71,18 +75,19 @@ def input_rows(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
     """
     if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         x = x.reshape(-1, x.shape[-1])
-        return x[_chosen(len(x), most, x.device)].float()
+        return x[chosen_rows(len(x), most, x.device)].float()
     x = x[None] if x.ndim == module.weight.ndim - 1 else x
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
     how = Geometry(stride=module.stride, padding=(0,) * (x.ndim - 2), dilation=module.dilation, groups=module.groups)
     view = im2col.patches(x, module.kernel_size, how)  # [b, *places, in, *kernel]
     places = view.shape[: x.ndim - 1]
-    index = torch.unravel_index(_chosen(math.prod(places), most, x.device), places)
+    index = torch.unravel_index(chosen_rows(math.prod(places), most, x.device), places)
     return view[index].reshape(-1, columns_of(module)).float()
 
 
-def _chosen(count: int, most: int, device: torch.device) -> Tensor:
+def chosen_rows(count: int, most: int, device: torch.device) -> Tensor:
+    """Return the places, evenly spaced, of at most `most` rows of `count`."""
     if count <= most:
         return torch.arange(count, device=device)
     return torch.arange(most, device=device) * count // most
@@ -115,13 +120,23 @@ class InputMoments:
         power = math.frexp(self.largest)[1] if 0 < self.largest < math.inf else 0
         self.step = power - _PRECISION
 
-    def add(self, x: Tensor) -> None:
-        """Add rows x [rows, columns].
+    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
+        """Add rows x [rows, columns]. Where few of them count for all, only so few have been seen.
+
+        Args:
+            weights: squared gradients of each row, float32 [rows], whose roots it counts for: they are of one random
+                sum of the output, so that squares differ by chance as well. None if all count alike.
 
         Raises:
             SettingsError: they are not finite, or a million times what the short run saw.
         """
         blocks, size, _ = self.shape
+        count = len(x)
+        if weights is not None and 0 < float(weights.sum()) < math.inf:
+            weights = weights.sqrt()
+            weights = weights / weights.sum() + _LEAST / count
+            count = max(1, round(float(weights.sum().square() / weights.square().sum())))
+            x = x * (weights * (count / weights.sum())).sqrt().unsqueeze(1)
         x = F.pad(x, (0, blocks * size - x.shape[1]))
         tiles = x.reshape(len(x), blocks, size).transpose(0, 1)  # [blocks, rows, b]
         product = tiles.square().sum(1)[..., None] if size == 1 else tiles.transpose(1, 2) @ tiles
@@ -135,7 +150,7 @@ class InputMoments:
             )
         added = units.round().to(torch.int64)
         self.total = added if self.total is None else self.total.add_(added)
-        self.rows += len(x)
+        self.rows += count
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
         """Return named tensors: the sum as float32, or exact."""

@@ -10,21 +10,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .input_moments import MAX_ROWS, chosen_rows
+
 if TYPE_CHECKING:
     from ..rules import QuantStat
 
 GRADIENT = "gradient2"
+# What each of `input_rows` counts for, by the shape of the input: float32 [rows].
+Places = dict[tuple[int, ...], Tensor]
 
 
 def add_gradients(
     model: nn.Module, args: Any, kwargs: Mapping[str, Any], stats: Mapping[str, QuantStat], seed: str
-) -> None:
+) -> dict[str, Places]:
     """Call a model once more, and add for each layer the squared norm of each row of the gradient of (v . y) / |y| by
     its weight, where y is the output and v standard normal.
 
     Args:
         stats: by the layer's path. seed: what v depends on.
+
+    Returns:
+        What each row of a layer's inputs, a token or the patch of a pixel, counts for, by path: the squared norm of the
+        gradient by the layer's output there.
     """
+    places: dict[str, Places] = {path: {} for path in stats}
     weights = {path: model.get_submodule(path).get_parameter("weight") for path in stats}
     squares: dict[str, Tensor] = {}
     with ExitStack() as stack:
@@ -32,6 +41,7 @@ def add_gradients(
         stack.enter_context(torch.enable_grad())
         for path, weight in weights.items():
             stack.enter_context(_watched(weight, _adder(squares, path)))
+            stack.callback(model.get_submodule(path).register_forward_hook(_placer(places[path])).remove)
         outputs = [one for one in _tensors(model(*args, **kwargs)) if one.requires_grad]
         generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
         total: Any = 0.0
@@ -42,6 +52,26 @@ def add_gradients(
             total.backward()
     for path, weight in weights.items():
         stats[path].add({GRADIENT: squares.get(path, torch.zeros(len(weight)))})
+    return places
+
+
+def _placer(places: Places) -> Callable[[nn.Module, Any, Tensor], None]:
+    def watch(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad and args:
+            shape = tuple(args[0].shape)
+            output.register_hook(lambda gradient: add(module, shape, gradient))  # type: ignore[no-untyped-call]
+
+    def add(module: nn.Module, shape: tuple[int, ...], gradient: Tensor) -> None:
+        groups = 1
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            batched = gradient if gradient.ndim == module.weight.ndim else gradient[None]
+            gradient, groups = batched.movedim(1, -1), module.groups
+        gradient = gradient.reshape(-1, groups, gradient.shape[-1] // groups)
+        some = gradient[chosen_rows(len(gradient), MAX_ROWS, gradient.device)]
+        squares = some.float().square().sum(2).flatten()
+        places[shape] = squares + places[shape] if shape in places else squares
+
+    return watch
 
 
 def _adder(squares: dict[str, Tensor], path: str) -> Callable[[Tensor], None]:

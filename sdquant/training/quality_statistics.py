@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..nn import kind_of
 from ..planning import is_quantized_by_default
 from ..rules import QuantStat, input_operand, layer_statistics, merge_quant_stats, operation_of
 from .input_moments import InputMoments, block_shape, block_size, columns_of, input_rows
-from .output_gradients import add_gradients
+from .output_gradients import Places, add_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +56,9 @@ class QualityCollector:
     layers: list[_Layer] = field(init=False)
     _looking: bool = False  # at the sizes of numbers only
     _paused: bool = False
+    _again: bool = False  # the call of which a gradient was just measured
+    # By component and layer: what each row of inputs counts for, by the last gradient of this image.
+    _places: dict[str, Mapping[str, Places]] = field(default_factory=dict)
     _image: tuple[str, int, int] = ("", 0, 0)
     _calls: dict[str, int] = field(default_factory=dict)
 
@@ -95,7 +100,7 @@ class QualityCollector:
 
     def image(self, prompt: str, seed: int, number: int) -> None:
         """Tell that the next calls are for this image. number: its number among all of them."""
-        self._image, self._calls = (prompt, seed, number), {}
+        self._image, self._calls, self._places = (prompt, seed, number), {}, {}
 
     def statistics(self, *, exact: bool) -> dict[str, Tensor]:
         """Return what has been collected by name; see `rules.layer_statistics`."""
@@ -143,7 +148,11 @@ class QualityCollector:
             if self._looking:
                 layer.moments.look(input_rows(module, x))
                 return
-            layer.moments.add(input_rows(module, x))
+            weights = self._places.get(layer.component)
+            if weights is not None or not self.probes:
+                layer.moments.add(input_rows(module, x), (weights or {}).get(layer.path, {}).get(tuple(x.shape)))
+            if self._again:
+                return
             x = x if kind_of(module) == "linear" else x.movedim(1 - layer.module.weight.ndim, -1)  # type: ignore[operator]
             layer.magnitudes.add({"absmax": x.reshape(-1, x.shape[-1]).abs().amax(dim=0, keepdim=True)})
 
@@ -153,7 +162,7 @@ class QualityCollector:
         stats = {layer.path: layer.gradient for layer in self.layers if layer.component == name}
 
         def probe(model: nn.Module, args: tuple[Any, ...], values: dict[str, Any], _: Any) -> None:
-            if self._paused or self._looking or not self.probes:
+            if self._paused or self._looking or self._again or not self.probes:
                 return
             call = self._calls[name] = self._calls.get(name, -1) + 1
             prompt, seed, number = self._image
@@ -163,9 +172,16 @@ class QualityCollector:
                 return
             self._paused = True
             try:
-                add_gradients(model, args, values, stats, f"{prompt}|{seed}|{name}|{call}")
+                self._places[name] = add_gradients(model, args, values, stats, f"{prompt}|{seed}|{name}|{call}")
             finally:
                 self._paused = False
+            if call == 0:  # whose inputs could not be weighed before
+                self._again = True
+                try:
+                    with torch.no_grad():
+                        model(*args, **values)
+                finally:
+                    self._again = False
 
         return probe
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdquant.backends import _code_levels, _gptq, without_effect
-from sdquant.core import Packed, QuantSpec, registry
+from sdquant.backends import _code_levels, _gptq, unexplained, without_effect
+from sdquant.core import Packed, QuantSpec, hadamard, registry
 from sdquant.utils.metrics import decibels
 
 BLOCKS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs")
@@ -95,6 +95,19 @@ def test_the_output_is_nearer_in_the_same_bytes(scheme: str, weight: Tensor, inp
     for name, part in plain.parts.items():
         assert name == codes.codes or torch.equal(part, better.parts[name])
         assert part.shape == better.parts[name].shape and part.dtype == better.parts[name].dtype
+
+
+@pytest.mark.parametrize("scheme", ["int4", "q3_k", "sdnq-uint4,hadamard"])
+def test_what_it_leaves_of_noise_is_foretold(scheme: str, weight: Tensor, inputs: Tensor) -> None:
+    """By the errors of plain codes, for a plan."""
+    moments = inputs.T @ inputs / len(inputs)
+    spec = spec_of(scheme, moments.unsqueeze(0))
+    plain, better = spec.scheme.codec.encode(weight, spec), _gptq.encode(weight, spec)
+    errors, left = (spec.scheme.codec.decode(one, torch.float32) - weight.float() for one in (plain, better))
+    rotation = plain.spec.rotation
+    errors = hadamard.rotate_by_matrix(errors, rotation) if rotation else errors
+    foretold = float((errors.square() @ unexplained(moments.unsqueeze(0), COLUMNS, rotation)).sum())
+    assert 0.8 < foretold / float((left @ moments * left).sum()) < 1.25
 
 
 def test_blocks_of_moments_are_rounded_each_for_itself(weight: Tensor, inputs: Tensor) -> None:

@@ -17,7 +17,7 @@ from sdquant.demo import path
 from sdquant.errors import SettingsError
 from sdquant.rules import calibrated_spec, statistics_file, with_statistics
 from sdquant.rules.layer_statistics import ComponentStatistics
-from sdquant.training import calibration, digits, input_moments
+from sdquant.training import calibration, digits, input_moments, quality_statistics
 from sdquant.training.calibration import Calibration, calibrate
 
 from ..test_distributed import torchrun
@@ -48,9 +48,10 @@ def file(found: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactor
     return out
 
 
-def test_moments_are_those_of_the_inputs(file: Path) -> None:
-    """A convolution's are of its patches, in the order of the columns of its weight."""
-    pipe = _float()
+def test_moments_are_those_of_the_inputs(tmp_path: Path) -> None:
+    """A convolution's are of its patches, in the order of the columns of its weight. Without gradients all count."""
+    file, pipe = tmp_path / "stats.safetensors", _float()
+    statistics_file.write_statistics(file, calibrate(_float(), _task(gradients=0)), {})
     seen: dict[str, list[torch.Tensor]] = {LINEAR: [], CONV: []}
     for name, rows in seen.items():
         layer = pipe.unet.get_submodule(name)
@@ -96,6 +97,38 @@ def test_noise_is_foretold(file: Path, name: str) -> None:
         for (args, kwargs), y in zip(inputs, before, strict=True):
             ratios.append(float((unet(*args, **kwargs)[0] - y).square().sum() / y.square().sum()))
     assert 0.5 < foretold / (sum(ratios) / len(ratios)) < 2
+
+
+def test_inputs_count_by_what_noise_there_does_to_the_output() -> None:
+    """Tokens, and groups of a convolution, that do not reach the output hardly count, however large they are."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.conv = torch.nn.Linear(8, 6), torch.nn.Conv2d(4, 8, 3, padding=1, groups=2)
+
+        def forward(self, x: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.layer(x)[:, :3].flatten(), self.conv(picture)[:, :4].flatten()])
+
+    torch.manual_seed(0)
+    model, x, picture = Model(), torch.randn(1, 40, 8), torch.randn(1, 4, 5, 5)
+    x[:, :3, 4:], x[:, 3:, :4] = 0, 0
+    picture[:, 2:] = 3
+    collector = quality_statistics.QualityCollector({"transformer": model}, 10**6, 1, 1)
+    with torch.no_grad(), collector.running():
+        collector.begin(lambda: model(x, picture), None)
+        collector.image("", 0, 0)
+        model(x, picture)
+    found = collector.statistics(exact=False)
+
+    def squares(name: str) -> tuple[int, torch.Tensor]:
+        rows, total = (found[f"transformer.{name}.{what}"] for what in ("rows", "sum_of_moments"))
+        return int(rows), total[0].diagonal() / rows
+
+    rows, each = squares("layer.dot_general0_lhs")
+    assert 1 <= rows <= 4 and float(each[4:].sum()) < 0.1 * float(each[:4].sum())
+    rows, each = squares("conv.conv_general_dilated0_lhs")
+    assert 10 < rows <= 26 and float(each.mean()) < 2  # of those of the other group, 9 but at borders
 
 
 def test_stopped_and_gone_on_with(found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
