@@ -78,7 +78,7 @@ def errors(model: str, images: int) -> list[dict[str, Any]]:
         return sum(a == b for a, b in zip(wanted, digits.judge().read(pictures), strict=True))
 
     plain = load_model(demo.path(model), progress=False)
-    exact = one_step(plain)
+    exact = one_step(plain, model)
     rows: list[dict[str, Any]] = [
         {"name": "unquantized", "case": model, "snr": None, "right": right(plain), "of": images}
     ]
@@ -86,7 +86,7 @@ def errors(model: str, images: int) -> list[dict[str, Any]]:
         for compute in ("float", "int8"):
             pipe = load_model(demo.path(model), scheme, runtime="plain", compute=compute, progress=False)
             name = scheme if compute == "float" else f"{scheme} compute=int8"
-            row = {"name": name, "case": model, "snr": decibels(one_step(pipe), exact)}
+            row = {"name": name, "case": model, "snr": decibels(one_step(pipe, model), exact)}
             rows.append({**row, "right": right(pipe), "of": images})
             print(rows[-1], flush=True)
     return rows

@@ -74,7 +74,7 @@ TRAINING: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def draw(path: Path, rules: list[dict[str, Any]] | None, statistics: Path | None = None) -> tuple[int, Any]:
+def draw(model: str, path: Path, rules: list[dict[str, Any]] | None, statistics: Path | None = None) -> tuple[int, Any]:
     """Digits right of `IMAGES`, and what the network puts out at the first step."""
     from sdquant import load_model
     from sdquant.models.generate import draw as pictures_of
@@ -84,7 +84,7 @@ def draw(path: Path, rules: list[dict[str, Any]] | None, statistics: Path | None
     wanted = [number % 10 for number in range(IMAGES)]
     made = pictures_of(pipe, [digits.prompt(d) for d in wanted], seeds=range(IMAGES), steps=STEPS, batch=BATCH)
     seen = digits.judge().read(made)
-    return sum(a == b for a, b in zip(wanted, seen, strict=True)), one_step(pipe)
+    return sum(a == b for a, b in zip(wanted, seen, strict=True)), one_step(pipe, model)
 
 
 def snr(reference: Any, output: Any) -> float | None:
@@ -140,11 +140,11 @@ def measure(model: str, row: Row, reference: tuple[int, Any]) -> dict[str, Any]:
         if row.static:
             rules = [{**rule, "act_static_scale": True} for rule in rules]
             statistics = calibrated(model, rules, Path(folder))
-        right, output = draw(path, rules, statistics)
+        right, output = draw(model, path, rules, statistics)
         made |= {"right": right, "snr": snr(reference[1], output)}
         if right < reference[0] and not row.static:  # there is something to get back
             after, told = trained(model, rules, Path(folder))
-            right, output = draw(after, rules)
+            right, output = draw(model, after, rules)
             made |= {"qat_right": right, "qat_snr": snr(reference[1], output), "training": {**TRAINING[model], **told}}
             made["recovered"] = round((right - made["right"]) / (reference[0] - made["right"]), 3)
     return {**made, "seconds": round(time.perf_counter() - begin, 1), "digest": digest(model), "versions": versions()}
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     done = {(row["model"], row["rule"]): row for row in kept if row["digest"] == digest(row["model"])}
     for model in args.model or demo.MODELS:
         rows = [row for row in ROWS if (not args.only or row.name in args.only) and (model, row.name) not in done]
-        reference = draw(demo.path(model), None) if rows else (0, np.zeros(()))
+        reference = draw(model, demo.path(model), None) if rows else (0, np.zeros(()))
         for row in rows:
             made = measure(model, row, reference)
             done[model, row.name] = made

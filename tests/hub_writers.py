@@ -135,6 +135,46 @@ def auto_round(packing: str, symmetric: bool, bits: int = 4) -> Way:
     return write
 
 
+def auto_round_blocks(model: Any, target: Path) -> dict[str, Tensor]:
+    """AutoRound's FP8_BLOCK: its search of scales, and its `pack_layer`."""
+    from auto_round.data_type.fp8 import quant_block_fp_sym
+    from auto_round.export.export_to_autoround.export_to_fp8 import pack_layer
+
+    layers, floats, sizes = {}, {}, (128, 128)
+    for name, layer in linears(model).items():
+        _, scale, zero = quant_block_fp_sym(layer.weight.detach(), group_size=sizes)
+        for key, value in {"bits": 8, "act_bits": 8, "group_size": sizes, "scale": scale, "zp": zero}.items():
+            setattr(layer, key, value)
+        pack_layer(name, model, "fp", "cpu")
+        layers[name] = model.get_submodule(name).state_dict()
+        codes, scales = layers[name]["weight"].float(), layers[name]["weight_scale_inv"].float()
+        each = scales.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)
+        floats[f"{name}.weight"] = codes * each[: codes.shape[0], : codes.shape[1]]
+    said = {"group_size": list(sizes), "data_type": "fp", "act_bits": 8, "act_data_type": "fp", "act_dynamic": True}
+    more = {"fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(sizes)}
+    saved(model, target, layers, {"quant_method": "auto-round", "bits": 8, "sym": True, **said, **more})
+    return floats
+
+
+def auto_round_mx(model: Any, target: Path) -> dict[str, Tensor]:
+    """AutoRound's MXFP8: its search of exponents, and its `QuantLinear`."""
+    from auto_round.data_type.mxfp import quant_mx
+    from auto_round.export.export_to_autoround.qlinear_fp import QuantLinear
+
+    layers, floats = {}, {}
+    for name, layer in linears(model).items():
+        values, scale, _ = quant_mx(layer.weight.detach(), bits=8, group_size=32)
+        sizes = layer.in_features, layer.out_features
+        packed = QuantLinear(8, 32, *sizes, layer.bias is not None, data_type="mx_fp8", act_bits=8)
+        packed.pack(layer, scale.reshape(sizes[1], -1))
+        layers[name] = packed.state_dict()
+        floats[f"{name}.weight"] = values.float()
+    said = {"group_size": 32, "data_type": "mx_fp", "act_bits": 8, "act_data_type": "mx_fp", "act_dynamic": True}
+    said |= {"packing_format": "auto_round", "sym": True}
+    saved(model, target, layers, {"quant_method": "auto-round", "bits": 8, **said})
+    return floats
+
+
 WAYS: dict[str, Way] = {
     **{name: compressed(name) for name in (
         "W4A16_ASYM", "W2A16", "W3A16", "W4A16", "W8A16", "W4A8", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK",
@@ -146,6 +186,7 @@ WAYS: dict[str, Way] = {
     "auto-round gptq": auto_round("auto_round:auto_gptq", False),
     "auto-round awq": auto_round("auto_round:auto_awq", False),
     "auto-round 2": auto_round("auto_round:auto_gptq", True, 2), "auto-round 8": auto_round("auto_round", True, 8),
+    "auto-round fp8 blocks": auto_round_blocks, "auto-round mxfp8": auto_round_mx,
 }  # fmt: skip
 
 

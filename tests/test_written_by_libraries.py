@@ -34,6 +34,7 @@ SLOW = {
     "hqq 4 axis 1": "hub-int4",
     "auto-round": "hub-int4", "auto-round asymmetric": "hub-int4", "auto-round gptq": "hub-int4",
     "auto-round awq": "hub-int4", "auto-round 2": "hub-int2", "auto-round 8": "hub-int8",
+    "auto-round fp8 blocks": "fp8", "auto-round mxfp8": "mxfp8",
 }  # fmt: skip
 REFUSED = {"W5A16": "5-bit codes", "MXFP6A16": "compressed-tensors", "hqq 1 axis 1": "1-bit codes"}
 Get = Callable[[str], tuple[Path, dict[str, Any]]]

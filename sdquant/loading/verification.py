@@ -159,9 +159,9 @@ class _Contents:
         if src.path.is_dir() or src.config:
             return
         integers = [key for key, info in src.plain.items() if "float" not in info.dtype]
-        found = lone_files.fault(self.shapes, src.prequantized, integers, family=self.family, filename=src.path.name)
-        if found is not None:
-            raise self._bad(found.name, found.why)
+        fault = lone_files.fault(self.shapes, src.prequantized, integers, family=self.family, filename=src.path.name)
+        if fault is not None:
+            raise self._bad(fault.name, fault.why)
 
     def _weight(self, entry: PrequantizedWeight) -> list[str]:
         """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""

@@ -53,12 +53,12 @@ def fault(
         quantized: the names of all these weights. integers: plain tensors of integers. family: see `model_families`.
     """
     row = model_families.recognise(shapes.keys() | set(quantized))
-    found = _unlike_bias(shapes, quantized)
-    if found is None and row is not None and row.component in ("transformer", "unet"):
-        found = _unlike_config(shapes, quantized, integers, row, family, complete=not is_shard(filename))
-    if found is None and row is not None and row.component in ("transformer", "text_encoder"):
-        found = _unlike_blocks(shapes)
-    return found
+    first = _unlike_bias(shapes, quantized)
+    if first is None and row is not None and row.component in ("transformer", "unet"):
+        first = _unlike_config(shapes, quantized, integers, row, family, complete=not is_shard(filename))
+    if first is None and row is not None and row.component in ("transformer", "text_encoder"):
+        first = _unlike_blocks(shapes)
+    return first
 
 
 def _unlike_bias(shapes: Shapes, quantized: Collection[str]) -> Fault | None:
@@ -130,14 +130,14 @@ def _unlike_blocks(shapes: Shapes) -> Fault | None:
         match = _BLOCK.match(name)
         if match is not None:
             lists[match[1]][match[3]][int(match[2])] = shape
-    found: list[Fault] = []
+    faults: list[Fault] = []
     for path, leaves in lists.items():
         numbers = sorted({number for blocks in leaves.values() for number in blocks})
         if len(numbers) < _FEWEST or numbers != list(range(len(numbers))):
             continue
         for leaf, blocks in leaves.items():
-            found += _odd(path, leaf, blocks, numbers)
-    return found[0] if len(found) == 1 else None
+            faults += _odd(path, leaf, blocks, numbers)
+    return faults[0] if len(faults) == 1 else None
 
 
 def _odd(path: str, leaf: str, blocks: Mapping[int, tuple[int, ...]], numbers: list[int]) -> list[Fault]:
