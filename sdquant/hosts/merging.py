@@ -51,8 +51,8 @@ def _files(names: list[Any]) -> Iterator[str]:
 
 def _is_plain_float8(contents: Detected) -> bool:
     """Return whether the weights are float8 without scales: the codes are the weights."""
-    found = [match for source in contents.sources.values() for match in source.prequantized.values()]
-    return all(set(match.keys) == {"codes"} and match.details.get("packing") == "float8" for match in found)
+    matches = [match for source in contents.sources.values() for match in source.prequantized.values()]
+    return all(set(match.keys) == {"codes"} and match.details.get("packing") == "float8" for match in matches)
 
 
 def _refuse_packed(file: str, *, casts: bool) -> None:

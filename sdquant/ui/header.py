@@ -23,7 +23,7 @@ class Head:
     Attributes:
         model, base: a name, and names of what it is used with, as `Desk.target` takes them. again: searches for
             models again. chip: the model in memory. compared: the `ComparedImages` of the page's last comparison.
-        seen: what the page's script writes when somebody comes back to the page.
+        visits: what the page's script writes when somebody comes back to the page.
     """
 
     model: gr.Dropdown
@@ -31,7 +31,7 @@ class Head:
     again: gr.Button
     chip: gr.HTML
     compared: gr.State
-    seen: gr.Textbox
+    visits: gr.Textbox
 
 
 def build_header(desk: Desk) -> Head:
@@ -59,8 +59,8 @@ def build_header(desk: Desk) -> Head:
         )
         again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="again")
     shown = gr.HTML(chip(desk), padding=False, elem_id="in-memory")
-    seen = gr.Textbox("", label="Seen", elem_id="page-seen", elem_classes="sq-unseen", max_length=20)
-    return Head(model=model, base=base, again=again, chip=shown, compared=gr.State(None), seen=seen)
+    visits = gr.Textbox("", label="Seen", elem_id="page-seen", elem_classes="sq-unseen", max_length=20)
+    return Head(model=model, base=base, again=again, chip=shown, compared=gr.State(None), visits=visits)
 
 
 def wire(head: Head, desk: Desk) -> None:
@@ -86,7 +86,7 @@ def wire(head: Head, desk: Desk) -> None:
         )
 
     # Another page may have loaded another model meanwhile.
-    ask([head.seen.change], lambda: chip(desk), None, head.chip, queue=False)
+    ask([head.visits.change], lambda: chip(desk), None, head.chip, queue=False)
     ask([head.model.change], picked, [head.model, last_model], [head.base, last_model], queue=False)
     head.again.click(again, [head.model, head.base], [head.model, head.base], **QUIET)
 

@@ -105,8 +105,8 @@ def wire(
         [picker.answer, picker.shown, picker.again],
     )
     current.show([event], picker.answer, where, picker.table)
-    chosen = [picker.sort, *(named[f"quant.{row.name}"] for row in _CHOSEN)]
-    picker.command.change(None, [picker.command, picker.roles, *chosen], chosen, js=_ACT, **QUIET)
+    targets = [picker.sort, *(named[f"quant.{row.name}"] for row in _CHOSEN)]
+    picker.command.change(None, [picker.command, picker.roles, *targets], targets, js=_ACT, **QUIET)
 
 
 def _answer(
