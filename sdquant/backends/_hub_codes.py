@@ -89,20 +89,25 @@ def _decode_by_turns(codes: Tensor, bits: int, middle: int, scale: Tensor, shift
 
 
 def form(packed: Packed) -> PackedLayout | None:
-    """Return the memory layout; None for HQQ's axis 0, for zero points that are no integers, and where inputs are
-    gathered or multiplied (`core.input_columns`)."""
+    """Return the memory layout; None for zero points that are no integers, and where inputs are gathered or multiplied
+    (`core.input_columns`).
+
+    HQQ's axis 0 is one group whose scales are used in turn.
+    """
     parts, bits, (rows, columns) = packed.parts, int(packed.spec.scheme.bits), packed.spec.shape
     zero = parts.get("zero")
-    if AXIS in packed.spec.details or parts.keys() & {"order", "columns"}:
+    width, by_turns = parts["scale"].shape[1], AXIS in packed.spec.details
+    if parts.keys() & {"order", "columns"}:
         return None
-    if zero is not None and zero.is_floating_point():
+    if zero is not None and (by_turns or zero.is_floating_point()):
         return None
     return PackedLayout(
         rows=rows,
         columns=columns,
         codes="codes",
         packing=_PACKINGS[bits],
-        group=columns // parts["scale"].shape[1],
+        group=rows * columns if by_turns else columns // width,
+        taps=width if by_turns else 1,
         scale="scale",
         zero="zero" if zero is not None else _middle(packed),
         shift="shift" if "shift" in parts else "",

@@ -68,8 +68,7 @@ def test_a_text_encoder(name: str, tmp_path: Path) -> None:
     for key, packed in packs.items():
         weight = packed.spec.scheme.codec.decode(packed, torch.float32)
         assert torch.equal(weight, values[key]) if kind.exact else torch.allclose(weight, values[key], rtol=1e-6)
-        if "axis" not in packed.spec.details:
-            assert packed.spec.scheme.codec.form(input_columns.without(packed)) is not None  # for kernels
+        assert packed.spec.scheme.codec.form(input_columns.without(packed)) is not None  # for kernels
     _dequantized(folder, values, kind)
     _saved(model, tmp_path / "saved")
 

@@ -168,6 +168,7 @@ def cases() -> Iterator[Case]:
     yield _case("int8 sixteens", 33, 48, "int8", 16)
     yield _case("sdnq4 taps", 6, 576, "nibbles-low", 288, taps=9, **added)
     yield _case("int8 taps", 7, 288, "int8", 144, taps=9, zero=3, arithmetic="bfloat16", scales="bfloat16")
+    yield _case("int4 turns", 12, 64, "nibbles-low", 768, taps=24, zero=8, **shifted)  # HQQ, axis 0
     yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
     blocks = [
         blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96) for kind in GGUF

@@ -17,7 +17,7 @@ from torch import Tensor, empty, float32, int8, int32
 from ..base import Coding
 from ..row_codes import RowCodes
 from . import int8_gemm
-from .bound_launch import MOST_KEPT, Steps
+from .bound_launch import MOST_KEPT, LaunchSequence
 from .bound_linear import BIAS, BoundLinear, X, after, piece
 from .launch import decode
 
@@ -51,9 +51,9 @@ class _Eight:
 
     def __init__(self, form: PackedLayout, coding: Coding) -> None:
         self.form, self.again = form, bool(coding & Coding.AGAIN)
-        self.steps: dict[tuple[object, ...], Steps] = {}
+        self.steps: dict[tuple[object, ...], LaunchSequence] = {}
 
-    def keep(self, key: tuple[object, ...], steps: Steps) -> Steps:
+    def keep(self, key: tuple[object, ...], steps: LaunchSequence) -> LaunchSequence:
         """Keep what is not launched yet."""
         if len(self.steps) >= MOST_KEPT:
             self.steps = {}  # another thread may be about to read the one before
@@ -93,7 +93,7 @@ class Int8(_Eight):
             return out
         return out if steps.again(bound.device, addresses) else None
 
-    def _sizes(self, bound: BoundWeight, x: Tensor) -> Steps:
+    def _sizes(self, bound: BoundWeight, x: Tensor) -> LaunchSequence:
         """Codes of x, their scales and sums, and the codes and scales of the weight, in one piece of memory. What there
         is none of lies where what it stands for does."""
         columns, rows, run = bound.columns, bound.rows, self.run
@@ -103,10 +103,17 @@ class Int8(_Eight):
         again = after(sums, 4 * m) if self.sums else sums
         again_scale = after(again, rows * columns)
         size = again_scale + 4 * self.stored.rows if self.again else again
-        return Steps(m, (*x.shape[:-1], rows), size, (scale, sums if self.sums else scale, again, again_scale))
+        return LaunchSequence(m, (*x.shape[:-1], rows), size, (scale, sums if self.sums else scale, again, again_scale))
 
     def _launches(
-        self, bound: BoundWeight, x: Tensor, own: Own, memory: Tensor, out: Tensor, bias: Tensor | None, steps: Steps
+        self,
+        bound: BoundWeight,
+        x: Tensor,
+        own: Own,
+        memory: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
+        steps: LaunchSequence,
     ) -> Iterator[tuple[Launch, dict[str, int]]]:
         """Yield the launches, and which address each pointer is."""
         columns, rows, run, m, form = bound.columns, bound.rows, self.run, steps.m, self.form
@@ -130,16 +137,16 @@ class Int8(_Eight):
             yield int8_gemm.product(codes, scale, of, bias, results, sums), at
             return
         again_codes = piece(memory, codes_at, int8, rows, columns)
-        made = piece(memory, scales_at, float32, self.stored.rows)
+        row_scales = piece(memory, scales_at, float32, self.stored.rows)
         of_weight = {name: bound.at[name] for name in _AGAIN}
-        requantization = int8_gemm.requantization(self.stored, parts, again_codes, made)
+        requantization = int8_gemm.requantization(self.stored, parts, again_codes, row_scales)
         yield requantization, {"out": again, "out_scale": again_scale, **of_weight}
         at |= {"weight": again, "scale": again_scale}
         if self.by_run:
-            yield int8_gemm.product_by_run(codes, again_codes, made.view(rows, -1, 1), scale, bias, results), at
+            yield int8_gemm.product_by_run(codes, again_codes, row_scales.view(rows, -1, 1), scale, bias, results), at
             return
         at |= {"sums": x_scale, "zero": again}
-        yield int8_gemm.product(codes, scale, RowCodes(again_codes, made), bias, results, None), at
+        yield int8_gemm.product(codes, scale, RowCodes(again_codes, row_scales), bias, results, None), at
 
 
 class Float8(_Eight):
@@ -180,11 +187,11 @@ class Float8(_Eight):
         codes = codes if codes.dtype is _FLOAT8 else codes.view(_FLOAT8)
         return codes if codes.ndim == 2 else codes.view(bound.rows, bound.columns)
 
-    def _sizes(self, bound: BoundWeight, x: Tensor) -> Steps:
+    def _sizes(self, bound: BoundWeight, x: Tensor) -> LaunchSequence:
         """Scales of the weight, the weight itself, and scales of x, as numbers of float32: sides of the weight are
         multiples of 16, so that all begin where kernels want them."""
         m, decoded = x.numel() // bound.columns, bound.rows * bound.columns * bound.dtype.itemsize // 4
-        return Steps(m, (*x.shape[:-1], bound.rows), bound.rows + decoded + m, (bound.rows, decoded, m))
+        return LaunchSequence(m, (*x.shape[:-1], bound.rows), bound.rows + decoded + m, (bound.rows, decoded, m))
 
     def _launches(
         self, bound: BoundWeight, x: Tensor, own: Own, codes: Tensor, row_scale: Tensor, floats: Tensor, weight: Tensor,

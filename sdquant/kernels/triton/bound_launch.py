@@ -57,7 +57,7 @@ class BoundLaunch:
         return True
 
 
-class Steps:
+class LaunchSequence:
     """The launches of a call with activations of one shape, one after another.
 
     Attributes:

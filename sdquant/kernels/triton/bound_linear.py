@@ -147,9 +147,9 @@ class BoundWeight:
 
     def part(self, own: Own, name: str) -> Tensor:
         """Return the part of the weight that a pointer of the kernels is for."""
-        found = own[self.names[self.at[name] - _PARTS]]
-        assert found is not None  # or there would be no addresses
-        return found
+        tensor = own[self.names[self.at[name] - _PARTS]]
+        assert tensor is not None  # or there would be no addresses
+        return tensor
 
     def tensors(self, own: Own) -> dict[str, Tensor]:
         """Return the weight's parts."""

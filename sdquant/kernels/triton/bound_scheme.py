@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, empty, float32, int8, int32
 
 from . import scheme_gemm
-from .bound_launch import MOST_KEPT, Steps
+from .bound_launch import MOST_KEPT, LaunchSequence
 from .bound_linear import ALIGNED, BIAS, BoundWeight, X, after, piece
 from .launch import decode
 
@@ -35,7 +35,7 @@ class BoundScheme(BoundWeight):
         self.how, self.tiles = how, form.columns // (how.tile or form.columns)
         self.known = prefix + how.scale if how.scale else ""
         self.sums = isinstance(form.zero, str)
-        self.steps: dict[tuple[object, ...], Steps] = {}  # by the shape of x and whether there is a bias
+        self.steps: dict[tuple[object, ...], LaunchSequence] = {}  # by the shape of x and whether there is a bias
         # The layout of the codes alone, where they are not multiplied as they are.
         self.integers = None if form.packing == "int8" else replace(form, scale="", factor=1.0)
 
@@ -65,7 +65,7 @@ class BoundScheme(BoundWeight):
             return out
         return out if steps.again(self.device, addresses) else None
 
-    def _sizes(self, x: Tensor) -> Steps:
+    def _sizes(self, x: Tensor) -> LaunchSequence:
         """Codes of x, their scales and sums, and the codes of the weight, in one piece of memory. What there is none of
         lies where what it stands for does."""
         m = x.numel() // self.columns
@@ -73,10 +73,17 @@ class BoundScheme(BoundWeight):
         sums = after(scale, 4 * m * self.tiles)
         codes = after(sums, 4 * m * self.tiles) if self.sums else sums
         size = codes + self.rows * self.columns * (self.integers is not None)
-        return Steps(m, (*x.shape[:-1], self.rows), size, (scale, sums if self.sums else scale, codes))
+        return LaunchSequence(m, (*x.shape[:-1], self.rows), size, (scale, sums if self.sums else scale, codes))
 
     def _launches(
-        self, x: Tensor, own: Own, memory: Tensor, out: Tensor, bias: Tensor | None, known: Tensor | None, steps: Steps
+        self,
+        x: Tensor,
+        own: Own,
+        memory: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
+        known: Tensor | None,
+        steps: LaunchSequence,
     ) -> Iterator[tuple[Launch, dict[str, int]]]:
         """Yield the launches, and which address each pointer is."""
         columns, rows, tiles, m, more = self.columns, self.rows, self.tiles, steps.m, self.more
