@@ -94,15 +94,17 @@ def test_a_mix_is_as_small_as_asked(tmp_path: Path, kind: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("model", "size"), [("digits-flux", "4MB"), pytest.param("digits-sd", "2.2MB", marks=pytest.mark.slow)]
+    ("model", "size", "share"),
+    # The most that headers may take is reserved, of digits-sd's many small weights a twentieth.
+    [("digits-flux", "4MB", 0.96), pytest.param("digits-sd", "2.2MB", 0.94, marks=pytest.mark.slow)],
 )
-def test_a_folder_of_a_mix_is_as_small_as_asked(tmp_path: Path, model: str, size: str) -> None:
+def test_a_folder_of_a_mix_is_as_small_as_asked(tmp_path: Path, model: str, size: str, share: float) -> None:
     """With all its files: the configs, the tokenizers, and what headers say of schemes."""
     source, out, most = Target(path=str(demo.path(model))), tmp_path / "mixed", parse_size(size, "A size")
     assert conversion.foreseen(source, MIX, "folder", Mix(size=size))[1] == most
     conversion.convert_model(source, MIX, "folder", out, lambda done, total: None, Mix(size=size))
     written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    assert 0.96 * most < written <= most
+    assert share * most < written <= most
     with pytest.raises(BudgetError, match=r"Use size=\d+") as refused:
         conversion.foreseen(source, MIX, "folder", Mix(size="1.2MB"))
     least = refused.value.fix.split("size=")[1].split()[0]
