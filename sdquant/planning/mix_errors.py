@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import unexplained
-from ..core import GPTQ, Unfit, hadamard, registry
+from ..core import GPTQ, Unfit, registry
 from ..errors import SdquantError, SettingsError
 from ..rules import shrink_moments
 from ..utils.atomic_write import whole_file
@@ -156,8 +155,13 @@ class _Better:
         if self._moments.shape[1] == 1 or not total > 0:  # each input by itself: there is nothing to take back
             return 1.0
         if rotation not in self._unexplained:
+            from ..backends import unexplained
+
             self._unexplained[rotation] = unexplained(self._moments, self._columns, rotation)
-        noise = hadamard.rotate_by_matrix(noise, rotation) if rotation else noise
+        if rotation:
+            from ..core import hadamard
+
+            noise = hadamard.rotate_by_matrix(noise, rotation)
         left = float((noise.square() @ self._unexplained[rotation]).sum())
         return float(min(1.0, left / total) ** _BELIEF)
 

@@ -117,12 +117,10 @@ def test_cancel_a_drawing(person: Person) -> None:
     person.draw("a handwritten three", steps=1)  # loads
     page = person.page
     page.locator("#steps input[type=number]").fill("200")
-    person.size(256)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
     page.locator("#cancel").click()
     expect(page.locator("#status .sq-info")).to_contain_text("Cancelled")
-    person.size(0)
     assert digit(person.draw("a handwritten three")) == 3
 
 
