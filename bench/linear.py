@@ -5,9 +5,10 @@
     OMP_NUM_THREADS=1 python -m bench.linear --rules               types by rules, which have a file of their own
     OMP_NUM_THREADS=1 python -m bench.linear --gates               judge the results that are kept
 
-One thread, CPU time of that thread, medians. The layers of one format take turns, forwards in one round and backwards
-in the next, so that each finds its weights out of the cache and a slow minute hits all alike. Every number is a ratio
-to the plain layer of the same dtype in the same turns. `first` is the first call, in seconds.
+One thread of torch's, CPU time of the process (SDNQ has threads of its own), medians. The layers of one format take
+turns, forwards in one round and backwards in the next, so that each finds its weights out of the cache and a slow minute
+hits all alike. Every number is a ratio to the plain layer of the same dtype in the same turns. `first` is the first call,
+in seconds.
 """
 
 from __future__ import annotations
@@ -82,23 +83,23 @@ def variants(family: Family, floats: nn.Linear, integers: bool, alone: bool = Fa
 
 
 def measured(runs: dict[str, Run], x: torch.Tensor, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
-    """Median seconds of thread time of each; what raises says so instead. Stops early after `seconds`."""
+    """Median CPU seconds of the process for each; what raises says so instead. Stops early after `seconds`."""
     found: dict[str, dict[str, Any]] = {}
     times: dict[str, list[float]] = {}
     for name, run in runs.items():
-        start = time.thread_time()
+        start = time.process_time()
         try:
             run(x)
         except Exception as error:  # a peer that cannot do this shape or dtype is a row that says so
             found[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
             continue
-        found[name], times[name] = {"first": time.thread_time() - start}, []
+        found[name], times[name] = {"first": time.process_time() - start}, []
     begin = time.monotonic()
     for number in range(rounds):
         for name in list(times) if number % 2 else list(times)[::-1]:
-            start = time.thread_time()
+            start = time.process_time()
             runs[name](x)
-            times[name].append(time.thread_time() - start)
+            times[name].append(time.process_time() - start)
         if time.monotonic() - begin > seconds and number >= 2:
             break
     for name, values in times.items():

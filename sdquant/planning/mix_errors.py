@@ -119,18 +119,18 @@ def _noises(
     elif sensitivity is None:
         scale = prior(path) / max(float(_through(floats, moments).sum()), 1e-30)
     noises = {}
-    better = None if moments is None else _Better(moments, floats.shape[1])
+    gptq = None if moments is None else _GptqShare(moments, floats.shape[1])
     for scheme in schemes:
         difference = _difference(rows, scheme)
         if difference is None or not bool(difference[0].isfinite().all()):  # too large for its scales
             continue
         noise, rotation = difference
-        if moments is None or better is None:
+        if moments is None or gptq is None:
             noises[scheme] = scale * float(noise.square().sum())
             continue
         each = _through(noise, moments)
         if GPTQ in registry.parse(scheme).scheme.options:
-            each = each * better.share(noise, rotation, each)
+            each = each * gptq.of(noise, rotation, each)
         if sensitivity is None:
             noises[scheme] = scale * float(each.sum())
         else:
@@ -138,7 +138,7 @@ def _noises(
     return noises
 
 
-class _Better:
+class _GptqShare:
     """What GPTQ leaves of the noise of plain codes of one layer.
 
     Args:
@@ -149,7 +149,7 @@ class _Better:
         self._moments, self._columns = moments, columns
         self._unexplained: dict[int, Tensor] = {}
 
-    def share(self, noise: Tensor, rotation: int, plain: Tensor) -> float:
+    def of(self, noise: Tensor, rotation: int, plain: Tensor) -> float:
         """Return the share that counts of noise `plain` [rows], which errors [rows, columns] of plain codes make."""
         total = float(plain.sum())
         if self._moments.shape[1] == 1 or not total > 0:  # each input by itself: there is nothing to take back
