@@ -6,9 +6,9 @@
     OMP_NUM_THREADS=1 python -m bench.linear --gates               judge the results that are kept
 
 One thread of torch's, CPU time of the process (SDNQ has threads of its own), medians. The layers of one format take
-turns, forwards in one round and backwards in the next, so that each finds its weights out of the cache and a slow minute
-hits all alike. Every number is a ratio to the plain layer of the same dtype in the same turns. `first` is the first call,
-in seconds.
+turns, forwards in one round and backwards in the next, so that each finds its weights out of the cache and a slow
+minute hits all alike. Every number is a ratio to the plain layer of the same dtype in the same turns. `first` is the
+first call, in seconds.
 """
 
 from __future__ import annotations
