@@ -79,7 +79,9 @@ def import_sdnq() -> Any:
     import sys
 
     if "sdnq" in sys.modules:
-        return sys.modules["sdnq"]
+        import sdnq  # which waits until another thread has imported it
+
+        return sdnq
     switch = "SDNQ_USE_TORCH_COMPILE"
     unset = switch not in os.environ
     with errors_only(os.environ.get("SDNQ_LOGGER_NAME", "sdnq"), "bitsandbytes"):
@@ -88,5 +90,5 @@ def import_sdnq() -> Any:
             import sdnq
         finally:
             if unset:
-                del os.environ[switch]
+                os.environ.pop(switch, None)  # another thread may have done so
     return sdnq

@@ -410,14 +410,17 @@ def test_few_channels_do_not_fit() -> None:
 
 
 def test_encode_prints_nothing_and_leaves_the_environment() -> None:
-    """In a process of its own: SDNQ speaks at its first import."""
+    """In a process of its own: SDNQ speaks at its first import, and threads wait for each other's."""
     script = """
 import logging, os, torch
+from concurrent.futures import ThreadPoolExecutor
 import sdquant
 from sdquant import backends
 before = dict(os.environ)
 weight = torch.randn(64, 64)
-backends.get("sdnq").encode(weight, backends.parse("sdnq-uint4"))
+with ThreadPoolExecutor(4) as pool:
+    encode = backends.get("sdnq").encode
+    list(pool.map(lambda spec: encode(weight, spec), [backends.parse("sdnq-uint4")] * 4))
 assert dict(os.environ) == before
 assert logging.getLogger("sdnq").level == logging.NOTSET
 """
