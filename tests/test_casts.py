@@ -1,4 +1,4 @@
-"""A cast of a quantized model changes what is not packed, and says so."""
+"""A cast of a quantized model changes what is not packed, and says so; on the meta device it tells shapes alone."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def test_a_cast_is_told_once(
     name = str(after).removeprefix("torch.")
     told = [text for text in map(logging.LogRecord.getMessage, caplog.records) if f" to {name}:" in text]
     assert len(told) == 1 and effect in told[0] and f"dtype={name!r}" in told[0]
+
+
+@pytest.mark.parametrize("compute", [None, "int8"])
+@pytest.mark.parametrize("scheme", ["int8", "int8_convrot", "svdq-int4"])
+def test_on_the_meta_device_shapes_come_out(scheme: str, compute: str | None) -> None:
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(2), nn.Linear(256, 128)).eval()
+    model = sdquant.quantize(model, scheme, compute=compute)
+    with torch.inference_mode():
+        out = model.to("meta")(torch.empty(2, 64, 16, 16, device="meta"))
+    assert out.shape == (2, 64, 128) and out.is_meta

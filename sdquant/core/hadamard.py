@@ -19,6 +19,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..utils.autocast import is_autocast_on
 from ..utils.device_constants import constant
 
 _REGULAR = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
@@ -67,7 +68,7 @@ def rotate_by_matrix(values: Tensor, size: int) -> Tensor:
     Sums are in the order of comfy-kitchen's and SDNQ's, so that weights are quantized to the same codes.
     """
     kind = values.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
+    if is_autocast_on(kind):
         with torch.autocast(kind, enabled=False):
             return rotate_by_matrix(values, size)
     return (values.reshape(-1, size) @ matrix(size, values.dtype, values.device)).view(values.shape)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core import hadamard, torch_dtypes
+from ..utils.autocast import is_autocast_on
 from .cpu import rotation as cpu_rotation
 from .dispatch_guard import plain, seen
 from .triton import imports
@@ -22,7 +23,7 @@ def rotate(x: Tensor, group: int) -> Tensor:
     if not hadamard.is_group(group) or x.shape[-1] % group:
         raise ValueError(f"rows of {x.shape[-1]} values cannot be rotated in groups of {group}")
     kind = x.device.type
-    if torch.is_autocast_enabled(kind):
+    if is_autocast_on(kind):
         with torch.autocast(kind, enabled=False):
             return rotate(x, group)
     is_recorded = x.requires_grad and torch.is_grad_enabled()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..utils.autocast import is_autocast_on
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,4 +28,4 @@ def usable_parts(x: Tensor, own: Mapping[str, Tensor | None], names: Mapping[str
         if tensor is None or tensor.device != x.device:
             return None
         parts[part] = tensor.detach()
-    return None if torch.is_autocast_enabled(x.device.type) else parts
+    return None if is_autocast_on(x.device.type) else parts

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..utils.autocast import is_autocast_on
+
 
 def autocast_input(x: Tensor) -> Tensor:
     """Cast x as torch's own layers do under `torch.autocast`; the weight is then dequantized to the dtype of x."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return x.to(torch.get_autocast_dtype(kind)) if is_autocast_on(kind) else x
 
 
 def without_autocast(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ..core import Backend, Geometry, Packed, PackedSpec
 from ..errors import IncompatibleError
 from ..kernels import dispatch, dispatch_guard, ops, prepack, preparation, scheme_activations, scratch
+from ..utils.autocast import is_autocast_on
 from ..utils.tensors import put_parameter
 from . import state_dict as states
 from . import weight_functions
@@ -227,7 +228,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 if y is not None:
                     return y
             require_fit(x, self.spec.shape)
-            if torch.is_autocast_enabled(x.device.type):
+            if is_autocast_on(x.device.type):
                 return without_autocast(self.forward, x)
         x = autocast_input(x)
         if watched and dispatch_guard.transformed():
@@ -340,7 +341,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
     # After padding, some of which autocast does in float32.
-    if not dispatch_guard.seen(x) and torch.is_autocast_enabled(x.device.type):
+    if not dispatch_guard.seen(x) and is_autocast_on(x.device.type):
         return without_autocast(lambda x: _with_geometry(layer, x, geometry), x)
     return _with_geometry(layer, autocast_input(x), geometry)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import torch_dtypes
+from ..utils.autocast import is_autocast_on
 from .core import attention, einsum
 from .providers.product import Site, product
 
@@ -52,7 +53,7 @@ def _activations(*operands: Any) -> bool:
 def _cast(*operands: Tensor) -> tuple[Tensor, ...]:
     """Cast the operands to autocast's dtype, where torch's own function would."""
     device = operands[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not is_autocast_on(device):
         return operands
     dtype = torch.get_autocast_dtype(device)
     return tuple(one if one.dtype == torch.float64 else one.to(dtype) for one in operands)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...errors import SettingsError
 from ...kernels import int_matmul
+from ...utils.autocast import is_autocast_on
 from .dot_general import common_tiles, scales_after, zeros
 from .numerics import from_codes
 from .qarray import QArray, dequantize
@@ -112,7 +113,7 @@ def _one_by_one(left: Tensor, right: Tensor) -> Tensor:
 @contextmanager
 def plain_precision(like: Tensor) -> Iterator[None]:
     """Disable autocast, which would round sums of codes to bfloat16."""
-    if not torch.is_autocast_enabled(like.device.type):
+    if not is_autocast_on(like.device.type):
         yield
         return
     with torch.autocast(like.device.type, enabled=False):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from ...core import Unfit
 from ...errors import SettingsError
 from ...nn import require_fit, settings_of
+from ...utils.autocast import is_autocast_on
 from ..core.calibration_method import method
 from ..core.qarray import range_of
 from ..core.qtypes import qtype
@@ -87,7 +88,7 @@ class QtLayer(nn.Module):
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the input, weight and bias in the compute dtype."""
         (weight, bias), kind = self._float(), x.device.type
-        if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        if not is_autocast_on(kind) or x.dtype == torch.float64:
             return x, weight, bias
         dtype = torch.get_autocast_dtype(kind)
         return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
