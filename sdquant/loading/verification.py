@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..formats import Checkpoint, TensorFile
+    from ..formats import Checkpoint, Given, TensorFile
     from ..models import fitting
 
 
@@ -32,11 +32,13 @@ def verify(
     progress: bool = False,
     allow_pickle: bool = False,
     on_tensor: Callable[[int, int], None] | None = None,
+    config: Given | None = None,
 ) -> Detected:
     """Run `detect`, then read every weight and check packed sizes, scales, and that all values are finite.
 
     Args:
         on_tensor: called with the tensors read and the total; what it raises is passed on.
+        config: see `load_model`.
 
     Returns:
         The result of `detect`; its warnings also list what could not be checked.
@@ -44,7 +46,7 @@ def verify(
     Raises:
         BadFileError: the first fault, naming the tensor and the file.
     """
-    detected = detect(path, allow_pickle=allow_pickle)
+    detected = detect(path, allow_pickle=allow_pickle, config=config)
     total = sum(len(src.tensors) for src in detected.sources.values())
     notes: dict[str, list[str]] = {}
     with count_bar("Verifying", total, "tensor", progress) as bar:
