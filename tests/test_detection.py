@@ -20,7 +20,7 @@ from sdquant import backends
 from sdquant.errors import ConflictError, RefusedFileError, UnsupportedFileError
 from sdquant.formats import model_families
 from sdquant.formats.gguf.writer import write_gguf
-from sdquant.models.detection import same_scheme
+from sdquant.models.promised_schemes import same_scheme
 
 from .conftest import header_length
 from .foreign import ROWS as FOREIGN

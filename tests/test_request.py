@@ -50,6 +50,7 @@ BAD: dict[str, list[tuple[Any, type[SdquantError]]]] = {
     "device": _all(SettingsError, "gpu", "cuda:x", "", 0, "tpu:0", ["cpu"]),
     "dtype": _all(SettingsError, "bf16", "int8", "", 16, torch.int8, torch.float64, "exec"),
     "size": _all(SettingsError, "much", 0, -5, True, "6GB"),  # the last: without quant=auto
+    "config": _all(SettingsError, "", 5, b"x", ["x"], True, {}, "{"),
     "quality": _all(SettingsError, "much", 0, -5, True, 300, 30),
     "budget": _all(SettingsError, "much", "", "-1GB", "0", 0, -5, 1.5, True, "6 XB", ["6GB"]),
     "allow_incompatible": _all(SettingsError, "no", 1, 0, None, "true"),

@@ -380,6 +380,7 @@ class TestLoneFiles:
             (f"{PLAIN}.weight", lambda weight: weight[:512], ("its bias has [1024]",)),
             (f"{PLAIN}.bias", lambda bias: bias.to(torch.int16), ("integers",)),
             (f"{PLAIN}.bias", None, ("lacks it",)),
+            ("transformer_blocks.0.attn.add_q_proj.weight", None, ("lacks it",)),  # one that tells the family
         ],
     )
     def test_one_tensor_cannot_be_right(
@@ -394,6 +395,28 @@ class TestLoneFiles:
         _fault(path, repr(key), *words)
         with pytest.raises(BadFileError):
             sdquant.load_model(path, base=str(flux), progress=False)
+
+    def test_weights_whose_shape_nothing_records(self, saved: Callable[..., Path], tmp_path: Path) -> None:
+        """optimum-quanto's 4 bits: by their bias and the number of their values."""
+        path = tmp_path / "model.safetensors"
+        save_file(load_file(saved("qint4", "digits-flux") / "transformer" / WEIGHTS), path)
+        (line,) = sdquant.verify(path).warnings
+        assert "only in part" in line
+
+        def change(tensors: dict[str, Tensor]) -> None:
+            for part in ("_data._data", "_scale", "_shift"):
+                key = f"{self.PLAIN}.weight.{part}"
+                tensors[key] = tensors[key][: len(tensors[key]) // 2].clone()
+
+        _edit(path, change)
+        _fault(path, f"'{self.PLAIN}.weight'", "[1024, 128]", "[1024, 256]")
+
+    def test_an_input_that_its_last_layer_does_not_give(self, path: Path) -> None:
+        """That may be another variant: a warning."""
+        key = "x_embedder.weight"
+        _edit(path, lambda tensors: tensors.update({key: tensors[key][:, :-1].contiguous()}))
+        (line,) = sdquant.verify(path).warnings
+        assert repr(key) in line and "multiple" in line
 
     def test_a_file_with_its_config_inside_lacks_a_tensor(self, saved: Callable[..., Path], tmp_path: Path) -> None:
         path = Path(shutil.copy(saved("nf4", "digits-flux") / "transformer" / WEIGHTS, tmp_path / "model.safetensors"))
@@ -418,5 +441,6 @@ class TestLoneFiles:
             shapes[f"transformer_blocks.{number}.img_mod.1.weight"] = (48, 8)
             shapes[f"transformer_blocks.{number}.attn.to_q.weight"] = changes.get(number, (8, 8))
         shapes = {name: shape for name, shape in shapes.items() if shape is not None}
-        fault = lone_files.fault(shapes, (), (), family="qwen-image", filename="model.safetensors")
+        file = lone_files.LoneFile(shapes=shapes, family="qwen-image", filename="model.safetensors")
+        fault = lone_files.fault(file)
         assert (fault and fault.name) == (None if found is None else f"transformer_blocks.{found}.attn.to_q.weight")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ._nunchaku_order import picked as nunchaku_rows
     from ._nunchaku_pack import lite as nunchaku_lite
     from ._nunchaku_pack import lite_kind as nunchaku_lite_kind
+    from ._nvfp4_find import COMFYUI, swizzle_told, ways_to_say
     from ._quanto_extension import without_compiler
 else:
     __getattr__ = lazy_exports(__name__)
@@ -45,12 +46,12 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFY_FORMATS", "COMFY_METADATA", "COMFY_ORIGINAL_SHAPE", "COMFY_REFUSED", "COMFY_SHIFTED",
+    "COMFYUI", "COMFY_FORMATS", "COMFY_METADATA", "COMFY_ORIGINAL_SHAPE", "COMFY_REFUSED", "COMFY_SHIFTED",
     "FLOAT8_FORMATS", "FLOAT8_MARKER",
     "NUNCHAKU_ORDER", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight",
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry",
     "encode", "get",
     "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_kind",
-    "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "unexplained",
-    "without_compiler", "without_effect",
+    "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "swizzle_told",
+    "unexplained", "ways_to_say", "without_compiler", "without_effect",
 ]  # fmt: skip

@@ -60,9 +60,8 @@ def untold(name: str, why: str, example: str) -> UnsupportedFileError:
     return UnsupportedFileError(
         f"Cannot read weight {name!r}",
         why,
-        f"Put the config.json that belongs to it beside the weights, with its quantization_config, such as {example} "
-        "(`sdquant.dequantize` takes that as config=, too, and the command --config FILE); or use a file in a format "
-        "that `sdquant matrix` lists",
+        "Put the config.json that belongs to it beside the weights, with its quantization_config, or say what is in "
+        f"it, such as config={example}; or use a file in a format that `sdquant matrix` lists",
     )
 
 

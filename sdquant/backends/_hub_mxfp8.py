@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
+from ._comfy_find import LOW_FIRST, TILED
 from ._hub_find import DTYPE, float_dtype, untold
+from ._nvfp4_find import swizzle_told
 
 _METHODS = ("compressed-tensors", "modelopt", "auto-round", "intel/auto-round")
 _BLOCK = 32
@@ -38,11 +40,14 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
             '{"quant_method": "compressed-tensors"}',
         )
     dtype = float_dtype(tensors, {leaf(name, "weight_scale") for name in names})
+    tiled = any(swizzle_told(table) for _, table in config.get("tables", ()))
+    order = {TILED: True, LOW_FIRST: True} if tiled else {}
     return [
         PrequantizedWeight(
             name=name, scheme="mxfp8", keys={"codes": name, "scale": leaf(name, "weight_scale")},
             extra=tuple(key for key in (leaf(name, hint) for hint in _HINTS) if key in tensors),
-            evidence=f"{by[0]}: 8-bit floats (MXFP8), powers of two as scales of {_BLOCK}", details={DTYPE: dtype},
+            evidence=f"{by[0]}: 8-bit floats (MXFP8), powers of two as scales of {_BLOCK}{', in tiles' * tiled}",
+            details={DTYPE: dtype, **order},
         )
         for name in names
     ]  # fmt: skip

@@ -9,6 +9,7 @@ are one level further down, `X.weight._data._data`; and `_scale`, `_shift`. Besi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,9 @@ from ..core import (
     Packed,
     PackedSpec,
     PrequantizedWeight,
+    ShapeUnknown,
     TensorInfo,
     TensorSpec,
-    Unfit,
     dtype_name,
     registry,
 )
@@ -161,7 +162,8 @@ def _shape(detected: PrequantizedWeight, parts: Mapping[str, Tensor], dtypes: Ma
     """Return the float weight's shape, if the file alone determines it.
 
     Raises:
-        Unfit: it does not: below 8 bits weights are stored in groups, whose shape does not depend on the row length.
+        ShapeUnknown: it does not: below 8 bits weights are stored in groups, whose shape does not depend on the row
+            length.
     """
     if detected.scheme in ("qint8", "qfloat8"):
         return tuple(parts["data"].shape)
@@ -173,7 +175,8 @@ def _shape(detected: PrequantizedWeight, parts: Mapping[str, Tensor], dtypes: Ma
     if detected.scheme not in _possible(infos) or not alike:
         shapes = ", ".join(f"{part} {list(info.shape)}" for part, info in infos.items())
         raise _bad(detected, f"its shapes ({shapes}) do not fit {detected.scheme}")
-    raise Unfit(f"optimum-quanto's {detected.scheme} does not record the weight's shape in the file")
+    count = infos["scale"].shape[0] * math.prod(infos["data"].shape[1:])
+    raise ShapeUnknown(f"optimum-quanto's {detected.scheme} does not record the weight's shape in the file", count)
 
 
 def _group(detected: PrequantizedWeight, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:

@@ -21,11 +21,13 @@ _FLAGS = (
     "size",
     "quality",
     "quant_stats",
+    "config",
 )
 _NAMED = rf"(?<![\w/?&=.-])({'|'.join(_FLAGS)})="  # not in paths and addresses
 # The first that matches counts.
 _WORDS = (
     (r"\b(allow_incompatible|allow_pickle)=True\b", lambda match: _flag(match[1])),
+    (r"\bconfig=(\{[^{}]*\})", lambda match: f"--config '{_json(match[1])}'"),
     (r"\bquant=None\b", lambda match: "no --quant"),
     (rf"{_NAMED}{_VALUE}", lambda match: f"{_flag(match[1])} {_word(match[2], match[3], match[4])}"),
     (rf"{_NAMED}(?=[\s.,;)]|$)", lambda match: _flag(match[1])),
@@ -40,6 +42,10 @@ def in_command_words(text: str) -> str:
     for pattern, words in _WORDS:
         text = re.sub(pattern, words, text)
     return text
+
+
+def _json(text: str) -> str:
+    return text.replace(": True", ": true").replace(": False", ": false")
 
 
 def _flag(name: str) -> str:

@@ -23,6 +23,14 @@ AGAIN = "Download the file again, or quantize the model again"
 NOT_FINITE = "it has values that are not finite"
 
 
+class ShapeUnknown(Unfit):
+    """A file does not record the shape of a weight, only how many values it has: `count`."""
+
+    def __init__(self, why: str, count: int) -> None:
+        super().__init__(why)
+        self.count = count
+
+
 def read_weight(weight: PrequantizedWeight, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
     """Read a packed weight.
 

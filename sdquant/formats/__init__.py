@@ -32,9 +32,9 @@ else:
 
 __all__ = [
     "FORMAT_VERSION", "METADATA_KEY", "SIDE_FILES", "Checkpoint", "Family", "Get", "Given", "Readahead", "Recipe",
-    "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "config_numbers", "folders",
-    "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "gguf_vision_names", "known_configs",
-    "main_dtype", "model_families", "over_files", "quantization_methods", "refuse_endless", "refused_files",
-    "safetensors", "safetensors_writer", "sdquant_metadata", "single_file", "suffix_hint", "text_encoders",
-    "type_histogram", "without_quantization", "write_gguf",
+    "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "component_configs", "config_numbers",
+    "folders", "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "gguf_vision_names",
+    "known_configs", "main_dtype", "model_families", "over_files", "quantization_methods", "refuse_endless",
+    "refused_files", "safetensors", "safetensors_writer", "sdquant_metadata", "single_file", "sized_configs",
+    "suffix_hint", "text_encoders", "type_histogram", "without_quantization", "write_gguf",
 ]  # fmt: skip

@@ -263,10 +263,11 @@ def single_file(
     beside = folders.visible_weights(path.parent, folders.WEIGHTS + (folders.PICKLES if is_pickle(path) else ()))
     alone = beside == [path] or folders.is_usual(path)
     config, side = configs_in(path.parent) if alone else ({}, {})
-    if not _class(config)[0]:  # of something else
-        config, side = {}, {}
+    if not _class(config)[0]:  # of something else, or only about the quantization
+        config, side = ({}, side) if config.keys() == {"quantization_config"} else ({}, {})
     if given is not None:
         config, side = with_given((config, side), given, path)
+        config = config if _class(config)[0] else {}  # that of the model comes from elsewhere
     return _source(path, (path,), config=config, side=side, complete=complete)
 
 
@@ -304,9 +305,9 @@ def _source(
     if specs:
         quantized = found_in(files[0], own, specs, tensors)
     else:
-        comfy = comfy_metadata.declarations(tensors, home, headers, metadata)
         methods = tuple(quantization_methods.named(path, side.get("files", {}), said))
         tables = tuple(quantization_methods.tables(side.get("files", {}), said))
+        comfy = comfy_metadata.declarations(tensors, home, headers, metadata, tables)
         told = {**side, "comfy": comfy.weights, "methods": methods, "tables": tables, "metadata": said}
         quantized = _foreign(path, tensors, told)
     quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), said, home)

@@ -6,19 +6,29 @@ diffusion model, whether its tensors have one or not. Formats and names: `QUANT_
 ComfyUI, and the layouts of comfy-kitchen, its library of kernels.
 
 Where both are there, the tensor counts: convert_to_quant writes a metadata without the rotation when it edits a file.
+Where neither is, a config may say it, {"quant_method": "comfyui", "format": ...}, of all weights that look like it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends import COMFY_FORMATS, COMFY_ORIGINAL_SHAPE, COMFY_REFUSED, FLOAT8_FORMATS, FLOAT8_MARKER
+from ..backends import (
+    COMFY_FORMATS,
+    COMFY_ORIGINAL_SHAPE,
+    COMFY_REFUSED,
+    COMFYUI,
+    FLOAT8_FORMATS,
+    FLOAT8_MARKER,
+    swizzle_told,
+    ways_to_say,
+)
 from ..backends import COMFY_METADATA as METADATA
-from ..core import ROTATION
+from ..core import ROTATION, leaf
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from . import method_names, safetensors
@@ -32,6 +42,7 @@ _PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 _MOST = 4096  # bytes of a line; ComfyUI writes some tens
 _INT8 = "int8_tensorwise"
 _ROTATED = ("convrot_w4a4", "asym_w4a8_int8")  # the formats whose weights always are
+_SCALES = ("weight_scale", "weight_s_rel")  # one of which weights of all formats have
 _GROUP = 256  # of a rotation whose size is not said
 # Other options that change what a weight means, or its product.
 _OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis", "linear_dtype")
@@ -58,17 +69,20 @@ def declarations(
     home: Mapping[str, Path],
     headers: Mapping[Path, Header],
     metadata: Mapping[str, Any],
+    tables: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> Declarations:
-    """Return what the file says of each weight of a layer that is quantized in one of ComfyUI's formats.
+    """Return what the file, or a config, says of each weight of a layer that is quantized in one of ComfyUI's formats.
 
     Args:
         home: the file of each tensor. headers: of the files. metadata: of the first file.
+        tables: the places of settings about quantization, and these; see `method_names.tables`.
 
     Raises:
         BadFileError: the declarations are malformed, or contradict the tensors.
         UnsupportedFileError: layers are in a format that is not read here.
     """
-    if not tensors or (metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
+    stated = _stated(home, tables)
+    if not tensors or (stated is None and metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
         return Declarations()
     path = next(iter(home.values()))
     in_metadata: dict[str, dict[str, Any]] = {}
@@ -76,13 +90,22 @@ def declarations(
         if in_metadata.setdefault(_weight(path, layer, tensors), row) != row:
             raise _bad(path, METADATA, f"it says two different things of layer {layer!r}")
     in_tensors = dict(_by_weight(tensors, home, headers))
-    _refuse_modelopt(path, {name: row for name, row in in_metadata.items() if name not in in_tensors}, metadata)
+    listed = {name: row for name, row in in_metadata.items() if name not in in_tensors}
+    if any(swizzle_told(table) is not None for _, table in tables):  # then they are found as ModelOpt's
+        in_metadata = {
+            k: row for k, row in in_metadata.items() if k in in_tensors or row["format"] not in _ALSO_MODELOPT
+        }
+    elif stated is None:
+        _refuse_modelopt(path, listed, metadata)
     for name, row in in_tensors.items():
         if name in in_metadata and in_metadata[name]["format"] != row["format"]:
             key = f"{name.removesuffix('weight')}{FLOAT8_MARKER}"
             words = f"it says {row['format']!r}, but the file's metadata says {in_metadata[name]['format']!r}"
             raise _bad(home[key], key, words)
     rows = in_metadata | in_tensors
+    rows |= {
+        name: stated for name in tensors if stated is not None and name not in rows and _suits(name, tensors, stated)
+    }
     _require_read(path, rows)
     for name, row in rows.items():
         want = READ[row["format"]]
@@ -102,9 +125,38 @@ def _refuse_modelopt(path: Path, rows: Mapping[str, Mapping[str, Any]], metadata
             f"{METADATA} lists it as ComfyUI does, whose files have scales in tiles, and 4-bit floats with the even "
             "column in the high half of a byte; but quantization_config, beside it, names ModelOpt, which writes the "
             "even column in the low half (0.47), and scales in tiles or in the order of the weight",
-            "If ModelOpt has written it, export the model again without enable_layerwise_quant_metadata and "
-            "enable_swizzle_layout; if it is in ComfyUI's order, use a file whose layers have comfy_quant tensors",
+            f"Say which it is, with {ways_to_say(rows[first]['format'], swizzled=True)}; one of them is right, and the "
+            "others generate noise",
         )
+
+
+def _stated(home: Mapping[str, Path], tables: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Return what a config says of all weights that nothing else is said of; None if it says nothing."""
+    for place, table in tables:
+        if str(table.get("quant_method", "")).lower() == COMFYUI:
+            try:
+                row = _read({key: value for key, value in table.items() if key != "quant_method"})
+            except (KeyError, TypeError) as error:
+                raise _bad(
+                    next(iter(home.values())), place, f"it names ComfyUI and none of its formats: {error}"
+                ) from error
+            if row["format"] in READ:
+                return row
+            raise UnsupportedFileError(
+                f"Cannot read {next(iter(home.values()))}",
+                f"{place} names ComfyUI's format {row['format']!r:.60}, which this version does not read",
+                f"Use one of {', '.join(READ)}, as that of the file is",
+            )
+    return None
+
+
+def _suits(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]) -> bool:
+    """Return whether a tensor may be a weight in a format."""
+    return (
+        name.rpartition(".")[2] == "weight"
+        and tensors[name].dtype == READ[row["format"]]
+        and any(leaf(name, scale) in tensors for scale in _SCALES)
+    )
 
 
 def _require_read(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadFileError, ConflictError, SettingsError
+from ..utils import strict_json
 from . import folders, quantization_methods
+from .method_names import GIVEN
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
 _SIDE: Mapping[str, str] = {
@@ -45,32 +47,60 @@ def with_given(own: Configs, given: Given, path: Path) -> Configs:
 
     Args:
         own: what is beside the weights. path: of the weights, for errors.
-        given: a `quantization_config`, a model's config, with one in it or without, or a JSON file with one of these.
+        given: a `quantization_config`, a model's config, with one in it or without, or JSON of one of these: a file, or
+            text. What it says beside what the files say is added to that.
 
     Raises:
-        ConflictError: the files have another quantization_config. SettingsError: `given` is no config.
+        ConflictError: the files say otherwise. SettingsError: `given` is no config.
     """
-    config = _config_of(given)
-    table = config.get("quantization_config")
+    config = config_of(given)
+    table = dict(config.get("quantization_config") or {})
+    files = own[1].get("files", {})
     beside = {"config.json": own[0].get("quantization_config")}
-    beside |= {f"{name}.json": own[1].get("files", {}).get(name) for name in ("quantization_config",)}
+    beside |= {f"{name}.json": files.get(name) for name in ("quantization_config",)}
     for name, here in beside.items():
-        if table and here and here != table:
+        if isinstance(here, Mapping) and any(here.get(key, value) != value for key, value in table.items()):
             raise ConflictError(
                 f"Cannot use config={_shown(given)} for {path}",
                 f"its own {name} has another quantization_config",
                 f"Leave config out, or correct the {name}",
             )
-    whole = {**own[0], **config}
-    return whole, _settings(
-        whole, {key: rows for key, rows in own[1].get("files", {}).items() if key != "config"}, path
-    )
+    old = own[0].get("quantization_config")
+    table = {**old, **table} if isinstance(old, Mapping) else table
+    whole = {**own[0], **config, **({"quantization_config": table} if table else {})}
+    others = {key: rows for key, rows in files.items() if key != "config"}
+    settings = _settings(whole, others, path)
+    return whole, {**settings, "files": {GIVEN: whole, **others}} if config.get("quantization_config") else settings
 
 
-def _config_of(given: Given) -> dict[str, Any]:
-    """Return a model's config, of which there may be nothing but a `quantization_config`."""
-    if not isinstance(given, (Mapping, str, Path)):
+def refuse_for_pipeline(place: Path, given: Given | None) -> None:
+    """Raise SettingsError if there is a config from the caller, for a pipeline folder."""
+    if given is not None:
+        raise SettingsError(
+            f"Cannot use config={_shown(given)} for {place}",
+            "it is a pipeline, each of whose components has a config of its own",
+            "Pass the folder or file of one component (to load it, with the pipeline as base=)",
+        )
+
+
+def config_of(given: Given) -> dict[str, Any]:
+    """Return a model's config, of which there may be nothing but a `quantization_config`.
+
+    Raises:
+        SettingsError: `given` is none. BadFileError: a file that cannot be read.
+    """
+    if not isinstance(given, (Mapping, str, Path)) or not given:
         raise _strange(given, "it is neither a mapping nor the path of a JSON file")
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        try:
+            given = strict_json.parse(given)
+        except ValueError as error:
+            raise _strange(given, f"it is not JSON: {error}") from error
+    if not isinstance(given, Mapping) and (place := Path(given).expanduser()).is_dir():
+        raise SettingsError(
+            f"Cannot use config={_shown(given)}", "it is a folder", f"Use base={place} if it is the pipeline, or "
+            "the config.json in it"
+        )  # fmt: skip
     config = dict(given) if isinstance(given, Mapping) else folders.read_json(Path(given).expanduser())
     if not config:
         raise _strange(given, "it is empty")

@@ -63,7 +63,8 @@ _FLUX_NAMES: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 
 
-def _flux(shapes: Shapes) -> dict[str, Any]:
+def flux(shapes: Shapes) -> dict[str, Any]:
+    """Return the config of a FLUX.1 of any size: see `known`, and by diffusers' names, too."""
     names = next(row for row in _FLUX_NAMES if f"{row[0]}.bias" in shapes)
     image, last, double, single, norms, text, pooled, guidance = names
     head = Counter(shape[0] for name, shape in shapes.items() if name.endswith(norms)).most_common(1)[0][0]
@@ -82,7 +83,7 @@ def _flux(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, Callable[[Shapes], dict[str, Any]]] = {"sd1": _sd1, "sd2": _sd2, "sdxl": _sdxl, "flux": _flux}
+_FAMILIES: Mapping[str, Callable[[Shapes], dict[str, Any]]] = {"sd1": _sd1, "sd2": _sd2, "sdxl": _sdxl, "flux": flux}
 # What a lone file must look like for the row to be true of it: a tensor and its first dimensions.
 _SURE: Mapping[str, tuple[str, int]] = {
     "sd1": ("input_blocks.0.0.weight", 320),
@@ -107,18 +108,6 @@ def known(family: str | None, shapes: Shapes) -> dict[str, Any]:
     if family != "flux":
         config["in_channels"] = shapes["input_blocks.0.0.weight"][1]
     return config
-
-
-def sized(family: str | None, shapes: Shapes) -> dict[str, Any]:
-    """Return a config that has all shapes of such a model right, perhaps nothing else; {} if its sizes are not known.
-
-    Args:
-        shapes: see `known`; by the names of the authors or of diffusers.
-    """
-    try:
-        return _flux(shapes) if family == "flux" else known(family, shapes)
-    except (KeyError, IndexError, StopIteration, ZeroDivisionError):
-        return {}
 
 
 def _columns(shapes: Shapes, name: str) -> int:

@@ -27,6 +27,7 @@ _IN_METADATA = ("quant_method", "quantization_method")
 _FLOATS = frozenset({"none", "unknown", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32"})
 _ALGORITHMS = ("FP8", "NVFP4")  # how ModelOpt's names of algorithms begin whose weights are read
 _DEEPEST = 8  # tables in tables of a config.json
+GIVEN = "config="  # among the names of JSON files: what the caller says
 
 
 def named(
@@ -38,7 +39,7 @@ def named(
         BadFileError: the name is not a string.
     """
     for name, values in configs.items():
-        place = f"its {name}.json"
+        place = _file(name)
         if name in SIDE_FILES:
             yield place, SIDE_FILES[name]
         if name in MAPS and values:
@@ -64,6 +65,10 @@ def is_free(place: str) -> bool:
     return place in map(_place, _IN_METADATA)
 
 
+def _file(name: str) -> str:
+    return name if name == GIVEN else f"its {name}.json"
+
+
 def _place(key: str) -> str:
     return f"{key} in its metadata"
 
@@ -83,7 +88,7 @@ def tables(
     """Yield where each table about quantization stands ("its config.json"), and the table."""
     for name, values in configs.items():
         own = name in TABLES or name in SIDE_FILES
-        yield from ((f"its {name}.json", table) for table in ((values,) if own else tables_of(values)))
+        yield from ((_file(name), table) for table in ((values,) if own else tables_of(values)))
     table = _of_metadata(metadata)
     if table is not None:
         yield "its metadata", table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -265,6 +265,14 @@ def recognise(names: Collection[str]) -> Family | None:
         if all(name in names for name in row.names):
             return row
     return None
+
+
+def nearly(names: Collection[str]) -> Iterator[tuple[Family, str]]:
+    """Yield each row of which one name is not present, with that name, if no row has all of its names there."""
+    for row in ROWS if recognise(names) is None else ():
+        absent = [name for name in row.names if name not in names]
+        if len(absent) == 1:
+            yield row, absent[0]
 
 
 def sd_version(shapes: Mapping[str, tuple[int, ...]]) -> str:

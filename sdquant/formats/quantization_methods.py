@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends import COMFYUI
 from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from . import folders, method_names
@@ -35,7 +36,7 @@ _USE = (
 # What configs call the methods that are read here, and the one that sdquant writes.
 READ = frozenset({
     "bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant", "gptq", "awq",
-    "auto-round", "intel/auto-round", "hqq", "compressed-tensors", "torchao",
+    "auto-round", "intel/auto-round", "hqq", "compressed-tensors", "torchao", COMFYUI,
 })  # fmt: skip
 # Those of which only float8 weights with scales are, which they write as all do, NVFP4 of the last two, and ModelOpt's
 # integers.
@@ -45,7 +46,7 @@ NUNCHAKU = frozenset({"svdquant", "nunchaku", "nunchaku_lite"})
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
     "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
-    "sdnq": "SDNQ", "fp8": "fine-grained FP8", "gguf": "GGUF",
+    "sdnq": "SDNQ", COMFYUI: "ComfyUI", "fp8": "fine-grained FP8", "gguf": "GGUF",
     "gptq": "GPTQ", "awq": "AWQ", "auto-round": "AutoRound", "intel/auto-round": "AutoRound", "hqq": "HQQ",
     "torchao": "torchao", "compressed-tensors": "compressed-tensors", "modelopt": "NVIDIA ModelOpt",
     "svdquant": "SVDQuant (Nunchaku)", "nunchaku": "SVDQuant (Nunchaku)", "nunchaku_lite": "SVDQuant (Nunchaku)",
@@ -57,6 +58,7 @@ TITLES: Mapping[str, str] = {
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
     "bitsandbytes": "bnb", "bitsandbytes_4bit": "bnb", "bitsandbytes_8bit": "bnb", "quanto": "quanto", "sdnq": "sdnq",
+    COMFYUI: "comfy",
     **dict.fromkeys(("gptq", "awq", "hqq"), "hub"),  # not AutoRound, which writes NVFP4 and MXFP4, too
 }  # fmt: skip
 _OF_NUNCHAKU = frozenset({"svdquant_w4a4", "svdquant_nvfp4", "awq_w4a16"})
@@ -69,12 +71,14 @@ class _Sign:
     Attributes:
         every: those that are all there beside one X. some: of these at least one, if there are any.
         dtypes: of the first of `every`; () for any.
+        fix: instead of the usual one.
     """
 
     title: str
     every: tuple[str, ...]
     some: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    fix: str = ""
 
 
 _CODES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -98,6 +102,9 @@ _SIGNS: tuple[_Sign, ...] = (
         "tensors look the same)",
         every=("weight", "weight_scale"),
         dtypes=("int8",),
+        fix=f'Say which it is, with config={{"quant_method": "{COMFYUI}", "format": "int8_tensorwise"}}, or config='
+        f'{{"quant_method": "{COMFYUI}", "format": "int8_tensorwise", "convrot": True}} if it is rotated; the other '
+        "one generates noise",
     ),
     _Sign(title=TITLES["mlx"], every=("weight", "scales"), dtypes=("uint32",)),
     _Sign(title=TITLES["eetq"], every=("weight", "weight_scales"), dtypes=("int8",)),
@@ -148,12 +155,13 @@ def refuse_unread(
         )
     used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}
-    sign = _signed(plain)
-    if sign is not None:
-        title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign[0]
-        if sign[0] in _READ_IN_PART:
-            raise UnsupportedFileError(f"Cannot load {path}", _in_a_variant(title, sign[1]), _USE)
-        raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
+    signed = _signed(plain)
+    if signed is not None:
+        sign, key = signed
+        title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign.title
+        if sign.title in _READ_IN_PART:
+            raise UnsupportedFileError(f"Cannot load {path}", _in_a_variant(title, key), _USE)
+        raise _unread(path, f"it has weights of {title}, as {key!r} shows", "" if methods else sign.fix)
     twice = next((name for name in quantized if name in plain), None)
     if twice is not None:
         raise BadFileError(
@@ -253,8 +261,8 @@ def refuse_pickles(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> No
         )
 
 
-def _unread(path: Path, why: str) -> UnsupportedFileError:
-    return UnsupportedFileError(f"Cannot load {path}", f"{why}, which sdquant does not read", _USE)
+def _unread(path: Path, why: str, fix: str = "") -> UnsupportedFileError:
+    return UnsupportedFileError(f"Cannot load {path}", f"{why}, which sdquant does not read", fix or _USE)
 
 
 def _says(place: str, word: str) -> str:
@@ -263,9 +271,9 @@ def _says(place: str, word: str) -> str:
 
 def _variant(path: Path, tensors: Mapping[str, TensorInfo], place: str, word: str) -> UnsupportedFileError:
     """Return the error for a component of a method of which sdquant reads something, and nothing in this one."""
-    sign = _signed(tensors)
+    signed = _signed(tensors)
     none = "none of its weights is in a variant of it that sdquant reads"
-    why = none if sign is None else _in_a_variant("it", sign[1])
+    why = none if signed is None else _in_a_variant("it", signed[1])
     return UnsupportedFileError(f"Cannot load {path}", f"{_says(place, word)}, and {why}", _USE)
 
 
@@ -301,12 +309,12 @@ def _is_unknown_text(place: str, word: str) -> bool:
     return method_names.is_free(place) and word.lower() not in READ | FLOAT8 | NUNCHAKU
 
 
-def _signed(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
-    """Return the method whose tensor names are present, and one of these names; None if there is none."""
+def _signed(plain: Mapping[str, TensorInfo]) -> tuple[_Sign, str] | None:
+    """Return the sign of the method whose tensor names are present, and one of these names; None if there is none."""
     beside: dict[str, dict[str, str]] = {}
     for key in plain:
         if _HOOKS in key:
-            return "NNCF in its own modules", key
+            return _Sign(title="NNCF in its own modules", every=()), key
         stem, last = _split(key)
         beside.setdefault(stem, {})[last] = key
     for sign in _SIGNS:
@@ -314,7 +322,7 @@ def _signed(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
             if not names.keys() >= set(sign.every) or (sign.some and not names.keys() & set(sign.some)):
                 continue
             if not sign.dtypes or plain[names[sign.every[0]]].dtype in sign.dtypes:
-                return sign.title, names[sign.every[-1]]
+                return sign, names[sign.every[-1]]
     return None
 
 

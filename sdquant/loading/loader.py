@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ..formats import Checkpoint
+    from ..formats import Checkpoint, Given
     from ..models import WeightLoader
     from ..offload import OffloadHandle
     from ..planning import ComponentPlan, Plan
@@ -79,6 +79,7 @@ def load_model(
     revision: str | None = None,
     subfolder: str | None = None,
     token: str | bool | None = None,
+    config: Given | None = None,
 ) -> Any:
     """Load a model, quantized and offloaded as requested, or raise a clear error before any weight is read.
 
@@ -124,6 +125,9 @@ def load_model(
         revision: branch, tag or commit of the hub repository that `path` names; for others "owner/name@revision".
         subfolder: folder to load within the repository, or within the folder on disk.
         token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is not stored.
+        config: where the file or component folder `path` says not how its weights are quantized, what would say it: a
+            `quantization_config`, such as {"quant_method": "modelopt"}, the model's config with one in it, or JSON of
+            either, as a file or as text. What the file says itself cannot be said otherwise.
 
     Returns:
         A diffusers pipeline, or a component if `path` is one and `base` is not set. Its `.sdquant` is a record of the
@@ -138,7 +142,7 @@ def load_model(
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
         variant=variant, quant_stats=quant_stats, compute=compute, revision=revision, subfolder=subfolder, token=token,
-        size=size, quality=quality,
+        size=size, quality=quality, config=config,
     )  # fmt: skip
     return load(parsed)
 

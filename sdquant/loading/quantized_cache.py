@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,12 @@ class Cache:
     Attributes:
         folder: the location; it is created when it is needed.
         limit: maximum bytes of all files in it.
+        config: what the request says of the files that they do not; {} for nothing.
     """
 
     folder: Path
     limit: int
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def place(
         self, component: ComponentPlan, src: Checkpoint, dtype: str | None, device: str, *, progress: bool
@@ -70,6 +72,7 @@ class Cache:
             "device": hardware.device_kind(device),  # kernels of a GPU may round otherwise
             "class": [src.library, src.class_name],
             "config": src.config,
+            **({"said": self.config} if self.config else {}),
         }
         digest = sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
         return self.folder / f"{digest}.safetensors"
@@ -163,7 +166,7 @@ def cache_of(request: Request) -> Cache | None:
     if word in ("", "off", "0", "false", "no"):
         return None
     folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(setting))
-    return Cache(folder=folder, limit=request.cache_bytes)
+    return Cache(folder=folder, limit=request.cache_bytes, config=request.said)
 
 
 def default_folder() -> Path:

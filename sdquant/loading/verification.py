@@ -8,7 +8,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..core import LONE, PrequantizedWeight, Unfit, packed_reader, read_weight, require_sound
+from ..core import (
+    LONE,
+    PrequantizedWeight,
+    ShapeUnknown,
+    Unfit,
+    leaf,
+    packed_reader,
+    read_weight,
+    require_sound,
+)
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import closing_files
 from ..models import Detected, detect
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..formats import Checkpoint, TensorFile
+    from ..formats import Checkpoint, Given, TensorFile
     from ..models import fitting
 
 
@@ -32,11 +41,13 @@ def verify(
     progress: bool = False,
     allow_pickle: bool = False,
     on_tensor: Callable[[int, int], None] | None = None,
+    config: Given | None = None,
 ) -> Detected:
     """Run `detect`, then read every weight and check packed sizes, scales, and that all values are finite.
 
     Args:
         on_tensor: called with the tensors read and the total; what it raises is passed on.
+        config: see `load_model`.
 
     Returns:
         The result of `detect`; its warnings also list what could not be checked.
@@ -44,7 +55,7 @@ def verify(
     Raises:
         BadFileError: the first fault, naming the tensor and the file.
     """
-    detected = detect(path, allow_pickle=allow_pickle)
+    detected = detect(path, allow_pickle=allow_pickle, config=config)
     total = sum(len(src.tensors) for src in detected.sources.values())
     notes: dict[str, list[str]] = {}
     with count_bar("Verifying", total, "tensor", progress) as bar:
@@ -77,6 +88,7 @@ class _Contents:
     def __init__(self, src: Checkpoint, family: str | None = None) -> None:
         self.src, self.family = src, family
         self.shapes: dict[str, tuple[int, ...]] = {}  # of what was read
+        self.guessed: set[str] = set()  # weights whose shape nothing records, see `models.lone_files`
         self.files: Mapping[Path, TensorFile] = {}
 
     @cached_property
@@ -109,10 +121,13 @@ class _Contents:
             for entry in self.src.prequantized.values():
                 unknown.update(self._weight(entry))
                 bar.update(len(entry.keys) + len(entry.extra))
-            self._complete()
+            doubts = self._complete()
         return [
-            f"{count} weights could be checked only in part without a config.json: {why}"
-            for why, count in unknown.items()
+            *doubts,
+            *(
+                f"{count} weights could be checked only in part without a config.json: {why}"
+                for why, count in unknown.items()
+            ),
         ]
 
     def _get(self, key: str) -> Tensor:
@@ -136,32 +151,40 @@ class _Contents:
         name = self.names.get(key)
         return self.model[1].parameter(name) if self.model is not None and name is not None else None
 
-    def _complete(self) -> None:
-        """Raise BadFileError if a tensor that the model merges from several has another shape, or if a folder, or a
-        file that has nearly all, lacks one of the model's tensors. A single file may be one shard of several."""
+    def _complete(self) -> list[str]:
+        """Return what is odd in a lone file, in sentences.
+
+        Raises:
+            BadFileError: a tensor that the model merges from several has another shape, or a folder, or a file that has
+                nearly all, lacks one of the model's tensors. A single file may be one shard of several.
+        """
         from ..models import fitting, lone_files
 
         if self.model is None:
-            self._alone()
-            return
+            return self._alone()
         fitting.refuse_misfits(*self.model)
         src, model = self.model
         absent = fitting.absent(src, model)
         whole = lone_files.is_few(len(absent), len(model.known)) and not lone_files.is_shard(src.path.name)
         if src.path.is_dir() or whole:
             fitting.refuse_missing(src, model)
+        return []
 
-    def _alone(self) -> None:
-        """Raise BadFileError if a tensor of a lone file cannot be right, whatever config it is for."""
+    def _alone(self) -> list[str]:
+        """Return what is odd in a lone file. Raise BadFileError for what cannot be right, whatever config it is for."""
         from ..models import lone_files
 
         src = self.src
         if src.path.is_dir() or src.config:
-            return
-        integers = [key for key, info in src.plain.items() if "float" not in info.dtype]
-        fault = lone_files.fault(self.shapes, src.prequantized, integers, family=self.family, filename=src.path.name)
+            return []
+        file = lone_files.LoneFile(
+            shapes=self.shapes, quantized=src.prequantized, guessed=self.guessed, family=self.family,
+            integers=[key for key, info in src.plain.items() if "float" not in info.dtype], filename=src.path.name,
+        )  # fmt: skip
+        fault = lone_files.fault(file)
         if fault is not None:
             raise self._bad(fault.name, fault.why)
+        return lone_files.doubts(file)
 
     def _weight(self, entry: PrequantizedWeight) -> list[str]:
         """Read and dequantize one weight; return the reason if that is impossible although the file is sound."""
@@ -181,12 +204,25 @@ class _Contents:
             raise BadFileError(f"{self._file(entry.name)} failed verification", why, error.fix) from error
         except Unfit as reason:
             for key in entry.keys.values():
-                self._finite(key, self._get(key))
+                tensor = self._get(key)
+                self._finite(key, tensor)
+                self.shapes[key] = tuple(tensor.shape)
+            if isinstance(reason, ShapeUnknown):
+                self._guess(entry.name, reason.count)
             return [str(reason)]
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
             raise self._bad(entry.name, f"its tensors do not fit together: {error}") from error
         self._finite(entry.name, weight)
         return []
+
+    def _guess(self, name: str, count: int) -> None:
+        """Take a weight of so many values to have as many rows as its bias."""
+        rows = self.shapes.get(leaf(name, "bias"), ())
+        if len(rows) == 1 and rows[0] and count % rows[0]:
+            raise self._bad(name, f"it has {count} values, and its bias {rows[0]}, which does not divide them")
+        if len(rows) == 1 and rows[0]:
+            self.shapes[name] = (rows[0], count // rows[0])
+            self.guessed.add(name)
 
     def _finite(self, name: str, tensor: Tensor) -> None:
         if not is_finite(tensor):

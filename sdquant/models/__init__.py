@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .classes import class_of, meta_model
     from .components import PREFIXES as KEY_PREFIXES
     from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied, ties_in
-    from .detection import Detected, detect, joined, same_scheme
+    from .detection import Detected, detect, joined
     from .dummy_inputs import Inputs
     from .float_weights import with_float_weights
     from .generate import Stopped, draw, native_size
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .op_counts import Product, Work
     from .pipeline_traits import Traits, sampling_with, starts_from_image, traits
     from .pipelines import components_of, is_pipeline, main_part, weight_bytes, weight_parts
+    from .promised_schemes import same_scheme
     from .quantize_weight import refuse_not_finite, require_finite
     from .rounding_loss import RoundingLoss
     from .single_file import convert, original_names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from ..errors import BadFileError, MissingComponentError
 from ..formats import (
     TypeRow,
     checkpoint,
+    component_configs,
     folders,
     model_families,
     quantization_methods,
@@ -26,12 +26,13 @@ from ..formats import (
 from ..utils.arguments import answered
 from . import classes, file_tokenizers, gguf_encoders, partial_encoders
 from .hub_references import reference
+from .promised_schemes import name_warnings
 from .refused_gguf import refuse_undecodable, refuse_unless_diffusion
 
 if TYPE_CHECKING:
-    from ..formats import Checkpoint
+    from ..formats import Checkpoint, Given
 
-__all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
+__all__ = ["MAIN", "Detected", "detect", "suffix_hint"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,12 @@ class Detected:
 
 @answered
 def detect(
-    path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
+    path: str | Path,
+    *,
+    complete: bool = True,
+    allow_pickle: bool = False,
+    variant: str | None = None,
+    config: Given | None = None,
 ) -> Detected:
     """Inspect a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
@@ -112,12 +118,13 @@ def detect(
         complete: also check that the files are as long as their headers say, and that folders fit their models.
         allow_pickle: also look at torch's own files (.ckpt, .bin), which are pickles, with torch's weights_only.
         variant: the variant of the weights to read, if the folder has it; see `formats.folders.weights`.
+        config: see `load_model`.
 
     Raises:
         MissingComponentError: the path does not exist. BadFileError: a damaged file. UnsupportedFileError: a kind of
             file that sdquant does not load.
     """
-    detected = read_headers(path, complete=complete, allow_pickle=allow_pickle, variant=variant)
+    detected = read_headers(path, complete=complete, allow_pickle=allow_pickle, variant=variant, config=config)
     if complete:
         from .fitting import fitted
 
@@ -137,6 +144,7 @@ class _Options:
     partial: bool
     is_component: bool
     find_classes: bool
+    config: Given | None
 
 
 def read_headers(
@@ -148,18 +156,19 @@ def read_headers(
     partial: bool = False,
     is_component: bool = False,
     find_classes: bool = True,
+    config: Given | None = None,
 ) -> Detected:
     """Detect the contents of a file or folder as `detect` does, but do not compare folders with their models.
 
     Args:
-        complete, allow_pickle, variant: see `detect`, which raises the same errors.
+        complete, allow_pickle, variant, config: see `detect`, which raises the same errors.
         partial: it is a base pipeline, whose components may have a config and no weights.
         is_component: it is one component of a pipeline, and errors say so.
         find_classes: look the class of each config up. False for a program with models of its own, such as ComfyUI.
     """
     options = _Options(
         complete=complete, allow_pickle=allow_pickle, variant=variant, partial=partial, is_component=is_component,
-        find_classes=find_classes,
+        find_classes=find_classes, config=config,
     )  # fmt: skip
     try:
         detected = _detect(Path(os.path.expanduser(path)), str(path), options)
@@ -176,12 +185,14 @@ def _detect(place: Path, path: str, options: _Options) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"Cannot load {path}", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
-        return _component(
-            checkpoint.single_file(place, complete=options.complete, allow_pickle=options.allow_pickle), path, options
+        lone = checkpoint.single_file(
+            place, complete=options.complete, allow_pickle=options.allow_pickle, given=options.config
         )
+        return _component(lone, path, options)
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, replace(options, partial=False)), path, options)
+    component_configs.refuse_for_pipeline(place, options.config)
     contents = folders.read_json(folders.inside(index, place))
     quantization_methods.refuse_unread_index(place, contents)
     each = {
@@ -238,8 +249,9 @@ def _part(folder_: Path, options: _Options) -> Checkpoint:
     if options.partial and not folders.visible_weights(folder_, folders.WEIGHTS + folders.PICKLES):
         return checkpoint.without_weights(folder_)
     return checkpoint.component_folder(
-        folder_, complete=options.complete, allow_pickle=options.allow_pickle, variant=options.variant
-    )
+        folder_, complete=options.complete, allow_pickle=options.allow_pickle, variant=options.variant,
+        given=options.config,
+    )  # fmt: skip
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -247,7 +259,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     quantized = [part for part in parts.values() if part.prequantized]
     quant = main.quant or (quantized[0].quant if quantized else None)
     hint = suffix_hint(path)
-    warnings = _name_warnings(path, hint, quant)
+    warnings = name_warnings(path, hint, quant)
     return Detected(
         path=path,
         container="pipeline",
@@ -316,7 +328,7 @@ def _component(src: Checkpoint, path: str, options: _Options) -> Detected:
         tensors=len(src.tensors),
         bytes=src.weight_bytes,
         types=dict(Counter(info.dtype for info in src.tensors.values())),
-        warnings=[*src.warnings, *_name_warnings(named, hint, quant), *beside],
+        warnings=[*src.warnings, *name_warnings(named, hint, quant), *beside],
         class_name=src.class_name or (row.class_name if row else None),
         sources={LONE: src},
     )
@@ -360,38 +372,3 @@ def _quantization(src: Checkpoint) -> tuple[str | None, list[str]]:
         by_evidence[evidence[scheme]] += count[scheme]
     lines = [f"{line} ({number} weights)" for line, number in by_evidence.items()]
     return src.recorded_quant or weight.most_common(1)[0][0], lines
-
-
-def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
-    if hint is None or _keeps_promise(hint, quant):
-        return []
-    return [f"the name of {Path(path).name} promises {hint}, but its header shows {quant or 'no quantization'}"]
-
-
-# What a name promises, and the scheme that such a file is read as.
-_SAME_IN_FILES = (
-    ("fp8", "qfloat8"), ("qint8", "int8_row"), ("int4", "svdquant_w4a4"), ("int4", "awq_w4a16"),
-    ("comfy:nvfp4", "svdquant_nvfp4"),
-)  # fmt: skip
-
-
-def _keeps_promise(hint: str, quant: str | None) -> bool:
-    """Return whether a file name's hint fits the scheme: "int8" or "fp8" is used for every scheme of that kind."""
-    if quant is None:
-        return registry.scheme(hint).bits >= 16
-    if registry.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
-        return True
-    of_kind = quant.endswith(hint) or quant.startswith(f"{hint}_")
-    return same_scheme(hint, quant) or of_kind or (hint, quant) in _SAME_IN_FILES
-
-
-def same_scheme(requested: str, detected: str | None) -> bool:
-    """Return whether the detected scheme is the requested one; a GGUF mix equals its main type, both ways."""
-    if detected is None:
-        return False
-    if requested == detected:
-        return True
-    one, other = registry.scheme(requested), registry.scheme(detected)
-    return one.backend == other.backend == "gguf" and re.sub(r"_[sml]$", "", one.name) == re.sub(
-        r"_[sml]$", "", other.name
-    )

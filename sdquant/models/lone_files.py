@@ -1,26 +1,33 @@
 """Find the tensor of a lone file without a config that cannot be right, as far as the file itself tells.
 
-`load_model` holds such a file against the config of a pipeline. Without one there are three witnesses: the biases; the
-blocks of a model, which are alike; and, of some families, the config that the shapes together give, whatever pipeline
-the file is for. None of them accuses a file that fits some config, and a shard of a model is not incomplete.
+`load_model` holds such a file against the config of a pipeline. Without one there are witnesses in the file: biases;
+blocks, which are alike; the norms of a text encoder, which are as wide as its tables; and, of some families,
+the config that the shapes together give, whatever pipeline the file is for. None of them accuses a file that fits some
+config, and a shard of a model is not incomplete. What only a pipeline could tell is a doubt.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
+from ..core import TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import known_configs, model_families
+from ..formats import model_families, sized_configs, text_encoders
 from .single_file import original_names
 from .single_file.convert import prefix_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MOST = 10  # one in so many tensors may be wrong; of more, the config is not that of the file
 _FEWEST = 4  # blocks of which one is told to be unlike the others
+_FEWEST_LEAVES = 2  # of a block; what has fewer is a list of layers, each for another input
 _BLOCK = re.compile(r"^(.*?\.)(\d+)(\..*)$")
+_TABLE = re.compile(r"^(?!.*vis).*(?:^|\.)(shared|embed_tokens|token_embedding|position_embedding)\.weight$")
 _SHARD = re.compile(r"-\d+-of-\d+\.")
 
 
@@ -42,70 +49,157 @@ def is_few(count: int, total: int) -> bool:
     return count * _MOST <= total
 
 
-def fault(
-    shapes: Shapes, quantized: Collection[str], integers: Collection[str], *, family: str | None, filename: str
-) -> Fault | None:
-    """Return what cannot be right in a lone file; None if nothing shows.
+@dataclass(frozen=True, kw_only=True)
+class LoneFile:
+    """What is known of a file.
 
-    Args:
-        shapes: of all plain tensors and, dequantized, the quantized weights of the file, as far as they are known, by
-            the file's names.
-        quantized: the names of all these weights. integers: plain tensors of integers. family: see `model_families`.
+    Attributes:
+        shapes: of all plain tensors and, dequantized, the quantized weights, as far as they are known, by the file's
+            names; of weights whose shape nothing records, those of their parts.
+        quantized: the names of all quantized weights. guessed: those with as many rows as their bias and as many
+            columns as their values then make, which is not the shape of a convolution.
+        integers: plain tensors of integers. family: see `model_families`. filename: without folders.
     """
-    row = model_families.recognise(shapes.keys() | set(quantized))
-    first = _unlike_bias(shapes, quantized)
+
+    shapes: Shapes
+    quantized: Collection[str] = ()
+    guessed: Collection[str] = ()
+    integers: Collection[str] = ()
+    family: str | None
+    filename: str
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the model's tensors."""
+        return self.shapes.keys() | set(self.quantized)
+
+
+def fault(file: LoneFile) -> Fault | None:
+    """Return what cannot be right in a lone file; None if nothing shows."""
+    row = model_families.recognise(file.names)
+    first = _unlike_bias(file)
+    if first is None and row is None and not is_shard(file.filename):
+        first = next(filter(None, (_absent_mark(file, *near) for near in model_families.nearly(file.names))), None)
     if first is None and row is not None and row.component in ("transformer", "unet"):
-        first = _unlike_config(shapes, quantized, integers, row, family, complete=not is_shard(filename))
+        first = _unlike_config(file, row, complete=not is_shard(file.filename))
+    if first is None and row is not None and row.component == "text_encoder":
+        first = _unlike_width(file.shapes)
     if first is None and row is not None and row.component in ("transformer", "text_encoder"):
-        first = _unlike_blocks(shapes)
+        first = _unlike_blocks(file.shapes)
     return first
 
 
-def _unlike_bias(shapes: Shapes, quantized: Collection[str]) -> Fault | None:
-    for name, shape in shapes.items():
-        bias = shapes.get(f"{name.removesuffix('weight')}bias")
-        if bias is None or not name.endswith(".weight") or len(shape) != 2:
+def doubts(file: LoneFile) -> list[str]:
+    """Return what is odd in a lone file, in sentences: it may be a model that nobody here knows."""
+    row = model_families.recognise(file.names)
+    if row is not None:
+        return list(_strange_widths(file, row)) if row.component == "transformer" else []
+    near = [
+        (row, name)
+        for row, name in model_families.nearly(file.names)
+        if len(row.names) > 2 and _is_part_there(name, file.names)
+    ]
+    if not near or is_shard(file.filename):
+        return []
+    row, name = max(near, key=lambda pair: len(pair[0].names))
+    return [
+        f"nothing tells what model it is: it has {len(row.names) - 1} of the {len(row.names)} tensors by which sdquant "
+        f"tells {row.family} ({row.component}), and lacks {name!r}; load_model refuses it unless parts= names its place"
+    ]
+
+
+def _is_part_there(name: str, names: Collection[str]) -> bool:
+    """Return whether the rest of the block that a tensor would be in is there; True for one in no block."""
+    match = _BLOCK.match(name)
+    return match is None or any(other.startswith(f"{match[1]}{match[2]}.") for other in names)
+
+
+def _absent_mark(file: LoneFile, row: model_families.Family, name: str) -> Fault | None:
+    """Return the fault if the one tensor that a family would be told by is in all other blocks, or if the file has all
+    the rest of the model."""
+    match = _BLOCK.match(name)
+    if match is not None:
+        leaves: dict[str, set[str]] = defaultdict(set)  # by block
+        for other in file.names:
+            found = _BLOCK.match(other)
+            if found is not None and found[1] == match[1]:
+                leaves[found[2]].add(found[3])
+        others = [names for number, names in leaves.items() if number != match[2]]
+        if match[2] in leaves and len(others) >= _FEWEST - 1 and all(match[3] in names for names in others):
+            return Fault(name, "the file lacks it, and has it of every other block")
+    if len(row.names) > 1 and row.component in ("transformer", "unet"):
+        family = model_families.sd_version(file.shapes) if row.family == "sd" else row.family
+        seen = _compared(replace(file, family=family), row)
+        if seen.absent == [name] and not seen.wrong:
+            return Fault(name, "the file lacks it, and has the rest of the model")
+    return None
+
+
+def _unlike_bias(file: LoneFile) -> Fault | None:
+    for name, shape in file.shapes.items():
+        bias = file.shapes.get(f"{name.removesuffix('weight')}bias")
+        if bias is None or not name.endswith(".weight") or not shape:
             continue
-        sides = (shape[:1],) if name in quantized else (shape[:1], shape[1:])  # GPT-2 has it the other way round
+        # GPT-2 has it the other way round, and so have transposed convolutions.
+        sides = (shape[:1],) if name in file.quantized else (shape[:1], shape[1:2])
         if bias not in sides:
             return Fault(name, f"it has shape {list(shape)}, but its bias has {list(bias)}")
     return None
 
 
-def _unlike_config(
-    shapes: Shapes,
-    quantized: Collection[str],
-    integers: Collection[str],
-    row: model_families.Family,
-    family: str | None,
-    *,
-    complete: bool,
-) -> Fault | None:
-    prefix = prefix_of(shapes.keys())
-    there = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
-    expected = _expected(known_configs.sized(family, there), row.foreign)
-    wrong = [name for name, shape in there.items() if expected.get(name, shape) != shape]
-    absent = [name for name in expected if name not in there and prefix + name not in quantized]
-    if not expected or not is_few(len(wrong) + len(absent), len(expected)):
+@dataclass(frozen=True)
+class _Compared:
+    """A file beside the model that its shapes call for: names in the file of tensors of other shapes, and of those that
+    it lacks. expected: all shapes by the names without the prefix."""
+
+    prefix: str
+    expected: Shapes
+    wrong: list[str]
+    absent: list[str]
+
+
+def _compared(file: LoneFile, row: model_families.Family) -> _Compared:
+    prefix = prefix_of(file.shapes.keys())
+    there = {name.removeprefix(prefix): shape for name, shape in file.shapes.items() if name.startswith(prefix)}
+    expected = _expected(sized_configs.sized(file.family, there), row.foreign)
+    wrong = [
+        prefix + name
+        for name, shape in there.items()
+        if expected.get(name, shape) != shape and (prefix + name not in file.guessed or len(expected[name]) == 2)
+    ]
+    absent = [prefix + name for name in expected if name not in there and prefix + name not in file.quantized]
+    return _Compared(prefix, expected, wrong, absent)
+
+
+def _unlike_config(file: LoneFile, row: model_families.Family, *, complete: bool) -> Fault | None:
+    seen = _compared(file, row)
+    if not seen.expected or not is_few(len(seen.wrong) + len(seen.absent), len(seen.expected)):
         return None
-    for name in wrong:
+    for name in seen.wrong:
         return Fault(
-            prefix + name,
-            f"it has shape {list(there[name])}, but the sizes of the model's other tensors call for "
-            f"{list(expected[name])}",
+            name,
+            f"it has shape {list(file.shapes[name])}, but the sizes of the model's other tensors call for "
+            f"{list(seen.expected[name.removeprefix(seen.prefix)])}",
         )
-    for name in integers:
-        if name.removeprefix(prefix) in expected:
+    for name in file.integers:
+        if name.removeprefix(seen.prefix) in seen.expected:
             return Fault(name, "it holds integers, and the model has floats there")
-    if absent and complete:
-        return Fault(prefix + absent[0], "the file lacks it, and has the rest of the model")
+    if seen.absent and complete:
+        return Fault(seen.absent[0], "the file lacks it, and has the rest of the model")
     return None
 
 
-def _expected(config: Mapping[str, object], foreign: bool) -> Shapes:
+def _expected(config: Mapping[str, Any], foreign: bool) -> Shapes:
     """Return the shapes of a model's tensors by the file's names without a prefix; {} if they are not known."""
+    return _shapes_of(json.dumps(config, sort_keys=True), foreign)
+
+
+@lru_cache(maxsize=4)
+def _shapes_of(text: str, foreign: bool) -> Shapes:
+    """See `_expected`. text: the config as JSON."""
     from . import components
 
+    config = json.loads(text)
     kind = config.get("_class_name")
     if not isinstance(kind, str):
         return {}
@@ -118,6 +212,26 @@ def _expected(config: Mapping[str, object], foreign: bool) -> Shapes:
         return ours
     rows = original_names.written(kind, ours) or []
     return {row.name: original_names.shape_of(row, ours) for row in rows}
+
+
+def _unlike_width(shapes: Shapes) -> Fault | None:
+    """Return the table of embeddings of a text encoder that is not as wide as its norms."""
+    width, _ = text_encoders.sizes({name: TensorInfo(dtype="", shape=s, nbytes=0) for name, s in shapes.items()})
+    for name, shape in shapes.items():
+        if width is not None and _TABLE.search(name) and len(shape) == 2 and shape[1] != width:
+            return Fault(name, f"it has shape {list(shape)}, but the model's norms have {width} values")
+    return None
+
+
+def _strange_widths(file: LoneFile, row: model_families.Family) -> Iterator[str]:
+    """Yield a sentence for each input whose width no model of the family is known to have, which nothing else shows."""
+    prefix = prefix_of(file.shapes.keys())
+    there = {name.removeprefix(prefix): shape for name, shape in file.shapes.items() if name.startswith(prefix)}
+    for name, widths in sized_configs.strange_widths(file.family, there):
+        yield (
+            f"{prefix + name!r} has shape {list(there[name])}, and is for {there[name][1]} channels; {row.family} has "
+            f"{widths}: unless that is another variant, load_model refuses it with every pipeline"
+        )
 
 
 def _unlike_blocks(shapes: Shapes) -> Fault | None:
@@ -133,7 +247,7 @@ def _unlike_blocks(shapes: Shapes) -> Fault | None:
     faults: list[Fault] = []
     for path, leaves in lists.items():
         numbers = sorted({number for blocks in leaves.values() for number in blocks})
-        if len(numbers) < _FEWEST or numbers != list(range(len(numbers))):
+        if len(numbers) < _FEWEST or numbers != list(range(len(numbers))) or len(leaves) < _FEWEST_LEAVES:
             continue
         for leaf, blocks in leaves.items():
             faults += _odd(path, leaf, blocks, numbers)

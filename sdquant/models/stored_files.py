@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..backends import gguf
 from ..core import LONE, registry
-from ..errors import BadFileError, MissingComponentError, SettingsError, UnsupportedFileError
-from ..formats import checkpoint, folders
+from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
+from ..formats import checkpoint, component_configs, folders
 
 if TYPE_CHECKING:
     from ..formats import Checkpoint, Given
@@ -55,12 +55,7 @@ def _components(place: Path, *, config: Given | None, allow_pickle: bool, varian
     if not index.exists():
         src = checkpoint.component_folder(place, allow_pickle=allow_pickle, variant=variant, given=config)
         return {LONE: src}
-    if config is not None:
-        raise SettingsError(
-            f"Cannot use config for {place}",
-            "it is a pipeline, each of whose components has a config of its own",
-            "Pass the folder of one component",
-        )
+    component_configs.refuse_for_pipeline(place, config)
     contents = folders.read_json(folders.inside(index, place))
     sources = {
         name: checkpoint.as_named(

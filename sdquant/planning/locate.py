@@ -18,6 +18,7 @@ from .component_places import CHECKPOINT
 from .component_sources import merge
 
 if TYPE_CHECKING:
+    from ..formats import Given
     from ..models import Detected
     from .component_files import ComponentFile
     from .request import Request
@@ -61,7 +62,7 @@ def resolve_references(request: Request) -> Path:
 
 def _with_parts(path: str, parts: tuple[ComponentFile, ...], request: Request) -> ModelFiles:
     """Detect the model's own file or folder, and those of its parts."""
-    detected = _read(path, request, partial=bool(parts), variant=request.variant)
+    detected = _read(path, request, partial=bool(parts), variant=request.variant, config=request.config)
     own = [one for one in parts if one.component is not None and _is_same_file(one.path, path)]
     others = [one for one in parts if one not in own[:1]]
     contents = [_read(one.path, request, is_component=True) for one in others]
@@ -135,12 +136,18 @@ def _lacking(files: ModelFiles) -> list[str]:
 
 
 def _read(
-    path: str, request: Request, *, variant: str | None = None, partial: bool = False, is_component: bool = False
+    path: str,
+    request: Request,
+    *,
+    variant: str | None = None,
+    partial: bool = False,
+    is_component: bool = False,
+    config: Given | None = None,
 ) -> Detected:
     """Read the headers of what a path contains; see `read_headers`."""
     return detection.read_headers(
         path, complete=False, allow_pickle=request.allow_pickle, variant=variant, partial=partial,
-        is_component=is_component,
+        is_component=is_component, config=config,
     )  # fmt: skip
 
 

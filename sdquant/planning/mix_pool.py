@@ -126,8 +126,9 @@ def errors_of(
             return mix_errors.measure_errors(list(pool.bytes), read, schemes, pool.statistics, report)
 
     stats = None if pool.statistics is None else mix_errors.file_identity(str(request.quant_stats))
-    key = {"files": list(mix_errors.identity(src)), "dtype": resolved.dtype, "statistics": stats, "name": name,
-           "schemes": schemes, "versions": dict(compat.hardware.versions())}  # fmt: skip
+    key = {"files": [*mix_errors.identity(src), *request.said.items()], "dtype": resolved.dtype,
+           "statistics": stats, "name": name, "schemes": schemes,
+           "versions": dict(compat.hardware.versions())}  # fmt: skip
     measured: mix_errors.Errors | None
     if opening is None:
         measured = mix_errors.remembered_errors(key, list(pool.bytes)) if src.files else None

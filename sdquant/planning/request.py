@@ -26,6 +26,7 @@ from .mix_arguments import refuse_wrong_mix, with_options_of_auto
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
+    from ..formats import Given
     from ..offload import OffloadMode
     from ..rules import QuantizationRule
 
@@ -142,6 +143,12 @@ class Request:
         metavar="NAME",
         setting=False,
     )
+    config: Given | None = _option(
+        None,
+        "where the model's file says not how it is quantized: its quantization_config, as JSON, or a JSON file with it",
+        metavar="FILE",
+        setting=False,
+    )
     revision: str | None = _option(
         None, "branch, tag or commit of a hub repository (default: main)", metavar="NAME", setting=False
     )
@@ -180,6 +187,7 @@ class Request:
         for name in ("components", "skip"):
             _names(name, getattr(self, name))
         require_parts(self.parts)
+        _ = self.said
         for name in (row.name for row in fields(self) if isinstance(row.default, bool)):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(
@@ -259,6 +267,13 @@ class Request:
             )
         return specs | {name: with_rules(spec, self.rules, self.quant_stats) for name, spec in ruled.items()}
 
+    @cached_property
+    def said(self) -> Mapping[str, Any]:
+        """The config; {} if there is none. Raises SettingsError if it is not one."""
+        from ..formats import component_configs
+
+        return {} if self.config is None else component_configs.config_of(self.config)
+
     @property
     def plain_runtime(self) -> str | None:
         """The requested runtime: by name, or "plain" if `compute` needs sdquant's plain layers."""
@@ -337,6 +352,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "dtype": _torch_name,
     "device": _torch_name,
     "base": expanded_path,
+    "config": expanded_path,
     "quant_stats": expanded_path,
     "rules": rules_of,
     "components": _tuple,

@@ -22,7 +22,7 @@ from ..rules import with_statistics
 from . import export_single_file, file_mix, original_layout
 
 if TYPE_CHECKING:
-    from ..formats import Checkpoint
+    from ..formats import Checkpoint, Given
     from ..planning import Request
     from .export_single_file import FileTensor
 
@@ -46,13 +46,14 @@ def write_comfy_mix(
     quant_stats: str | Path | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
     on_weights: Callable[[int, int], object] | None = None,
+    config: Given | None = None,
 ) -> Path:
     """Choose a format for each layer of a component, for so many bytes of the file or such a quality, and write it.
 
     Args:
         quant: "auto".
         on_weights: called with the number of weights that were read to measure their errors, and of all.
-        size, quality, quant_stats: see `load_model`; the others are those of `export_single_file.quantize_file`.
+        size, quality, quant_stats, config: see `load_model`; the others: see `export_single_file.quantize_file`.
 
     Returns:
         The target.
@@ -66,11 +67,12 @@ def write_comfy_mix(
     refuse_existing(goal, overwrite)
     request = make_request(
         path, quant=quant, components=components, skip=skip, size=size, quality=quality, quant_stats=quant_stats,
-        progress=progress,
+        progress=progress, config=config,
     )  # fmt: skip
     if not request.mixed:
         raise SettingsError(f"Cannot write {goal} with quant='auto'", "it needs a size or quality", "Add size='4GB'")
-    sources = original_layout.chosen(detect(path, allow_pickle=allow_pickle), request.components, single=True)
+    detected = detect(path, allow_pickle=allow_pickle, config=config)
+    sources = original_layout.chosen(detected, request.components, single=True)
     file, by_format, floats = _opened(sources, request)
     rows = _rows(file, by_format, floats, request, on_weights)
     src = file.src

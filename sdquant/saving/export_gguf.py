@@ -33,7 +33,7 @@ from .float_configs import is_of_weights, write_config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..formats import Family
+    from ..formats import Family, Given
     from ..models import OutputTensor
     from ..planning import Request
 
@@ -59,6 +59,7 @@ def quantize_file(
     quality: float | str | None = None,
     quant_stats: str | Path | None = None,
     on_weights: Callable[[int, int], object] | None = None,
+    config: Given | None = None,
 ) -> Path:
     """Quantize a model to GGUF, one weight at a time.
 
@@ -71,6 +72,7 @@ def quantize_file(
             the original, with a GGUF file in each quantized component.
         on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
         on_weights: called with the number of weights that were read to choose types, and of all.
+        config: see `load_model`.
 
     Returns:
         The target.
@@ -96,11 +98,11 @@ def quantize_file(
     refuse_nested(place, goal)
     options = make_request(
         place, quant=AUTO if automatic else quant, components=components, skip=skip, size=size, quality=quality,
-        quant_stats=quant_stats, progress=progress,
+        quant_stats=quant_stats, progress=progress, config=config,
     )  # fmt: skip
     if automatic and not options.mixed:
         raise SettingsError("Cannot write GGUF with quant='auto'", "it needs a size or quality", "Add size='4GB'")
-    detected = detect(place, allow_pickle=allow_pickle)
+    detected = detect(place, allow_pickle=allow_pickle, config=config)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
     sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
     types = file_mix.formats_of(_mixed(sources, options), options, on_weights) if automatic else {}

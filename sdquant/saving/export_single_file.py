@@ -38,7 +38,7 @@ from . import original_layout
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..formats import TensorFile
+    from ..formats import Given, TensorFile
     from ..models import OutputTensor
 
 _LARGEST = 448.0  # of float8_e4m3fn
@@ -59,6 +59,7 @@ def quantize_file(
     progress: bool = True,
     quant_stats: str | Path | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
+    config: Given | None = None,
 ) -> Path:
     """Quantize one component, one weight at a time, and write it.
 
@@ -68,6 +69,7 @@ def quantize_file(
         quant: one of SCHEMES, without options but gptq and the rank of svdquant_w4a4. quant_stats: see `load_model`.
         target: ends in `.safetensors`. components: the one to write; default the UNet or transformer.
         on_bytes: called with the bytes read and the total; what it raises ends the writing, and nothing is left.
+        config: see `load_model`.
 
     Returns:
         The target.
@@ -79,8 +81,9 @@ def quantize_file(
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
-    options = make_request(path, quant=quant, components=components, skip=skip, quant_stats=quant_stats)
-    sources = original_layout.chosen(detect(path, allow_pickle=allow_pickle), options.components, single=True)
+    options = make_request(path, quant=quant, components=components, skip=skip, quant_stats=quant_stats, config=config)
+    detected = detect(path, allow_pickle=allow_pickle, config=config)
+    sources = original_layout.chosen(detected, options.components, single=True)
     ((component, src),) = sources.items()
     choice = options.specs["*"]
     assert choice is not None

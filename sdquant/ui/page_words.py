@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import re
 
+
+def _config(match: re.Match[str]) -> str:
+    """Return what takes the place of an argument that the page has no widget for."""
+    inner = match[1].replace(": True", ": true").replace(": False", ": false")
+    return f'a config.json with {{"quantization_config": {{{inner}}}}} beside the file, alone in a folder,'
+
+
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
     (r"`sdquant quantize[^`]*`( --[\w-]+)?|sdquant quantize\b( --[\w-]+)?", "the Convert tab"),
@@ -18,6 +25,7 @@ _WORDS = (
     (r"compute=['\"](\w+)['\"]", r"compute \1"),
     (r"device=['\"]([\w:]+)['\"]", r"the device \1"),
     (r"\b(mode|dtype|budget|device|variant|size|quality)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
+    (r"config=\{([^{}]*)\}", _config),
     (r"\bbase=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
     (r"\b(runtime|compute|offload|quant|budget|skip|size|quality)=(?=\W|$)", r"\1"),
 )

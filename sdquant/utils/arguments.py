@@ -15,7 +15,7 @@ from .suggestions import nearest
 LOAD_MODEL_ARGUMENTS = frozenset({
     "path", "quant", "offload", "mode", "components", "skip", "rules", "base", "runtime", "device", "dtype", "budget",
     "allow_incompatible", "allow_pickle", "cache", "cache_limit", "progress", "parts", "variant", "quant_stats",
-    "compute", "size", "quality", "revision", "subfolder", "token",
+    "compute", "size", "quality", "revision", "subfolder", "token", "config",
 })  # fmt: skip
 
 P = ParamSpec("P")
@@ -108,7 +108,7 @@ ANSWERS: Mapping[str, ArgumentHint] = {
         "Load the model, and pass its components to your pipeline: YourPipeline(**pipe.components)",
     ),
     **dict.fromkeys(
-        ("config", "original_config", "original_config_file"),
+        ("original_config", "original_config_file"),
         _renamed("base", "Use base=<pipeline folder of the same model>"),
     ),
     # components

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
+from sdquant.cli import main
 from sdquant.core import packed_rows, read_weight
-from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.errors import BadFileError, SettingsError, UnsupportedFileError
 from sdquant.formats.checkpoint import single_file
 from sdquant.nn import quantized_layer
+from sdquant.ui.page_words import in_page_words
 
+from .. import malformed
 from .comfy_layers import GOLDEN, read
 
 COMFY = backends.get("comfy")
@@ -132,6 +137,102 @@ def test_what_modelopt_writes_for_comfyui(is_listed: bool, is_tiled: bool, tmp_p
         assert "high half" in caught.value.why and "low half" in caught.value.why
         marker = torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8)  # ComfyUI's own, which tells
         assert sdquant.detect(_saved(tmp_path, tensors | {"proj.comfy_quant": marker}, None, metadata)).quant
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt", "version": "0.47.0"}}
+NAME, SHAPE = malformed.NAME, (256, 64)  # scales of 256 x 4, whole tiles
+SAID: dict[str, dict[str, Any]] = {
+    "ComfyUI's": {"quant_method": "comfyui", "format": "nvfp4"},
+    "theirs": {"quant_method": "modelopt"},
+    "in tiles": {"quant_method": "modelopt", "enable_swizzle_layout": True},
+    "not in tiles": {"quant_method": "modelopt", "enable_swizzle_layout": False},
+}
+
+
+def _in_order(order: str, stem: str) -> tuple[dict[str, Tensor], Tensor]:
+    """The tensors of a layer, and its weight by the library of that order."""
+    if order == "ComfyUI's":
+        codes, params = TensorCoreNVFP4Layout.quantize(_weight(SHAPE))
+        tensors = {"weight": codes, "weight_scale": params.block_scale, "weight_scale_2": params.scale}
+        return {stem + key: t for key, t in tensors.items()}, TensorCoreNVFP4Layout.dequantize(codes, params).float()
+    parts = dict(zip(("weight", "weight_scale", "weight_scale_2"), quantize_nvfp4(_weight(SHAPE)), strict=True))
+    weight = dequantize_nvfp4(*parts.values())
+    parts["weight_scale"] = _tiled(parts["weight_scale"]) if order == "in tiles" else parts["weight_scale"]
+    return {stem + key: tensor for key, tensor in parts.items()}, weight
+
+
+@pytest.mark.parametrize(
+    ("order", "named"),  # ModelOpt, in the file's metadata
+    [
+        ("ComfyUI's", "no"), ("theirs", "no"), ("in tiles", "in a config"), ("ComfyUI's", "in a list"),
+        ("in tiles", "in a list"), ("not in tiles", "in a list"),
+    ],
+)  # fmt: skip
+def test_a_user_can_say_the_order(order: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layer, weight = _in_order(order, malformed.STEM)
+    floats = load_file(malformed.tiny(tmp_path / "floats") / malformed.WEIGHTS)
+    layers = {NAME.removesuffix(".weight"): {"format": "nvfp4"}}
+    metadata = {"quantization_config": json.dumps(MODELOPT)} if named != "no" else {}
+    metadata |= {"_quantization_metadata": json.dumps({"layers": layers})} if named == "in a list" else {}
+    (tmp_path / "lone").mkdir()
+    path = _saved(tmp_path / "lone", {k: t for k, t in floats.items() if k != NAME} | layer, None, metadata)
+    model = json.loads((tmp_path / "floats" / "config.json").read_text())
+    asks = (sdquant.detect, sdquant.verify, sdquant.plan, sdquant.load_model, sdquant.dequantize)
+    errors = []
+    for ask in asks:
+        with pytest.raises(UnsupportedFileError, match="Cannot tell the order") as caught:
+            ask(path)
+        errors.append(str(caught.value))
+    assert len({*errors}) == 1
+    ways = [ast.literal_eval(text) for text in re.findall(r"config=(\{[^}]*\})", caught.value.fix)]
+    assert SAID[order] in ways
+
+    said: Any = SAID[order]
+    assert sdquant.detect(path, config=said).quant == "comfy:nvfp4"
+    assert sdquant.verify(path, config=json.dumps(said)).warnings == []
+    assert sdquant.plan(path, config=said).components[0].scheme == "comfy:nvfp4"
+    assert torch.equal(dict(sdquant.dequantize(path, config=said))[NAME], weight)
+    whole = sdquant.load_model(path, config=model | {"quantization_config": said}, progress=False)
+    packed = dict(sdquant.nn.weights.quantized(whole))[NAME]
+    assert torch.equal(packed.spec.scheme.codec.decode(packed, torch.float32), weight)
+
+    assert main(["inspect", str(path)]) == 2
+    words = re.findall(r"--config '(\{.*?\})'", capsys.readouterr().err.replace("\n", " "))
+    assert said in [json.loads(re.sub(r"\s+", " ", text)) for text in words]
+    assert main(["inspect", "--verify", "--config", json.dumps(said), str(path)]) == 0
+    beside = re.findall(r"a config.json with (\{.*?\}\})", in_page_words(caught.value.fix))
+    assert {"quantization_config": said} in [json.loads(text) for text in beside]
+    (path.parent / "config.json").write_text(json.dumps({"quantization_config": said}))
+    assert torch.equal(dict(sdquant.dequantize(path))[NAME], weight) and sdquant.verify(path).quant == "comfy:nvfp4"
+
+
+def test_what_cannot_be_said(tmp_path: Path, sd: Path) -> None:
+    path = _saved(tmp_path, _layers({"proj": WHOLE}))
+    for said, kind, word in (
+        ({"quant_method": "comfyui"}, BadFileError, "none of its formats"),
+        ({"quant_method": "comfyui", "format": "nvfp5"}, UnsupportedFileError, "nvfp5"),
+        ({"quant_method": "modelopt", "enable_swizzle_layout": "no"}, BadFileError, "neither true nor false"),
+        ({}, SettingsError, "neither a mapping"), ("{", SettingsError, "not JSON"), (str(sd), SettingsError, "base="),
+    ):  # fmt: skip
+        for ask in (sdquant.detect, sdquant.dequantize, sdquant.plan):
+            with pytest.raises(kind, match=word):
+                ask(path, config=said)
+    with pytest.raises(SettingsError, match="each of whose components"):
+        sdquant.load_model(sd, config=SAID["theirs"])
+
+
+def test_a_user_can_say_what_integers_of_comfyui_are(tmp_path: Path) -> None:
+    """INT8 and INT8 ConvRot have the same tensors."""
+    for scheme, more in (("int8_row", {}), ("int8_convrot", {"convrot": True, "convrot_groupsize": 64})):
+        packed = COMFY.encode(_weight((32, 64)), backends.parse(scheme))
+        tensors = {key: t for key, t in COMFY.export("proj.weight", packed).items() if not key.endswith("comfy_quant")}
+        path = _saved(tmp_path, tensors)
+        with pytest.raises(UnsupportedFileError, match="comfy_quant"):
+            sdquant.detect(path)
+        said = {"quant_method": "comfyui", "format": "int8_tensorwise", **more}
+        assert sdquant.verify(path, config=said).quant == scheme
+        got = dict(sdquant.dequantize(path, config=said))["proj.weight"]
+        assert torch.equal(got, COMFY.decode(packed, torch.float32))
 
 
 @pytest.mark.parametrize("gone", ["weight_scale", "weight_scale_2"])

@@ -58,8 +58,8 @@ MAXDIFFUSION = {
 
 
 def test_every_field_of_a_request_can_be_said() -> None:
-    """But a token, which is nothing for a file."""
-    fields = {row.field for row in KEYS} | {"rules", "quant_stats", "progress", "token"}
+    """But a token, which is nothing for a file, and what is to say of one model's file."""
+    fields = {row.field for row in KEYS} | {"rules", "quant_stats", "progress", "token", "config"}
     assert {row.name for row in dataclasses.fields(Request)} == fields - {""}
 
 

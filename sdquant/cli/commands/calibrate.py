@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
     _common.refuse_target(args.out, (".safetensors",))
     model_files.refuse_existing(args.out, args.overwrite)
-    request = _common.request_of(args, quant=None, rules=None, offload=NO_OFFLOAD, budget=None)
-    offloaded = _common.request_of(args, quant=None)
+    request = _common.request_of(args, quant=None, rules=None, offload=NO_OFFLOAD, budget=None, config=None)
+    offloaded = _common.request_of(args, quant=None, config=None)  # --config is another thing here
     _common.refuse_auto(offloaded, "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)
     task = Calibration(
@@ -137,7 +137,7 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
         return (), components
     if args.rules is not None:
         # The whole is refused here, if it is to be.
-        rules = _common.request_of(args, quant=None, offload=args.offload).rules
+        rules = _common.request_of(args, quant=None, offload=args.offload, config=None).rules
         assert rules is not None
         return rules, components
     words = [] if args.config else ["use_qwix_quantization=true", f"quantization={args.preset}"]

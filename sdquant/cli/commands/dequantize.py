@@ -29,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--config",
-        type=Path,
         metavar="FILE",
-        help="JSON with the quantization_config, or the model's config.json, where the model has none",
+        help="the quantization_config, or the model's config.json, where the model has none: a JSON file, or JSON text",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     _common.add_json_flag(parser)
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     _common.refuse_target(args.target)
     model_files.refuse_existing(args.target, args.overwrite)
     result = dequantize_to(
-        locate.resolve_references(_common.request_of(args, dtype=None)), args.target,
+        locate.resolve_references(_common.request_of(args, dtype=None, config=None)), args.target,
         config=args.config, dtype=None if args.dtype == _AS_STORED else args.dtype, overwrite=args.overwrite,
         allow_pickle=args.allow_pickle, variant=args.variant, progress=args.progress,
     )  # fmt: skip

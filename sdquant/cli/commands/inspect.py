@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--verify", action="store_true", help="read the contents too: sizes, scales, values")
     parser.add_argument("--allow-pickle", action="store_true", help=_common.help_of("allow_pickle"))
+    parser.add_argument("--config", metavar="FILE", help=_common.help_of("config"))
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
     _common.add_json_flag(parser)
 
@@ -34,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         from ...loading import verify
 
-        detected = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
+        detected = verify(path, progress=args.progress, allow_pickle=args.allow_pickle, config=args.config)
     else:
-        detected = detect(path, allow_pickle=args.allow_pickle)
+        detected = detect(path, allow_pickle=args.allow_pickle, config=args.config)
     if args.json:
         _common.print_json(detected.to_dict() | {"verified": args.verify})
         return 0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
     "allow_pickle", "parts", "variant", "rules", "quant_stats", "size", "quality", "revision", "subfolder", "token",
+    "config",
 )  # fmt: skip
 _LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant", "rules", "quant_stats")
 _DEFAULTS = {"mode": "auto"}
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             locate.resolve_references(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
-            quant_stats=args.quant_stats, **(mixed if quant == AUTO else {}),
+            quant_stats=args.quant_stats, config=args.config, **(mixed if quant == AUTO else {}),
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":

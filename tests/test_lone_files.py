@@ -1,0 +1,134 @@
+"""Lone files without a config: what their own tensors show, tensor by tensor, by shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sdquant.formats import model_families
+from sdquant.models import components, lone_files, original_names
+
+from .image_models import MODELS
+
+Shapes = dict[str, tuple[int, ...]]
+_HEADS = {"attention_head_dim": 32, "num_attention_heads": 2}
+_WAN: dict[str, Any] = {
+    **_HEADS, "in_channels": 4, "out_channels": 4, "text_dim": 48, "freq_dim": 32, "ffn_dim": 96, "num_layers": 4,
+}  # fmt: skip
+_SD3: dict[str, Any] = {
+    "sample_size": 8, "in_channels": 4, "out_channels": 4, "num_layers": 4, "attention_head_dim": 64,
+    "num_attention_heads": 2, "joint_attention_dim": 48, "caption_projection_dim": 128, "pooled_projection_dim": 40,
+    "pos_embed_max_size": 6,
+}  # fmt: skip
+_FLUX: dict[str, Any] = {
+    **_HEADS, "num_layers": 4, "num_single_layers": 4, "in_channels": 16, "joint_attention_dim": 48,
+    "pooled_projection_dim": 40, "axes_dims_rope": [8, 12, 12], "guidance_embeds": True,
+}  # fmt: skip
+# The model's class and config by name, and the inputs whose columns nothing in a file shows.
+_INPUTS = ("img_in", "x_embedder", "all_x_embedder.2-1", "txt_in", "context_embedder")
+FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    **{name: (row.kind, dict(row.config), _INPUTS) for name, row in MODELS.items() if name in (
+        "flux2", "chroma", "z-image", "qwen-image"
+    )},
+    "flux": (
+        "FluxTransformer2DModel", _FLUX, (*_INPUTS, "vector_in.in_layer", "time_text_embed.text_embedder.linear_1"),
+    ),
+    "wan": ("WanTransformer3DModel", _WAN, ("patch_embedding", "text_embedding.0", "time_embedding.0")),
+    "wan i2v": (
+        "WanTransformer3DModel", {**_WAN, "in_channels": 9, "image_dim": 24, "added_kv_proj_dim": 64},
+        ("patch_embedding", "text_embedding.0", "time_embedding.0"),
+    ),
+    "sd3": (
+        "SD3Transformer2DModel", _SD3,
+        (*_INPUTS, "x_embedder.proj", "pos_embed.proj", "y_embedder.mlp.0", "time_text_embed.text_embedder.linear_1"),
+    ),
+    "sd3.5": (
+        "SD3Transformer2DModel", {**_SD3, "qk_norm": "rms_norm", "dual_attention_layers": [0, 1]},
+        (*_INPUTS, "x_embedder.proj", "pos_embed.proj", "y_embedder.mlp.0", "time_text_embed.text_embedder.linear_1"),
+    ),
+}  # fmt: skip
+FAMILIES["chroma"] = (*FAMILIES["chroma"][:2], (*_INPUTS, "distilled_guidance_layer.in_proj"))
+_LISTS = ("num_layers", "num_single_layers", "n_layers")
+
+
+def _layouts(kind: str, config: dict[str, Any]) -> Iterator[Shapes]:
+    """The shapes of such a model of at least four blocks, in its authors' names and in diffusers'."""
+    model = components.empty("diffusers", kind, {key: 4 if key in _LISTS else value for key, value in config.items()})
+    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
+    yield {row.name: original_names.shape_of(row, ours) for row in original_names.written(kind, ours) or []}
+    if model_families.recognise(ours) is not None:
+        yield ours
+
+
+def _look(shapes: Shapes, family: str) -> tuple[lone_files.Fault | None, list[str]]:
+    file = lone_files.LoneFile(shapes=shapes, family=family, filename="model.safetensors")
+    return lone_files.fault(file), lone_files.doubts(file)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_tensor_that_is_missing_or_cut(name: str) -> None:
+    kind, config, inputs = FAMILIES[name]
+    for shapes in _layouts(kind, config):
+        row = model_families.recognise(shapes)
+        assert row is not None and _look(shapes, row.family) == (None, [])
+        for key, shape in shapes.items():
+            fault, _ = _look({other: size for other, size in shapes.items() if other != key}, row.family)
+            assert fault is not None, f"{key} is missing, and nobody says so"
+            if shape[0] > 1:
+                fault, doubts = _look(shapes | {key: (shape[0] // 2, *shape[1:])}, row.family)
+                assert fault is not None or doubts, f"{key} has half of its rows, and nobody says so"
+            if len(shape) > 1 and shape[1] > 1 and key.removesuffix(".weight") not in inputs:
+                fault, _ = _look(shapes | {key: (shape[0], shape[1] // 2, *shape[2:])}, row.family)
+                assert fault is not None, f"{key} has half of its columns, and nobody says so"
+
+
+@pytest.mark.parametrize(
+    ("family", "shapes", "widths"),
+    [
+        ("flux", {"img_in.weight": (3072, 32), "img_in.bias": (3072,)}, ("64 or 128 or 384",)),
+        ("flux", {"img_in.weight": (3072, 384), "txt_in.weight": (3072, 2048)}, ("4096",)),
+        ("flux", {"img_in.weight": (256, 12), "final_layer.linear.weight": (8, 256)}, ("a multiple of the 8",)),
+        ("flux", {"img_in.weight": (256, 24), "final_layer.linear.weight": (8, 256)}, ()),
+        ("chroma", {"img_in.weight": (256, 24), "final_layer.linear.weight": (8, 256)}, ("the 8",)),
+        ("qwen-image", {"img_in.weight": (3072, 64), "txt_in.weight": (3072, 3584)}, ()),
+        ("z-image", {"x_embedder.weight": (3840, 16), "cap_embedder.1.weight": (3840, 2560)}, ("64",)),
+    ],
+)
+def test_inputs_that_no_published_model_has(family: str, shapes: Shapes, widths: tuple[str, ...]) -> None:
+    """Nothing else in a file shows them, and there may be a variant that has them: a warning."""
+    names = next(
+        row.names
+        for row in model_families.ROWS
+        if row.family == family and row.layout in ("bfl", "original") and row.component == "transformer"
+    )
+    there = {name.removeprefix("model.diffusion_model."): (8, 8) for name in names} | shapes
+    assert (recognised := model_families.recognise(there)) is not None and recognised.family == family
+    _, doubts = _look(there, family)
+    assert len(doubts) == len(widths) and all(text in line for text, line in zip(widths, doubts, strict=True)), doubts
+
+
+def test_the_tables_of_a_text_encoder() -> None:
+    block = "encoder.block.{}.layer.0.SelfAttention.q.weight"
+    shapes: Shapes = {"shared.weight": (99, 64), "encoder.final_layer_norm.weight": (64,)}
+    shapes |= {block.format(number): (32, 64) for number in range(4)}
+    assert _look(shapes, "t5") == (None, [])
+    fault, _ = _look(shapes | {"shared.weight": (99, 32)}, "t5")
+    assert fault is not None and fault.name == "shared.weight"
+
+
+def test_a_part_of_a_model_is_not_accused() -> None:
+    """Files with some blocks, or of a model that is only like one that is known."""
+    (shapes, *_) = _layouts(*FAMILIES["sd3"][:2])
+    marks = {"joint_blocks.0.context_block.attn.qkv.weight"}
+    some = {name: shape for name, shape in shapes.items() if not name.startswith("joint_blocks.0.")}
+    assert _look(some, "unknown") == (None, [])
+    shard = lone_files.LoneFile(
+        shapes={name: shape for name, shape in shapes.items() if name not in marks}, family=None,
+        filename="model-00001-of-00002.safetensors",
+    )  # fmt: skip
+    assert lone_files.fault(shard) is None and lone_files.doubts(shard) == []
+    like = {"cap_embedder.0.weight": (8,), "x_embedder.weight": (8, 8), "layers.0.other.weight": (8, 8)}
+    fault, doubts = _look(like, "unknown")
+    assert fault is None and len(doubts) == 1 and "z-image" in doubts[0]
