@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant.errors import BadFileError, IncompatibleError
+from sdquant.kernels.prepack import as_filed
 from sdquant.models.components import quiet
 from sdquant.nn.weights import plain, quantized
-from sdquant.saving.file_layout import as_filed
 
 from . import encoders
 

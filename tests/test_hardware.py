@@ -171,10 +171,10 @@ class Card:
         return self.free, 1000
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
-        return SimpleNamespace(total_memory=1000, name="a card")
+        return SimpleNamespace(total_memory=1000, name="a card", major=8, minor=9)
 
 
 @pytest.mark.parametrize(("told", "free"), [(Card(300), 300), (Card(300, 400, 250), 450), (Card(None), None)])
 def test_what_torch_keeps_of_a_cards_memory_is_free(told: Card, free: int | None) -> None:
     found = machines._card("cuda", 0, told)
-    assert (found.memory_free, found.memory_total) == (free, 1000)
+    assert (found.memory_free, found.memory_total, found.capability) == (free, 1000, (8, 9))

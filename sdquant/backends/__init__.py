@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from ._nunchaku_find import is_text as is_nunchaku_text
     from ._nunchaku_find import picked as nunchaku_picked
     from ._nunchaku_find import piece as nunchaku_piece
+    from ._nunchaku_kernels import REPOSITORY as NUNCHAKU_REPOSITORY
+    from ._nunchaku_kernels import SCHEMES as NUNCHAKU_KERNELS
+    from ._nunchaku_kernels import Lack, trusts_remote_kernels
+    from ._nunchaku_kernels import lack as nunchaku_lack
     from ._nunchaku_order import picked as nunchaku_rows
     from ._nunchaku_pack import lite as nunchaku_lite
     from ._nunchaku_pack import lite_kind as nunchaku_lite_kind
@@ -48,10 +52,11 @@ Found = PrequantizedWeight  # its name in the first backends outside of this pac
 __all__ = [
     "COMFYUI", "COMFY_FORMATS", "COMFY_METADATA", "COMFY_ORIGINAL_SHAPE", "COMFY_REFUSED", "COMFY_SHIFTED",
     "FLOAT8_FORMATS", "FLOAT8_MARKER",
-    "NUNCHAKU_ORDER", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend", "Found", "PrequantizedWeight",
+    "NUNCHAKU_KERNELS", "NUNCHAKU_ORDER", "NUNCHAKU_REPOSITORY", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend",
+    "Found", "Lack", "PrequantizedWeight",
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry",
     "encode", "get",
-    "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lite", "nunchaku_lite_kind",
+    "gguf", "is_nunchaku_text", "names", "nunchaku_bias", "nunchaku_lack", "nunchaku_lite", "nunchaku_lite_kind",
     "nunchaku_picked", "nunchaku_piece", "nunchaku_rows", "of_scheme", "parse", "scheme", "schemes", "swizzle_told",
-    "unexplained", "ways_to_say", "without_compiler", "without_effect",
+    "trusts_remote_kernels", "unexplained", "ways_to_say", "without_compiler", "without_effect",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ with the decoded weight (its NVFP4 and MXFP8 need NVIDIA's compute capability 10
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -39,13 +40,19 @@ def kitchen() -> Any:
     return comfy_kitchen
 
 
+@cache
+def is_installed() -> bool:
+    """Return whether the library is here: layers may be there for Nunchaku's kernels alone."""
+    return importlib.util.find_spec("comfy_kitchen") is not None
+
+
 def linear(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply x [..., in] by the transposed weight and add the bias, in x's dtype: [..., out] in x's dtype.
 
     Return None if the library has no kernel for such activations or on their device.
     """
     multiply = _PRODUCTS.get(packed.spec.scheme.name)
-    if multiply is None or not x.numel():
+    if multiply is None or not x.numel() or not is_installed():
         return None
     try:
         y = multiply(packed, x.reshape(-1, x.shape[-1]).contiguous(), bias)

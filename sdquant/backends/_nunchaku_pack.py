@@ -19,7 +19,7 @@ from ._nunchaku_find import NVFP4, SVDQUANT
 from ._nunchaku_order import TILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _DEPTH = 64
 _BRANCH = ("smooth", "down", "up")
@@ -69,6 +69,16 @@ def pack_up(rows: Tensor) -> Tensor:
     return _scattered(rows, sizes, (0, 4, 2, 1, 5, 3, 6), rows.shape)
 
 
+def pack_awq_codes(rows: Tensor) -> Tensor:
+    """Return uint8 [out, in / 2], the even column in the low half of a byte, as AWQ's qweight: int32 [out / 4,
+    in / 2]."""
+    height, width = rows.shape[0], rows.shape[1] * 2
+    nibbles = torch.stack((rows & 15, rows >> 4), dim=-1).view(height, width)
+    sizes = (height // 4, width // _DEPTH, 4, 2, 8, 2, 2)  # [.., row, half, word, byte, nibble]
+    apart = _scattered(nibbles, sizes, (0, 2, 1, 3, 5, 6, 4), sizes)
+    return (apart[..., 0] | apart[..., 1] << 4).reshape(height // 4, width * 2).view(torch.int32)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiteKind:
     """What the layers of a model have in common. precision, group, rank: as in the config. dtype: of its floats, in
@@ -86,23 +96,30 @@ def lite(packed: Packed, dtype: str, bias: Tensor | None) -> dict[str, Tensor]:
     Args:
         dtype: of its floats. bias: [out], in any dtype.
     """
-    parts, floats = packed.parts, dtype_named(dtype)
-    branch = {name: parts[name].to(floats) for name in _BRANCH}
-    tensors = {
-        "smooth_factor": pack_vector(branch["smooth"]), "proj_down": pack_down(branch["down"]),
-        "proj_up": pack_up(branch["up"]),
-    }  # fmt: skip
-    if packed.spec.scheme.name == NVFP4:
-        ones = torch.ones(packed.spec.shape[0], dtype=floats, device=packed.device)
-        tensors |= {
-            "qweight": pack_codes(parts["codes"]), "wscales": pack_small_scales(parts["scale"]),
-            "wcscales": pack_vector(parts.get("rows", ones).to(floats)),
-            "wtscale": torch.tensor([packed.spec.details[FACTOR]], dtype=floats, device=packed.device),
-        }  # fmt: skip
-    else:
-        tensors |= {"qweight": pack_codes(parts["codes"] ^ SIGNS), "wscales": pack_scales(parts["scale"].to(floats))}
+    parts, floats = dict(packed.parts), dtype_named(dtype)
+    is_nvfp4 = packed.spec.scheme.name == NVFP4
+    if is_nvfp4:
+        parts.setdefault("rows", torch.ones(packed.spec.shape[0], dtype=floats, device=packed.device))
+    cast = {name: part if name == "codes" or (is_nvfp4 and name == "scale") else part.to(floats)
+            for name, part in parts.items()}  # fmt: skip
+    tensors = tiles(cast, is_nvfp4=is_nvfp4)
+    if is_nvfp4:
+        tensors["wtscale"] = torch.tensor([packed.spec.details[FACTOR]], dtype=floats, device=packed.device)
     if bias is not None:
-        tensors["bias"] = pack_vector(bias.to(floats))
+        tensors["bias"] = pack_vector(bias.to(floats)).contiguous()
+    return tensors
+
+
+def tiles(parts: Mapping[str, Tensor], *, is_nvfp4: bool) -> dict[str, Tensor]:
+    """Return the parts of an SVDQuant weight in the kernels' order, by the names of nunchaku_lite."""
+    tensors = {
+        "qweight": pack_codes(parts["codes"] if is_nvfp4 else parts["codes"] ^ SIGNS),
+        "wscales": (pack_small_scales if is_nvfp4 else pack_scales)(parts["scale"]),
+        "smooth_factor": pack_vector(parts["smooth"]),
+        "proj_down": pack_down(parts["down"]),
+        "proj_up": pack_up(parts["up"]),
+        **({"wcscales": pack_vector(parts["rows"])} if "rows" in parts else {}),
+    }
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 

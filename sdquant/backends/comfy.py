@@ -1,5 +1,5 @@
 """ComfyUI's own formats, those of its library comfy-kitchen (Apache-2.0), which is needed for its own products
-alone (`runtime="library"`).
+alone (`runtime="library"`), as are Nunchaku's kernels.
 
 What is made is equal to what comfy-kitchen makes of a float32 weight. Each format has a codec in a file of its own.
 """
@@ -27,11 +27,13 @@ from ..core import (
     TensorInfo,
     TensorSpec,
 )
-from . import _comfy_find, _nunchaku_find, _nvfp4_find
+from . import _comfy_find, _nunchaku_find, _nunchaku_kernels, _nvfp4_find
+from ._nunchaku_kernels import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
     from ._comfy_codec import ComfyCodec
@@ -52,12 +54,11 @@ def _read_only(name: str, bits: float, summary: str, group: int) -> Scheme:
     return _scheme(name, bits, summary, group, on_the_fly=False)
 
 
-def _svdquant(name: str, alias: str, codes: str, group: int, runtimes: tuple[str, ...] = ("plain",)) -> Scheme:
+def _svdquant(name: str, alias: str, codes: str, group: int) -> Scheme:
     return Scheme(
         name=name, backend="comfy", bits=4, group=group, aliases=(alias,), options={"rank": _RANK, GPTQ: GPTQ_OPTION},
-        calibrated=True,
-        summary=f"{codes} and a low-rank branch (SVDQuant), a scale per {group} weights", runtimes=runtimes,
-        library_kinds=frozenset({"linear"}) if "library" in runtimes else frozenset(),
+        calibrated=True, runtimes=("plain", "library"), library_kinds=frozenset({"linear"}),
+        summary=f"{codes} and a low-rank branch (SVDQuant), a scale per {group} weights",
     )  # fmt: skip
 
 
@@ -79,7 +80,7 @@ class Comfy(Backend):
         _scheme("w4a8", 4, "4-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w6a8", 6, "6-bit codes of 8-bit integers of the rotated weight, a scale per 16 and per row", 16),
         _scheme("w4a4", 4, "4-bit integers of the rotated weight (ConvRot), a scale per output row"),
-        _svdquant("svdquant_w4a4", "svdq-int4", "4-bit integers", 64, ("plain", "library")),
+        _svdquant("svdquant_w4a4", "svdq-int4", "4-bit integers", 64),
         _svdquant("svdquant_nvfp4", "svdq-nvfp4", "4-bit floats (E2M1)", 16),
         _read_only("awq_w4a16", 4, "4-bit integers, a scale and a zero point per 64 weights (AWQ)", 64),
         _scheme("mxfp8", 8, "8-bit floats (E4M3), a power of two as scale of 32 weights", 32),
@@ -93,27 +94,63 @@ class Comfy(Backend):
         return _codec(spec.scheme).encode(weight, spec)
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        _codec(packed.spec.scheme).decode_into(packed, out)
+        _codec(packed.spec.scheme).decode_into(self.for_files(packed), out)
 
     def form(self, packed: Packed) -> PackedLayout | None:
-        return _codec(packed.spec.scheme).form(packed)
+        return None if self.is_for_kernels(packed) else _codec(packed.spec.scheme).form(packed)
 
     def by_row(self, packed: Packed) -> bool:
-        return _codec(packed.spec.scheme).by_row(packed)
+        return not self.is_for_kernels(packed) and _codec(packed.spec.scheme).by_row(packed)
 
     def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         return _codec(packed.spec.scheme).rows_by(packed, chosen)
 
     def cuttable(self, packed: Packed) -> Packed:
-        return _codec(packed.spec.scheme).cuttable(packed)
+        return _codec(packed.spec.scheme).cuttable(self.for_files(packed))
 
     def low_rank(self, packed: Packed) -> LowRank | None:
-        return _codec(packed.spec.scheme).low_rank(packed)
+        return None if self.is_for_kernels(packed) else _codec(packed.spec.scheme).low_rank(packed)
 
     def integers(self, packed: Packed) -> Expansion[Packed] | None:
         return _codec(packed.spec.scheme).integers(packed)
 
+    # The order of Nunchaku's kernels, for schemes that both libraries can multiply.
+
+    def is_for_kernels(self, packed: Packed) -> bool:
+        return CODES in packed.parts
+
+    def for_kernels(self, packed: Packed) -> Packed:
+        from ._nunchaku_tiles import tiled
+
+        return tiled(packed) if packed.spec.scheme.name in _nunchaku_kernels.SCHEMES else packed
+
+    def for_files(self, packed: Packed) -> Packed:
+        if not self.is_for_kernels(packed):
+            return packed
+        from ._nunchaku_tiles import natural
+
+        return natural(packed)
+
+    def has_library_order(self, packed: Packed, dtype: torch.dtype, device: str) -> bool:
+        if packed.spec.scheme.name not in _nunchaku_kernels.SCHEMES:
+            return False
+        from . import _nunchaku_library, _nunchaku_tiles
+
+        return _nunchaku_library.is_ready(packed.spec.scheme.name, device) and _nunchaku_tiles.fits(packed, dtype)
+
+    def prepare_library(self, scheme: str, device: str) -> None:
+        if scheme in _nunchaku_kernels.SCHEMES:
+            from . import _nunchaku_library
+
+            _nunchaku_library.prepare(scheme, device)
+
     def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        if self.is_for_kernels(packed):
+            from . import _nunchaku_library
+
+            return _nunchaku_library.linear(packed, x, bias)
+        if packed.spec.scheme.name == _nunchaku_find.NVFP4:
+            return None
         from . import _comfy_library
 
         return _comfy_library.linear(packed, x, bias)
@@ -128,11 +165,11 @@ class Comfy(Backend):
         return _codec(spec.scheme).key(name, part)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        return _codec(packed.spec.scheme).write(name, packed)
+        return _codec(packed.spec.scheme).write(name, self.for_files(packed))
 
     def export(self, name: str, packed: Packed) -> dict[str, Tensor]:
         """Return the tensors of ComfyUI's own files for weight `name`; `packed` may be on the meta device."""
-        return _codec(packed.spec.scheme).export(name, packed)
+        return _codec(packed.spec.scheme).export(name, self.for_files(packed))
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
         return [

@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..utils.arguments import answered
 from ..utils.suggestions import did_you_mean
-from . import absent_runtimes, hardware
+from . import hardware, library_kernels
 from .hardware import Device, Machine
 from .requirements import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row, meant
@@ -35,11 +35,12 @@ from .table import ROWS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ..backends import Lack
     from ..core import Scheme
 
 __all__ = [
     "COMPUTES", "OFFLOADS", "ROWS", "Cell", "Device", "IncompatibleWarning", "Machine", "Query", "Row",
-    "SdquantWarning", "UntestedWarning", "absent_runtimes", "check", "default_runtime", "hardware", "look_up",
+    "SdquantWarning", "UntestedWarning", "check", "default_runtime", "hardware", "library_kernels", "look_up",
     "matrix", "meant", "requirements",
 ]  # fmt: skip
 
@@ -171,40 +172,35 @@ def check(
     specs = [registry.parse(name).scheme for name in _names(quant)]
     for scheme in specs:
         if named_runtime != "default" and named_runtime not in scheme.runtimes:
-            why = absent_runtimes.why(scheme.name, named_runtime)
             raise SettingsError(
                 f"Cannot run {scheme.name} with runtime={named_runtime!r}",
-                f"it supports only {', '.join(scheme.runtimes)}" + (f": {why}" if why else ""),
+                f"it supports only {', '.join(scheme.runtimes)}",
                 f"Use runtime={scheme.runtimes[0]!r}, or remove runtime",
             )
     if not specs:
         return
     kind = _kind(device, machine)
+    if machine is None and any(library_kernels.needs_card(scheme, named_runtime, kind) for scheme in specs):
+        machine = hardware.probe()
     versions = machine.versions if machine is not None else hardware.versions()
     for scheme in {spec.name: spec for spec in specs}.values():
         way = ("pre" if scheme.on_the_fly else "found") if mode == "auto" else mode
-        _check(
-            scheme,
-            Query.of(
-                scheme,
-                mode=way,
-                offload=offload,
-                runtime=named_runtime,
-                device=kind,
-                source=source,
-                compute=compute,
-                versions=versions,
-            ),
-            allow_incompatible,
-        )
+        query = Query.of(
+            scheme, mode=way, offload=offload, runtime=named_runtime, device=kind, source=source, compute=compute,
+            versions=versions,
+        )  # fmt: skip
+        lack = library_kernels.lack(scheme, named_runtime, kind, device, versions, machine)
+        _check(scheme, query, allow_incompatible, lack)
 
 
-def _check(scheme: Scheme, query: Query, allow: bool) -> None:
+def _check(scheme: Scheme, query: Query, allow: bool, lack: Lack | None) -> None:
     row = look_up(query)
     breaks = row.verdict == "breaks"
     if breaks and row.refuses != "backend":
         _refuse(row, query, allow)
     # After the refusals that do not depend on what is installed, before those about the backend's devices.
+    if lack is not None:
+        raise BackendUnavailableError(f"Cannot run {scheme.name} with runtime={query.runtime!r}", lack.why, lack.fix)
     require(scheme, query.mode, query.runtime, query.versions)
     if breaks and row.refuses == "backend":
         _refuse(row, query, allow)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ..backends import trusts_remote_kernels
 from ..errors import SettingsError
 from ..kernels import cpu_state as native_state
 from ..utils.distributed import local_rank
@@ -38,6 +39,7 @@ PACKAGES = (
     "torch", "diffusers", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface-hub", "numpy",
     "bitsandbytes", "optimum-quanto", "gguf", "libgguf", "nncf", "sdnq", "torchao", "torch-directml",
     "triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "ninja", "gradio",
+    "kernels",
 )  # fmt: skip
 
 # PCI vendor numbers of graphics cards.
@@ -57,6 +59,7 @@ class Device:
         name: the vendor's name for it.
         memory_total: bytes; None if the driver does not report it.
         memory_free: bytes currently available to this process; None if the driver does not report it.
+        capability: NVIDIA's compute capability; None for other devices.
     """
 
     kind: str
@@ -64,6 +67,7 @@ class Device:
     name: str
     memory_total: int | None
     memory_free: int | None
+    capability: tuple[int, int] | None = None
 
     @property
     def torch_name(self) -> str:
@@ -98,6 +102,7 @@ class Machine:
         gpu_vendors: vendors of the graphics cards on the PCI bus, usable by torch or not; Linux only.
         locks: lock files in optimum-quanto's build folders.
         native: description of sdquant's C kernels that run here.
+        remote_kernels: diffusers may download and run kernels of publishers that it does not know.
     """
 
     platform: str
@@ -113,6 +118,7 @@ class Machine:
     gpu_vendors: tuple[str, ...] = ()
     locks: tuple[Lock, ...] = ()
     native: str = "not asked for"
+    remote_kernels: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -175,6 +181,7 @@ def probe() -> Machine:
         gpu_vendors=_gpu_vendors(Path("/sys/class/drm")),
         locks=tuple(_locks(_quanto_extensions())),
         native=native_state(),
+        remote_kernels=trusts_remote_kernels(),
     )
 
 
@@ -260,7 +267,10 @@ def _card(kind: str, index: int, api: Any) -> Device:
     except RuntimeError:  # the GPU is full or reserved for another process, or the driver does not report it
         free = None
     total = int(properties.total_memory)
-    return Device(kind=kind, index=index, name=str(properties.name), memory_total=total, memory_free=free)
+    capability = (int(properties.major), int(properties.minor)) if kind == "cuda" else None
+    return Device(
+        kind=kind, index=index, name=str(properties.name), memory_total=total, memory_free=free, capability=capability
+    )
 
 
 def card_memory(api: Any, device: Any) -> tuple[int, int]:

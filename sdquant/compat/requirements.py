@@ -61,8 +61,8 @@ def usable(versions: Mapping[str, str]) -> list[Scheme]:
 
 
 def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:
-    """Check that the packages of the scheme and the runtime are installed, if they are needed: the scheme's to quantize
-    and for the library's own modules.
+    """Check that the packages of the scheme are installed, if they are needed: to quantize, and for the library's own
+    modules. What a runtime needs beside them: `library_kernels`.
 
     Args:
         mode: pre | post | found. runtime: library | plain | openvino | default.
@@ -71,10 +71,6 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
         BackendUnavailableError: it is missing or too old; names the pip command and the nearest usable schemes.
     """
     backend = scheme.codec
-    lacks = runtime_problem(backend, runtime, versions)
-    if lacks is not None:
-        fix = f'Run: {pip_line(backend, runtime)}. Or use runtime="{scheme.runtimes[0]}", which needs no other package'
-        raise BackendUnavailableError(f"Cannot run {scheme.name} with runtime={runtime!r}", lacks, fix)
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return

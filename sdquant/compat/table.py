@@ -174,6 +174,24 @@ ROWS: tuple[Row, ...] = (
         fix='Use offload="none", or runtime="plain", whose weights every mode can move',
         seen=CELLS,
     ),
+    Row(
+        scheme="svdquant_nvfp4",
+        runtime="library",
+        device=any_of("rocm", "xpu", "mps", "directml", "cpu"),
+        verdict="breaks",
+        why="comfy-kitchen has no kernels for it, and Nunchaku's are for NVIDIA's cards",
+        fix='Use runtime="plain", which runs on every device',
+        seen="documented: diffusers 0.42.1, quantizers/nunchaku; tests/backends/test_nunchaku_library.py",
+    ),
+    # What nobody has run.
+    Row(
+        scheme="svdquant_nvfp4",
+        runtime="library",
+        device="cuda",
+        verdict="untested",
+        why="products are by Nunchaku's kernels in diffusers' layers, and nobody has run these from sdquant on a card",
+        seen="tests/backends/test_nunchaku_library.py, with a stand-in for the kernels",
+    ),
     # What runs in plain layers unless the library's are asked for.
     Row(
         backend=any_of("bnb", "quanto"),

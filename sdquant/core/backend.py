@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .detail_keys import FACTOR, NUMBERS, OFFSET, ROTATION
 from .dtypes import DTYPE_BITS, TensorInfo, TensorSpec
 from .input_statistics import InputStatistics
+from .library_runtime import LibraryRuntime
 from .options import EMBEDDINGS, Option, Requirement, layer_name
 from .packed_layout import FloatGemm, Geometry
 from .prequantized_weight import PLAIN_ONLY, Cut, PrequantizedWeight
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from .expansion import Expansion
     from .low_rank import LowRank
@@ -227,7 +228,7 @@ class Packed:
         return sum(part.numel() * part.element_size() for part in self.parts.values())
 
 
-class Backend(ABC):
+class Backend(LibraryRuntime, ABC):
     """Interface to a quantization library: the few operations that sdquant needs.
 
     A backend is one file in this folder (or an entry point in group `sdquant.backends`) with a module-level `BACKEND`.
@@ -238,12 +239,8 @@ class Backend(ABC):
     title: ClassVar[str]
     requires: ClassVar[Requirement | None]
     schemes: ClassVar[tuple[Scheme, ...]]
-    # Additional requirements of a runtime of its schemes, by the runtime's name.
-    runtime_requires: ClassVar[Mapping[str, Requirement]] = {}
     # Parts whose values are magnitudes: negative values mean that the file is damaged.
     magnitudes: ClassVar[frozenset[str]] = frozenset()
-    # The library runtime is sdquant's layers with the library's products (`library_linear`), not its modules.
-    library_in_layers: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
         """Make the backend the codec of its schemes, unless another object of its class is that already."""
@@ -338,6 +335,11 @@ class Backend(ABC):
         """Invert `for_kernels`: return the parts that `encode` produces and that files contain."""
         return packed
 
+    def is_for_kernels(self, packed: Packed) -> bool:
+        """Return whether the weight is as `for_kernels` returns it, which is not the order of files."""
+        form = self.form(packed)
+        return form is not None and form.apart
+
     def cuttable(self, packed: Packed) -> Packed:
         """Return the weight packed by row if possible, so that rows can be sliced. It dequantizes to the same bits."""
         return packed
@@ -349,20 +351,6 @@ class Backend(ABC):
         tensors are checked elsewhere, including their signs.
         """
         return True
-
-    # The library's own modules, for schemes whose `runtimes` name "library".
-
-    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
-        """Build the library's module that replaces the float `module`, whose weight may be on meta; same bias."""
-        raise NotImplementedError(f"{self.name} has no library modules")
-
-    def from_library(self, module: nn.Module) -> Packed | None:
-        """Return the packed weight inside one of the library's modules; None for other modules."""
-        return None
-
-    def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        """With `library_in_layers`: multiply as `linear` and add the bias by the library's kernels, or return None."""
-        return None
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         """Return the file key of a part of weight `name` (e.g. "proj.weight"), by the ecosystem's convention."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..core import Packed
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
     from ..core import PackedLayout
 
 
-def laid_out(packed: Packed, device: str) -> Packed:
+def laid_out(packed: Packed, device: str, by_library: torch.dtype | None = None) -> Packed:
     """Return the weight of a linear layer or a convolution in the order for `device`; `packed` itself if it already is,
-    or has no bytes (on the meta device)."""
+    or has no bytes (on the meta device).
+
+    Args:
+        by_library: the dtype of activations that the scheme's library multiplies; None for sdquant's kernels.
+    """
     backend = packed.spec.scheme.codec
-    form = backend.form(packed)
-    if form is None or form.apart or packed.device.type == "meta" or not wanted(form, device):
+    if packed.device.type == "meta" or backend.is_for_kernels(packed):
         return packed
-    return backend.for_kernels(packed)
+    form = backend.form(packed)
+    if by_library is not None and backend.has_library_order(packed, by_library, device):
+        return backend.for_kernels(packed)
+    return packed if form is None or not wanted(form, device) else backend.for_kernels(packed)
 
 
 def wanted(form: PackedLayout, device: str) -> bool:
@@ -35,8 +42,21 @@ def wanted(form: PackedLayout, device: str) -> bool:
 
 def is_apart(packed: Packed) -> bool:
     """Return whether a weight is prepacked, that is, not in the order of its file."""
-    form = packed.spec.scheme.codec.form(packed)
-    return form is not None and form.apart
+    return packed.spec.scheme.codec.is_for_kernels(packed)
+
+
+def as_filed(packed: Packed) -> Packed:
+    """Return the weight in file order, unchanged if it is in that order. The conversion runs on the CPU, so that saving
+    takes no GPU memory."""
+    if not is_apart(packed):
+        return packed
+    here = packed if packed.device.type == "meta" else packed.to(torch.device("cpu"))
+    return packed.spec.scheme.codec.for_files(here)
+
+
+def file_shape(packed: Packed) -> Packed:
+    """Return a weight that is not in file order in that order on the meta device; any other unchanged."""
+    return as_filed(packed.to(torch.device("meta"))) if is_apart(packed) else packed
 
 
 def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:

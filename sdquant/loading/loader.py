@@ -18,6 +18,7 @@ from ..rules import RulesSpec, rules_in
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
 from ..utils.progress import Tick, byte_bar
+from . import finishing
 from .quantized_cache import cache_of
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def load_planned(request: Request, plan: Plan, on_bytes: Callable[[int, int], No
         class_of(lone)
     for warning in plan.warnings:
         log.warning("%s", warning)
+    finishing.prepare_libraries(plan.components, plan.device)
     total = sum(info.nbytes for src in plan.detected.sources.values() for info in src.tensors.values())
     with byte_bar(f"Loading {Path(plan.path).name}", total, request.progress, on_bytes) as tick:
         parts, cached = _parts(request, plan, tick)
@@ -226,7 +228,6 @@ def build(component: ComponentPlan, src: Checkpoint, plan: Plan, tick: Tick, ski
     from ..models import WeightLoader, key_names
     from ..nn import quantized
     from ..rules import product_ranges
-    from . import finishing
     from .quantizer import quantize_module
 
     model = meta_model(src)

@@ -107,6 +107,7 @@ def quantize(
         _refuse_empty(name, parts[name], weights)
     for line in plan.warnings:
         log.warning("%s", line)
+    finishing.prepare_libraries(chosen.values(), target)
     total = sum(map(len, names.values()))
     with count_bar("Quantizing", total, "weight", progress) as bar:
         for name, part in chosen.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..compat import OFFLOADS, Query, look_up, meant, requirements
+from ..compat import OFFLOADS, Query, library_kernels, look_up, meant, requirements
 from ..core import registry
 from ..errors import SdquantError
 from .request import AUTO, NOT_QUANTIZED
@@ -52,9 +52,9 @@ def verdict_on(
     trouble = requirements.problem(scheme.codec, here.versions)
     if trouble is not None and disk_scheme is None and scheme.name not in requirements.PACKAGE_OPTIONAL:
         return Verdict(verdict="breaks", why=trouble, fix=requirements.pip_line(scheme.codec) or "")
-    lacks = requirements.runtime_problem(scheme.codec, runtime, here.versions)
-    if lacks is not None:
-        return Verdict(verdict="breaks", why=lacks, fix=requirements.pip_line(scheme.codec, runtime) or "")
+    lack = library_kernels.lack(scheme, runtime, kind, None, here.versions, here)
+    if lack is not None:
+        return Verdict(verdict="breaks", why=lack.why, fix=lack.fix)
     named = values["offload"]
     rows = [
         look_up(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..compat import absent_runtimes, default_runtime
+from ..compat import default_runtime, library_kernels
 from ..core import FLOATS, LONE, Unfit, choices, name_patterns, registry
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..formats import type_histogram
@@ -128,7 +128,7 @@ def build_plan(
     )
     warnings = [
         *detected.warnings,
-        *_without_effect(resolved, components, sources),
+        *_without_effect(resolved, components, sources, machine),
         *_unused_rules(request, components, sources, products),
         *_require_something(resolved, components, sources),
     ]
@@ -315,19 +315,18 @@ def _runtime(name: str, src: Checkpoint, request: Request) -> str | None:
     return request.plain_runtime
 
 
-def _by_library(component: ComponentPlan) -> str | None:
+def _by_library(component: ComponentPlan, device: str, machine: Machine) -> str | None:
     """Return what is to say of a component that is to run by its format's library; None if nothing."""
     if component.scheme is None or component.action == "keep":
         return None
     if component.action == "found" and component.runtime == "plain":
-        why = absent_runtimes.why(component.scheme, "library") or "the library has no module for the file's format"
-        return f"runtime='library' has no effect on {component.name}: {why}"
-    other = absent_runtimes.instead(component.scheme, component.runtime)
-    return f"runtime='library' of {component.name} {other}" if other else None
+        return f"runtime='library' has no effect on {component.name}: the library has no module for the file's format"
+    by = library_kernels.chosen(component.scheme, component.runtime, device, machine)
+    return f"runtime='library' of {component.name} {by}" if by else None
 
 
 def _without_effect(
-    resolved: Resolved, components: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint]
+    resolved: Resolved, components: tuple[ComponentPlan, ...], sources: Mapping[str, Checkpoint], machine: Machine
 ) -> list[str]:
     """Return a warning for each setting that has no effect."""
     request = resolved.request
@@ -335,7 +334,7 @@ def _without_effect(
     if request.components is not None and "*" not in resolved.specs and not request.mixed:
         lines.append("components= has no effect: it needs one scheme for all of them, such as quant='nf4'")
     if request.runtime == "library":
-        lines += filter(None, map(_by_library, components))
+        lines += filter(None, (_by_library(component, resolved.device, machine) for component in components))
     for component in components:
         spec = spec_for(component.name, resolved)[1] if component.action == "found" else None
         if spec is not None and has_options(sources[component.name], spec) is not True:

@@ -15,28 +15,6 @@ if TYPE_CHECKING:
     from ..core import Packed
 
 
-def as_filed(packed: Packed) -> Packed:
-    """Return the weight in file order, unchanged if it is in that order. The conversion runs on the CPU, so that saving
-    takes no GPU memory."""
-    import torch
-
-    from ..kernels import prepack
-
-    if not prepack.is_apart(packed):
-        return packed
-    here = packed if packed.device.type == "meta" else packed.to(torch.device("cpu"))
-    return packed.spec.scheme.codec.for_files(here)
-
-
-def file_shape(packed: Packed) -> Packed:
-    """Return a weight that is not in file order in that order on the meta device; any other unchanged."""
-    import torch
-
-    from ..kernels import prepack
-
-    return as_filed(packed.to(torch.device("meta"))) if prepack.is_apart(packed) else packed
-
-
 def reordered(
     model: nn.Module, without: Container[str] = (), keys: Mapping[str, str] | None = None
 ) -> dict[str, Later]:
@@ -45,9 +23,11 @@ def reordered(
     Args:
         without: weights to leave out. keys: names in the file of weights that the model names differently.
     """
+    from ..kernels import prepack
+
     later: dict[str, Later] = {}
     for name, packed in quantized(model):
-        shape = file_shape(packed)
+        shape = prepack.file_shape(packed)
         if name in without or shape is packed:
             continue
         there = (keys or {}).get(name, name)
@@ -57,4 +37,6 @@ def reordered(
 
 
 def _written(name: str, packed: Packed, key: str) -> Tensor:
-    return packed.spec.scheme.codec.write(name, as_filed(packed))[key]
+    from ..kernels import prepack
+
+    return packed.spec.scheme.codec.write(name, prepack.as_filed(packed))[key]

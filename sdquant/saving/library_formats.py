@@ -83,9 +83,12 @@ def refuse_spec(form: LibraryFormat, spec: QuantSpec, what: str = "a model") -> 
 
 def refuse_component(form: LibraryFormat, model: nn.Module, scheme: Scheme, what: str) -> None:
     """Raise ConflictError for a component, mostly in this scheme, that has no weight for the format."""
+    from ..kernels import prepack
+
     if scheme.name not in form.schemes:
         raise _other_scheme(form, scheme, what)
-    if any("scale" not in packed.parts for _, packed in quantized(model) if packed.spec.scheme == scheme):
+    weights = (prepack.file_shape(packed) for _, packed in quantized(model) if packed.spec.scheme == scheme)
+    if any("scale" not in packed.parts for packed in weights):
         raise _in_blocks(form, scheme, what)
     raise ConflictError(
         f"Cannot save {what} in {scheme} for {form.title}",
@@ -134,6 +137,8 @@ def format_of(form: LibraryFormat | None, model: nn.Module) -> tuple[LibraryForm
 def _stored(form: LibraryFormat, model: nn.Module, name: str, packed: Packed) -> StoredWeight | None:
     from torch import nn
 
+    from ..kernels import prepack
+
     spec, path = packed.spec, name.rpartition(".")[0]
     writer, layer = form.schemes.get(spec.scheme.name), model.get_submodule(path)
     table = isinstance(layer, nn.Embedding)
@@ -142,7 +147,8 @@ def _stored(form: LibraryFormat, model: nn.Module, name: str, packed: Packed) ->
         return None
     bias = getattr(layer, "bias", None)
     computing = dtype_name(compute_dtype(model, name, packed))
-    return writer(packed, computing, None if bias is None else bias.detach()) if "codes" in packed.parts else None
+    has_codes = "codes" in prepack.file_shape(packed).parts
+    return writer(packed, computing, None if bias is None else bias.detach()) if has_codes else None
 
 
 def config_entries(form: LibraryFormat, model: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str, Any]:

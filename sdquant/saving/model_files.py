@@ -31,7 +31,7 @@ from ..nn import plain, quantized
 from ..utils.arguments import answered
 from ..utils.atomic_write import place_of, whole_folder
 from . import comfyui_refusal
-from .file_layout import as_filed, file_shape, reordered
+from .file_layout import reordered
 from .portable import decoded
 from .quantization_config import library_config, said_rules
 
@@ -264,13 +264,15 @@ def contents(
         without: quantized weights to leave out. empty: put those of `file_layout.reordered` on the meta device.
         own_names: use the model's names as keys, not those that its library uses in files.
     """
+    from ..kernels import prepack
+
     packs, floats = dict(quantized(model)), plain(model)
     mapped = (
         key_names.Mapped({name: name for name in (*floats, *packs)}) if own_names else _mapped(model, floats, packs)
     )
     keys = {name: key for key, name in mapped.names.items()}
     named = ((keys[name], packed) for name, packed in packs.items() if name not in without)
-    rows = ((key, file_shape(packed) if empty else packed) for key, packed in named)
+    rows = ((key, prepack.file_shape(packed) if empty else packed) for key, packed in named)
     tensors = {keys[name]: tensor for name, tensor in floats.items() if name in keys}
     for group in mapped.groups:
         tensors |= key_names.converted(group, floats)
@@ -303,11 +305,13 @@ def written(
     Args:
         later: names of weights that the file will have besides, as floats or in another form.
     """
+    from ..kernels import prepack
+
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
     specs: dict[str, PackedSpec] = {}
     for name, weight in rows:
-        packed = as_filed(weight)
+        packed = prepack.as_filed(weight)
         backend = packed.spec.scheme.codec
         mine = backend.write(name, packed)
         tensors |= mine

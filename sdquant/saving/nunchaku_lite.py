@@ -23,15 +23,16 @@ def _svdquant(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight |
     import torch
 
     from ..backends import nunchaku_lite, nunchaku_lite_kind
+    from ..kernels import prepack
 
-    kind = nunchaku_lite_kind(packed, dtype)
+    kind = nunchaku_lite_kind(prepack.as_filed(packed), dtype)
     if kind is None:
         return None
     meta = torch.device("meta")
     return StoredWeight(
-        tensors=nunchaku_lite(packed.to(meta), kind.dtype, None if bias is None else bias.to(meta)),
+        tensors=nunchaku_lite(prepack.as_filed(packed.to(meta)), kind.dtype, None if bias is None else bias.to(meta)),
         metadata={"kind": kind},
-        create=lambda: nunchaku_lite(packed, kind.dtype, bias),
+        create=lambda: nunchaku_lite(prepack.as_filed(packed), kind.dtype, bias),
     )
 
 

@@ -246,12 +246,14 @@ def _asked(scheme: Scheme, weights: Sequence[Packed]) -> QuantSpec:
 
 def _is_stored_as(packed: Packed, spec: QuantSpec) -> bool:
     """Return whether the parts of a weight are those of this spec, in shape; scales may have a dtype of their own."""
+    from ..kernels import prepack
+
     if packed.spec.scheme != spec.scheme or not packed.spec.details.keys() <= spec.scheme.options.keys():
         return False
     try:
         layout = spec.scheme.codec.layout(spec, packed.spec.shape, packed.spec.dtype)
     except Unfit:
         return False
-    return {part: tuple(tensor.shape) for part, tensor in packed.parts.items()} == {
+    return {part: tuple(tensor.shape) for part, tensor in prepack.file_shape(packed).parts.items()} == {
         part: row.shape for part, row in layout.items()
     }

@@ -31,14 +31,19 @@ def _grid(n: int, k: int) -> tuple[Tensor, Tensor]:
     return torch.arange(n)[:, None], torch.arange(k)[None]
 
 
-def codes(values: Tensor) -> Tensor:
-    """4-bit codes [n, k] as qweight, int8 [n, k / 2]."""
-    height, width = values.shape
+def codes_at(height: int, width: int) -> Tensor:
+    """Where qweight has the code of each weight, [n, k], in half bytes."""
     n, k = _grid(height, width)
     word = (n // 128) * (width // 64) + k // 64
     for digit, base in (((n % 128) // 16, 8), (n % 8, 8), ((k % 32) // 8, 4), ((n % 16) // 8, 2), ((k % 64) // 32, 2)):
         word = word * base + digit
-    nibbles = scattered(values & 15, word * 8 + k % 8, torch.uint8).view(-1, 2)
+    return word * 8 + k % 8
+
+
+def codes(values: Tensor) -> Tensor:
+    """4-bit codes [n, k] as qweight, int8 [n, k / 2]."""
+    height, width = values.shape
+    nibbles = scattered(values & 15, codes_at(height, width), torch.uint8).view(-1, 2)
     return (nibbles[:, 0] | nibbles[:, 1] << 4).view(torch.int8).view(height, width // 2)
 
 
@@ -58,12 +63,17 @@ def vector(values: Tensor) -> Tensor:
 
 def small_scales(values: Tensor) -> Tensor:
     """Scales [n, groups of 16], float8, as wscales."""
+    return small_positions(values.view(torch.uint8)).view(values.dtype)
+
+
+def small_positions(values: Tensor) -> Tensor:
+    """The same of integers."""
     height, groups = values.shape
     n, g = _grid(height, groups)
     at = (n // 128) * (groups // 4) + g // 4
     for digit, base in ((n % 8, 8), ((n % 32) // 8, 4), ((n % 128) // 32, 4), (g % 4, 4)):
         at = at * base + digit
-    return scattered(values.view(torch.uint8), at, torch.uint8).view(values.dtype).view(groups, height)
+    return scattered(values, at, values.dtype).view(groups, height)
 
 
 def _factor(values: Tensor, row: tuple[Tensor, ...], inner: tuple[Tensor, ...], at: Tensor) -> Tensor:
@@ -85,12 +95,17 @@ def up(values: Tensor) -> Tensor:
     return _factor(values, ((n % 16) // 8, n % 8), ((r % 16) // 8, (r % 8) // 2, r % 2), at)
 
 
+def awq_codes_at(height: int, width: int) -> Tensor:
+    """Where AWQ's qweight has the code of each weight, [n, k], in half bytes."""
+    n, k = _grid(height, width)
+    word = (((n // 4) * (width // 64) + k // 64) * 4 + n % 4) * 16 + (k % 64) // 32 * 8 + k % 8
+    return word * 4 + (k % 32) // 8
+
+
 def awq_codes(values: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
     """4-bit codes [n, k] as AWQ's qweight."""
     height, width = values.shape
-    n, k = _grid(height, width)
-    word = (((n // 4) * (width // 64) + k // 64) * 4 + n % 4) * 16 + (k % 64) // 32 * 8 + k % 8
-    nibbles = scattered(values, word * 4 + (k % 32) // 8, torch.uint8).view(-1, 2)
+    nibbles = scattered(values, awq_codes_at(height, width), torch.uint8).view(-1, 2)
     return (nibbles[:, 0] | nibbles[:, 1] << 4).view(dtype).view(height // 4, -1)
 
 

@@ -16,7 +16,7 @@ from sdquant import backends
 from sdquant.cli import main
 from sdquant.core.backend import QuantSpec, Unfit
 from sdquant.demo import path
-from sdquant.errors import BadFileError, SettingsError
+from sdquant.errors import BadFileError, IncompatibleError, SettingsError
 from sdquant.models.quantize_weight import encode
 from sdquant.nn.weights import quantized
 from sdquant.rules.statistics_file import write_statistics
@@ -217,9 +217,9 @@ def test_smoothing_fits_float16(scheme: str) -> None:
 
 
 def test_what_the_librarys_runtime_is(sd: Path) -> None:
-    """comfy-kitchen's, or none: Nunchaku's own is in no index, and the plan and the error say so."""
-    given: dict[str, Any] = {"runtime": "library", "components": ("unet",)}
+    """comfy-kitchen's, or Nunchaku's where there is a card for them; the plan and the error say which."""
+    given: dict[str, Any] = {"runtime": "library", "components": ("unet",), "device": "cpu"}
     (line,) = sdquant.plan(sd, "svdq-int4", **given).warnings
-    assert "comfy-kitchen's kernels, not with Nunchaku's" in line
-    with pytest.raises(SettingsError, match=r"only plain: comfy-kitchen has no kernel.*Nunchaku's cannot be used"):
+    assert "comfy-kitchen's kernels, not with Nunchaku's: Nunchaku's kernels are for NVIDIA's cards" in line
+    with pytest.raises(IncompatibleError, match=r"comfy-kitchen has no kernels for it, and Nunchaku's are for NVIDIA"):
         sdquant.plan(sd, "svdq-nvfp4", **given)
