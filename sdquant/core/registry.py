@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
-from ..utils.suggestions import did_you_mean
+from ..utils.suggestions import did_you_mean, similar
 from .backend import Backend, PackedSpec, QuantSpec, Scheme
 from .options import EMBEDDINGS, Option
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Backend", "QuantSpec", "Scheme", "backends", "get", "names", "namesakes", "of_scheme", "packed_spec", "parse",
-    "scheme", "schemes",
+    "Backend", "QuantSpec", "Scheme", "backends", "get", "names", "namesakes", "near", "of_scheme", "packed_spec",
+    "parse", "scheme", "schemes",
 ]  # fmt: skip
 
 ENTRY_POINTS = HOME = "sdquant.backends"
@@ -50,6 +50,7 @@ LOOSE: Mapping[str, tuple[str, ...]] = {
     "q8": ("q8_0", "int8"),
     "sdnq": ("sdnq-int8", "sdnq-uint4"),
 }  # fmt: skip
+_MOST_NEAR = 3  # names to suggest
 _DTYPES = {
     "fp16": "float16", "half": "float16", "float16": "float16", "16bit": "bfloat16", "bfloat16": "bfloat16",
     "fp32": "float32", "full": "float32", "float32": "float32", "float": "float32",
@@ -143,9 +144,9 @@ def scheme(name: str) -> Scheme:
             f"Use {row.name!r} or '{row.backend}:{row.name}'{others}",
         )
     why = "no backend has such a scheme"
-    loose = LOOSE.get(re.sub(r"[^a-z0-9]", "", short))
-    if loose is not None and loose[0] in _schemes():
-        fix = f"Did you mean {' or '.join(map(repr, loose))}?"
+    meant = _informal(short)
+    if meant:
+        fix = f"Did you mean {' or '.join(map(repr, meant))}?"
     elif short.strip("_ ") in _DTYPES:
         why, fix = "it is a dtype", f"Use dtype={_DTYPES[short.strip('_ ')]!r}, and remove quant"
     else:
@@ -154,6 +155,17 @@ def scheme(name: str) -> Scheme:
     raise UnknownQuantError(
         f"Unknown quantization {name!r}", why, f"{fix} {listing}" if fix.endswith("?") else f"{fix}; {listing}"
     )
+
+
+def near(name: str) -> tuple[str, ...]:
+    """Return the names of schemes that were probably meant by a name that there is none of; the nearest first."""
+    short = name.strip().lower().rpartition(":")[2]
+    return _informal(short) or tuple(similar(short, tuple(_schemes()), most=_MOST_NEAR))
+
+
+def _informal(short: str) -> tuple[str, ...]:
+    meant = LOOSE.get(re.sub(r"[^a-z0-9]", "", short), ())
+    return meant if meant and meant[0] in _schemes() else ()
 
 
 def namesakes(row: Scheme) -> tuple[Scheme, ...]:
@@ -234,4 +246,4 @@ def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | st
 
 
 def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    return did_you_mean(name, known, f"Known: {', '.join(known)}", most=3)
+    return did_you_mean(name, known, f"Known: {', '.join(known)}", most=_MOST_NEAR)

@@ -11,6 +11,8 @@ from ..errors import SdquantError
 from ..offload import MODES, mode_named
 from ..planning import AUTO, NOT_QUANTIZED, ROLES, Settings, field_named
 
+_LONGEST = 30  # characters of a name that there is none of, on a button
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
@@ -23,21 +25,23 @@ class Fix:
 def fixes(values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, most: int = 3) -> tuple[Fix, ...]:
     """Return changes of `values` that `accepts` allows: at most one of each kind, the smallest change first.
 
+    Of a scheme that there is none of, all that it may have been meant for come first.
+
     Args:
         values: a value for each field; they may contradict each other.
         accepts: returns whether settings would load, as far as that is known before weights are read.
         most: maximum number of changes.
     """
-    suggestions: list[Fix] = []
+    suggestions = [fix for fix in _of_like_name(values) if _would(values, fix, accepts)][:most]
     for kind in (
         _another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited, _unmixed,
         _default_device,
     ):  # fmt: skip
+        if len(suggestions) == most:
+            break
         fix = next((row for row in kind(values) if _would(values, row, accepts)), None)
         if fix is not None:
             suggestions.append(fix)
-        if len(suggestions) == most:
-            break
     return tuple(suggestions)
 
 
@@ -46,6 +50,25 @@ def _would(values: Mapping[str, Any], fix: Fix, accepts: Callable[[Settings], bo
         return accepts(Settings({**values, **fix.changes}))
     except SdquantError:  # what contradicts itself is no way out
         return False
+
+
+def _of_like_name(values: Mapping[str, Any]) -> Iterator[Fix]:
+    """Yield the schemes with a name like one that there is none of, with its options."""
+    schemes = _held(values)
+    for old in dict.fromkeys(schemes.values()):
+        head, comma, options = old.partition(",")
+        if head.strip().lower() != AUTO and not _is_known(head):
+            for name in registry.near(head):
+                changes = {field: f"{name}{comma}{options}" for field, value in schemes.items() if value == old}
+                yield Fix(text=f"Use {name} instead of {head.strip()[:_LONGEST]}", changes=changes)
+
+
+def _is_known(name: str) -> bool:
+    try:
+        registry.scheme(name)
+    except SdquantError:
+        return False
+    return True
 
 
 def _another_offload(values: Mapping[str, Any]) -> Iterator[Fix]:

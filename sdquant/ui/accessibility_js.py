@@ -9,15 +9,16 @@ from .server.request_body import MAX_UPLOAD
 
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
 SPOKEN = (
-    "status", "applied", "verdict", "found", "compare-status", "convert-status", "convert-seen", "in-memory",
-    "start-said", "lora-said",
+    "status", "applied", "verdict", "found", "checked", "compare-status", "convert-status", "convert-seen", "in-memory",
+    "start-said", "lora-said", "preset-said",
 )  # fmt: skip
 
 EVERY = 4000  # milliseconds between two looks whether the server is there
 
 # A page whose server has ended waits for ever, with "Generate" disabled. What it says then, and when it is back.
 AWAY = "✕ The server does not answer. It was ended, or the connection is lost. Start it again; this page notices it."
-BACK = "The server is there again. What was under way here has ended with the connection."
+BACK = "The server is there again. The page shows what is under way when it is loaded again."
+ANEW = "The server is there again. It was started anew, and what was under way has ended."
 
 # Answers come by a stream that Gradio's server closes when nothing is under way. What is clicked while the word of that
 # is still on its way finds the stream open, and its answer never comes. So a click waits for that word this long.
@@ -29,12 +30,16 @@ TOO_LARGE = "MB, which is the most that this page takes here."
 
 # What it mends: a list of choices opens again when Tab leaves it, and stays open; one that scrolls is a tab stop of its
 # own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; images have
-# no name, and their download is a button within a link, two tab stops.
+# no name, and their download is a button within a link, two tab stops; icons are read out as images without a name.
 SCRIPT = """
 () => {
     const mend = () => {
         for (const id of SPOKEN) document.getElementById(id)?.setAttribute("aria-live", "polite");
-        for (const list of document.querySelectorAll("[role=listbox]:not([tabindex])")) list.tabIndex = -1;
+        for (const list of document.querySelectorAll("[role=listbox]:not([tabindex])")) {
+            list.tabIndex = -1;
+            list.ariaLabel = document.querySelector(`[aria-controls="${list.id}"]`)?.ariaLabel ?? "Choices";
+        }
+        for (const icon of document.querySelectorAll("svg:not([aria-hidden], [aria-label])")) icon.ariaHidden = "true";
         for (const button of document.querySelectorAll(".token > .token-remove")) {
             const name = "Remove " + button.parentElement.innerText.trim();
             if (button.getAttribute("aria-label") !== name) button.setAttribute("aria-label", name);
@@ -42,6 +47,9 @@ SCRIPT = """
         for (const link of document.querySelectorAll("a.download-link:not([tabindex])")) {
             link.tabIndex = -1;
             link.querySelector("button")?.setAttribute("aria-label", "Download");
+        }
+        for (const image of document.querySelectorAll("#gallery img[title]:not([alt]), #gallery img[title][alt='']")) {
+            image.alt = image.title;
         }
         for (const image of document.querySelectorAll("#image img, #compare-sheet img")) {
             const name = image.closest("#image") ? "The generated image" : "The images side by side";
@@ -169,7 +177,7 @@ SCRIPT = """
             const id = (await answer.json()).app_id;
             first ??= id;
             if (first === id && away === null) return;
-            say(BACK);
+            say(first === id ? BACK : ANEW);
             if (away.querySelector("button")) return;
             const again = away.appendChild(document.createElement("button"));
             again.textContent = "Reload the page";
@@ -185,7 +193,7 @@ SCRIPT = """
 _WORDS = {
     "TOO_LARGE": TOO_LARGE, "LARGEST": LARGEST, "MOST_LORA": MOST_LORA, "SPOKEN": SPOKEN,
     "EVERY": EVERY, "CLOSING": CLOSING, "AWAY": AWAY,
-    "BACK": BACK,
+    "BACK": BACK, "ANEW": ANEW,
 }  # fmt: skip
 for name, value in _WORDS.items():
     SCRIPT = SCRIPT.replace(name, json.dumps(value))

@@ -12,6 +12,7 @@ from .app_state import Desk
 from .events import QUIET
 from .tabs import compare, convert, generate, inspect, settings
 from .theme import look
+from .under_way import UnderWay
 
 if TYPE_CHECKING:
     from .model_folders import Roots
@@ -27,27 +28,24 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         head = header.build_header(desk)
         tab = gr.State("Generate")
-        with gr.Tabs() as tabs:
+        under_way = UnderWay(desk)
+        with gr.Tabs(overflow_behavior="wrap") as tabs:
             with gr.Tab("Generate", id="generate"):
-                wire_generate = generate.add(desk, head)
+                wire_generate = generate.add(desk, head, under_way)
             with gr.Tab("Settings", id="settings"):
-                settings.add(desk, head, page)
+                settings.add(desk, head, page, under_way)
             with gr.Tab("Inspect", id="inspect"):
-                inspect.add(desk)
+                inspect.add(desk, under_way)
             with gr.Tab("Compare", id="compare"):
-                compare.add(desk, head)
+                compare.add(desk, head, under_way)
             with gr.Tab(convert.TITLE, id="convert"):
-                convert.add(desk, head, tab)
+                convert.add(desk, head, tab, under_way)
         wire_generate(page)
         # Each, in turn: of quick ones Gradio would drop the last, and the tab that somebody sees stays empty.
         tabs.select(_name, None, tab, trigger_mode="multiple", **QUIET)
         header.wire(head, desk)
-
-        def left(request: gr.Request) -> None:
-            desk.cancel(str(request.session_hash))
-
+        under_way.wire(page, tabs)
         page.load(lambda: header.chip(desk), None, head.chip, **QUIET)
-        page.unload(left)
     return page
 
 

@@ -1,4 +1,4 @@
-"""State shared by all open pages: the engine, the model folders, the settings in force, and each page's job."""
+"""State shared by all open pages: the engine, the model folders, the settings in force, and the pages' tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import SdquantError, SettingsError
 from ..settings import Settings, settings_file
-from .model_manager import Engine, Job
+from .background_task import TaskList
+from .model_manager import Engine
 from .page_memory import PageMemory
 from .plan_preview import Target
 from .scheme_tables import SchemeTables
@@ -26,17 +27,17 @@ class Desk:
     """Shared by all pages of one server.
 
     Attributes:
-        engine: holds the model. roots: the model folders. memory: what the page keeps.
+        engine: holds the model. roots: the model folders. memory: what the page keeps. tasks: what is under way.
         schemes: the tables of schemes. traces: by which these foresee speeds.
         notes: a message to show once about the settings file, such as that it is damaged.
     """
 
     def __init__(self, roots: Roots, settings_path: Path) -> None:
         self.engine, self.roots, self.settings_path = Engine(), roots, settings_path
+        self.tasks = TaskList()
         self.traces = StepTraces(settings_path.with_name(f"{settings_path.stem}-traces"))
         self.schemes, self.memory = SchemeTables(self.traces), PageMemory(settings_path)
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
         self.settings, self.notes = _settings(settings_path)
 
     def keep(self, settings: Settings) -> SdquantError | None:
@@ -125,36 +126,6 @@ class Desk:
                     stat = path.stat()
                     files.append((str(path.relative_to(place.parent)), stat.st_mtime_ns, stat.st_size))
         return tuple(files)
-
-    def begin(self, page: str, job: Job) -> None:
-        """Make `page` wait for `job`, and cancel the job that it still waits for.
-
-        Args:
-            page: an open page and its tab, as `waiter` names them: a drawing ends no conversion.
-        """
-        with self._lock:
-            before = self._jobs.get(page)
-            self._jobs[page] = job
-        if before is not None:
-            before.cancel()
-
-    def end(self, page: str, job: Job) -> None:
-        """Stop `page` waiting for `job`."""
-        with self._lock:
-            if self._jobs.get(page) is job:
-                del self._jobs[page]
-
-    def is_busy(self, page: str) -> bool:
-        """Return whether `page` waits for a job."""
-        with self._lock:
-            return page in self._jobs
-
-    def cancel(self, page: str) -> None:
-        """Cancel the job that `page` waits for, or those of all its tabs."""
-        with self._lock:
-            jobs = [job for name, job in self._jobs.items() if page in (name, name.partition(" ")[0])]
-        for job in jobs:
-            job.cancel()
 
 
 def waiter(session: object, tab: str) -> str:

@@ -100,6 +100,6 @@ def _svg(points: Sequence[_Point], line: Sequence[_Point], axis: str, title: str
     parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{axis}</text>')
     summary = ", ".join(f"{point.label} {size(point.bytes)} {point.db:.1f} dB" for point in points)
     return (
-        f'<svg class="sq-curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{title}: {escape(summary)}">{"".join(parts)}</svg>'
+        f'<div class="sq-scroll"><svg class="sq-curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{title}: {escape(summary)}">{"".join(parts)}</svg></div>'
     )

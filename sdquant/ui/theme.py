@@ -45,6 +45,7 @@ html { scrollbar-gutter: stable; }
 html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .gradio-container { width: 100% !important; max-width: min(1180px, 100vw) !important; 
   margin: 0 auto !important; overflow-x: clip; }
+.gradio-container .main { padding-inline: clamp(12px, 100vw - 420px, 32px) !important; }
 .html-container { padding: 0 !important; }
 .gradio-container :is(a, input, textarea, button, summary, [tabindex]):focus-visible {
   outline: 2px solid var(--color-accent) !important; outline-offset: 1px; }
@@ -85,11 +86,12 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
+#start .empty, #start .empty * { color: #475569 !important; }
 #gallery .grid-wrap { padding-top: 36px; }
 #gallery .grid-container { grid-template: none / repeat(auto-fill, minmax(72px, 1fr)) !important;
   grid-auto-rows: auto !important; }
 #gallery .thumbnail-item .caption-label { display: none; }
-:is(#start-said, #lora-said):not(:has(.sq-card, .sq-note)) { display: none; }
+:is(#start-said, #lora-said, #preset-said, #checked):not(:has(.sq-card, .sq-note)) { display: none; }
 .sq-beside { align-self: flex-start; position: sticky; top: 12px; }
 .sq-unseen, .form:not(:has(> :not(.sq-unseen))) { display: none !important; }
 .sq-table :is(thead, tbody, tr) { border: none !important; }
@@ -117,7 +119,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-chosen { background: color-mix(in srgb, var(--color-accent) 14%, transparent); }
 .sq-badge { margin-left: 8px; padding: 1px 8px; border-radius: 999px; font-size: 0.75rem; white-space: nowrap;
   border: 1px solid var(--color-accent); color: var(--body-text-color); }
-.sq-stars { letter-spacing: 1px; color: #b45309; }
+.sq-stars { letter-spacing: 1px; color: #92400e; }
 .dark .sq-stars { color: #fbbf24; }
 .sq-fit::before { content: ""; display: inline-block; width: 8px; height: 8px; border-radius: 50%; margin-right: 6px;
   background: var(--tone); }
@@ -125,7 +127,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-why summary { cursor: pointer; color: var(--body-text-color-subdued); text-decoration: underline;
   width: max-content; }
 .sq-group .sq-why { display: inline-block; margin-left: 12px; max-width: 44rem; vertical-align: top; }
-.sq-curve { width: 100%; max-width: 720px; font-size: 12px; overflow: visible; }
+.sq-curve { width: 100%; min-width: 560px; max-width: 720px; font-size: 12px; overflow: visible; }
 .sq-curve text { fill: var(--body-text-color-subdued); }
 .sq-curve .sq-name { fill: var(--body-text-color); font-weight: 600; }
 .sq-curve .sq-grid { stroke: var(--border-color-primary); }
@@ -137,6 +139,11 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-bits::before { content: ""; display: inline-block; width: 12px; height: 12px; margin: 0 6px 0 12px; }
 .sq-over { background: #dc2626; }
 @media (max-width: 640px) {
+  .tab-container button { padding-inline: 4px !important; font-size: 0.875rem !important; }
+  .sq-studio { flex-direction: column; }
+  .sq-studio > .column { display: contents; }
+  .sq-studio .sq-later { order: 1; }
+  .sq-studio #facts { order: 2; }
   #start [data-testid="block-label"] { display: none; }
   .sq-schemes b { white-space: nowrap; }
   .sq-facts { grid-template-columns: 1fr; gap: 0; }

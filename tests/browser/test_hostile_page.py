@@ -42,9 +42,9 @@ NAMED = (
     ("model", "change", "model", "verdict-answer"),
     ("model", "change", "base", "verdict-answer"),
     ("file", "change", "file", "found"),
-    ("verify", "click", "file", "found"),
+    ("verify", "click", "file", "checked"),
     ("compare-run", "click", "model", "compare-status"),
-    ("preset", "change", "model", "applied"),
+    ("preset", "change", "model", "preset-said"),
     ("again", "click", "model", ""),
     ("convert-run", "click", "model", "convert-status"),
     ("convert-run", "click", "convert-name", "convert-status"),
@@ -52,7 +52,7 @@ NAMED = (
     # The cache is a folder, too.
     ("apply", "click", "set-cache", "applied"),
     ("model", "change", "set-cache", "verdict-answer"),
-    ("preset", "change", "set-cache", "applied"),
+    ("preset", "change", "set-cache", "preset-said"),
 )
 
 # Events, the widget that gets a value of another type; those for numbers can have some of them.

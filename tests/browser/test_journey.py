@@ -77,7 +77,7 @@ def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: 
 def test_a_preset_fills_the_settings(person: Person) -> None:
     person.tab("Settings")
     person.page.get_by_role("button", name="Fits 6 GB").click()
-    expect(person.page.locator("#applied .sq-info")).to_contain_text("Fits 6 GB")
+    expect(person.page.locator("#preset-said .sq-info")).to_contain_text("Fits 6 GB")
     expect(person.page.locator("#verdict .sq-works")).to_be_visible()
 
 
@@ -117,10 +117,16 @@ def test_cancel_a_drawing(person: Person) -> None:
     person.draw("a handwritten three", steps=1)  # loads
     page = person.page
     page.locator("#steps input[type=number]").fill("200")
+    person.size(256)
     page.get_by_role("button", name="Generate", exact=True).click()
-    expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
+    drawing = page.locator("#status [role=progressbar]")
+    expect(drawing).to_contain_text(re.compile("step [1-9]"))
+    page.reload()  # which ends nothing, and shows what is under way
+    expect(drawing).to_contain_text(re.compile("step [1-9]"))
+    expect(page.locator("#draw")).to_be_disabled()
     page.locator("#cancel").click()
     expect(page.locator("#status .sq-info")).to_contain_text("Cancelled")
+    expect(page.locator("#draw")).to_be_enabled()
     assert digit(person.draw("a handwritten three")) == 3
 
 
@@ -161,7 +167,7 @@ def test_inspect_broken_and_hostile_files(person: Person, running: Served) -> No
     person.pick("file", "digits-sd/unet")
     expect(person.page.locator("#found")).to_contain_text("What it goes with")
     person.page.locator("#verify").click()
-    expect(person.page.locator("#found .sq-ok")).to_contain_text("Every tensor was read")
+    expect(person.page.locator("#checked .sq-ok")).to_contain_text("digits-sd/unet: every tensor was read")
 
 
 def test_compare(person: Person, tmp_path: Path) -> None:
@@ -176,12 +182,17 @@ def test_compare(person: Person, tmp_path: Path) -> None:
     page.keyboard.press("Escape")
     page.locator("#compare-steps input[type=number]").fill("4")
     page.locator("#compare-run").click()
+    predict = page.locator("#compare-predict")
+    expect(predict).to_have_text("Predict the curve, when this is done")
+    expect(predict).to_be_disabled()  # it would have ended the comparison
     rows = page.locator("#compare-rows tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.nth(1)).to_contain_text(re.compile(r"int8.*(dB|identical)"))
     expect(page.locator("#compare-sheet img")).to_be_visible()
     expect(page.locator("#compare-rows svg.sq-curve circle")).to_have_count(0)  # of one scheme there is no curve
     expect(page.locator("#compare-slider img")).to_have_count(2)
+    expect(predict).to_be_enabled()
+    expect(predict).to_have_text("Predict the curve")
     person.pick("compare-right", "as found")
     expect(page.locator("#in-memory")).to_contain_text(before)  # what was loaded is loaded still
     with page.expect_download() as waiting:

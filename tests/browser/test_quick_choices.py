@@ -32,6 +32,13 @@ def test_typing_in_boxes_with_a_list(person: Person) -> None:
         keys.press("Enter")
         expect(box).to_have_value(re.compile(rf"^{chosen}($|\s)"))
 
+    box.click()
+    keys.type("nf5")  # of which there is none
+    keys.press("Tab")
+    page.get_by_role("button", name="Use nf4 instead of nf5").click()
+    expect(box).to_have_value("nf4")
+    expect(page.locator("#verdict .sq-works")).to_be_visible()
+
     person.tab("Compare")
     box, words = page.locator("#compare-schemes input"), page.locator("#compare-schemes .token")
     start = words.all_inner_texts()
@@ -71,7 +78,7 @@ def test_each_quick_choice_counts(page: Page, running: Served) -> None:
 
     for name in ("Fits 6 GB", "Fastest", "Best quality"):
         page.get_by_role("button", name=name).click()
-    expect(page.locator("#applied")).to_contain_text("Best quality")
+    expect(page.locator("#preset-said")).to_contain_text("Best quality")
     assert person.value("quant.model") == "As in the file"
 
     for name in ("Generate", "Inspect", "Compare", "Convert"):

@@ -1,4 +1,5 @@
-"""The page on a laptop and on a phone, in light and dark: nothing sticks out, and a picture of each tab is taken.
+"""The page on a laptop and on a phone, in light and dark: nothing sticks out, is faint or has no name, and a picture of
+each tab is taken.
 
 The pictures are for people: `pytest tests/browser/test_screenshots.py --basetemp=looks` keeps them in looks/.
 """
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
+from . import looks
 from .person import Person
 
 if TYPE_CHECKING:
@@ -18,16 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("browser")
 TABS = ("Generate", "Settings", "Inspect", "Compare", "Convert")
-
-
-def go(page: Page, tab: str) -> None:
-    """To a tab, which on a phone may be in the menu beside the others."""
-    found = page.get_by_role("tab", name=tab)
-    if found.count() and found.first.is_visible():
-        found.first.click()
-        return
-    page.locator(".overflow-menu button").first.click()
-    page.locator(".overflow-dropdown button", has_text=tab).first.click()
 
 
 @pytest.mark.parametrize(
@@ -46,8 +38,10 @@ def test_nothing_sticks_out(
         page = context.new_page()
         person = Person(page, running.url)
         widths = set()
+        bar = [row.bounding_box() or {} for row in page.get_by_role("tab").all()]
+        assert len({box["y"] for box in bar}) == 1 and len(bar) == len(TABS)  # all in one line, none in a menu
         for tab in TABS:
-            go(page, tab)
+            person.tab(tab)
             if tab == "Settings":
                 expect(page.locator("#verdict .sq-card")).to_be_visible()
                 expect(page.locator("#schemes table")).to_be_visible()
@@ -55,6 +49,8 @@ def test_nothing_sticks_out(
                 person.pick("file", "digits-sd")
                 expect(page.locator("#found .sq-table").last).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert looks.faint(page) == []
+            assert looks.nameless(page) == []
             box = page.locator(".gradio-container").first.bounding_box() or {}
             widths.add((box["x"], box["width"]))
             page.screenshot(path=tmp_path / f"{tab.lower()}-{width}-{scheme}.png", full_page=True)

@@ -57,6 +57,16 @@ def test_the_first_fix_keeps_the_scheme() -> None:
     assert set(first.changes) == {"offload", "budget"}
 
 
+@pytest.mark.parametrize(
+    ("word", "name"), [("nf5", "nf4"), ("Q-int 8,embeddings", "qint8,embeddings"), ("4bit", "int4")]
+)
+def test_a_mistyped_scheme_is_what_it_was_meant_for(word: str, name: str) -> None:
+    found = fixes(near(quant__model=word, quant__text_encoder=word), accepts)
+    changes = [dict(fix.changes) for fix in found]
+    assert {"quant.model": name, "quant.text_encoder": name} in changes
+    assert found[0].text.endswith(f" instead of {word.partition(',')[0]}")
+
+
 def test_another_scheme_takes_the_place_everywhere() -> None:
     values = near(quant__model="qint8", quant__text_encoder="qint8", offload="balanced", runtime="library")
     (swap,) = (fix for fix in fixes(values, accepts, most=9) if "instead of" in fix.text)

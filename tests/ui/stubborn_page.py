@@ -41,7 +41,7 @@ def build(roots: Roots, settings: Path) -> Any:
                 numbers @ numbers
 
     def start() -> Iterator[str]:
-        for event in follow(desk, "page", work):
+        for event in follow(desk.tasks, "page", work):
             yield str(event)
 
     with gr.Blocks(title="stubborn", analytics_enabled=False) as page:

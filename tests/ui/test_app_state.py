@@ -1,4 +1,4 @@
-"""The settings file as the page finds it, and what each page waits for."""
+"""The settings file as the page finds it, and what goes with a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 
 from sdquant.settings import Settings
 from sdquant.settings import file as settings_file
-from sdquant.ui.app_state import Desk, waiter
+from sdquant.ui.app_state import Desk
 from sdquant.ui.model_folders import Roots
-from sdquant.ui.model_manager import Job
 from sdquant.ui.plan_preview import Target
 
 BALANCED = Settings({"offload": "balanced"})
@@ -56,35 +55,6 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     desk = Desk(Roots(), tmp_path / "file" / "settings.json")
     lost = desk.keep(BALANCED)
     assert lost is not None and lost.why and desk.settings == BALANCED
-
-
-def test_cancel_is_for_the_page_that_asks() -> None:
-    stopped: list[str] = []
-
-    class Heard(Job):
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
-
-        def cancel(self) -> None:
-            stopped.append(self.name)
-
-    desk = Desk(Roots(), Path("nowhere.json"))
-    desk.begin("one", Heard("first"))
-    desk.begin("two", Heard("second"))
-    desk.cancel("three")
-    assert stopped == []
-    desk.cancel("two")
-    assert stopped == ["second"]
-    desk.begin("one", Heard("third"))
-    assert stopped == ["second", "first"]
-    desk.begin(waiter("page", "generate"), Heard("drawing"))
-    desk.begin(waiter("page", "convert"), Heard("conversion"))  # which goes on beside the drawing
-    assert stopped == ["second", "first"]
-    desk.cancel(waiter("page", "generate"))
-    assert stopped[2:] == ["drawing"]
-    desk.cancel("page")  # which was closed
-    assert stopped[2:] == ["drawing", "drawing", "conversion"]
 
 
 def test_the_base_that_a_lone_component_is_lent_by(tmp_path: Path) -> None:

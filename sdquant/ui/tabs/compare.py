@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -16,7 +17,7 @@ from ...utils import figure
 from ...utils.byte_sizes import size
 from .. import header, html_components, quality_curve, widgets
 from ..app_state import waiter
-from ..background_task import follow
+from ..background_task import Done, follow
 from ..events import QUIET, ask
 from ..model_manager import Job, Progress
 from ..thumbnails import compared_images
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ...evaluation import Comparison
     from ..app_state import Desk
     from ..header import Head
+    from ..under_way import UnderWay
 
 MOST = 12  # schemes at once
 MAX_STEPS = 100
@@ -37,7 +39,7 @@ _IDLE = html_components.card(
 )
 
 
-def add(desk: Desk, head: Head) -> None:
+def add(desk: Desk, head: Head, under_way: UnderWay) -> None:
     """Create the tab's widgets and connect their events."""
     schemes = [one for one in next(row for row in fields() if row.kind == "scheme").choices[2:]]
     with gr.Row():
@@ -50,12 +52,12 @@ def add(desk: Desk, head: Head) -> None:
                 allow_custom_value=True, elem_id="compare-schemes",
             )  # fmt: skip
             with gr.Row():
-                steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="compare-steps")
+                steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="compare-steps", min_width=240)
                 seed = gr.Number(0, label="Seed", elem_id="compare-seed")
             with gr.Row():
                 run = gr.Button("Compare", variant="primary", scale=3, elem_id="compare-run")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="compare-cancel")
-            predict = gr.Button("Predict the curve", size="sm", elem_id="compare-predict")
+            predict = gr.Button(compare_curve.LABEL, size="sm", elem_id="compare-predict")
             with gr.Row():
                 picture = gr.DownloadButton("Picture", size="sm", interactive=False, elem_id="compare-png")
                 data = gr.DownloadButton("JSON", size="sm", interactive=False, elem_id="compare-json")
@@ -84,17 +86,26 @@ def add(desk: Desk, head: Head) -> None:
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
         yield from _run(desk, waiter(request.session_hash, "compare"), values)
 
-    def stop(request: gr.Request) -> None:
-        desk.cancel(waiter(request.session_hash, "compare"))
+    def foresee(request: gr.Request, model: str, base: Any) -> Iterator[tuple[Any, ...]]:
+        page = waiter(request.session_hash, "compare")
+        yield from compare_curve.predict(desk, page, model, base, partial(_curve_alone, desk))
 
+    def stop(request: gr.Request) -> None:
+        desk.tasks.cancel(waiter(request.session_hash, "compare"))
+
+    outputs = [
+        status, sheet, rows, picture, data, images, two, left, right, slider, head.compared, run, predict, cancel,
+        head.chip,
+    ]  # fmt: skip
     run.click(
         start,
         [head.model, head.base, prompt, selection, steps, seed],
-        [status, sheet, rows, picture, data, images, two, left, right, slider, head.compared, run, cancel, head.chip],
+        outputs,
         concurrency_limit=None,
         **QUIET,
     )
-    compare_curve.add_prediction(desk, predict, [head.model, head.base], [status, rows, predict, cancel])
+    predict.click(foresee, [head.model, head.base], outputs, concurrency_limit=None, **QUIET)
+    under_way.show("compare", outputs)
     ask([left.input, right.input], _pair, [images, left, right], slider)
     cancel.click(stop, None, None, queue=False, **QUIET)
 
@@ -102,7 +113,7 @@ def add(desk: Desk, head: Head) -> None:
 def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Compare, and yield the updates of the page."""
     model, base, prompt, selection, steps, seed = values
-    busy = (gr.update(interactive=False), gr.update(interactive=True), gr.skip())
+    busy = _busy()
     yield html_components.progress(Progress(stage="loading")), *_nothing(), *busy
     try:
         figure.require()
@@ -122,23 +133,36 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
                 target.path, names, on_progress=lambda done, total, text: job.at(text, done, total), **options, **others
             )
 
-    for event in follow(desk, page, work):
+    def show(event: Progress | Done) -> tuple[Any, ...]:
         if isinstance(event, Progress):
-            yield html_components.progress(event), *_nothing(), *busy
-        elif isinstance(event.error, Stopped):
-            yield html_components.card("info", "Cancelled"), *_nothing(), *_idle(desk)
-        elif event.error is not None:
-            yield html_components.refusal(event.error, desk.roots), *_nothing(), *_idle(desk)
-        else:
-            yield *_shown(desk, event.value), *_idle(desk)
+            return html_components.progress(event), *_nothing(), *busy
+        if isinstance(event.error, Stopped):
+            return html_components.card("info", "Cancelled"), *_nothing(), *_idle(desk)
+        if event.error is not None:
+            return html_components.refusal(event.error, desk.roots), *_nothing(), *_idle(desk)
+        return *_shown(desk, event.value), *_idle(desk)
+
+    yield from follow(desk.tasks, page, work, show)
 
 
 def _nothing() -> tuple[Any, ...]:
     return tuple(gr.skip() for _ in range(10))
 
 
+def _busy() -> tuple[Any, ...]:
+    """Return the buttons and the head's chip while something is under way: neither button ends it."""
+    later = gr.update(interactive=False, value=compare_curve.LATER)
+    return gr.update(interactive=False), later, gr.update(interactive=True), gr.skip()
+
+
 def _idle(desk: Desk) -> tuple[Any, ...]:
-    return gr.update(interactive=True), gr.update(interactive=False), header.chip(desk)
+    again = gr.update(interactive=True, value=compare_curve.LABEL)
+    return gr.update(interactive=True), again, gr.update(interactive=False), header.chip(desk)
+
+
+def _curve_alone(desk: Desk, status: str, rows: Any, is_busy: bool) -> tuple[Any, ...]:
+    """Return what the page shows of a prediction: the status, and the curve without images."""
+    return status, gr.skip(), rows, *_nothing()[2:], *(_busy() if is_busy else _idle(desk))
 
 
 def _schemes(selection: object) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from ...saving import next_steps
 from ...utils.byte_sizes import size
 from .. import conversion, conversion_time, header, html_components, mix_conversion, widgets
 from ..app_state import waiter
-from ..background_task import follow
+from ..background_task import Done, follow
 from ..events import QUIET, ask
 from ..mix_conversion import MIX
 from ..model_manager import Job, Progress
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ..app_state import Desk
     from ..header import Head
     from ..plan_preview import Target
+    from ..under_way import UnderWay
 
 TITLE = "Convert"
 _MIXED = (
@@ -37,10 +37,11 @@ _OFFER = """(kind, scheme) => {
     return { __type__: "update", choices: offer.choices, value: offer.stays.includes(scheme) ? scheme : offer.usual };
 }"""
 _GOALS = 'scheme => ({ __type__: "update", visible: scheme === MIX })'
+_NOTHING = "Nothing was written."
 _LEAST = 2.0  # seconds of work before an estimate of what is left
 
 
-def add(desk: Desk, head: Head, tab: gr.State) -> None:
+def add(desk: Desk, head: Head, tab: gr.State, under_way: UnderWay) -> None:
     """Create the tab's widgets and connect their events. tab: the one that somebody sees."""
     kinds = [(row.label, row.name) for row in conversion.KINDS]
     with gr.Row():
@@ -75,7 +76,7 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
         yield from _run(desk, waiter(request.session_hash, "convert"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(waiter(request.session_hash, "convert"))
+        desk.tasks.cancel(waiter(request.session_hash, "convert"))
 
     # In the page, at once: whoever is faster than the server's answers loses no choice. Not by `change`, which Gradio
     # sends whenever the page is drawn anew.
@@ -86,20 +87,20 @@ def add(desk: Desk, head: Head, tab: gr.State) -> None:
     answer = current.add_answer("convert-answer")
     # The size and the name that were suggested, as this page shows them: a state of the server is ahead of the page.
     usual, suggested = current.add_answer("convert-usual"), current.add_answer("convert-suggested")
+
+    def look(request: gr.Request, *values: Any) -> tuple[Any, ...]:
+        return _seen(desk, waiter(request.session_hash, "convert"), *values)
+
     event = ask(
         [one.change for one in (tab, *where, *what)],
-        partial(_seen, desk),
+        look,
         [tab, *where, *what, usual],
         [answer, name, suggested, run, size_box, usual],
     )
     current.show([event], answer, [*where, kind, scheme], preview)
-    run.click(
-        start,
-        [*where, *what, name, suggested],
-        [status, run, cancel, head.model, head.chip],
-        concurrency_limit=None,
-        **QUIET,
-    )
+    outputs = [status, run, cancel, head.model, head.chip]
+    run.click(start, [*where, *what, name, suggested], outputs, concurrency_limit=None, **QUIET)
+    under_way.show("convert", outputs)
     cancel.click(stop, None, None, queue=False, **QUIET)
 
 
@@ -116,9 +117,22 @@ def _offer(kind: str) -> dict[str, Any]:
 
 
 def _seen(
-    desk: Desk, tab: str, model: str, base: Any, kind: str, scheme: str, size_text: Any, quality: Any, usual: str
+    desk: Desk,
+    page: str,
+    tab: str,
+    model: str,
+    base: Any,
+    kind: str,
+    scheme: str,
+    size_text: Any,
+    quality: Any,
+    usual: str,
 ) -> tuple[Any, ...]:
-    """Return what would be written, if somebody sees this tab: to look at a model takes a second."""
+    """Return what would be written, if somebody sees this tab: to look at a model takes a second.
+
+    Args:
+        page: cannot convert anything while it waits for a job.
+    """
     if tab != TITLE:
         return (gr.skip(),) * 6
     of = (model, base, kind, scheme)
@@ -134,7 +148,8 @@ def _seen(
             return html, gr.skip(), gr.skip(), gr.update(interactive=False), gr.skip(), gr.skip()
     new_name = conversion.name_for(Path(target.path), scheme)
     shown = size_text if size_text != before else gr.skip()  # somebody may be typing another one
-    return current.answer_of(of, card), new_name, new_name, gr.update(interactive=True), shown, usual
+    run = gr.update(interactive=not desk.tasks.is_busy(page))
+    return current.answer_of(of, card), new_name, new_name, run, shown, usual
 
 
 def _mix(size_text: object, quality: object) -> mix_conversion.Mix:
@@ -201,29 +216,33 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
             )  # fmt: skip
         return time.perf_counter() - begin
 
-    for event in follow(desk, page, work):
+    def show(event: Progress | Done) -> tuple[Any, ...]:
         if isinstance(event, Progress):
-            bar = html_components.progress(event) + html_components.note(_left(event, time.perf_counter() - begin))
-            yield bar, *_buttons(busy=True), *nothing
-        elif isinstance(event.error, Stopped):
-            card = html_components.card("info", "Cancelled", html_components.paragraph("Nothing was written."))
-            yield card, *_buttons(busy=False), gr.skip(), header.chip(desk)
+            note = html_components.note(desk.roots.shown(out) + _left(event, time.perf_counter() - begin))
+            return html_components.progress(event) + note, *_buttons(busy=True), *nothing
+        if isinstance(event.error, Stopped):
+            card, models = html_components.card("info", "Cancelled", html_components.paragraph(_NOTHING)), gr.skip()
         elif event.error is not None:
-            yield html_components.refusal(event.error, desk.roots), *_buttons(busy=False), gr.skip(), header.chip(desk)
+            card, models = html_components.refusal(event.error, desk.roots), gr.skip()
         else:
-            what = f"{desk.roots.shown(out)}: {size(_written(out))}, in {event.value:.0f} s"
-            text = f"{what}. It is in the list of models now."
-            opened = next_steps.opened_with(out, None if scheme == MIX else str(scheme))
-            lines = [text, opened.replace("`", "")]
-            card = html_components.card("ok", "✓ Converted", *map(html_components.paragraph, lines))
-            yield card, *_buttons(busy=False), gr.update(choices=desk.models()), header.chip(desk)
+            card, models = _converted(desk, out, scheme, event.value), gr.update(choices=desk.models())
+        return card, *_buttons(busy=False), models, header.chip(desk)
+
+    yield from follow(desk.tasks, page, work, show)
+
+
+def _converted(desk: Desk, out: Path, scheme: str, seconds: float) -> str:
+    """Return a box with what was written, and what opens it."""
+    text = f"{desk.roots.shown(out)}: {size(_written(out))}, in {seconds:.0f} s. It is in the list of models now."
+    opened = next_steps.opened_with(out, None if scheme == MIX else str(scheme))
+    return html_components.card("ok", "✓ Converted", *map(html_components.paragraph, (text, opened.replace("`", ""))))
 
 
 def _left(at: Progress, seconds: float) -> str:
     """Describe the time that is left, from that of what is done."""
     if not at.done or at.done >= at.total or seconds < _LEAST:
         return ""
-    return f"about {seconds * (at.total - at.done) / at.done:.0f} s left"
+    return f", about {seconds * (at.total - at.done) / at.done:.0f} s left"
 
 
 def _written(out: Path) -> int:

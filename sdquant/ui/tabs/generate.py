@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...models import Traits
     from ..app_state import Desk
     from ..header import Head
+    from ..under_way import UnderWay
 
 MAX_STEPS = 200
 MAX_SIDE = 4096
@@ -29,6 +30,7 @@ MAX_GUIDANCE = 100
 MAX_COUNT = 8  # images at once
 LAST = 12  # images that the gallery keeps
 OWN = "the model's own"
+_IMAGE = "Image"
 _LIMITS = picture_settings.Limits(
     prompt=MAX_PROMPT, steps=MAX_STEPS, seed=MAX_SEED, side=MAX_SIDE, guidance=MAX_GUIDANCE, own=OWN
 )
@@ -40,13 +42,13 @@ _STOPPED = html_components.card(
 )
 
 
-def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
+def add(desk: Desk, head: Head, under_way: UnderWay) -> Callable[[gr.Blocks], None]:
     """Create the tab's widgets and connect their events. Gradio's number limits are unused: its errors offer no fix.
 
     Returns:
         A function that connects what follows the choice of the model, after the settings.
     """
-    with gr.Row():
+    with gr.Row(elem_classes="sq-studio"):  # on a phone, what comes of it stands before what is chosen rarely
         with gr.Column(scale=3):
             prompt = gr.Textbox(
                 "a handwritten seven", label="Prompt", lines=1, max_lines=6, max_length=MAX_PROMPT, elem_id="prompt"
@@ -58,33 +60,34 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
             with gr.Row():
                 draw = gr.Button("Generate", variant="primary", scale=3, elem_id="draw")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel")
-            with gr.Row():
-                steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps")
+            with gr.Row(elem_classes="sq-later"):
+                steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps", min_width=240)
                 seed = gr.Number(0, label="Seed", elem_id="seed")
-            with gr.Row():
-                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=160)
+            with gr.Row(elem_classes="sq-later"):
+                sampler = gr.Dropdown([OWN], value=OWN, label="Sampler", elem_id="sampler", min_width=240)
                 guidance = gr.Number(
                     -1, label="CFG scale", info="-1: the pipeline's own", elem_id="guidance", min_width=160
                 )
             start_image = start_picker.add_start(visible=_starts_from_image(desk, head.model.value, head.base.value))
             loras = lora_picker.add_loras(desk, head.model.value)
-            with gr.Accordion("Size and batch", open=False), gr.Row():
+            with gr.Accordion("Size and batch", open=False, elem_classes="sq-later"), gr.Row():
                 width = gr.Number(0, label="Width", info="0: the model's own", elem_id="width")
                 height = gr.Number(0, label="Height", info="0: the model's own", elem_id="height")
                 count = gr.Number(1, label="Batch size", info="images at once", elem_id="count")
             dropped = gr.File(
-                label="Drop a generated PNG here to take its settings", type="filepath", height=170, elem_id="dropped",
+                label="Take the settings of a generated PNG", type="filepath", height=170, elem_id="dropped",
+                elem_classes="sq-later",
             )  # fmt: skip
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")
             image = gr.Image(
-                label="Image", type="pil", format="png", interactive=False, height=384, elem_id="image",
+                label=_IMAGE, type="pil", format="png", interactive=False, height=384, elem_id="image",
                 elem_classes="sq-image", buttons=["download", "fullscreen"],
             )  # fmt: skip
             facts = gr.HTML("", elem_id="facts")
             gallery = gr.Gallery(
                 label="Last images", columns=6, height=150, object_fit="contain", interactive=False, format="png",
-                visible=False, elem_id="gallery", elem_classes="sq-image", buttons=["download", "fullscreen"],
+                visible=False, elem_id="gallery", elem_classes="sq-image", buttons=[], allow_preview=False,
             )  # fmt: skip
     before = gr.State([])
     fields = [
@@ -105,17 +108,19 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
         yield from _draw(desk, waiter(request.session_hash, "generate"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(waiter(request.session_hash, "generate"))
+        desk.tasks.cancel(waiter(request.session_hash, "generate"))
 
+    outputs = [status, image, facts, gallery, before, start_image.selected, draw, cancel, head.chip]
     gr.on(
         [draw.click, prompt.submit, negative.submit],
         start,
         [before, head.model, head.base, *fields],
-        [status, image, facts, gallery, before, draw, cancel, head.chip],
+        outputs,
         concurrency_limit=None,
         trigger_mode="once",
         **QUIET,
     )
+    under_way.show("generate", outputs)
     cancel.click(stop, None, None, queue=False, **QUIET)
     dropped.upload(
         lambda path, model, base, *shown: _taken(desk, path, model, base, shown),
@@ -125,7 +130,7 @@ def add(desk: Desk, head: Head) -> Callable[[gr.Blocks], None]:
     )
 
     lora_picker.wire_loras(desk, head, loras)
-    start_picker.wire_start(desk, start_image, gallery, before)
+    start_picker.wire_start(desk, start_image, gallery, before, image)
 
     def wire(page: gr.Blocks) -> None:
         ask(
@@ -167,9 +172,9 @@ def _traits(desk: Desk, model: str, base: str, sampler: str) -> tuple[Any, Any, 
 
 
 def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Draw, and yield updates: status, image, facts, gallery and its images, the two buttons, the head's chip."""
+    """Draw, and yield updates: status, image, facts, gallery, its images, the chosen one, two buttons, the chip."""
     before, model, base, *shown = values
-    nothing = (gr.skip(),) * 4
+    nothing = (gr.skip(),) * 5
     yield html_components.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
     try:
         target = desk.target(model, base)
@@ -182,11 +187,12 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
     def work(job: Job) -> GeneratedImage:
         return desk.engine.draw(target.request(settings), drawing, job)
 
-    for event in follow(desk, page, work):
+    def show(event: Progress | Done) -> tuple[Any, ...]:
         if isinstance(event, Progress):
-            yield html_components.progress(event), *nothing, *_buttons(busy=True), gr.skip()
-        else:
-            yield *_ended(desk, event, before), *_buttons(busy=False), header.chip(desk)
+            return html_components.progress(event), *nothing, *_buttons(busy=True), gr.skip()
+        return *_ended(desk, event, before), *_buttons(busy=False), header.chip(desk)
+
+    yield from follow(desk.tasks, page, work, show)
 
 
 def _drawing(desk: Desk, shown: Sequence[Any], known: Traits) -> Drawing:
@@ -209,8 +215,8 @@ def _drawing(desk: Desk, shown: Sequence[Any], known: Traits) -> Drawing:
 
 
 def _ended(desk: Desk, done: Done, before: list[Any]) -> tuple[Any, ...]:
-    """Return status, image, facts, gallery and its images at the end of a drawing."""
-    nothing = (gr.skip(),) * 4
+    """Return status, image, facts, gallery, its images and the chosen one at the end of a drawing."""
+    nothing = (gr.skip(),) * 5
     if isinstance(done.error, Stopped):
         return _STOPPED, *nothing
     if done.error is not None:
@@ -220,10 +226,11 @@ def _ended(desk: Desk, done: Done, before: list[Any]) -> tuple[Any, ...]:
     last = [*new, *(before if isinstance(before, list) else [])][:LAST]
     return (
         html_components.card("ok", f"✓ Generated in {result.seconds:.1f} s"),
-        result.images[0],
+        gr.update(value=result.images[0], label=_IMAGE),
         html_components.drawn(result, desk.roots, resident()),
-        gr.update(value=last, visible=True),
+        gr.update(value=last, visible=True, selected_index=None),
         last,
+        0,
     )
 
 

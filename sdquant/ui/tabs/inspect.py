@@ -17,7 +17,7 @@ from ...models import Stopped, detect
 from ...utils.byte_sizes import size
 from .. import html_components
 from ..app_state import waiter
-from ..background_task import follow
+from ..background_task import Done, follow
 from ..events import QUIET, ask
 from ..html_components import escape
 from ..model_manager import Progress
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...formats import TypeRow
     from ...models import Detected
     from ..app_state import Desk
+    from ..under_way import UnderWay
 
 _IDLE = html_components.card(
     "info", "Pick a file or folder", html_components.paragraph("Only headers are read, however large it is.")
@@ -33,7 +34,7 @@ _IDLE = html_components.card(
 _MOST = 40  # lines of evidence
 
 
-def add(desk: Desk) -> None:
+def add(desk: Desk, under_way: UnderWay) -> None:
     """Create the tab's widgets and connect their events."""
     names = [entry.name for entry in desk.roots.files()]
     with gr.Row(elem_classes="sq-head"):
@@ -45,19 +46,26 @@ def add(desk: Desk) -> None:
         cancel = gr.Button(
             "Cancel", variant="stop", size="sm", scale=0, min_width=90, interactive=False, elem_id="verify-cancel"
         )
+    checked = gr.HTML("", elem_id="checked", padding=False)
     output = gr.HTML(_IDLE, elem_id="found")
-    ask([picked.change], partial(_look, desk), picked, output)
+
+    def look(request: gr.Request, name: str | None) -> tuple[Any, Any]:
+        """Show what is in a file, and nothing more of another one, unless that is being read still."""
+        is_busy = desk.tasks.is_busy(waiter(request.session_hash, "inspect"))
+        return _look(desk, name), gr.skip() if is_busy else ""
+
+    ask([picked.change], look, picked, [output, checked])
     again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **QUIET)
 
     def start(request: gr.Request, name: str | None) -> Iterator[tuple[Any, ...]]:
-        for text in _verify(desk, waiter(request.session_hash, "inspect"), name):
-            yield text, gr.update(interactive=False), gr.update(interactive=True)
-        yield gr.skip(), gr.update(interactive=True), gr.update(interactive=False)
+        yield from _verify(desk, waiter(request.session_hash, "inspect"), name)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(waiter(request.session_hash, "inspect"))
+        desk.tasks.cancel(waiter(request.session_hash, "inspect"))
 
-    verify.click(start, picked, [output, verify, cancel], concurrency_limit=None, **QUIET)
+    outputs = [checked, verify, cancel]
+    verify.click(start, picked, outputs, concurrency_limit=None, **QUIET)
+    under_way.show("inspect", outputs)
     cancel.click(stop, None, None, queue=False, **QUIET)
 
 
@@ -70,28 +78,40 @@ def _look(desk: Desk, name: str | None) -> str:
         return html_components.refusal(error, desk.roots)
 
 
-def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
-    """Read every tensor, and check scales, packed sizes and non-finite numbers."""
+def _verify(desk: Desk, page: str, name: str | None) -> Iterator[tuple[Any, ...]]:
+    """Read every tensor, and check scales, packed sizes and non-finite numbers. Yield the outcome and two buttons."""
     from ...loading import verify
 
     if not name:
-        yield _IDLE
+        yield html_components.note("Pick a file or folder first."), *_buttons(busy=False)
         return
-    yield html_components.progress(Progress(stage="reading"))
+    yield html_components.progress(Progress(stage="reading")), *_buttons(busy=True)
     try:
         path = desk.roots.resolve(name)
     except SdquantError as error:
-        yield html_components.refusal(error, desk.roots)
+        yield html_components.refusal(error, desk.roots), *_buttons(busy=False)
         return
-    for event in follow(desk, page, lambda job: verify(path, on_tensor=partial(job.at, "reading"))):
+
+    def show(event: Progress | Done) -> tuple[Any, ...]:
         if isinstance(event, Progress):
-            yield html_components.progress(event)
-        elif isinstance(event.error, Stopped):
-            yield html_components.card("info", "Cancelled")
-        elif event.error is not None:
-            yield html_components.refusal(event.error, desk.roots)
-        else:
-            yield html_components.card("ok", "✓ Every tensor was read and is sound") + shown(event.value, desk)
+            return html_components.progress(event) + html_components.note(name), *_buttons(busy=True)
+        return _outcome(event, name, desk), *_buttons(busy=False)
+
+    yield from follow(desk.tasks, page, lambda job: verify(path, on_tensor=partial(job.at, "reading")), show)
+
+
+def _outcome(done: Done, name: str, desk: Desk) -> str:
+    if isinstance(done.error, Stopped):
+        return html_components.card("info", "Cancelled", html_components.paragraph(f"{name} was not read to its end."))
+    if done.error is not None:
+        return html_components.refusal(done.error, desk.roots)
+    lines = [desk.roots.clean(line) for line in done.value.warnings]
+    title = f"✓ {escape(name)}: every tensor was read and is sound"
+    return html_components.card("ok", title, *map(html_components.paragraph, lines))
+
+
+def _buttons(*, busy: bool) -> tuple[Any, Any]:
+    return gr.update(interactive=not busy), gr.update(interactive=busy)
 
 
 def shown(detected: Detected, desk: Desk) -> str:

@@ -52,7 +52,7 @@ def add_loras(desk: Desk, model: str | None) -> LoraPicker:
     rows, names, strengths = [], [], []
     remembered = desk.memory.get(LORA_FOLDER) or ALL
     known = lora_choices(desk, model, remembered)
-    with gr.Accordion("LoRA", open=False, elem_id="loras"):
+    with gr.Accordion("LoRA", open=False, elem_id="loras", elem_classes="sq-later"):
         for n in range(MOST):
             with gr.Row(visible=n == 0) as row:
                 names.append(_name(n, known))
@@ -62,7 +62,7 @@ def add_loras(desk: Desk, model: str | None) -> LoraPicker:
             folder_choices(desk, remembered), value=remembered, label="LoRA folder", info="Kept for the next start",
             elem_id="lora-folder",
         )  # fmt: skip
-        file = gr.File(label="Drop a LoRA file here to add it", type="filepath", height=160, elem_id="lora-file")
+        file = gr.File(label="Add a LoRA file", type="filepath", height=160, elem_id="lora-file")
         message = gr.HTML("", elem_id="lora-said", padding=False)
     return LoraPicker(rows=rows, names=names, strengths=strengths, folder=folder, file=file, message=message)
 

@@ -20,7 +20,7 @@ from ...planning import fields, mix_presets, presets
 from ...settings import Fix, Settings, field_named, settings_file
 from .. import header, html_components, support_view, widgets
 from ..app_state import waiter
-from ..background_task import follow
+from ..background_task import Done, follow
 from ..events import QUIET, ask
 from ..html_components import escape
 from ..model_manager import Job, LoadedModel, Progress
@@ -30,6 +30,7 @@ from . import current, scheme_picker
 if TYPE_CHECKING:
     from ..app_state import Desk
     from ..header import Head
+    from ..under_way import UnderWay
 
 # Fields that stand in the open; every other one, new ones too, is under "More".
 _OPEN = ("size", "quality", "offload", "budget", "mode", "skip", "cache")
@@ -50,11 +51,12 @@ _FOLLOW = """(now, ...shown) => {
 }"""
 
 
-def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
+def add(desk: Desk, head: Head, page: gr.Blocks, under_way: UnderWay) -> None:
     """Create the tab's widgets and connect their events."""
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
         ready = {row.name: _ready(row) for row in (*presets.PRESETS, *mix_presets.MIXES)}
+    said = gr.HTML("", elem_id="preset-said", padding=False)
     picker = scheme_picker.add()
     with gr.Row():
         with gr.Column(scale=3):
@@ -104,7 +106,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     # What fills the widgets. Presets go by one event, which begins again with what the one before has chosen.
     for name, button in ready.items():
         button.click(None, preset, preset, js=_NAME.replace("NAME", json.dumps(name)), **QUIET)
-    preset.change(partial(_preset, desk), [preset, *where, *every], [outcome, *every], **QUIET)
+    preset.change(partial(_preset, desk), [preset, *where, *every], [said, *every], **QUIET)
     for button in ways:
         button.click(None, [button, changes, *every], every, js=_FIX, **QUIET)
     reset.click(restore, every, every, **QUIET)
@@ -115,11 +117,13 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
         yield from _load(desk, waiter(request.session_hash, "settings"), values)
 
     def stop(request: gr.Request) -> None:
-        desk.cancel(waiter(request.session_hash, "settings"))
+        desk.tasks.cancel(waiter(request.session_hash, "settings"))
 
-    applied = apply.click(
-        start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **QUIET
-    ).then(partial(_export, desk), None, export, **QUIET)
+    outputs = [outcome, apply, cancel, head.chip]
+    under_way.show("settings", outputs)
+    applied = apply.click(start, [*where, *every], outputs, concurrency_limit=None, **QUIET).then(
+        partial(_export, desk), None, export, **QUIET
+    )
     verdict_events.append(applied.then(look, [marked, *where, *every], looked, **QUIET))
     current.show(verdict_events, verdict, where, judged)
     page.load(partial(_export, desk), None, export, **QUIET)
@@ -190,7 +194,7 @@ def _look(desk: Desk, waiting: str, before: Mapping[str, Any], model: str, base:
         current.answer_of((model, base), support_view.shown(result, values, desk.roots)),
         json.dumps({fix.text: _of_fix(fix) for fix in result.fixes}),
         marked,
-        gr.update(interactive=result.error is None and not desk.is_busy(waiting)),
+        gr.update(interactive=result.error is None and not desk.tasks.is_busy(waiting)),
         *(gr.update(value=text, visible=bool(text)) for text in ways),
         *(
             gr.update(choices=marked[row.name]) if marked.get(row.name) != before.get(row.name) else gr.skip()
@@ -313,13 +317,13 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         loaded_model = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
         return _applied(desk, loaded_model, lost[0])
 
-    for event in follow(desk, page, work):
+    def show(event: Progress | Done) -> tuple[Any, ...]:
         if isinstance(event, Progress):
-            yield html_components.progress(event), *_buttons(busy=True), gr.skip()
-        elif event.error is not None:
-            yield _refused(desk, event.error), *_buttons(busy=False), header.chip(desk)
-        else:
-            yield event.value, *_buttons(busy=False), header.chip(desk)
+            return html_components.progress(event), *_buttons(busy=True), gr.skip()
+        outcome = event.value if event.error is None else _refused(desk, event.error)
+        return outcome, *_buttons(busy=False), header.chip(desk)
+
+    yield from follow(desk.tasks, page, work, show)
 
 
 def _buttons(*, busy: bool) -> tuple[Any, Any]:

@@ -31,7 +31,8 @@ class StartPicker:
     Attributes:
         file: takes the files that are dropped on the editor or chosen in it, by the page's script: a browser opens
             fewer kinds, and says nothing of those that it cannot. message: why one cannot be used.
-        take: what the script writes when an image of the gallery is dropped.
+        take: what the script writes when an image of the gallery is dropped. selected: the number of the image of the
+            gallery that is shown large.
     """
 
     box: gr.Accordion
@@ -41,6 +42,7 @@ class StartPicker:
     file: gr.File
     message: gr.HTML
     take: gr.Textbox
+    selected: gr.State
 
     @property
     def values(self) -> list[Any]:
@@ -50,7 +52,9 @@ class StartPicker:
 
 def add_start(*, visible: bool) -> StartPicker:
     """Create the widgets at the current position in the page."""
-    with gr.Accordion("Image to image, inpaint", open=False, visible=visible, elem_id="start-box") as box:
+    with gr.Accordion(
+        "Image to image, inpaint", open=False, visible=visible, elem_id="start-box", elem_classes="sq-later"
+    ) as box:
         gr.HTML(
             html_components.note("Paint over what is to be drawn anew; without paint, all of it is."), padding=False
         )
@@ -64,22 +68,29 @@ def add_start(*, visible: bool) -> StartPicker:
             _LEAST, 1, value=USUAL, step=0.01, label="Denoising strength", info="How much of it changes",
             elem_id="strength",
         )  # fmt: skip
-        use = gr.Button("Use the last or chosen image", size="sm", elem_id="start-use")
+        use = gr.Button("Use the image that is shown", size="sm", elem_id="start-use")
     take = gr.Textbox("", label="Dropped", elem_id="start-take", elem_classes="sq-unseen", max_length=20)
     file = gr.File(label="Start image file", type="filepath", elem_id="start-file", elem_classes="sq-unseen")
-    return StartPicker(box=box, editor=editor, strength=strength, use=use, file=file, message=message, take=take)
+    return StartPicker(
+        box=box, editor=editor, strength=strength, use=use, file=file, message=message, take=take, selected=gr.State(0)
+    )
 
 
-def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.State) -> None:
-    """Connect the events: an image of the gallery goes into the editor by the button, or by dropping it there."""
-    selected = gr.State(0)
+def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.State, image: gr.Image) -> None:
+    """Connect the events: an image of the gallery that is chosen is shown large, and goes into the editor by the
+    button, or by dropping it there."""
 
-    def select(event: gr.SelectData) -> int:
-        return event.index if isinstance(event.index, int) else 0
+    def select(event: gr.SelectData, images: object) -> tuple[int, Any]:
+        number = event.index if isinstance(event.index, int) else 0
+        known = images if isinstance(images, list) else []
+        if not 0 <= number < len(known):
+            return 0, gr.skip()
+        chosen, caption = known[number]
+        return number, gr.update(value=chosen, label=f"Image: {caption}")
 
-    gallery.select(select, None, selected, trigger_mode="multiple", **QUIET)
+    gallery.select(select, images, [picker.selected, image], trigger_mode="multiple", **QUIET)
     shown = [picker.editor, picker.message]
-    picker.use.click(_image, [images, selected], shown, **QUIET)
+    picker.use.click(_image, [images, picker.selected], shown, **QUIET)
     picker.take.change(_dropped, [images, picker.take], shown, **QUIET)
     picker.file.upload(lambda path: (*_from_file(desk, path), None), picker.file, [*shown, picker.file], **QUIET)
 
