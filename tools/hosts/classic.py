@@ -77,10 +77,16 @@ class Host:
             do_not_save_grid=True, sampler_name="Euler",
         )  # fmt: skip
         p.scripts = self.scripts()
+        if arguments := self.arguments():
+            p.script_args = arguments
         return np.array(processing.process_images(p).images[0])
 
     def scripts(self) -> Any:
         """What runs the scripts of a drawing: nothing."""
+
+    def arguments(self) -> list[Any]:
+        """What these scripts are given: nothing."""
+        return []
 
     def record(self) -> None:
         """Keep the inputs of the UNet in a drawing."""

@@ -34,6 +34,7 @@ def main(
     parser.add_argument("--python", default=sys.executable, help="the one of the host's environment")
     parser.add_argument("--scheme", action="append", help=f"default: {', '.join(SCHEMES)}")
     parser.add_argument("--files", type=Path, help="folder of the LoRAs that an earlier run made")
+    parser.add_argument("--extension", type=Path, help="checkout of somebody else's extension, where one is measured")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     schemes = args.scheme or list(SCHEMES)
@@ -52,6 +53,8 @@ def main(
         command = [args.python, "-m", f"tools.hosts.{name}", str(args.checkout.resolve()), "--inside", folder]
         command += [word for scheme in schemes for word in ("--scheme", scheme)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDQUANT_LORAS": str(loras.resolve())}
+        if args.extension:
+            environment["SDQUANT_EXTENSION"] = str(args.extension.resolve())
         subprocess.run(command, check=True, env=environment, cwd=args.checkout)
         print(table(json.loads((work / "rows.json").read_text())))
 
@@ -59,6 +62,13 @@ def main(
 def loras() -> Path:
     """The folder with the LoRAs' files."""
     return Path(os.environ["SDQUANT_LORAS"])
+
+
+def extension() -> Path:
+    """The folder of somebody else's extension, which is measured."""
+    if "SDQUANT_EXTENSION" not in os.environ:
+        sys.exit("Say where that extension is: --extension FOLDER")
+    return Path(os.environ["SDQUANT_EXTENSION"])
 
 
 def ways(names: Iterable[str]) -> list[str]:
