@@ -1,8 +1,9 @@
 """Which of two implementations is faster for products of a size: measured where the first ones are computed.
 
 On a GPU some milliseconds for each power of two of rows. On a CPU the first products are computed by turns by one and
-by the other, whose results have to be the same bits, so that measuring costs next to nothing. What is found is kept for
-the process, and in a file for the next one (`verdicts`). With SDQUANT_TUNE=0 nothing is measured, and while a CUDA
+by the other, whose results have to be the same bits, so that measuring costs next to nothing; a single thread is timed
+by its own clock, which stands while other programs run. What is found is kept for the process, and in a file for the
+next one (`verdicts`). With SDQUANT_TUNE=0 nothing is measured, and while a CUDA
 graph is recorded nothing can be: the usual implementation is taken then.
 """
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 import logging
 import os
 import statistics
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from time import perf_counter
+from time import get_clock_info, perf_counter, thread_time
 from typing import Any, TypeVar
 
 import torch
@@ -27,8 +29,11 @@ log = logging.getLogger(__name__)
 _WARM, _TIMED = 3, 5
 # Clock cycles that the GPU waits before what is timed, about a millisecond: launching it must not be what takes longer.
 _CYCLES = 2_000_000
-CALLS = 5  # of each implementation on a CPU, of which the fastest counts
-_CLEARLY = 0.95  # of the usual one's time: what the other one has to take at most on a CPU
+CALLS = 5  # of each implementation on a CPU, or 2 if all take so many seconds
+_LONG = 0.5
+_CLEARLY = 0.95  # of the usual one's least time: what the other one has to take at most on a CPU, in the median
+# On Windows it is said to count 100 ns, and counts ticks of 16 ms.
+_HAS_THREAD_TIME = sys.platform != "win32" and get_clock_info("thread_time").resolution < 1e-6
 _verdicts: dict[Hashable, bool] = {}
 _seen: dict[Hashable, tuple[list[float], list[float]]] = {}
 _lookups: set[Hashable] | None = None
@@ -81,6 +86,11 @@ def by_the_faster(kind: Hashable, rows: int, usual: Callable[[], _T], other: Cal
             return _by_turns(key, usual, other)
         _verdicts[key] = verdict = False
     return other() if verdict else usual()
+
+
+def verdict_of(kind: Hashable, rows: int, device: torch.device) -> bool | None:
+    """Return whether the other implementation was found to be faster; None if that is not known yet."""
+    return _known(_key(kind, rows, device))
 
 
 def is_settled(kind: Hashable, rows: int, device: torch.device) -> bool:
@@ -158,7 +168,8 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
     with _lock:
         times = _seen.setdefault(key, ([], []))
         turn = len(times[1]) < len(times[0])
-    start = perf_counter()
+    clock = thread_time if _HAS_THREAD_TIME and torch.get_num_threads() == 1 else perf_counter
+    start = clock()
     try:
         result = other() if turn else usual()
     except RuntimeError as error:
@@ -167,13 +178,18 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
         log.debug("An implementation is not used on the CPU: %s", error)
         _verdicts[key] = False
         return usual()
-    seconds = perf_counter() - start
+    seconds = clock() - start
     with _lock:
         times[turn].append(seconds)
-        if len(times[1]) >= CALLS and _seen.get(key) is times:  # else another thread has decided meanwhile
+        if _are_enough(*times) and _seen.get(key) is times:  # else another thread has decided meanwhile
             del _seen[key]
-            _settle(key, [min(times[0]), min(times[1])])
+            _settle(key, [min(times[0]), statistics.median(times[1])])
     return result
+
+
+def _are_enough(usual: list[float], other: list[float]) -> bool:
+    both = min(len(usual), len(other))
+    return both >= CALLS or (both >= 2 and sum(usual) + sum(other) >= _LONG)
 
 
 def _both(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> list[float] | None:

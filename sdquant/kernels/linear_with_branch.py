@@ -16,8 +16,9 @@ from . import fp32_gemm, verdicts
 from .cpu import narrow
 from .dispatch_guard import plain, seen
 from .fastest import is_settled, prefers_other
+from .large_pages import in_large_pages
 from .layer_parts import usable_parts
-from .workspace import in_large_pages, scratch
+from .workspace import scratch
 
 if TYPE_CHECKING:
     from torch import Tensor

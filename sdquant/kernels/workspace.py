@@ -1,4 +1,4 @@
-"""Memory of kernels: the workspace into which weights are dequantized, and huge pages for large results.
+"""Memory of kernels: the workspace into which weights are dequantized.
 
 On CPUs the workspace is one growing buffer per thread and dtype. A fresh buffer for each call costs far more there than
 the arithmetic: the page faults of 75 MB take ten times as long as decoding into memory that is already mapped
@@ -10,14 +10,12 @@ returns memory to the stream that it was used on.
 from __future__ import annotations
 
 import math
-import struct
 import threading
 
 import torch
 from torch import Tensor
 
 from ..utils.inference_mode import ordinary
-from .cpu import extension
 
 _local = threading.local()
 _empty = ordinary(torch.empty)  # it is written to in inference mode and outside of it
@@ -54,18 +52,3 @@ def reserved_bytes() -> int:
 def release() -> None:
     """Free this thread's buffers."""
     _local.__dict__.pop("buffers", None)
-
-
-_MAPPED = 32 << 20  # bytes from which on glibc asks the kernel for every block of memory, and gives it back
-
-
-def in_large_pages(out: Tensor) -> Tensor:
-    """Return `out`, just allocated, after asking Linux for pages of 2 MB if its memory is new.
-
-    Ordinary pages are mapped when they are first written: 10,000 page faults for 42 MB, which take longer than the
-    GEMM of an SDXL layer.
-    """
-    module = extension()
-    if module is not None and out.nbytes >= _MAPPED:
-        module.large_pages(struct.pack("2q", out.data_ptr(), out.nbytes))
-    return out

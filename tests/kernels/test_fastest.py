@@ -122,6 +122,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(fastest, "perf_counter", made)
+    monkeypatch.setattr(fastest, "thread_time", made)
+    monkeypatch.setattr(fastest, "_LONG", 1000.0)
     return made
 
 
@@ -139,6 +141,31 @@ def test_a_cpu_computes_the_first_products_by_turns(clock: Clock, usual: float, 
     assert compute(clock, other, usual, 3) == [taken] * 3  # the clock is not asked any more
     assert fastest.is_settled("a", 300, CPU) == (taken == "usual")
     assert compute(clock, usual, other, 2, rows=513) == ["usual", "other"]  # another power of two
+
+
+def test_two_calls_that_take_long_are_enough(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 4608 rows few programs compute as many as ten."""
+    monkeypatch.setattr(fastest, "_LONG", 6.0)
+    assert compute(clock, 2.0, 1.0, 6) == ["usual", "other"] * 2 + ["other"] * 2
+
+
+def test_one_lucky_call_does_not_decide(clock: Clock) -> None:
+    """While other programs disturb both, the least of one may be far below that of the other."""
+    for turn in range(5):
+        compute(clock, 3.0, 1.0 if turn == 2 else 4.0, 2)
+    assert compute(clock, 3.0, 1.0, 1) == ["usual"]
+
+
+def test_one_thread_is_timed_by_its_own_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program that takes the core away is not a slow product."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(fastest, "_HAS_THREAD_TIME", True)
+    monkeypatch.setattr(fastest, "perf_counter", lambda: pytest.fail("the time of all programs"))
+    assert compute(clock, 2.0, 1.0, 11)[-1] == "other"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(fastest, "perf_counter", clock)
+    monkeypatch.setattr(fastest, "thread_time", lambda: pytest.fail("the time of one thread"))
+    assert compute(clock, 2.0, 1.0, 11, rows=513)[-1] == "other"
 
 
 def test_a_cpu_that_is_not_to_be_tuned_takes_the_usual_one(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

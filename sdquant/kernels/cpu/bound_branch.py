@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import float32, is_grad_enabled
 
-from ..workspace import in_large_pages
+from ..large_pages import in_large_pages
 from . import int8, narrow
 from .bound_linear import Few, Integers
 

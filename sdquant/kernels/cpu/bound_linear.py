@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import float32, get_num_threads, is_autocast_enabled, is_grad_enabled
 
 from ..int8_reference import scales_in
-from ..workspace import in_large_pages
+from ..large_pages import in_large_pages
 from . import extension, int8
 from .layout_descriptors import TYPES, describe_layout, grid
 from .threads import ALONE, over_rows

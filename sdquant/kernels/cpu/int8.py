@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base import Coding
 from ..int8_reference import AGAIN_RUN, scales_in
-from ..workspace import in_large_pages
+from ..large_pages import in_large_pages
 from .int8_epilogue import quantize_rows, recodes
 from .int8_gemm import NO_BRANCH, c_functions, packed_numbers, run
 from .int8_gemm import sizes as sizes
