@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import hardware
 from ..errors import BadFileError, SettingsError
 from ..rules import QuantStat, statistics_file
+from ..utils.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,9 +111,7 @@ def _code() -> str:
     try:
         return _digest(inspect.getsource(module) for module in modules if module is not None)
     except OSError:  # installed without sources
-        from .. import __version__
-
-        return str(__version__)
+        return __version__
 
 
 def _weights(pipe: Any) -> Iterator[str]:
