@@ -18,8 +18,9 @@ from sdquant.demo import path
 from sdquant.errors import SettingsError
 from sdquant.rules import QuantizationRule
 from sdquant.rules.statistics_file import write_statistics
-from sdquant.training import calibration, digits
+from sdquant.training import digits
 from sdquant.training.calibration import Calibration, calibrate
+from sdquant.training.partial_statistics import PartialStatistics
 
 from .test_distributed import torchrun
 
@@ -97,16 +98,16 @@ def test_saved_with_its_ranges(ranges: Path, tmp_path: Path) -> None:
 def test_stopped_and_gone_on_with_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = calibrate(_float(), _task())
     partial = tmp_path / "stats.partial"
-    kept = calibration._keep
+    kept = PartialStatistics.write
 
     def stop_after(*values: Any) -> None:
         kept(*values)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "_keep", stop_after)
+    monkeypatch.setattr(PartialStatistics, "write", stop_after)
     with pytest.raises(KeyboardInterrupt):
         calibrate(_float(), _task(), partial=partial)
-    monkeypatch.setattr(calibration, "_keep", kept)
+    monkeypatch.setattr(PartialStatistics, "write", kept)
     with pytest.raises(SettingsError, match="steps differ"):
         calibrate(_float(), _task(steps=3), partial=partial)
     with safe_open(partial, "pt") as file:

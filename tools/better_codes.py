@@ -1,4 +1,4 @@
-"""The tables of docs/mixes.md and mixes-measured.md, from what bench.better_codes, bench.mixes and bench.size kept."""
+"""The tables of docs/mixes.md and mixes-measured.md, from what benches have kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tools.tables import markdown
 FILE = Path("bench/results/better_codes.json")
 MIXED = Path("bench/results/mixes.json")
 SIZES = Path("bench/results/size.json")
+WIDE = Path("bench/results/full_width.json")
+TRIED = Path("bench/results/left_out.json")
 MODELS = ("digits-flux", "digits-sd", "glyphs-flux")
 UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
@@ -154,3 +156,36 @@ def sizes(root: Path) -> str:
     lines = [[name, f"{size / 1e6:.0f} MB", *(share(name, case) for case in cases)] for name, size in asked.items()]
     header = ("asked for", "size", *(f"taken, {case}" for case in cases))
     return markdown(header, lines) if rows else "Not measured yet: `python -m bench.size` does it."
+
+
+def full_width(root: Path) -> str:
+    """Decibels of each format on blocks of FLUX.1's width with random weights."""
+    rows = _rows(root, WIDE)
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    found = {(row["name"], row["case"]): row for row in rows}
+    bits = {row["name"]: row["bits"] for row in rows}
+    lines = [
+        [f"`{name}`", f"{bits[name]:.2f}",
+         *(f"{found[name, case]['snr']:.1f}" if (name, case) in found else "-" for case in cases)]
+        for name in sorted(bits, key=lambda name: (-bits[name], name))
+    ]  # fmt: skip
+    header = ("scheme", "bits", *(f"dB, {case}" for case in cases))
+    return markdown(header, lines) if rows else "Not measured yet: `python -m bench.full_width` does it."
+
+
+def left_out(root: Path) -> str:
+    """What each way that was tried adds to a scheme's decibels, on each model."""
+    found = {(row["name"], row["case"]): row["snr"] for row in _rows(root, TRIED)}
+    ways = list(dict.fromkeys(way for name, _ in found if (way := name.partition(", ")[2])))
+
+    def change(scheme: str, way: str, model: str) -> str:
+        one, plain = found.get((f"{scheme}, {way}", model)), found[scheme, model]
+        return "-" if one is None else f"{one - plain:+.1f}"
+
+    lines = [
+        [f"`{name}`", model, f"{snr:.1f}", *(change(name, way, model) for way in ways)]
+        for (name, model), snr in found.items()
+        if ", " not in name
+    ]
+    header = ("scheme", "model", "dB", *ways)
+    return markdown(header, lines, left=2) if lines else "Not measured yet: `python -m bench.left_out` does it."

@@ -8,7 +8,6 @@ Sums are exact (`rules.qt.statistics`): results are bit-identical for one or sev
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import time
@@ -18,12 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadFileError, SettingsError
+from ..errors import SettingsError
 from ..planning import is_quantized_by_default
 from ..rules import QuantizationRule, RulesSpec, qconfig
 from ..utils.byte_sizes import parse_size
 from ..utils.progress import count_bar
 from . import input_magnitudes
+from .partial_statistics import PartialStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -125,15 +125,13 @@ def calibrate(
     from ..rules import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
     models = prepare_models(pipe, task) if models is None else models
+    kept = None if partial is None else PartialStatistics.of(partial, pipe, task, processes)
+    done, known = _resumed(kept, len(_mine(task, processes)))
     if task.for_quality:
-        return _for_quality(pipe, task, models, partial, processes, progress)
-    done = 0
-    if partial is not None and partial.exists():
-        done, known = _resumed(partial, task, len(_mine(task, processes)))
-        for name, model in models.items():
-            prefix = f"{name}."
-            load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
-        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(_mine(task, processes)))
+        return _for_quality(pipe, task, models, kept, done, known, processes, progress)
+    for name, model in models.items() if known else ():
+        prefix = f"{name}."
+        load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
 
     def found(*, exact: bool) -> dict[str, Tensor]:
         return {f"{name}.{k}": v for name, model in models.items() for k, v in quant_stats(model, exact=exact).items()}
@@ -141,7 +139,7 @@ def calibrate(
     with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(collecting(model, own_ranges=True))
-        _draw(pipe, task, done, processes, progress, partial, lambda: found(exact=True))
+        _draw(pipe, task, done, processes, progress, kept, lambda: found(exact=True))
     if processes is None or processes.count == 1:
         merged = found(exact=False)
     else:
@@ -165,7 +163,9 @@ def _for_quality(
     pipe: Any,
     task: Calibration,
     models: Mapping[str, nn.Module],
-    partial: Path | None,
+    kept: PartialStatistics | None,
+    done: int,
+    known: Mapping[str, Tensor],
     processes: Processes | None,
     progress: bool,
 ) -> dict[str, Tensor]:
@@ -174,11 +174,6 @@ def _for_quality(
 
     assert isinstance(task.limit, int)
     collector = QualityCollector(models, task.limit, task.steps, task.gradients)
-    done = 0
-    known: Mapping[str, Tensor] = {}
-    if partial is not None and partial.exists():
-        done, known = _resumed(partial, task, len(_mine(task, processes)))
-        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(_mine(task, processes)))
     with collector.running():
         first = dataclasses.replace(task, steps=1, prompts=task.prompts[:1], count=1)
         collector.begin(lambda: _draw(pipe, first, 0, None, False, None, dict), processes)
@@ -190,7 +185,7 @@ def _for_quality(
             done,
             processes,
             progress,
-            partial,
+            kept,
             lambda: collector.statistics(exact=True),
             announce=collector.image,
         )
@@ -201,6 +196,15 @@ def _for_quality(
         first_one = unseen[0].removesuffix(".rows").rpartition(".")[0]
         log.warning("%d layers got no input, the first is %r", len(unseen), first_one)
     return merged
+
+
+def _resumed(kept: PartialStatistics | None, count: int) -> tuple[int, Mapping[str, Tensor]]:
+    """Return how many images are done and what they showed, by a file that was left of the same calibration."""
+    if kept is None or not kept.file.exists():
+        return 0, {}
+    done, known = kept.read(count)
+    log.warning("resuming from %s: %d of %d images are already done", kept.file, done, count)
+    return done, known
 
 
 def _mine(task: Calibration, processes: Processes | None) -> tuple[tuple[int, str, int], ...]:
@@ -215,11 +219,11 @@ def _draw(
     done: int,
     processes: Processes | None,
     progress: bool,
-    partial: Path | None,
+    kept: PartialStatistics | None,
     statistics: Callable[[], Mapping[str, Tensor]],
     announce: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Draw the images of this process from the one numbered `done` on; write what is found so far to `partial`.
+    """Draw the images of this process from the one numbered `done` on; write what is found so far to `kept`.
 
     Args:
         announce: called with prompt, seed and number of each image before it is drawn.
@@ -243,8 +247,8 @@ def _draw(
                 height=task.height,
             )  # fmt: skip
             before = time.monotonic()
-            if partial is not None and (seconds < 1 or before - last > 20 * seconds):
-                _keep(partial, task, count, statistics())
+            if kept is not None and (seconds < 1 or before - last > 20 * seconds):
+                kept.write(count, statistics())
                 last, seconds = time.monotonic(), time.monotonic() - before
             bar.update()
 
@@ -333,30 +337,3 @@ def prepare_models(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
             "Check module_path and op_names, and the rules before it",
         )
     return models
-
-
-def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, Tensor]) -> None:
-    from ..rules import statistics_file
-
-    statistics_file.write_statistics(partial, statistics, {"task": task.to_dict(), "done": done})
-
-
-def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping[str, Tensor]]:
-    """Read a partial file: the number of images that are done, and their statistics."""
-    from ..rules import statistics_file
-
-    try:
-        about = statistics_file.read_about(partial)
-        statistics = {name: statistics_file.read_tensor(partial, name) for name in statistics_file.names_in(partial)}
-        done, other = int(about["done"]), about["task"]
-    except (BadFileError, KeyError, TypeError, ValueError) as error:
-        raise SettingsError(f"Cannot resume from {partial}", str(error), "Delete it to start again") from error
-    mine = json.loads(json.dumps(task.to_dict()))
-    if other != mine or not 0 <= done <= count:
-        differs = [key for key in mine if not isinstance(other, Mapping) or other.get(key) != mine[key]]
-        raise SettingsError(
-            f"Cannot resume from {partial}",
-            f"it belongs to another calibration: {', '.join(differs) or 'the number of images'} differ",
-            "Delete it to start again, or choose another output file",
-        )
-    return done, statistics

@@ -17,8 +17,10 @@ from sdquant.demo import path
 from sdquant.errors import SettingsError
 from sdquant.rules import calibrated_spec, statistics_file, with_statistics
 from sdquant.rules.layer_statistics import ComponentStatistics
-from sdquant.training import calibration, digits, input_moments, quality_statistics
+from sdquant.training import digits, input_moments, partial_statistics, quality_statistics
 from sdquant.training.calibration import Calibration, calibrate
+from sdquant.training.partial_statistics import PartialStatistics
+from sdquant.utils.distributed import Processes
 
 from ..test_distributed import torchrun
 
@@ -132,22 +134,69 @@ def test_inputs_count_by_what_noise_there_does_to_the_output() -> None:
 
 
 def test_stopped_and_gone_on_with(found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial, kept = tmp_path / "stats.partial", calibration._keep
+    partial, kept = tmp_path / "stats.partial", PartialStatistics.write
 
     def stop_after(*values: Any) -> None:
         kept(*values)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "_keep", stop_after)
+    monkeypatch.setattr(PartialStatistics, "write", stop_after)
     pipe = _float()
     with pytest.raises(KeyboardInterrupt):
         calibrate(pipe, _task(), partial=partial)
-    monkeypatch.setattr(calibration, "_keep", kept)
+    monkeypatch.setattr(PartialStatistics, "write", kept)
     with pytest.raises(SettingsError, match="limit differ"):
         calibrate(pipe, _task(limit="1MB"), partial=partial)
     again = calibrate(pipe, _task(), partial=partial)
     assert again.keys() == found.keys() and all(torch.equal(again[name], value) for name, value in found.items())
     assert not any(one.requires_grad and one.grad is not None for one in pipe.unet.parameters())
+
+
+def test_what_another_calibration_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the sums depend on: what is drawn, the model that is watched and those beside it, and what collects."""
+    pipe, file = _float(), tmp_path / "stats.partial"
+
+    def of(processes: Processes | None = None, **values: Any) -> PartialStatistics:
+        return PartialStatistics.of(file, pipe, _task(**values), processes)
+
+    of().write(1, {"x": torch.ones(1)})
+    assert of().read(4)[0] == 1
+    for values in ({"model": "other"}, {"prompts": PROMPTS[1:]}, {"limit": "1MB"}, {"gradients": 1}, {"seed": 1},
+                   {"width": 64}, {"count": 2}, {"components": ()}):  # fmt: skip
+        with pytest.raises(SettingsError, match=f"another calibration: {next(iter(values))} differ") as refused:
+            of(**values).read(8)
+        assert "Delete it to start again" in refused.value.fix
+    with pytest.raises(SettingsError, match="the number of processes differ"):
+        of(Processes(rank=0, count=2)).read(2)
+    with pytest.raises(SettingsError, match="the number of images differ"):
+        of().read(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(partial_statistics.hardware, "versions", lambda: {"torch": "1.0"})
+        with pytest.raises(SettingsError, match="the version of torch, the version of diffusers"):
+            of().read(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(partial_statistics, "_code", lambda: "older")
+        with pytest.raises(SettingsError, match="the code of sdquant differ"):
+            of().read(4)
+    pipe.scheduler.register_to_config(num_train_timesteps=999)
+    with pytest.raises(SettingsError, match="the scheduler or the tokenizers differ"):
+        of().read(4)
+    pipe = _float()
+    pipe.text_encoder.half()
+    with pytest.raises(SettingsError, match="the weights differ"):
+        of().read(4)
+    pipe = _float()
+    pipe.vae.get_parameter("decoder.conv_in.weight").data.mul_(1.5)
+    with pytest.raises(SettingsError, match="the weights differ"):
+        of().read(4)
+    pipe = _float()
+    assert of().read(4)[0] == 1
+    statistics_file.write_statistics(file, {"x": torch.ones(1)}, {"task": of().task, "done": 1})
+    with pytest.raises(SettingsError, match="an earlier version of sdquant wrote it"):
+        of().read(4)
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(SettingsError, match="Cannot resume"):
+        of().read(4)
 
 
 def test_bounded(found: dict[str, torch.Tensor]) -> None:
