@@ -124,7 +124,7 @@ def _filled(size: int, value: float, dtype: torch.dtype, device: torch.device) -
     return torch.full((size,), value, dtype=dtype, device=device)
 
 
-def prepare(scheme: str, device: str) -> None:
+def import_layers(scheme: str, device: str) -> None:
     """Import the layers, if products with weights in a scheme on a device are to be theirs; see `layers`."""
     if is_ready(scheme, device):
         layers()

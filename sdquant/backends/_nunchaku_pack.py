@@ -102,7 +102,7 @@ def lite(packed: Packed, dtype: str, bias: Tensor | None) -> dict[str, Tensor]:
         parts.setdefault("rows", torch.ones(packed.spec.shape[0], dtype=floats, device=packed.device))
     cast = {name: part if name == "codes" or (is_nvfp4 and name == "scale") else part.to(floats)
             for name, part in parts.items()}  # fmt: skip
-    tensors = tiles(cast, is_nvfp4=is_nvfp4)
+    tensors = svdquant_tiles(cast, is_nvfp4=is_nvfp4)
     if is_nvfp4:
         tensors["wtscale"] = torch.tensor([packed.spec.details[FACTOR]], dtype=floats, device=packed.device)
     if bias is not None:
@@ -110,7 +110,7 @@ def lite(packed: Packed, dtype: str, bias: Tensor | None) -> dict[str, Tensor]:
     return tensors
 
 
-def tiles(parts: Mapping[str, Tensor], *, is_nvfp4: bool) -> dict[str, Tensor]:
+def svdquant_tiles(parts: Mapping[str, Tensor], *, is_nvfp4: bool) -> dict[str, Tensor]:
     """Return the parts of an SVDQuant weight in the kernels' order, by the names of nunchaku_lite."""
     tensors = {
         "qweight": pack_codes(parts["codes"] if is_nvfp4 else parts["codes"] ^ SIGNS),

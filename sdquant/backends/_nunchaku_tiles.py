@@ -37,8 +37,8 @@ def tiled(packed: Packed) -> Packed:
     if is_tiled(packed):
         return packed
     parts, name = packed.parts, packed.spec.scheme.name
-    made = _awq_tiles(parts) if name == AWQ else pack.tiles(parts, is_nvfp4=name == NVFP4)
-    return Packed(spec=packed.spec, parts=made)
+    tiles = _awq_tiles(parts) if name == AWQ else pack.svdquant_tiles(parts, is_nvfp4=name == NVFP4)
+    return Packed(spec=packed.spec, parts=tiles)
 
 
 def natural(packed: Packed) -> Packed:
@@ -61,7 +61,7 @@ def natural(packed: Packed) -> Packed:
     return Packed(spec=packed.spec, parts={name: part.contiguous() for name, part in rows.items()})
 
 
-def fits(packed: Packed, dtype: torch.dtype) -> bool:
+def can_tile(packed: Packed, dtype: torch.dtype) -> bool:
     """Return whether the kernels multiply activations of `dtype` by such a weight: whole tiles, ranks of 16s, groups
     of 64 or 16, and factors that have enough room in `dtype`, which the kernels have all of them in."""
     name = packed.spec.scheme.name
@@ -78,8 +78,8 @@ def _fits_awq(packed: Packed, dtype: torch.dtype) -> bool:
     if not (parts["scale"].dtype == dtype and dtype in (torch.float16, torch.bfloat16)):
         return False
     zero, scale = parts["zero"], parts["scale"]
-    stored = _without_eight(zero, scale).to(dtype)
-    return torch.equal(_with_eight(stored, scale).to(zero.dtype), zero)
+    rounded = _without_eight(zero, scale).to(dtype)
+    return torch.equal(_with_eight(rounded, scale).to(zero.dtype), zero)
 
 
 def _awq_tiles(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

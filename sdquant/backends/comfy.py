@@ -136,13 +136,13 @@ class Comfy(Backend):
             return False
         from . import _nunchaku_library, _nunchaku_tiles
 
-        return _nunchaku_library.is_ready(packed.spec.scheme.name, device) and _nunchaku_tiles.fits(packed, dtype)
+        return _nunchaku_library.is_ready(packed.spec.scheme.name, device) and _nunchaku_tiles.can_tile(packed, dtype)
 
     def prepare_library(self, scheme: str, device: str) -> None:
         if scheme in _nunchaku_kernels.SCHEMES:
             from . import _nunchaku_library
 
-            _nunchaku_library.prepare(scheme, device)
+            _nunchaku_library.import_layers(scheme, device)
 
     def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
         if self.is_for_kernels(packed):

@@ -50,7 +50,7 @@ def lack(
     return missing if missing is None else Lack(f"{missing.why}, and {nunchaku.why}", missing.fix)
 
 
-def chosen(scheme: str, runtime: str, device: str, machine: Machine) -> str | None:
+def kernels_of(scheme: str, runtime: str, device: str, machine: Machine) -> str | None:
     """Return what a runtime of one of Nunchaku's schemes does, by whose kernels; None for other schemes."""
     if runtime != LIBRARY or scheme not in NUNCHAKU_KERNELS:
         return None
@@ -71,7 +71,7 @@ def lack_of_nunchaku(
     capability = None  # of a card of another machine
     if machine is not None and kind in machine.kinds:
         capability = machine.device(device or hardware.default_device(machine)).capability
-    found = nunchaku_lack(scheme, kind, capability, versions, machine is not None and machine.remote_kernels)
-    if found is None or not found.extra:
-        return found
-    return replace(found, fix=f'Run: {install_extra(found.extra)}. Or use runtime="plain"')
+    first = nunchaku_lack(scheme, kind, capability, versions, machine is not None and machine.remote_kernels)
+    if first is None or not first.extra:
+        return first
+    return replace(first, fix=f'Run: {install_extra(first.extra)}. Or use runtime="plain"')

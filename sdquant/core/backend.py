@@ -228,7 +228,7 @@ class Packed:
         return sum(part.numel() * part.element_size() for part in self.parts.values())
 
 
-class Backend(LibraryRuntime, ABC):
+class Backend(LibraryRuntime[Packed, QuantSpec], ABC):
     """Interface to a quantization library: the few operations that sdquant needs.
 
     A backend is one file in this folder (or an entry point in group `sdquant.backends`) with a module-level `BACKEND`.

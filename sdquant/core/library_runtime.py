@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from .backend import Packed, QuantSpec
     from .options import Requirement
 
+P = TypeVar("P")  # `Packed`
+S = TypeVar("S")  # `QuantSpec`
 
-class LibraryRuntime:
+
+class LibraryRuntime(Generic[P, S]):
     """The part of `Backend` that is about running weights by a library: in modules of its own, or (with
     `library_in_layers`) in sdquant's layers, whose products are the library's."""
 
@@ -22,19 +24,19 @@ class LibraryRuntime:
     # The library runtime is sdquant's layers with the library's products (`library_linear`), not its modules.
     library_in_layers: ClassVar[bool] = False
 
-    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
+    def to_library(self, module: nn.Module, packed: P, spec: S | None = None) -> nn.Module:
         """Build the library's module that replaces the float `module`, whose weight may be on meta; same bias."""
         raise NotImplementedError(f"{type(self).__name__} has no library modules")
 
-    def from_library(self, module: nn.Module) -> Packed | None:
+    def from_library(self, module: nn.Module) -> P | None:
         """Return the packed weight inside one of the library's modules; None for other modules."""
         return None
 
-    def library_linear(self, packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
+    def library_linear(self, packed: P, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """With `library_in_layers`: multiply as `linear` and add the bias by the library's kernels, or return None."""
         return None
 
-    def has_library_order(self, packed: Packed, dtype: torch.dtype, device: str) -> bool:
+    def has_library_order(self, packed: P, dtype: torch.dtype, device: str) -> bool:
         """Return whether `library_linear` multiplies activations of `dtype` on `device` by such a weight in the order
         of `Backend.for_kernels` alone."""
         return False

@@ -110,8 +110,7 @@ class QuantizedLayer(nn.Module):
         """Convert the packed weight to the memory layout for the device that will compute with it; see
         `kernels.prepack`."""
         packed = self.packed
-        by_library = self.compute_dtype if self.compute == dispatch.LIBRARY else None
-        converted = prepack.laid_out(packed, device, by_library)
+        converted = prepack.laid_out(packed, device, self.compute_dtype if self.compute == dispatch.LIBRARY else None)
         if converted is not packed:
             for name in self.part_names:
                 del self._parameters[PREFIX + name]

@@ -321,7 +321,7 @@ def _by_library(component: ComponentPlan, device: str, machine: Machine) -> str 
         return None
     if component.action == "found" and component.runtime == "plain":
         return f"runtime='library' has no effect on {component.name}: the library has no module for the file's format"
-    by = library_kernels.chosen(component.scheme, component.runtime, device, machine)
+    by = library_kernels.kernels_of(component.scheme, component.runtime, device, machine)
     return f"runtime='library' of {component.name} {by}" if by else None
 
 

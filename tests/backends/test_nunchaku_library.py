@@ -212,13 +212,13 @@ def test_what_the_kernels_do_not_take_is_computed_by_the_layer(ops: Ops, monkeyp
 def test_rows_and_columns_that_were_joined() -> None:
     """Branches of blocks; where the factors of two weights differ, scales have them in float32, and no kernel has."""
     one = _made("svdq-int4")
-    assert _nunchaku_tiles.fits(one, torch.bfloat16) and not _nunchaku_tiles.fits(one, torch.float32)
+    assert _nunchaku_tiles.can_tile(one, torch.bfloat16) and not _nunchaku_tiles.can_tile(one, torch.float32)
     from sdquant.backends._nunchaku import _side_by_side, _stacked
 
     both = _stacked(one, Packed(spec=one.spec, parts={**one.parts, "codes": one.parts["codes"].flip(0)}))
     beside = _side_by_side(one, one)
     for packed in (both, beside):
-        assert _nunchaku_tiles.fits(packed, torch.bfloat16) and packed.parts["down"].shape[1] == 64
+        assert _nunchaku_tiles.can_tile(packed, torch.bfloat16) and packed.parts["down"].shape[1] == 64
         again = _nunchaku_tiles.natural(_nunchaku_tiles.tiled(packed))
         assert all(torch.equal(again.parts[name], part) for name, part in packed.parts.items())
 
@@ -307,7 +307,7 @@ def test_what_is_missing_is_said_before_weights_are_read(here: compat.Machine, w
     assert fix in caught.value.fix and "svdquant_nvfp4 with runtime='library'" in caught.value.what
     compat.check("svdq-nvfp4", runtime="plain", device="cuda:0", machine=here)
     compat.check("svdq-int4", runtime="library", device="cuda:0", machine=here)  # by comfy-kitchen
-    by = library_kernels.chosen("svdquant_w4a4", "library", "cuda:0", here)
+    by = library_kernels.kernels_of("svdquant_w4a4", "library", "cuda:0", here)
     assert by is not None and ("with Nunchaku's" if here.devices[0].capability == ADA else "not with Nunchaku's") in by
     assert (NAME in sys.modules) is before
 
