@@ -2,8 +2,8 @@
 
     python -m tools.hosts.comfy_ipadapter CHECKOUT --extension COMFYUI_IPADAPTER_PLUS --python VENV/bin/python
 
-By its nodes *IPAdapter Model Loader* and *IPAdapter Embeds*, which gets what an image encoder would give, and one step of
-ComfyUI's sampler. The adapter has random weights for Stable Diffusion's 16 places, of which digits-sd has three.
+By its nodes *IPAdapter Model Loader* and *IPAdapter Embeds*, which gets what an image encoder would give, and one step
+of ComfyUI's sampler. The adapter has random weights for Stable Diffusion's 16 places, of which digits-sd has three.
 """
 
 from __future__ import annotations

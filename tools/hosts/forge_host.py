@@ -7,7 +7,6 @@ from typing import Any
 from . import measure, neo_features
 from .classic import AS_FOUND, PROMPT, Host
 
-
 LEAST = 0.1  # bytes: what a mover is given for nothing, since it takes 0 for all
 
 
@@ -16,7 +15,7 @@ class ForgeHost(Host):
 
     Attributes:
         engine: the model that is loaded, as the web UI has it.
-        part: the memory for a model that the web UI's mover is given, as a part of its bytes; None for what it asks for.
+        part: the memory for a model that the mover is given, as a part of its bytes; None for what it asks for.
         loaded: what of quantized models was loaded then, as a part of their bytes, by the class of the model.
     """
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from . import a1111, forge_host, measure, neo_features, sd_checkpoint
 
-
 # The memory for a model that reForge's mover is given, as a part of the model's bytes; None for all that it asks for.
 WAYS = {"whole": None, "half": 0.5, "none": 0.0}
 

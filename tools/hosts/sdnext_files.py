@@ -2,8 +2,9 @@
 
     python -m tools.hosts.sdnext_files CHECKOUT --python VENV/bin/python
 
-By the functions behind its tabs *Models, Merge* and *Models, Save*, and by its setting 'Model offload mode'. Merging needs
-tensordict, which SD.Next installs when it first merges.
+By the functions behind its tabs *Models, Merge* and *Models, Save*, and by its setting 'Model offload mode'. Merging
+needs tensordict, which SD.Next installs when it first merges: to leave its environment as it is, put that into a folder
+and name it in the variable SDQUANT_PACKAGES.
 """
 
 from __future__ import annotations
