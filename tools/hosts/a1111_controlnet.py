@@ -20,7 +20,7 @@ from . import a1111, measure, neo_features
 from .classic import AS_FOUND, PROMPT
 
 NAME = "sd-webui-controlnet"
-IMAGE_WIDTH, TOKENS, CONTEXT = 1024, 4, 128  # of an image encoder's output, what is made of it, and the text's width
+TOKENS, CONTEXT = 4, 128  # what is made of an image encoder's output, and the text's width
 # digits-sd in the extension's words
 SIZES = {
     "model_channels": 32, "num_res_blocks": 1, "attention_resolutions": [1, 2], "transformer_depth": [1, 1],
@@ -48,9 +48,7 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
         decoded = host.others()
         host.put(originals)
         rows += [
-            measure.row(
-                name, scheme, effect, floats[name], decoded=measure.cosine(effect, decoded[name]), removed=same
-            )
+            measure.row(name, scheme, effect, floats[name], decoded=measure.cosine(effect, decoded[name]), removed=same)
             for name, effect in found.items()
         ]
         print(measure.table(rows[-len(found) :]), flush=True)
@@ -108,7 +106,7 @@ class _Controlled(a1111._A1111):
         more: dict[str, Any] = {}
         if file == FILES["IP-Adapter"]:
             seen = io.BytesIO()
-            torch.save({"image_embeds": neo_features._random(1, IMAGE_WIDTH)}, seen)
+            torch.save({"image_embeds": neo_features._random(1, neo_features.IMAGE_WIDTH)}, seen)
             more["ipadapter_input"] = [base64.b64encode(seen.getvalue()).decode()]
         image = (neo_features._random(64, 64, 3).sigmoid() * 255).byte().numpy()
         kind = _of_extension("internal_controlnet.args").ControlNetUnit
@@ -128,7 +126,7 @@ def _write(folder: Path) -> None:
     width = {"input_blocks.5.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(64, CONTEXT)}
     save_file(neo_features.controlnet_tensors() | width, folder / f"{FILES['ControlNet']}.safetensors")
     save_file(neo_features.control_lora_tensors(), folder / f"{FILES['Control-LoRA']}.safetensors")
-    tensors = {"image_proj.proj.weight": neo_features._random(TOKENS * CONTEXT, IMAGE_WIDTH)}
+    tensors = {"image_proj.proj.weight": neo_features._random(TOKENS * CONTEXT, neo_features.IMAGE_WIDTH)}
     tensors |= {"image_proj.proj.bias": torch.zeros(TOKENS * CONTEXT), "image_proj.norm.bias": torch.zeros(CONTEXT)}
     tensors["image_proj.norm.weight"] = torch.ones(CONTEXT)
     sizes = [size for blocks in PLACES.values() for size in blocks.values()]

@@ -94,6 +94,7 @@ class Host:
         def keep(module: Any, args: Any, kwargs: Any) -> None:
             self.calls.append((args, dict(kwargs)))
 
+        self.calls.clear()
         handle = self.unet().register_forward_pre_hook(keep, with_kwargs=True)
         self.draw(PROMPT)
         handle.remove()
@@ -131,7 +132,7 @@ class Host:
         Args:
             text: with its text encoder.
         """
-        self.load()
+        self.choose(AS_FOUND, text)
         self.record()
         floats, rows = self.effects(self.features), []
         for scheme in schemes:

@@ -7,15 +7,39 @@ from typing import Any
 from . import measure, neo_features
 from .classic import AS_FOUND, PROMPT, Host
 
+LEAST = 0.1  # bytes: what a mover is given for nothing, since it takes 0 for all
+
 
 class ForgeHost(Host):
     """A web UI with Forge's engine in this process.
 
     Attributes:
         engine: the model that is loaded, as the web UI has it.
+        part: the memory for a model that the mover is given, as a part of its bytes; None for what it asks for.
+        loaded: what of quantized models was loaded then, as a part of their bytes, by the class of the model.
     """
 
     engine: Any
+
+    def limit_memory(self, entry: Any) -> None:
+        """Give the mover the memory of a small GPU, where its class of loaded models loads one."""
+        from sdquant.hosts import load_hooks
+
+        load = entry.model_load
+        self.part: float | None = None
+        self.loaded: set[tuple[str, float]] = set()
+
+        def limited(one: Any, lowvram_model_memory: float = 0, *args: Any, **kwargs: Any) -> Any:
+            patcher, memory = one.model, lowvram_model_memory
+            if self.part is not None:  # beside what is loaded of it, as the mover counts
+                memory = max(self.part * patcher.model_size() - patcher.loaded_size(), LEAST)
+            result = load(one, memory, *args, **kwargs)
+            if load_hooks.schemes_in(patcher.model):
+                share = patcher.loaded_size() / patcher.model_size()
+                self.loaded.add((type(patcher.model).__name__, round(share, 2)))
+            return result
+
+        entry.model_load = limited
 
     def measured(self, schemes: list[str]) -> list[dict[str, Any]]:
         """What LoRAs and the rest do to the quantized model beside what they do to the float one."""

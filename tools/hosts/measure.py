@@ -52,7 +52,9 @@ def main(
             (write or lora_files.write)(loras)
         command = [args.python, "-m", f"tools.hosts.{name}", str(args.checkout.resolve()), "--inside", folder]
         command += [word for scheme in schemes for word in ("--scheme", scheme)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDQUANT_LORAS": str(loras.resolve())}
+        # besides: the folder of packages that the host would install, where its environment is to stay as it is
+        paths = [str(ROOT), *filter(None, [os.environ.get("SDQUANT_PACKAGES")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SDQUANT_LORAS": str(loras.resolve())}
         if args.extension:
             environment["SDQUANT_EXTENSION"] = str(args.extension.resolve())
         subprocess.run(command, check=True, env=environment, cwd=args.checkout)

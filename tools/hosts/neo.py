@@ -41,7 +41,8 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
     for scheme in schemes:
         same: dict[str, Any] = {}
         for way in measure.ways(WAYS):
-            host.keep = KEEP.get(way)
+            host.part = KEEP.get(way)
+            host.loaded.clear()
             host.set(**WAYS[way])
             host.choose(scheme)
             before = host.draw(PROMPT)
@@ -55,6 +56,7 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
                 more = {**checks, **({"decoded": measure.cosine(effect, same[name])} if name in same else {})}
                 rows.append(measure.row(f"{name} ({way})", scheme, effect, floats[name], **more))
             print(measure.table(rows[-len(found) :]), flush=True)
+            print(f"{way}: of quantized models {sorted(host.loaded)} were loaded", flush=True)
         print(f"Save Current Model: {host.saved()}", flush=True)
     return rows
 
@@ -82,18 +84,10 @@ class _Host(ForgeHost):
         script_callbacks.before_ui_callback()
         script_callbacks.ui_settings_callback()
         self.shared, self.models = shared, sd_models
-        self.keep: float | None = None
         self.removed = True
         from backend import memory_management  # type: ignore[import-not-found]
 
-        patcher = memory_management.LoadedModel
-        load = patcher.model_load
-
-        def part(model: Any, lowvram_model_memory: float = 0, *args: Any, **kwargs: Any) -> Any:
-            size = self.keep * model.model.model_size() if self.keep else lowvram_model_memory
-            return load(model, size, *args, **kwargs)
-
-        patcher.model_load = part
+        self.limit_memory(memory_management.LoadedModel)
 
     def _know_the_model(self, work: Path) -> None:
         """Give Neo's row of the model the sizes of digits-sd, and its configs."""

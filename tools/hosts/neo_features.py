@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HINT = (16, 16, 32, 32, 96, 96, 256, 32)  # channels of what a ControlNet makes of its image
+IMAGE_WIDTH = 1024  # of what an image encoder gives
 WORD = "glorp"  # which stands for a three's words
 
 
@@ -61,20 +62,27 @@ def ip_adapter(unet: Any) -> Any:
     import torch
     from lib_ipadapter.IPAdapterPlus import IPAdapterApply  # type: ignore[import-not-found]
 
-    width, tokens, image = 128, 4, 1024
+    adapter = ip_adapter_tensors()
+    seen = torch.stack([_random(1, IMAGE_WIDTH), torch.zeros(1, IMAGE_WIDTH)])
+    apply = IPAdapterApply().apply_ipadapter
+    more = {"model_filename": "digits"} if "model_filename" in inspect.signature(apply).parameters else {}  # reForge
+    found = apply(ipadapter=adapter, model=unet, weight=1.0, embeds=seen, **more)
+    return found[0] if isinstance(found, tuple) else found  # Forge gives a tuple
+
+
+def ip_adapter_tensors() -> dict[str, dict[str, Tensor]]:
+    """The two parts of an IP-Adapter's file."""
+    import torch
+
+    width, tokens = 128, 4
     layers = {
         f"{2 * place + 1}.to_{name}_ip.weight": _random(64 if place == 15 else 32, width)
         for place in range(16)
         for name in "kv"
     }
-    projection = {"proj.weight": _random(tokens * width, image), "proj.bias": _random(tokens * width, 1)[:, 0]}
+    projection = {"proj.weight": _random(tokens * width, IMAGE_WIDTH), "proj.bias": _random(tokens * width, 1)[:, 0]}
     projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
-    adapter = {"image_proj": projection, "ip_adapter": layers}
-    seen = torch.stack([_random(1, image), torch.zeros(1, image)])
-    apply = IPAdapterApply().apply_ipadapter
-    more = {"model_filename": "digits"} if "model_filename" in inspect.signature(apply).parameters else {}  # reForge
-    found = apply(ipadapter=adapter, model=unet, weight=1.0, embeds=seen, **more)
-    return found[0] if isinstance(found, tuple) else found  # Forge gives a tuple
+    return {"image_proj": projection, "ip_adapter": layers}
 
 
 FEATURES = {"ControlNet": controlnet, "Control-LoRA": control_lora, "IP-Adapter": ip_adapter}

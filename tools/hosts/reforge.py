@@ -4,7 +4,8 @@
 
 CHECKOUT: with Stable Diffusion's own code and generative-models in its folder `repositories`, as its launcher makes it.
 The environment: reForge's requirements_versions.txt. reForge knows a model by its sizes: its row of Stable Diffusion
-1.5 gets those of digits-sd.
+1.5 gets those of digits-sd. All is measured three times: with the whole model on the device, and with as much of it as
+--always-low-vram and --always-no-vram leave there on a GPU that is too small. On a CPU reForge ignores these flags.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from typing import Any
 
 from . import a1111, forge_host, measure, neo_features, sd_checkpoint
 
+# The memory for a model that reForge's mover is given, as a part of the model's bytes; None for all that it asks for.
+WAYS = {"whole": None, "half": 0.5, "none": 0.0}
+
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
     """Measure, in reForge's process."""
-    return _ReForge(checkout, work).measured(schemes)
+    host, rows = _ReForge(checkout, work), []
+    for way in measure.ways(WAYS):
+        host.part = WAYS[way]
+        host.loaded.clear()
+        rows += [{**row, "feature": f"{row['feature']} ({way})"} for row in host.measured(schemes)]
+        print(f"{way}: of quantized models {sorted(host.loaded)} were loaded", flush=True)
+    return rows
 
 
 class _ReForge(forge_host.ForgeHost):
@@ -47,6 +57,9 @@ class _ReForge(forge_host.ForgeHost):
         threading.Thread(target=main_thread.loop, daemon=True).start()  # which reForge loads models in
         script_callbacks.before_ui_callback()
         script_callbacks.ui_settings_callback()
+        from ldm_patched.modules import model_management  # type: ignore[import-not-found]
+
+        self.limit_memory(model_management.LoadedModel)
 
     def load(self) -> None:
         from modules import sd_models
