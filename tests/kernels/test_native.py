@@ -97,7 +97,9 @@ def test_its_products_are_those_of_the_decoded_weight(text: str, isa: str) -> No
                 assert (np.abs(out.double().numpy() - exact) <= bound).all(), (form, dtype, m)
 
 
-@pytest.mark.parametrize(("text", "rows", "columns"), [("int8", 29, 6200), ("nf4", 26, 6208), ("q4_k", 25, 6400)])
+@pytest.mark.parametrize(
+    ("text", "rows", "columns"), [("int8", 29, 6200), ("nf4", 26, 6208), ("q4_k", 25, 6400), ("qint4", 260, 4352)]
+)
 def test_rows_of_several_panels_by_several_batches(text: str, rows: int, columns: int, isa: str) -> None:
     """More columns than are decoded at once, more activations than are multiplied at once, rows that fill no panel; x
     and the results begin within a vector, and there is nothing of worth beside them."""
@@ -242,16 +244,19 @@ def test_two_threads_compute_what_one_does(text: str) -> None:
     packed = backend.encode(torch.randn(1536, 1536).bfloat16(), backends.parse(text))
     form = backend.form(packed)
     assert form is not None
-    found = []
+    found: list[tuple[torch.Tensor, ...]] = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             out = torch.empty(form.rows, form.columns, dtype=torch.bfloat16)
             reader.decode_into(form, packed.parts, out)
-            y = torch.empty(9, form.rows, dtype=torch.bfloat16)
-            reader.product(form, packed.parts, torch.linspace(-1, 1, 9 * form.columns).bfloat16().view(9, -1), None, y)
-            found.append((out, y))
+            found.append((out,))
+            for m in (9, 41):
+                y = torch.empty(m, form.rows, dtype=torch.bfloat16)
+                x = torch.linspace(-1, 1, m * form.columns).bfloat16().view(m, -1)
+                reader.product(form, packed.parts, x, None, y)
+                found[-1] += (y,)
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))

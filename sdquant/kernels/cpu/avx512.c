@@ -29,9 +29,12 @@ static DecodeAndDot *dotter512(const Form *form) {
     return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }
 
-enum { ROWS = 4 }; /* of weights, by six of activations: see avx512_dots.c */
+enum {
+    ROWS = 4,  /* of weights, by six of activations: see avx512_dots.c */
+    TALL = 32, /* rows of activations from which turning weights pays */
+};
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, ROWS, convert, widen, quantize, finish, 0, 0, 0, &rotation_avx2, expand_avx2, &narrow512, divide, turns_of_scales};
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, ROWS, convert, widen, quantize, finish, product_avx512, 1 << BF16, 0, &rotation_avx2, expand_avx2, &narrow512, divide, turns_of_scales, TALL};
 
 #ifdef AMX
 /* The same, but for products of more rows. */

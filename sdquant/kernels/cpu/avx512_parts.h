@@ -14,6 +14,7 @@ DecodeAndDot nibbles_and_dot512; /* avx512_nibbles.c: for m > 0, where */
 int whole512(const Form *form, Type type);
 int turned512(const Form *form, Type type);
 Dots dots512;           /* avx512_dots.c */
+Product product_avx512; /* avx512_product.c: of bf16, with more than a few rows */
 Product product_amx;    /* amx.c */
 
 enum { SPARE = 128 };

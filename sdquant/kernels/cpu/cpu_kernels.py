@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 ALL = 1 << 30
 _FEW = {
     "amx": {torch.float32: 96, torch.float16: 32},
-    "avx512bf16": {torch.bfloat16: 192, torch.float32: 96, torch.float16: 96},
+    "avx512bf16": {torch.bfloat16: 512, torch.float32: 96, torch.float16: 96},
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
 _PATCHES = {"avx512bf16": {torch.bfloat16: 96}}  # of images, whose patches are copied first
-# With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so
-# many rows, beyond which decoding is a small part of either way.
+# Activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and with AMX so many
+# rows, beyond which decoding is a small part of either way.
 _LAID_OUT, _TALL = 1 << 22, 1024
-# With AVX-512 so many numbers of activations of bf16, beyond which they fit into no cache, or so many rows if that is
-# more; where a sum of few columns is over soon, only so many rows.
-_READ, _LOW, _NARROW = 192 * 3072, 128, 1024
 # torch's product in float32 takes twice as long as this one at any number of rows on an AMD CPU; 512 is where there
 # would be little to lose if a library were at the CPU's limit.
 _ON_AMD = 512
@@ -51,7 +48,7 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
         return min(_LAID_OUT // columns, _TALL)
     few = _FEW.get(name, {}).get(dtype, 0)
     if name == "avx512bf16" and dtype == torch.bfloat16:
-        return _LOW if columns < _NARROW else max(_LOW, min(few, _READ // columns))
+        return min(_LAID_OUT // columns, few)
     if name == "avx512bf16" and dtype == torch.float32 and extension().amd():  # type: ignore[union-attr]
         return _ON_AMD
     # Without instructions for float16 torch's product takes 5 times as long as this one.

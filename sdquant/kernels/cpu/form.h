@@ -106,6 +106,7 @@ typedef struct {
     void (*divide)(Type type, const void *x, const float *by, int64_t count, float *to); /* see by_turns.h */
     void (*decode_by_turns)(const uint8_t *codes, int64_t bits, float middle, const float *scale, const float *shift,
                             int64_t count, Type type, void *out);
+    int least; /* rows of activations from which `product` is used; fewer are left to `dots` */
 } Kernels;
 
 enum {
@@ -120,6 +121,7 @@ extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, amx_kernels
 /* packings.c */
 int packing_of(const char *name); /* -1: unknown */
 int planes_of(Packing packing);   /* how many rows share a byte */
+int64_t packed_bytes(const Form *form, int64_t weights); /* of whole blocks, or of codes of several rows */
 
 /* isa.c */
 const Kernels *kernels(void);

@@ -1,5 +1,6 @@
 /* Names of packings, as sdquant/core/packed_layout.py has them. */
 #include "blocks.h"
+#include "codes.h"
 
 #include <string.h>
 
@@ -22,3 +23,11 @@ int packing_of(const char *name) {
 }
 
 int planes_of(Packing packing) { return packing == PLANES4 ? 2 : packing == PLANES2 ? 4 : 1; }
+
+int64_t packed_bytes(const Form *form, int64_t weights) {
+    switch ((int)form->packing) {
+#define BLOCK_BYTES(name, weights_of, bytes) case PACKING_##name: return weights / (weights_of) * (bytes);
+    BLOCK_TYPES(BLOCK_BYTES)
+    default: return weights * bits_of_code(form->packing) / 8;
+    }
+}

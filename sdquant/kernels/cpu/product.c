@@ -104,7 +104,8 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
     const int64_t columns = form->columns;
     if (m <= FEW && use->dotter && use->dotter(form))
         return in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
-    if (use->product && use->products >> type & 1) return use->product(form, parts, type, start, stop, x, m, bias, out);
+    if (use->product && use->products >> type & 1 && m >= use->least)
+        return use->product(form, parts, type, start, stop, x, m, bias, out);
     Decode *decode = use->decoder(form);
     const int low = use->rows < PANEL_ROWS, some = low ? LOW_BATCH : BATCH;
     const int64_t bytes = low ? LOW_PANEL_BYTES : PANEL_BYTES;
