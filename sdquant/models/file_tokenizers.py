@@ -101,6 +101,19 @@ def built(folder: Path, sources: Mapping[str, Checkpoint]) -> dict[str, Any]:
     return {name: _made(_required(folder, name, kind, sources), kind) for name, kind in lacking(folder).items()}
 
 
+def bytes_of(folder: Path, sources: Mapping[str, Checkpoint]) -> int:
+    """Return the bytes, at most, that those take in their files that `built` makes; raises as `require`."""
+    carriers = [_required(folder, name, kind, sources) for name, kind in lacking(folder).items()]
+    return sum(map(_bytes, carriers))
+
+
+def _bytes(carrier: _Carrier) -> int:
+    header = carrier.source.headers[carrier.file]
+    if carrier.tensor is not None:
+        return header.tensors[carrier.tensor].nbytes
+    return header.data_offset if isinstance(header, gguf_file.GGUFHeader) else 0
+
+
 def _in(src: Checkpoint) -> _Carrier | None:
     for file, header in src.headers.items():
         tensors = text_encoders.tokenizers(header.tensors)

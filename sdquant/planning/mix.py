@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Of the components, and the paths of the model and its base: the bytes of what is written beside their weights.
-Beside = Callable[[Mapping[str, "Checkpoint"], Sequence["str | None"]], int]
+# Of the components, the names of those that get schemes, and the pipeline's folder: the bytes of what is written beside
+# their weights.
+Beside = Callable[[Mapping[str, "Checkpoint"], Container[str], str], int]
 
 
 def resolve_mix(
@@ -82,11 +83,10 @@ def choose_mix(
 ) -> Resolved:
     """Return it with a mix for each component that is to be quantized. opening, on_weights: see `errors_of`; beside:
     see `resolve_mix`."""
-    request, files = resolved.request, resolved.files
-    others = 0 if beside is None else beside(resolved.detected.sources, (files.path, files.base))
-    choice = _Choice.of(resolved, here, opening, on_weights, others)
+    request = resolved.request
+    choice = _Choice.of(resolved, here, opening, on_weights, beside)
     if request.size_bytes is not None:
-        picks = knapsack.within_bytes(choice.items, request.size_bytes - choice.rest - others)
+        picks = knapsack.within_bytes(choice.items, request.size_bytes - choice.rest - choice.beside)
     else:
         assert request.quality is not None
         picks = knapsack.within_noise(choice.items, 10 ** (-request.quality / 10))
@@ -108,21 +108,23 @@ class _Choice:
     """What a mix is chosen from.
 
     Attributes:
-        pools: by component. schemes: that run here. rest: bytes of all that is no item of the knapsack.
+        pools: by component. schemes: that run here. rest: bytes of all weights that are no items of the knapsack.
+        beside: bytes of what is written beside weights; 0 for a size of weights.
         errors: noise by component, weight and scheme. how: see `MixCurve`.
     """
 
     pools: Mapping[str, Pool]
     schemes: tuple[str, ...]
     rest: int
+    beside: int
     errors: Mapping[str, Mapping[str, Mapping[str, float]]]
     how: str
 
     @staticmethod
     def of(
-        resolved: Resolved, here: Machine, opening: Opening | None, on_weights: OnWeights | None, others: int
+        resolved: Resolved, here: Machine, opening: Opening | None, on_weights: OnWeights | None, beside: Beside | None
     ) -> _Choice:
-        """Gather it. others: bytes beside weights. Raises as `resolve_mix`, before weights are read where possible."""
+        """Gather it. Raises as `resolve_mix`, before weights are read where possible."""
         request = resolved.request
         sources = resolved.detected.sources
         names = [name for name, src in sources.items() if not src.prequantized and _wanted(name, request)]
@@ -138,6 +140,8 @@ class _Choice:
         refuse_other_statistics(request, {name: (pool.statistics, pool.bytes) for name, pool in pools.items()})
         whole = planner.build_plan(dataclasses.replace(resolved, specs={}), here).bytes
         rest = whole - sum(sum(pool.floats.values()) for pool in pools.values())
+        files = resolved.files
+        others = 0 if beside is None else beside(sources, pools, files.path if files.base is None else files.base)
         _refuse_too_small(
             resolved, others + rest + sum(min(row.values()) for pool in pools.values() for row in pool.bytes.values())
         )
@@ -145,7 +149,8 @@ class _Choice:
         is_known = any(pool.statistics is not None and pool.statistics.has_gradients for pool in pools.values())
         how = "statistics" if is_known else "weights"
         choice = _Choice(
-            pools=pools, schemes=schemes, rest=rest, errors={name: table for name, (table, _) in tables.items()},
+            pools=pools, schemes=schemes, rest=rest, beside=others,
+            errors={name: table for name, (table, _) in tables.items()},
             how=how if all(measured for _, measured in tables.values()) else "names",
         )  # fmt: skip
         _refuse_too_small(resolved, others + rest + knapsack.fewest_bytes(choice.items))

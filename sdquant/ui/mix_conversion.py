@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError, SettingsError
-from ..planning import AUTO, Settings, field_named, mix_presets, prepare, role_of
+from ..planning import AUTO, Settings, field_named, folder_of, mix_presets, prepare, role_of
 from ..utils.byte_sizes import budget_text, parse_size
 from ..utils.byte_sizes import size as text_of
 
@@ -55,7 +55,8 @@ def usual_size(target: Target, kind: str) -> str:
     whole = sum(part.bytes_bf16 for part in parts if _is_mixed(part.name, kind))
     rest = sum(part.bytes for part in parts if not _is_mixed(part.name, kind))
     if kind == "folder":
-        rest += folder_size.bytes_beside(plan.detected.sources, (target.path, target.base))
+        mixed = [part.name for part in parts if _is_mixed(part.name, kind)]
+        rest += folder_size.bytes_beside(plan.detected.sources, mixed, folder_of(plan))
     least = 0 if kind == "folder" else foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf")
     return budget_text(max(rest + int(share * whole), int(1.1 * least)))
 
@@ -82,10 +83,11 @@ def foreseen_mix(target: Target, kind: str, mix: Mix) -> tuple[int, int]:
             )
         return before, min(size, before)
     plan = _plan(target, values, folder_size.bytes_beside)
-    others = folder_size.bytes_beside(plan.detected.sources, (target.path, target.base))
-    return before, min(
-        parse_size(values["size"], "A size"), before + others
-    ) if "size" in values else plan.bytes + others
+    mixed = [part.name for part in plan.components if part.spec is not None]
+    others = folder_size.bytes_beside(plan.detected.sources, mixed, folder_of(plan))
+    if "size" not in values:
+        return before, plan.bytes + others
+    return before, min(parse_size(values["size"], "A size"), before + others)
 
 
 def write_mix(

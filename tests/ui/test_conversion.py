@@ -95,8 +95,8 @@ def test_a_mix_is_as_small_as_asked(tmp_path: Path, kind: str, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("model", "size", "share"),
-    # The most that headers may take is reserved, of digits-sd's many small weights a twentieth.
-    [("digits-flux", "4MB", 0.96), pytest.param("digits-sd", "2.2MB", 0.94, marks=pytest.mark.slow)],
+    # The most that headers may take is reserved, of digits-sd's many small weights a fiftieth more than they do.
+    [("digits-flux", "4MB", 0.98), pytest.param("digits-sd", "2.2MB", 0.96, marks=pytest.mark.slow)],
 )
 def test_a_folder_of_a_mix_is_as_small_as_asked(tmp_path: Path, model: str, size: str, share: float) -> None:
     """With all its files: the configs, the tokenizers, and what headers say of schemes."""
