@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ..core import FLOATS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -49,4 +51,5 @@ def _weight_of(key: str) -> str | None:
 def _beside(key: str, plain: Mapping[str, TensorInfo]) -> str | None:
     """Return the unquantized weight in whose module there is a tensor of a quantized one; None for all other keys."""
     match = _BESIDE.fullmatch(key)
-    return f"{match[1]}weight" if match and f"{match[1]}weight" in plain else None
+    weight = plain.get(f"{match[1]}weight") if match else None
+    return f"{match[1]}weight" if match and weight is not None and weight.dtype in FLOATS else None
