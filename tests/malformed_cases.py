@@ -134,8 +134,8 @@ _PARTS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("comfy w4a8",), "s_channel", (*_COUNTS, "as int32", "missing")),
     (("sdnq extras",), "weight", (*_COUNTS, "deeper", "as int8", "as int16", "missing")),
     (("sdnq extras",), "scale", (*_COUNTS, "as int32", "missing")),
-    (("sdnq extras",), "svd_up", (*_ALL, "as int32", "missing")),
-    (("sdnq extras",), "svd_down", (*_ALL, "as int32", "missing")),
+    (("sdnq extras",), "svd_up", (*_ALL, "as int32", "as float64", "missing")),
+    (("sdnq extras",), "svd_down", (*_ALL, "as int32", "as float64", "missing")),
     # Of sdquant's own files `test_verification` has the sizes of the first two parts.
     (("own nf4 nested",), "nested_absmax", (*_FLAT, "as float64", "missing")),
     (("own qint4", "own qint3"), "shift", (*_ALL, "as int32", "as float16", "missing")),

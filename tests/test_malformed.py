@@ -6,6 +6,7 @@ The rows are in `malformed_cases`. Formats that share their reader with another 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_refused(name: str, sound: dict[str, Model], tmp_path: Path) -> None:
         with pytest.raises(REFUSALS) as caught:
             sdquant.verify(file)
         _refused(caught.value, file, case.says)
+
+
+_SPOIL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "half the columns": lambda tensor: tensor[..., : tensor.shape[-1] // 2],
+    "half the rows": lambda tensor: tensor[: len(tensor) // 2],
+    "another dtype": lambda tensor: (tensor.float() if tensor.dtype.itemsize == 1 else tensor).to(torch.int16),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_plan_refuses_what_the_load_would(form: str, sound: dict[str, Model], tmp_path: Path) -> None:
+    """By the header, as far as dtypes and shapes show it; what it says is what loading says."""
+    large = [key for key in FORMATS[form].parts.values() if sound[form].tensors[key].ndim > 1]
+    assert sdquant.plan(sound[form].copy().write(tmp_path / "sound").parent).warnings == ()
+    for key in large[:2]:
+        for how, change in _SPOIL.items():
+            model = sound[form].copy()
+            model.tensors[key] = change(model.tensors[key])
+            folder = model.write(tmp_path / "model").parent
+            said = []
+            for ask in (sdquant.detect, sdquant.plan, lambda path: sdquant.load_model(path, progress=False)):
+                with pytest.raises(REFUSALS) as caught:
+                    ask(folder)
+                said.append(str(caught.value))
+            assert len(set(said)) == 1, (key, how, said)
 
 
 @pytest.mark.parametrize("form", FORMATS)

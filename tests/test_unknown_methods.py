@@ -49,6 +49,10 @@ def _mlx(model: Model) -> None:
     model.tensors |= {NAME.replace("weight", word): torch.zeros(256, 1).bfloat16() for word in ("scales", "biases")}
 
 
+def _beside(word: str) -> Change:
+    return lambda model: model.tensors.update({NAME.replace("weight", word): torch.zeros(4, dtype=torch.uint8)})
+
+
 CASES: dict[str, tuple[Change, type[SdquantError], str]] = {
     "a method": (_config(quantization_config={"quant_method": "dream"}), UnsupportedFileError, "'dream'"),
     "in a part": (_config(text={"quantization_config": {"quant_method": "dream"}}), UnsupportedFileError, "'dream'"),
@@ -64,6 +68,13 @@ CASES: dict[str, tuple[Change, type[SdquantError], str]] = {
     "metadata without": (_metadata(quantization_config=BITS), UnsupportedFileError, "without its quant_method"),
     "metadata's word": (_metadata(quantization_config="dream"), UnsupportedFileError, "'dream'"),
     "metadata's name": (_metadata(quant_method="dream"), UnsupportedFileError, "'dream'"),
+    "in no table": (_config(quant_method="dream"), UnsupportedFileError, "'dream'"),
+    "MLX's key": (_config(quantization={"quant_method": "dream"}), UnsupportedFileError, "'dream'"),
+    "metadata's config": (
+        _metadata(config={"text": {"quantization_config": {"quant_method": "dream"}}}), UnsupportedFileError, "'dream'"
+    ),
+    "a marker": (_beside("dream_quant"), BadFileError, "dream_quant"),
+    "zeros": (_beside("qzeros"), BadFileError, "qzeros"),
     "long codes": (
         lambda model: model.tensors.update({NAME: torch.zeros(256, 64, dtype=torch.int64)}),
         UnsupportedFileError, "codes of an unknown quantization",

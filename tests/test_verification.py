@@ -311,7 +311,7 @@ class TestOwnMetadataAgainstTheTensors:
         name = sorted(said["weights"])[7]
         said["weights"][name]["details"] |= details
         save_file(load_file(path), path, metadata | {sdquant_metadata.METADATA_KEY: json.dumps(said)})
-        _fault(folder, name, of=path)
+        _fault(folder, name, of=path, in_contents=False)
 
     @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8", "nf4", "qint8", "qint3", "sdnq-uint4", "bnb-int8"])
     def test_a_shape_that_is_not_that_of_the_parts(

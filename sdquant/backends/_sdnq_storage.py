@@ -207,6 +207,6 @@ def _low_rank(shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
     up, down = parts.get("svd_up"), parts.get("svd_down")
     if up is None and down is None:
         return True
-    if up is None or down is None or up.ndim != 2 or not (up.is_floating_point() and down.is_floating_point()):
+    if up is None or down is None or up.ndim != 2 or not up.is_floating_point() or up.dtype != down.dtype:
         return False
     return tuple(down.shape) == (up.shape[1], math.prod(shape[1:])) and up.shape[0] == shape[0]

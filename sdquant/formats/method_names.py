@@ -50,10 +50,10 @@ def named(
                 yield place, word
     if "tensor_names" in metadata and any('"_tensor_data_names"' in str(text) for text in metadata.values()):
         yield "its metadata", "torchao"
-    settings = _of_metadata(metadata)
-    word = None if settings is None else settings.get("quant_method", settings.get("method"))
-    if isinstance(word, str) and word:
-        yield "its metadata", word
+    for settings in _of_metadata(metadata):
+        word = settings.get("quant_method", settings.get("method"))
+        if isinstance(word, str) and word:
+            yield "its metadata", word
     for key in _IN_METADATA:
         word = metadata.get(key)
         if isinstance(word, str) and word.strip() and word.strip().lower() not in _FLOATS:
@@ -89,30 +89,41 @@ def tables(
     for name, values in configs.items():
         own = name in TABLES or name in SIDE_FILES
         yield from ((_file(name), table) for table in ((values,) if own else tables_of(values)))
-    table = _of_metadata(metadata)
-    if table is not None:
-        yield "its metadata", table
+    yield from (("its metadata", table) for table in _of_metadata(metadata))
 
 
-def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    text = metadata.get("quantization_config")
+def _of_metadata(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the tables about quantization in a file's metadata, and in the model's config there."""
+    table = _parsed(metadata.get("quantization_config"))
+    if table:
+        yield table if isinstance(table, dict) else {"quant_method": str(table)}
+    config = _parsed(metadata.get("config"))
+    yield from tables_of(config) if isinstance(config, dict) else ()
+
+
+def _parsed(text: object) -> Any:
+    """Return a metadata entry parsed as JSON; as it is where it is none, since some tools write a name instead."""
     if not isinstance(text, str) or not text.strip():
         return None
     try:
-        table = strict_json.parse(text)
+        return strict_json.parse(text)
     except ValueError:
-        table = text  # which some tools write instead of a table: its name
-    return table if isinstance(table, dict) else {"quant_method": str(table)} if table else None
+        return text
 
 
 def tables_of(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Yield the tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
+    word = config.get("quant_method")
+    if isinstance(word, str) and word:  # in no table of its own
+        yield {"quant_method": word}
     for key, value in config.items():
         if key in TABLES and value:
             table = value if isinstance(value, Mapping) else {"quant_method": value}
             yield {"quant_method": "compressed-tensors", **table} if key == "compression_config" else table
         elif key == _MLX and isinstance(value, Mapping) and value.keys() >= {"bits", "group_size"}:
             yield {"quant_method": "mlx", **value}
+        elif key == _MLX and isinstance(value, Mapping) and value.keys() & {"quant_method", "quant_algo"}:
+            yield value
         elif isinstance(value, Mapping) and depth < _DEEPEST:
             yield from tables_of(value, depth + 1)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ..core import FLOATS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,13 +21,18 @@ _OF_WEIGHT = re.compile(
     r"|\._(?:data|data\._data|scale|shift)|\.(?:array\.)?(?:qvalue|scale|zero_point)|_(?:qvalue|zero_point))"
 )
 _OF_MODULE = re.compile(r"(.*\.|)(?:SCB|scale_weight|weight_scale|weight_scale_inv)")
+# Those that by their names are about codes, whoever writes them, beside a weight that has none.
+_BESIDE = re.compile(
+    r"(.*\.|)(?:\w*_quant|qzeros|qscales?|w?scales|w?zeros|zero_points?|g_idx|codebook"
+    r"|weight_(?:scale|zero|shift|qtype|quant|codebook|packed)\w*)"
+)
 
 
 def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
     """Return the first plain tensor (one of no known quantized weight) whose name is that of a part of a quantized
     weight, and a description of what is there in place of that weight; None if there is no such tensor."""
     for key in sorted(plain):
-        weight = _weight_of(key)
+        weight = _weight_of(key) or _beside(key, plain)
         if weight is not None:
             info = plain.get(weight)
             beside = f"{weight!r} is {info.dtype} {list(info.shape)}" if info is not None else f"there is no {weight!r}"
@@ -39,3 +46,10 @@ def _weight_of(key: str) -> str | None:
         return match[1] if match[1].rpartition(".")[2] == "weight" else None
     match = _OF_MODULE.fullmatch(key)
     return f"{match[1]}weight" if match else None
+
+
+def _beside(key: str, plain: Mapping[str, TensorInfo]) -> str | None:
+    """Return the unquantized weight in whose module there is a tensor of a quantized one; None for all other keys."""
+    match = _BESIDE.fullmatch(key)
+    weight = plain.get(f"{match[1]}weight") if match else None
+    return f"{match[1]}weight" if match and weight is not None and weight.dtype in FLOATS else None

@@ -114,7 +114,7 @@ def peek(header: SafetensorsHeader, keys: Iterable[str]) -> dict[str, bytes]:
     """Return the bytes of a few small tensors of a file, by key. Tensors beyond the end of a truncated file are left
     out."""
     contents = {}
-    with header.path.open("rb") as file:
+    with header.path.open("rb", buffering=0) as file:  # whose buffer would be larger than all of them
         for key in keys:
             nbytes = header.tensors[key].nbytes
             file.seek(header.ends[key] - nbytes)

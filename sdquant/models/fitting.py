@@ -93,18 +93,21 @@ def fitted(src: Checkpoint) -> Checkpoint:
     """Return the source under its model's names, validated against the model; unchanged if the model is unknown.
 
     Raises:
-        BadFileError: a tensor of the model is missing, or one has another shape. UnsupportedFileError: a quantized
-            weight would have to be split, or merged with others.
+        BadFileError: a tensor of the model is missing, or one has another shape, or a quantized one has parts that are
+            not of that shape, or of another dtype. UnsupportedFileError: a quantized weight would have to be split, or
+            merged with others.
     """
     model = None if src.is_empty else shell(src)
     if model is None:
         return src
     from .components import ties_in
+    from .header_reads import refuse_unreadable
 
     _refuse_other_depth(src)
     renamed = named(src, model)
     refuse_misfits(renamed, model)
     refuse_missing(renamed, model)
+    refuse_unreadable(renamed, model)
     return replace(renamed, layers=layers_of(model.model, ties_in(model.ties, renamed.schemes, model.known)))
 
 
