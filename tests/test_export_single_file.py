@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comfy_kitchen.tensor import TensorCoreFP8Layout
 from safetensors.torch import load_file, save_file
 
 import sdquant
@@ -92,6 +93,22 @@ def test_a_text_encoder(scheme: str, flux: Path, tmp_path: Path, capsys: pytest.
     mine = dict(quantized(pipe.text_encoder_2))
     for name, part in mine.items():
         assert torch.equal(part.spec.scheme.codec.decode(part, torch.float32), floats[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scaled_fp8_is_that_of_comfy_kitchen(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Codes and scale, bit for bit as it makes them of the weight in float32."""
+    generator = torch.Generator().manual_seed(3)
+    weights = {f"blocks.{i}.fc.weight": torch.randn(300, 512, generator=generator).to(dtype) for i in range(2)}
+    weights["blocks.1.fc.weight"][3, 5] = 40
+    save_file(weights | {"blocks.2.fc.weight": torch.full((64, 64), 1e-38)}, tmp_path / "in.safetensors")
+    export_single_file.quantize_file(tmp_path / "in.safetensors", "fp8_scaled", tmp_path / "out.safetensors")
+    made = load_file(tmp_path / "out.safetensors")
+    for name, weight in weights.items():
+        codes, params = TensorCoreFP8Layout.quantize(weight.float())
+        assert torch.equal(made[name].view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(made[name.replace("weight", "scale_weight")].view(()), params.scale)
+    assert made["blocks.2.fc.weight"].float().isfinite().all()  # of weights whose scale has no reciprocal
 
 
 def test_a_checkpoint_gives_its_unet(sd: Path, tmp_path: Path) -> None:

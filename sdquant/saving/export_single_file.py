@@ -303,9 +303,11 @@ def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     require_finite(name, scale, spec)
     if scale == 0:
         scale = torch.ones_like(scale)
+    inverse = scale.reciprocal()  # as comfy-kitchen multiplies, of a float32 weight; infinite if the scale is very small
 
     def codes(rows: Tensor) -> dict[str, Tensor]:
-        return {"codes": (rows.float() / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)}
+        scaled = rows.float() * inverse if inverse.isfinite() else rows.float() / scale
+        return {"codes": scaled.clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)}
 
     shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     layout = {"codes": _float8_layout(spec, shape, dtype)["codes"]}

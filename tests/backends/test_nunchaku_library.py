@@ -21,6 +21,7 @@ import diffusers.utils
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -264,6 +265,19 @@ class TestModels:
             assert one.keys() == two.keys() and all(one[key].equal(two[key]) for key in one), portable
         again = sdquant.load_model(tmp_path / "oneFalse", dtype="bfloat16", runtime="library", progress=False)
         assert np.array_equal(images(again, 1), expected)
+
+    @pytest.mark.slow
+    def test_it_takes_lora(self, anywhere: Ops, flux: Path) -> None:
+        given: dict[str, Any] = {"dtype": "bfloat16", "runtime": "library", "components": ("transformer",)}
+        pipe = sdquant.load_model(flux, "svdq-int4", progress=False, **given)
+        before = images(pipe, 1)
+        pipe.transformer.add_adapter(LoraConfig(r=4, target_modules=["to_q"], init_lora_weights=False))
+        layer = next(module for module in pipe.transformer.modules() if hasattr(module, "base_layer"))
+        layer(torch.randn(3, layer.base_layer.spec.shape[1]).bfloat16()).float().sum().backward()
+        assert any(one.grad is not None for one in layer.parameters())
+        assert not np.array_equal(images(pipe, 1), before)
+        pipe.transformer.delete_adapters("default")
+        assert np.array_equal(images(pipe, 1), before)
 
     def test_quantized_later(self, anywhere: Ops, flux: Path) -> None:
         pipe = sdquant.load_model(flux, "svdq-int4", mode="post", dtype="bfloat16", runtime="library", progress=False)
