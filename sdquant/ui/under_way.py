@@ -56,21 +56,22 @@ class UnderWay:
 
         self._marks[tab].change(again, None, list(outputs), concurrency_limit=None, **QUIET)
 
-    def wire(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Look for what is under way when the page is opened, and open its tab."""
+    def wire(self, page: gr.Blocks, tabs: gr.Tabs, current: gr.State) -> None:
+        """Look for what is under way when the page is opened, and open its tab. current: its name, which Gradio says of
+        clicks only."""
 
         def arrived(who: object, request: gr.Request) -> tuple[Any, ...]:
             names = _WHO.fullmatch(who) if isinstance(who, str) else None
             if names is None:
-                return tuple(gr.skip() for _ in (tabs, *TABS))
+                return tuple(gr.skip() for _ in (tabs, current, *TABS))
             visitor = Visitor(browser=names[1], window=names[2])
             tasks = self._desk.tasks.arrive(str(request.session_hash), visitor, TABS)
             running = next((tab for tab, task in tasks.items() if task.done is None), None)
-            tab = gr.Tabs(selected=running) if running is not None else gr.skip()
-            return tab, *(1 if name in tasks else gr.skip() for name in TABS)
+            shown = (gr.Tabs(selected=running), running.capitalize()) if running is not None else (gr.skip(), gr.skip())
+            return *shown, *(1 if name in tasks else gr.skip() for name in TABS)
 
         def left(request: gr.Request) -> None:
             self._desk.tasks.forget(str(request.session_hash))
 
-        page.load(arrived, self._who, [tabs, *self._marks.values()], js=_NAMES, **QUIET)
+        page.load(arrived, self._who, [tabs, current, *self._marks.values()], js=_NAMES, **QUIET)
         page.unload(left)
