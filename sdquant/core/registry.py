@@ -144,9 +144,9 @@ def scheme(name: str) -> Scheme:
             f"Use {row.name!r} or '{row.backend}:{row.name}'{others}",
         )
     why = "no backend has such a scheme"
-    meant = _informal(short)
-    if meant:
-        fix = f"Did you mean {' or '.join(map(repr, meant))}?"
+    usual = _informal(short)
+    if usual:
+        fix = f"Did you mean {' or '.join(map(repr, usual))}?"
     elif short.strip("_ ") in _DTYPES:
         why, fix = "it is a dtype", f"Use dtype={_DTYPES[short.strip('_ ')]!r}, and remove quant"
     else:
@@ -164,8 +164,8 @@ def near(name: str) -> tuple[str, ...]:
 
 
 def _informal(short: str) -> tuple[str, ...]:
-    meant = LOOSE.get(re.sub(r"[^a-z0-9]", "", short), ())
-    return meant if meant and meant[0] in _schemes() else ()
+    usual = LOOSE.get(re.sub(r"[^a-z0-9]", "", short), ())
+    return usual if usual and usual[0] in _schemes() else ()
 
 
 def namesakes(row: Scheme) -> tuple[Scheme, ...]:

@@ -44,7 +44,7 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
         # Each, in turn: of quick ones Gradio would drop the last, and the tab that somebody sees stays empty.
         tabs.select(_name, None, tab, trigger_mode="multiple", **QUIET)
         header.wire(head, desk)
-        under_way.wire(page, tabs)
+        under_way.wire(page, tabs, tab)
         page.load(lambda: header.chip(desk), None, head.chip, **QUIET)
     return page
 

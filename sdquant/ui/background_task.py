@@ -113,15 +113,15 @@ class TaskList:
         Returns:
             The task of each tab that has one.
         """
-        found: dict[str, Task] = {}
+        tasks: dict[str, Task] = {}
         with self._lock:
             self._visitors[session] = visitor
             for task in self._tasks:
                 if task.tab in tabs and _is_of(task, visitor):
-                    found[task.tab] = task
-            for tab, task in found.items():
+                    tasks[task.tab] = task
+            for tab, task in tasks.items():
                 task.pages.add(f"{session} {tab}")
-        return found
+        return tasks
 
     def followed(self, page: str) -> Task | None:
         """Return the newest task that a page follows."""
@@ -177,17 +177,17 @@ def follow(
     Args:
         page: an open page and its tab, by `app_state.waiter`.
     """
-    yield from watch(tasks, page, tasks.begin(page, Task(work, show)))
+    yield from follow_again(tasks, page, tasks.begin(page, Task(work, show)))
 
 
-def watch(tasks: TaskList, page: str, task: Task) -> Iterator[Any]:
+def follow_again(tasks: TaskList, page: str, task: Task) -> Iterator[Any]:
     """Yield what a task shows until its end. If the page is closed before that, the job goes on."""
-    seen = None
+    last = None
     try:
         while not task.ended.wait(_EVERY):
-            if task.newest is not seen:
-                seen = task.newest
-                yield task.show(seen)  # type: ignore[arg-type]
+            if task.newest is not last:
+                last = task.newest
+                yield task.show(last)  # type: ignore[arg-type]
         assert task.done is not None
         yield task.show(task.done)
     finally:

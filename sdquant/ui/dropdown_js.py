@@ -13,11 +13,18 @@ DROPDOWNS = """
         const box = event.target;
         if (isBox(box) && box.value) setTimeout(() => { if (document.activeElement === box) box.select(); });
     });
-    // A text that came without a key, too, is what the list is searched for.
+    // A text that came without a key, too, is what the list is searched for; not once a key has closed the list, which
+    // would open again and stay open.
+    let typed = null;
+    window.addEventListener("keydown", event => {
+        if (["Enter", "Escape", "Tab"].includes(event.key)) typed = null;
+    }, true);
     window.addEventListener("input", event => {
         const box = event.target;
         if (!isBox(box)) return;
-        setTimeout(() => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Unidentified", bubbles: true })));
+        const search = () => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Unidentified", bubbles: true }));
+        typed = box;
+        setTimeout(() => { if (typed === box) search(); });
     });
     // In a list of several, Enter takes the first choice that has the text, as in all other boxes; a word with options
     // has a comma. What is left behind is taken if it is whole.

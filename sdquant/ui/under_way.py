@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from .app_state import waiter
-from .background_task import Visitor, watch
+from .background_task import Visitor, follow_again
 from .events import QUIET
 
 if TYPE_CHECKING:
@@ -52,25 +52,26 @@ class UnderWay:
             if task is None:
                 yield tuple(gr.skip() for _ in outputs)
             else:
-                yield from watch(self._desk.tasks, page, task)
+                yield from follow_again(self._desk.tasks, page, task)
 
         self._marks[tab].change(again, None, list(outputs), concurrency_limit=None, **QUIET)
 
-    def wire(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Look for what is under way when the page is opened, and open its tab."""
+    def wire(self, page: gr.Blocks, tabs: gr.Tabs, current: gr.State) -> None:
+        """Look for what is under way when the page is opened, and open its tab. current: its name, which Gradio says of
+        clicks only."""
 
         def arrived(who: object, request: gr.Request) -> tuple[Any, ...]:
             names = _WHO.fullmatch(who) if isinstance(who, str) else None
             if names is None:
-                return tuple(gr.skip() for _ in (tabs, *TABS))
+                return tuple(gr.skip() for _ in (tabs, current, *TABS))
             visitor = Visitor(browser=names[1], window=names[2])
-            found = self._desk.tasks.arrive(str(request.session_hash), visitor, TABS)
-            running = next((tab for tab, task in found.items() if task.done is None), None)
-            chosen = gr.Tabs(selected=running) if running is not None else gr.skip()
-            return chosen, *(1 if tab in found else gr.skip() for tab in TABS)
+            tasks = self._desk.tasks.arrive(str(request.session_hash), visitor, TABS)
+            running = next((tab for tab, task in tasks.items() if task.done is None), None)
+            shown = (gr.Tabs(selected=running), running.capitalize()) if running is not None else (gr.skip(), gr.skip())
+            return *shown, *(1 if name in tasks else gr.skip() for name in TABS)
 
         def left(request: gr.Request) -> None:
             self._desk.tasks.forget(str(request.session_hash))
 
-        page.load(arrived, self._who, [tabs, *self._marks.values()], js=_NAMES, **QUIET)
+        page.load(arrived, self._who, [tabs, current, *self._marks.values()], js=_NAMES, **QUIET)
         page.unload(left)

@@ -99,6 +99,11 @@ def test_cancel(person: Person, running: Served) -> None:
         before = {path.name for path in running.models.iterdir()}
         page.locator("#convert-run").click()
         expect(page.locator("#convert-status [role=progressbar]")).to_contain_text(re.compile("Converting, [1-9]"))
+        page.reload()  # which ends nothing, and goes on where one was
+        expect(page.get_by_role("tab", name="Convert")).to_have_attribute("aria-selected", "true")
+        expect(page.locator("#convert-status [role=progressbar]")).to_contain_text("Converting")
+        expect(page.locator("#convert-status")).to_contain_text("models/wide-q4_k.gguf")
+        expect(page.locator("#convert-seen .sq-card")).to_be_visible()
         page.locator("#convert-cancel").click()
         expect(page.locator("#convert-status .sq-info")).to_contain_text("Nothing was written")
         assert {path.name for path in running.models.iterdir()} == before

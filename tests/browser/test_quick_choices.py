@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("browser")
 
+# The last letter and Enter, with nothing between them, as a busy browser takes them.
+LAST_LETTER_AND_ENTER = """box => {
+    box.value = "nf4";
+    box.dispatchEvent(new InputEvent("input", { bubbles: true }));
+    box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+}"""
+
 
 def test_typing_in_boxes_with_a_list(person: Person) -> None:
     page, keys = person.page, person.page.keyboard
@@ -32,6 +39,10 @@ def test_typing_in_boxes_with_a_list(person: Person) -> None:
         keys.press("Enter")
         expect(box).to_have_value(re.compile(rf"^{chosen}($|\s)"))
 
+    box.click()
+    box.evaluate(LAST_LETTER_AND_ENTER)
+    page.wait_for_timeout(300)
+    expect(page.get_by_role("listbox")).to_have_count(0)
     box.click()
     keys.type("nf5")  # of which there is none
     keys.press("Tab")

@@ -11,7 +11,7 @@ import pytest
 import sdquant
 from sdquant.models.generate import Stopped
 from sdquant.ui.app_state import waiter
-from sdquant.ui.background_task import Done, Task, TaskList, Visitor, follow, watch
+from sdquant.ui.background_task import Done, Task, TaskList, Visitor, follow, follow_again
 from sdquant.ui.model_manager import Job, Progress
 
 MINE = Visitor(browser="firefox", window="first")
@@ -91,14 +91,14 @@ def test_a_job_goes_on_without_its_page(tasks: TaskList) -> None:
     (task,) = tasks.arrive("reloaded", MINE, TABS).values()
     page = waiter("reloaded", "convert")
     assert tasks.followed(page) is task and tasks.is_busy(page)
-    after = watch(tasks, page, task)
+    after = follow_again(tasks, page, task)
     assert next(after).done == 1
     before.close()
     tasks.forget("before")
     after.close()
     tasks.forget("reloaded")
     assert list(tasks.arrive("later", Visitor(browser="firefox", window="third"), TABS)) == ["convert"]
-    later = watch(tasks, waiter("later", "convert"), task)
+    later = follow_again(tasks, waiter("later", "convert"), task)
     next(later)
     tasks.cancel(waiter("later", "convert"))
     *_, done = later

@@ -11,7 +11,7 @@ import gradio as gr
 
 from ... import compat
 from ...compat import OFFLOADS, hardware
-from ...core import registry
+from ...core import NO_OFFLOAD, registry
 from ...errors import SdquantError
 from ...models import Stopped, detect
 from ...utils.byte_sizes import size
@@ -192,4 +192,5 @@ def _goes_with(detected: Detected) -> str:
         rows.append(
             (name, *(f"{html_components.SIGNS[by_offload[one].verdict]} {by_offload[one].verdict}" for one in OFFLOADS))
         )
-    return html_components.html_table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)
+    head = (f"{'no' if one == NO_OFFLOAD else one} offload" for one in OFFLOADS)
+    return html_components.html_table(("scheme", *head), rows)

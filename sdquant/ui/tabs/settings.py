@@ -56,7 +56,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks, under_way: UnderWay) -> None:
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
         ready = {row.name: _ready(row) for row in (*presets.PRESETS, *mix_presets.MIXES)}
-    said = gr.HTML("", elem_id="preset-said", padding=False)
+    reason = gr.HTML("", elem_id="preset-said", padding=False)
     picker = scheme_picker.add()
     with gr.Row():
         with gr.Column(scale=3):
@@ -106,7 +106,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks, under_way: UnderWay) -> None:
     # What fills the widgets. Presets go by one event, which begins again with what the one before has chosen.
     for name, button in ready.items():
         button.click(None, preset, preset, js=_NAME.replace("NAME", json.dumps(name)), **QUIET)
-    preset.change(partial(_preset, desk), [preset, *where, *every], [said, *every], **QUIET)
+    preset.change(partial(_preset, desk), [preset, *where, *every], [reason, *every], **QUIET)
     for button in ways:
         button.click(None, [button, changes, *every], every, js=_FIX, **QUIET)
     reset.click(restore, every, every, **QUIET)

@@ -85,8 +85,8 @@ def wire_start(desk: Desk, picker: StartPicker, gallery: gr.Gallery, images: gr.
         known = images if isinstance(images, list) else []
         if not 0 <= number < len(known):
             return 0, gr.skip()
-        chosen, caption = known[number]
-        return number, gr.update(value=chosen, label=f"Image: {caption}")
+        picture, caption = known[number]
+        return number, gr.update(value=picture, label=f"Image: {caption}")
 
     gallery.select(select, images, [picker.selected, image], trigger_mode="multiple", **QUIET)
     shown = [picker.editor, picker.message]
