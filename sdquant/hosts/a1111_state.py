@@ -2,7 +2,7 @@
 
 * sd-webui-controlnet (1.1.455) adds the ControlNets that are saved as differences to `unet.state_dict()`. A weight that
   is not there it would leave a difference, without a word.
-* supermerger (0b1c491) saves `shared.sd_model.state_dict()` as a checkpoint. Packed weights in it no program would find.
+* supermerger (0b1c491) saves `shared.sd_model.state_dict()` as a checkpoint, in which no program finds packed weights.
 """
 
 from __future__ import annotations
