@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IncompatibleError
-from . import a1111_lora, display, kept_models, load_hooks, options
+from . import a1111_lora, a1111_state, display, kept_models, load_hooks, options
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -60,6 +60,7 @@ class Adapter:
             raise
         a1111_lora.hook_networks(self._patches)
         a1111_lora.follow_networks(unet)
+        a1111_state.show_floats(unet)
         self.status.loaded(load_hooks.part_of("unet", unet, "after loading"))
         return result
 

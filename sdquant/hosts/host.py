@@ -198,7 +198,8 @@ HOSTS = (
             "The UNet is quantized as soon as its weights are loaded, before the first image",
             "A changed setting takes effect with the next image: the model is loaded anew",
             _LORAS,
-            "Hypernetworks and textual inversion work, and merging, which reads files",
+            "Hypernetworks and textual inversion work, and merging, which reads files; ControlNet, Control-LoRA and "
+            "IP-Adapter too, by the extension sd-webui-controlnet",
         ),
         cannot=(
             "With --lowvram, --medvram or --medvram-sdxl the load is refused: these flags move the UNet in pieces, "

@@ -184,3 +184,36 @@ def test_an_error_that_is_not_ours_leaves_no_float_model(
     with contextlib.suppress(RuntimeError):
         models.model_data.get_sd_model()
     assert models.model_data.sd_model is None and models.model_data.loaded_sd_models == []
+
+
+def test_extensions_read_float_weights_and_save_those_that_the_model_draws_with(
+    host: Start, checkpoint: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As sd-webui-controlnet (1.1.455, 56cec5b2) adds differences, and supermerger (0b1c491) saves the loaded model."""
+    from safetensors.torch import load_file, save_file
+
+    running = host("a1111")
+    running.start()
+    models = running.modules.sd_models
+    model = models.load_model(checkpoint("one", 1.0))
+    names = set(model.state_dict())
+    for scheme in ("nf4", "int8", "nf4"):  # into the UNet that is there
+        running.modules.shared.opts.set("sdquant_quant_model", scheme)
+        models.reload_model_weights()
+    unet, path = _unet(model), "mid_block.attentions.0.proj_in"
+    decoded = _weight(model)
+    of_unet = unet.state_dict()
+    assert set(model.state_dict()) == names and {f"model.diffusion_model.{key}" for key in of_unet} == names
+    caplog.clear()
+    difference = torch.ones_like(decoded)
+    assert torch.equal(difference + unet.state_dict()[f"{path}.weight"].clone().cpu(), 1 + decoded)
+    assert not caplog.records  # that reads single weights
+    save_file({key: one.contiguous() for key, one in model.state_dict().items()}, tmp_path / "saved.safetensors")
+    assert "values of its quantized ones (nf4)" in caplog.text
+    found = load_file(tmp_path / "saved.safetensors")
+    assert torch.equal(found[f"model.diffusion_model.{path}.weight"], decoded)
+    again = checkpoint("again", 1.0)
+    again.state_dict = found
+    running.modules.shared.opts.set("sdquant_quant_model", "as found")
+    models.reload_model_weights(info=again)
+    assert torch.equal(_weight(model), decoded) and set(model.state_dict()) == names

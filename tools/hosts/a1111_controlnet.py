@@ -4,13 +4,15 @@
 
 The environment: A1111's requirements and the extension's. The extension knows models by Stable Diffusion's sizes: it is
 told those of digits-sd, which has fewer blocks. All files have random weights. An IP-Adapter gets what an image encoder
-would give, as the extension's API takes it.
+would give, as the extension's API takes it. Saving is by hako-mikan's supermerger, if its folder is in the variable
+SDQUANT_SUPERMERGER.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -29,7 +31,10 @@ SIZES = {
 }  # fmt: skip
 PLACES = {"input": {1: 32, 3: 64}, "output": {0: 64, 1: 64, 2: 32, 3: 32}, "middle": {0: 64}}  # of attention, by width
 OUTPUTS, THEIRS = 5, 13  # of a ControlNet, here and in Stable Diffusion
-FILES = {"ControlNet": "control", "Control-LoRA": "control_lora", "IP-Adapter": "ip_adapter"}
+FILES = {
+    "ControlNet": "control", "ControlNet saved as differences": "difference", "Control-LoRA": "control_lora",
+    "IP-Adapter": "ip_adapter",
+}  # fmt: skip
 
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
@@ -42,6 +47,7 @@ def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any
         before = host.draw(PROMPT)
         found = host.others()
         same = bool((host.draw(PROMPT) == before).all())
+        print(f"{scheme}: {host.saved()}", flush=True)
         weights = host.decoded()
         host.choose(AS_FOUND, text=False)
         originals = host.put(weights)
@@ -77,6 +83,33 @@ class _Controlled(a1111._A1111):
 
     def scripts(self) -> Any:
         return self.runner
+
+    def load(self) -> None:
+        super().load()
+        if hasattr(self, "script"):
+            self.script.clear_control_model_cache()  # which keeps what it has read of another model of this file
+
+    def saved(self) -> str:
+        """Save the model by supermerger, as a checkpoint: all of its state dict."""
+        import copy
+        import importlib
+
+        from safetensors.torch import load_file
+
+        if "SDQUANT_SUPERMERGER" not in os.environ:
+            return "not saved: supermerger's folder is not in SDQUANT_SUPERMERGER"
+        sys.path.insert(0, os.environ["SDQUANT_SUPERMERGER"])
+        info, weights = self.model.sd_checkpoint_info, self.decoded()[0]
+        self.model.sd_checkpoint_info = merged = copy.copy(info)  # it saves only what it takes for merged
+        merged.filename = str(Path(info.filename).with_name("merged.safetensors"))
+        shutil.copy(Path(info.filename).with_suffix(".yaml"), Path(merged.filename).with_suffix(".yaml"))
+        said = importlib.import_module("scripts.mergers.model_util").savemodel(None, None, "saved", ["safetensors"])
+        self.model.sd_checkpoint_info = info
+        (file,) = (self.data / "models" / "Stable-diffusion").glob("saved*")
+        found = load_file(file)
+        file.unlink()
+        same = all(bool((found[f"model.diffusion_model.{path}.weight"] == one).all()) for path, one in weights.items())
+        return f"{said}: {len(found)} tensors, {len(weights)} of them decoded, equal: {same}"
 
     def arguments(self) -> list[Any]:
         return [0, self.unit or _of_extension("internal_controlnet.args").ControlNetUnit()]
@@ -125,6 +158,12 @@ def _write(folder: Path) -> None:
     # where the extension reads the text's width in Stable Diffusion's file; digits-sd has no such block
     width = {"input_blocks.5.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(64, CONTEXT)}
     save_file(neo_features.controlnet_tensors() | width, folder / f"{FILES['ControlNet']}.safetensors")
+    net = {
+        key: 0 * one if key.startswith(("time", "input_blocks", "middle_block.")) else one
+        for key, one in neo_features.controlnet_tensors().items()
+    }
+    different = net | width | {"difference": torch.zeros(())}
+    save_file(different, folder / f"{FILES['ControlNet saved as differences']}.safetensors")
     save_file(neo_features.control_lora_tensors(), folder / f"{FILES['Control-LoRA']}.safetensors")
     tensors = {"image_proj.proj.weight": neo_features._random(TOKENS * CONTEXT, neo_features.IMAGE_WIDTH)}
     tensors |= {"image_proj.proj.bias": torch.zeros(TOKENS * CONTEXT), "image_proj.norm.bias": torch.zeros(CONTEXT)}

@@ -17,8 +17,9 @@ from . import measure, merging, sd_checkpoint
 from .classic import AS_FOUND, PROMPT
 from .sdnext import _Host
 
+FLOAT8 = "plain"  # a file in float8 without scales
 MODES = ("none", "balanced", "group", "model", "sequential")  # all of 'Model offload mode' (ui_definitions.py)
-_HALF = {"merge_mode": "weighted_sum", "alpha": 0.5, "precision": "fp32", "device": "cpu"}
+_HALF = {"merge_mode": "weighted_sum", "alpha": 0.5, "device": "cpu"}
 
 
 def inside(checkout: Path, work: Path, schemes: list[str]) -> list[dict[str, Any]]:
@@ -48,31 +49,37 @@ def _merged(host: _Host, work: Path) -> dict[str, Any]:
     """Merge two files, and one with a quantized one."""
     import torch
     from modules import extras, sd_models  # type: ignore[import-not-found]
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     folder = work / "data" / "models" / "Stable-diffusion"
     folder.mkdir(exist_ok=True)
     host.set(ckpt_dir=str(folder))
     if not (folder / "packed.safetensors").exists():
         merging.write(folder)
+        codes = {key: one.to(torch.float8_e4m3fn) for key, one in sd_checkpoint.tensors().items()}
+        save_file(codes, folder / f"{FLOAT8}.safetensors")
     sd_models.list_models()
 
-    def merge(other: str) -> str:
+    def merge(other: str, precision: str = "fp32") -> str:
         titles = {Path(info.filename).stem: title for title, info in sd_models.checkpoints_list.items()}
         said = extras.run_modelmerger(
             "", primary_model_name=titles["digits"], secondary_model_name=titles[other], tertiary_model_name=None,
-            custom_name="merged", checkpoint_format="safetensors", overwrite=True, **_HALF,
+            custom_name="merged", checkpoint_format="safetensors", overwrite=True,
+            precision=precision, **_HALF,
         )  # fmt: skip
         return str(said[-1])
 
-    said = merge("other")
-    found = load_file(folder / "merged.safetensors")
-    (folder / "merged.safetensors").unlink()
-    same = all(
-        torch.allclose(found[key].float(), 0.75 * one.float(), rtol=1e-2)
-        for key, one in sd_checkpoint.tensors().items()
-    )
-    return {"merged": same, "said": said, "of a quantized file": merge("packed")}
+    def is_mean(factor: float, tolerance: float) -> bool:
+        found = load_file(folder / "merged.safetensors")
+        (folder / "merged.safetensors").unlink()
+        return all(
+            torch.allclose(found[key].float(), factor * one.float(), rtol=tolerance, atol=1e-3)
+            for key, one in sd_checkpoint.tensors().items()
+        )
+
+    done = {"said": merge("other"), "merged": is_mean(0.75, 1e-2), "of a quantized file": merge("packed")}
+    done |= {"of float8": merge(FLOAT8), "of float8 in fp16": merge(FLOAT8, "fp16")}
+    return done | {"merged float8": is_mean(1.0, 0.07)}
 
 
 def _saved(host: _Host, scheme: str) -> dict[str, Any]:
