@@ -20,6 +20,7 @@ enum { LONG = 1024 }; /* a group for which a table of its own pays */
 typedef struct {
     __m512i byte[4][4];
     __m512i last[2]; /* both bytes of what 128 stands for, where the table is of sizes */
+    __m512i flip;    /* see `mirror_of` */
 } Table;
 
 INLINE void table_of(const void *values, int size, Table *out) {
@@ -51,6 +52,37 @@ INLINE void floats_of(const Table *table, __m512i codes, __m512 *out) {
     const __m512i c = bytes_of(table, 2, codes, upper), d = bytes_of(table, 3, codes, upper);
     const __m512i ab = _mm512_unpacklo_epi8(a, b), cd = _mm512_unpacklo_epi8(c, d);
     const __m512i ab_high = _mm512_unpackhi_epi8(a, b), cd_high = _mm512_unpackhi_epi8(c, d);
+    out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(ab, cd));
+    out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(ab, cd));
+    out[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(ab_high, cd_high));
+    out[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(ab_high, cd_high));
+}
+
+/* Where the upper half of a table of 256 floats is the lower one, but for the sign bit: 0 if in the same order, as of
+   float8, 0x7f if in the opposite one, as of codes that are sorted; -1 where it is not. */
+static int mirror_of(const float *values) {
+    const __m512i sign = _mm512_set1_epi32((int)0x80000000);
+    const __m512i turn = _mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    int same = 1, opposite = 1;
+    for (int i = 0; i < 128; i += 16) {
+        const __m512i upper = _mm512_xor_si512(_mm512_loadu_si512(values + 128 + i), sign);
+        const __m512i lower = _mm512_permutexvar_epi32(turn, _mm512_loadu_si512(values + 112 - i));
+        same &= _mm512_cmpeq_epi32_mask(upper, _mm512_loadu_si512(values + i)) == 0xffff;
+        opposite &= _mm512_cmpeq_epi32_mask(upper, lower) == 0xffff;
+    }
+    return same ? 0 : opposite ? 0x7f : -1;
+}
+
+/* `floats_of` for such a table, of which the upper half is used. */
+INLINE void mirrored_of(const Table *table, __m512i flip, __m512i codes, __m512 *out) {
+    const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    codes = _mm512_permutexvar_epi32(turn, codes);
+    const __m512i at = _mm512_mask_mov_epi8(_mm512_xor_si512(codes, flip), _mm512_movepi8_mask(codes), codes);
+    __m512i byte[4];
+    for (int k = 0; k < 4; k++) byte[k] = _mm512_permutex2var_epi8(table->byte[k][2], at, table->byte[k][3]);
+    byte[3] = _mm512_ternarylogic_epi32(byte[3], codes, _mm512_set1_epi8((char)0x80), 0xd2); /* a ^ (~codes & sign) */
+    const __m512i ab = _mm512_unpacklo_epi8(byte[0], byte[1]), cd = _mm512_unpacklo_epi8(byte[2], byte[3]);
+    const __m512i ab_high = _mm512_unpackhi_epi8(byte[0], byte[1]), cd_high = _mm512_unpackhi_epi8(byte[2], byte[3]);
     out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(ab, cd));
     out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(ab, cd));
     out[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(ab_high, cd_high));
@@ -122,7 +154,7 @@ INLINE void take_values(Sink *sink, int m, Type type, int64_t at, int64_t left, 
 #undef TAKE
 }
 
-typedef enum { SIGNED, UNSIGNED, LOOK_UP, OWN, BY_SIZE } How; /* the last two: by a table of a group's own values */
+typedef enum { SIGNED, UNSIGNED, LOOK_UP, MIRRORED, OWN, BY_SIZE } How; /* the last two: by a table of a group's own values */
 
 /* What 64 codes, of which `left` count, stand for, less a common zero. Four loads that widen are faster than one that is
    taken apart. */
@@ -130,6 +162,10 @@ INLINE void numbers_of(How how, const Table *table, int has_zero, float zero, co
                        __m512 *out) {
     if (how == LOOK_UP) {
         floats_of(table, codes_of(codes, left), out);
+        return;
+    }
+    if (how == MIRRORED) {
+        mirrored_of(table, table->flip, codes_of(codes, left), out);
         return;
     }
 #define NUMBERS(k)                                                                                           \
@@ -234,7 +270,8 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
     const int own_zero = form->zeros >= 0, bits = bits_of_code(form->packing), unpacked = bits < 8;
     const int64_t ahead = unpacked ? 0 : parts->ahead;
     const float zero = own_zero ? 0 : form->zero;
-    if (how == LOOK_UP) table_of(form->table, 4, &table);
+    if (how == LOOK_UP || how == MIRRORED) table_of(form->table, 4, &table);
+    if (how == MIRRORED) table.flip = _mm512_set1_epi8((char)mirror_of(form->table));
     const int tabled = how == OWN || how == BY_SIZE, size = how == BY_SIZE ? 128 : 256;
     for (int i = 0; tabled && i < size; i++) {
         const float number = (float)(form->packing == SIGNED_BYTES ? (int8_t)i : i);
@@ -289,6 +326,7 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
 SINK_FUNCTIONS(SIGNED)
 SINK_FUNCTIONS(UNSIGNED)
 SINK_FUNCTIONS(LOOK_UP)
+SINK_FUNCTIONS(MIRRORED)
 SINK_FUNCTIONS(OWN)
 SINK_FUNCTIONS(BY_SIZE)
 
@@ -305,7 +343,7 @@ static Sunk *function_of(const Form *form, Type type, int m) {
     switch (how_of(form, type)) {
     case SIGNED: return functions_SIGNED[type][m];
     case UNSIGNED: return functions_UNSIGNED[type][m];
-    case LOOK_UP: return functions_LOOK_UP[type][m];
+    case LOOK_UP: return mirror_of(form->table) < 0 ? functions_LOOK_UP[type][m] : functions_MIRRORED[type][m];
     case OWN: return functions_OWN[type][m];
     default: return functions_BY_SIZE[type][m];
     }

@@ -77,10 +77,6 @@ INLINE __m256i digits(__m256i fractions) {
 
 INLINE __m256i times_three(__m256i bytes) { return _mm256_add_epi8(bytes, _mm256_add_epi8(bytes, bytes)); }
 
-INLINE void put_bytes(sink out, int64_t at, __m256i bytes, __m512 low, __m512 high) {
-    put(out, at, _mm512_mul_ps(low_floats(bytes), low), _mm512_mul_ps(high_floats(bytes), high));
-}
-
 DECODE(tq1_0) {
     const __m512 scale = halves_at(b + 52);
     uint8_t last[96]; /* the five digits of 16 bytes, then the four of 4 bytes */
@@ -109,133 +105,12 @@ DECODE(tq2_0) {
         look_up(out, 32 * sub, made, shifted_bytes(bytes32(b + 32 * (sub / 4)), sub % 4 * 2, 3));
 }
 
-/* Four rows of a grid with 8 weights each, or eight rows with 4. */
-INLINE __m256i rows_of_8(const int8_t *grid, int a, int b, int c, int d) {
-    int64_t rows[4];
-    memcpy(rows, grid + 8 * a, 8);
-    memcpy(rows + 1, grid + 8 * b, 8);
-    memcpy(rows + 2, grid + 8 * c, 8);
-    memcpy(rows + 3, grid + 8 * d, 8);
-    return _mm256_set_epi64x(rows[3], rows[2], rows[1], rows[0]);
-}
-
-INLINE __m256i rows_of_4(const int8_t *grid, __m256i index) { return _mm256_i32gather_epi32((const int *)grid, index, 4); }
-
-INLINE __m256i negated(__m256i bytes, uint32_t where) {
-    return _mm256_mask_sub_epi8(bytes, where, _mm256_setzero_si256(), bytes);
-}
-
-/* Bit i of a byte as bit 8 of number i. */
-INLINE __m256i ninth_bits(uint8_t bits) { return _mm256_maskz_set1_epi32(bits, 256); }
-
-INLINE __m256i eight_bytes(const uint8_t *at) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
-
-DECODE(iq3_s) {
-    const float scale = half_at(b);
-    for (int sub = 0; sub < 8; sub++) {
-        const __m512 own = _mm512_set1_ps(scale * (float)(1 + 2 * (b[106 + sub / 2] >> (sub % 2 * 4) & 15)));
-        const __m256i index = _mm256_or_si256(eight_bytes(b + 2 + 8 * sub), ninth_bits(b[66 + sub]));
-        put_bytes(out, 32 * sub, negated(rows_of_4(grid, index), u32(b + 74 + 4 * sub)), own, own);
-    }
-}
-
-DECODE(iq3_xxs) {
-    const float scale = half_at(b);
-    for (int sub = 0; sub < 8; sub++) {
-        const uint32_t high = u32(b + 66 + 4 * sub);
-        const __m512 own = _mm512_set1_ps(scale * (0.5f + (float)(high >> 28)) * 0.5f);
-        const __m256i values = rows_of_4(grid, eight_bytes(b + 2 + 8 * sub));
-        put_bytes(out, 32 * sub, negated(values, even_signs(high)), own, own);
-    }
-}
-
-/* IQ2's scales of 16 weights, from a byte: half precision times (code + 1/2) / 4. */
-INLINE void put_pair(sink out, int64_t at, __m256i values, float scale, uint8_t codes) {
-    put_bytes(out, at, values, _mm512_set1_ps(scale * (0.5f + (float)(codes & 15)) * 0.25f),
-              _mm512_set1_ps(scale * (0.5f + (float)(codes >> 4)) * 0.25f));
-}
-
-DECODE(iq2_s) {
-    const float scale = half_at(b);
-    for (int sub = 0; sub < 8; sub++) {
-        const uint8_t *low = b + 2 + 4 * sub;
-        const int high = b[66 + sub] << 8;
-        const __m256i values = rows_of_8(grid, low[0] | (high & 0x300), low[1] | (high >> 2 & 0x300),
-                                         low[2] | (high >> 4 & 0x300), low[3] | (high >> 6 & 0x300));
-        put_pair(out, 32 * sub, negated(values, u32(b + 34 + 4 * sub)), scale, b[74 + sub]);
-    }
-}
-
-DECODE(iq2_xs) {
-    const float scale = half_at(b);
-    for (int sub = 0; sub < 8; sub++) {
-        uint16_t code[4];
-        memcpy(code, b + 2 + 8 * sub, 8);
-        const __m256i values = rows_of_8(grid, code[0] & 511, code[1] & 511, code[2] & 511, code[3] & 511);
-        const uint32_t sevens = (uint32_t)(code[0] >> 9) | (uint32_t)(code[1] >> 9) << 7 |
-                                (uint32_t)(code[2] >> 9) << 14 | (uint32_t)(code[3] >> 9) << 21;
-        put_pair(out, 32 * sub, negated(values, even_signs(sevens)), scale, b[66 + sub]);
-    }
-}
-
-DECODE(iq2_xxs) {
-    const float scale = half_at(b);
-    for (int sub = 0; sub < 8; sub++) {
-        const uint8_t *low = b + 2 + 8 * sub;
-        const uint32_t high = u32(low + 4);
-        const __m512 own = _mm512_set1_ps(scale * (0.5f + (float)(high >> 28)) * 0.25f);
-        const __m256i values = rows_of_8(grid, low[0], low[1], low[2], low[3]);
-        put_bytes(out, 32 * sub, negated(values, even_signs(high)), own, own);
-    }
-}
-
-/* IQ1: eight times a weight is the grid's number times 8, and 1 more or less; the scale is divided by 8 instead. All
-   of it is exact. */
-INLINE __m256i eighths(__m256i values, uint32_t negative) {
-    const __m256i shifts = _mm256_mask_sub_epi8(_mm256_set1_epi8(1), negative, _mm256_setzero_si256(), _mm256_set1_epi8(1));
-    const __m256i twice = _mm256_add_epi8(values, values), fourfold = _mm256_add_epi8(twice, twice);
-    return _mm256_add_epi8(_mm256_add_epi8(fourfold, fourfold), shifts);
-}
-
-DECODE(iq1_s) {
-    const float scale = half_at(b) * 0.125f;
-    for (int sub = 0; sub < 8; sub++) {
-        const uint8_t *low = b + 2 + 4 * sub;
-        const int high = u16(b + 34 + 2 * sub);
-        const __m512 own = _mm512_set1_ps(scale * (float)(2 * (high >> 12 & 7) + 1));
-        const __m256i values = rows_of_8(grid, low[0] | (high << 8 & 0x700), low[1] | (high << 5 & 0x700),
-                                         low[2] | (high << 2 & 0x700), low[3] | (high >> 1 & 0x700));
-        put_bytes(out, 32 * sub, eighths(values, high >> 15 ? 0xffffffffu : 0), own, own);
-    }
-}
-
-DECODE(iq1_m) {
-    const float scale = iq1_m_scale(b + 48) * 0.125f;
-    for (int sub = 0; sub < 8; sub++) {
-        const uint8_t *low = b + 4 * sub;
-        const int high = u16(b + 32 + 2 * sub), six = u16(b + 48 + sub / 2 * 2) >> (sub % 2 * 6);
-        const __m256i values = rows_of_8(grid, low[0] | (high << 8 & 0x700), low[1] | (high << 4 & 0x700),
-                                         low[2] | (high & 0x700), low[3] | (high >> 4 & 0x700));
-        const uint32_t negative = (high & 8 ? 0xffu : 0) | (high & 0x80 ? 0xff00u : 0) |
-                                  (high & 0x800 ? 0xff0000u : 0) | (high & 0x8000 ? 0xff000000u : 0);
-        put_bytes(out, 32 * sub, eighths(values, negative), _mm512_set1_ps(scale * (float)(2 * (six & 7) + 1)),
-                  _mm512_set1_ps(scale * (float)(2 * (six >> 3 & 7) + 1)));
-    }
-}
-
 DEFINE(iq4_nl, 32, 18)
 DEFINE(iq4_xs, 256, 136)
 DEFINE(mxfp4, 32, 17)
 DEFINE(nvfp4, 64, 36)
 DEFINE(tq1_0, 256, 54)
 DEFINE(tq2_0, 256, 66)
-DEFINE(iq3_s, 256, 110)
-DEFINE(iq3_xxs, 256, 98)
-DEFINE(iq2_s, 256, 82)
-DEFINE(iq2_xs, 256, 74)
-DEFINE(iq2_xxs, 256, 66)
-DEFINE(iq1_s, 256, 50)
-DEFINE(iq1_m, 256, 56)
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -33,8 +33,8 @@ _FEW = {
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
 _PATCHES = {"avx512bf16": {torch.bfloat16: 96}}  # of images, whose patches are copied first
-# Activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and with AMX so many
-# rows, beyond which decoding is a small part of either way.
+# Activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and with AMX so
+# many rows, beyond which decoding is a small part of either way.
 _LAID_OUT, _TALL = 1 << 22, 1024
 # torch's product in float32 takes twice as long as this one at any number of rows on an AMD CPU; 512 is where there
 # would be little to lose if a library were at the CPU's limit.
