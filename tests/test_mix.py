@@ -59,11 +59,25 @@ def test_knapsack() -> None:
         best = min(sum(one.noise for one in row) for row in rows if sum(one.bytes for one in row) <= limit)
         mine = [items[i][k] for i, k in enumerate(chosen)]
         assert sum(one.bytes for one in mine) <= limit
-        assert sum(one.noise for one in mine) <= 1.6 * best
+        assert sum(one.noise for one in mine) <= 1.35 * best
         again = knapsack.within_noise(items, 1.6 * best)
         assert sum(items[i][k].noise for i, k in enumerate(again)) <= 1.6 * best
         assert sum(items[i][k].bytes for i, k in enumerate(again)) <= limit + 60
         assert knapsack.within_bytes(items, least) is not None
+
+
+def test_little_is_left_of_few_large_items() -> None:
+    """As of convolutions in float32, whose floats are nearly four times the next best: one pays for another."""
+    items = [[Cost(n // 4, n * 1e-3), Cost(n, 0)] for n in (900, 560, 300, 250, 200, 100)]
+    whole = sum(row[1].bytes for row in items)
+    for share in (0.5, 0.7, 0.9, 0.95):
+        chosen = knapsack.within_bytes(items, int(share * whole))
+        mine = [row[k] for row, k in zip(items, chosen, strict=True)]
+        rows = [[row[k] for row, k in zip(items, each, strict=True)] for each in itertools.product(range(2), repeat=6)]
+        fit = [row for row in rows if sum(one.bytes for one in row) <= share * whole]
+        best = min(sum(one.noise for one in row) for row in fit)
+        assert sum(one.bytes for one in mine) <= share * whole
+        assert sum(one.noise for one in mine) <= 1.1 * best
 
 
 @pytest.mark.parametrize("size", [3_300_000, "4MB", 6_500_000])

@@ -8,6 +8,7 @@ it is none, by the same moments, the encoder's own codes are kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -101,11 +102,16 @@ class _Target:
 def _rotated_moments(moments: Tensor, size: int, columns: int) -> Tensor:
     """Return the moments of inputs that are rotated in groups of `size`.
 
-    Blocks of moments that end within a group are joined: what lies between them is unknown, and zero here.
+    Blocks of moments that end within a group are joined, as many as end where a group does: what lies between them is
+    unknown, and zero here.
     """
-    if moments.shape[1] % size:
-        joined: Tensor = torch.block_diag(*moments)  # type: ignore[no-untyped-call]
-        moments = joined[:columns, :columns].unsqueeze(0)
+    width = moments.shape[1]
+    if width % size and len(moments) > 1:
+        whole = math.lcm(width, size)
+        some = [torch.block_diag(*each) for each in moments.split(whole // width)]  # type: ignore[no-untyped-call]
+        moments = torch.stack([torch.nn.functional.pad(one, (0, whole - len(one)) * 2) for one in some])
+    elif width % size:
+        moments = moments[:, :columns, :columns]
     turned = hadamard.rotate_by_matrix(moments, size)
     return hadamard.rotate_by_matrix(turned.transpose(1, 2).contiguous(), size)
 

@@ -1,7 +1,8 @@
 """Choose one option for each of many items, of least noise within a size or of least size within a noise.
 
 Greedy on the lower convex hull of each item's options, which is the optimum of the Lagrangian, then filled up with
-whatever still fits. Deterministic: ties go to the item that comes first.
+whatever still fits. If much is left all the same, of few or very different items, one item pays for another that is too
+large. Deterministic: ties go to the item that comes first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Cost:
 
 
 Options = Sequence[Cost]
+_Payer = tuple[float, int, int, int]  # the noise that it adds, the item, its option, and minus the bytes that it frees
+_MUCH = 200  # what is left is much if it is more than this part of the limit
 
 
 def fewest_bytes(items: Sequence[Options]) -> int:
@@ -37,7 +40,11 @@ def within_bytes(items: Sequence[Options], limit: int) -> list[int]:
         more = items[i][one].bytes - items[i][picks[i]].bytes
         if more <= left:
             picks[i], left = one, left - more
-    _fill(items, picks, left)
+    left = _fill(items, picks, left)
+    for _ in items:
+        if left * _MUCH <= limit or (paid := _trade(items, picks, left)) is None:
+            break
+        left = _fill(items, picks, paid)
     return picks
 
 
@@ -102,8 +109,8 @@ def _steps(items: Sequence[Options], hulls: Sequence[Sequence[int]]) -> list[tup
     return [(i, other) for _, i, _, other in sorted(steps)]
 
 
-def _fill(items: Sequence[Options], picks: list[int], left: int) -> None:
-    """Take better options, on a hull or not, while they fit: those first that save most."""
+def _fill(items: Sequence[Options], picks: list[int], left: int) -> int:
+    """Take better options, on a hull or not, while they fit: those first that save most. Return what is left then."""
     queue = [(-_gain(items[i], picks[i], k), i, k) for i, options in enumerate(items) for k in range(len(options))]
     queue = [row for row in queue if row[0] < 0]
     heapq.heapify(queue)
@@ -117,6 +124,42 @@ def _fill(items: Sequence[Options], picks: list[int], left: int) -> None:
             heapq.heappush(queue, (-now, i, k))
             continue
         picks[i], left = k, left - more
+    return left
+
+
+def _trade(items: Sequence[Options], picks: list[int], left: int) -> int | None:
+    """Take the better option of one item and a smaller one of another that save most noise together, and return what is
+    left then; None if no two save any."""
+    changes = [
+        (option.bytes - items[i][picks[i]].bytes, _gain(options, picks[i], k), i, k)
+        for i, options in enumerate(items)
+        for k, option in enumerate(options)
+    ]
+    payers = sorted((row for row in changes if row[0] < 0), key=lambda row: row[0])
+    best, found = 0.0, None
+    cheapest: list[_Payer] = []  # of those that free enough, the best of two items
+    at = 0
+    for more, gain, i, k in sorted((row for row in changes if row[0] > left and row[1] > 0), key=lambda row: -row[0]):
+        while at < len(payers) and -payers[at][0] >= more - left:
+            freed, loss, j, smaller = payers[at]
+            cheapest = _with(cheapest, (-loss, j, smaller, freed))
+            at += 1
+        other = next((row for row in cheapest if row[1] != i), None)
+        if other is not None and gain - other[0] > best:
+            best, found = gain - other[0], (i, k, other[1], other[2], left - more - other[3])
+    if found is None:
+        return None
+    i, k, j, smaller, rest = found
+    picks[i], picks[j] = k, smaller
+    return rest
+
+
+def _with(
+    rows: list[tuple[float, int, int, int]], row: tuple[float, int, int, int]
+) -> list[tuple[float, int, int, int]]:
+    """Return the best rows of two different items, the better first."""
+    one = min([row, *(known for known in rows if known[1] == row[1])])
+    return sorted([one, *(known for known in rows if known[1] != row[1])])[:2]
 
 
 def _gain(options: Options, now: int, other: int) -> float:

@@ -27,7 +27,7 @@ from ..rules import layer_statistics
 if TYPE_CHECKING:
     from ..utils.distributed import Processes
 
-BLOCKS = (1024, 512, 256, 128, 1)  # inputs of a block, if not all
+BLOCKS = (1024, 512, 256, 128, 64, 32, 1)  # inputs of a block, if not all
 MAX_ROWS = 1024  # of x that a call adds at most, evenly spaced
 _LEAST = 0.01  # of a mean row's weight is what a row has at least
 _PRECISION = 40  # bits below the largest mean square of a short run

@@ -123,6 +123,22 @@ def test_blocks_of_moments_are_rounded_each_for_itself(weight: Tensor, inputs: T
     assert (each != whole.parts["codes"]).float().mean() < 0.01  # the order of columns is another, and sums are
 
 
+@pytest.mark.parametrize(("block", "joined"), [(32, 128), (96, 384), (128, 128)])
+def test_blocks_that_end_within_a_rotated_group_are_joined_as_far_as_it_goes(
+    block: int, joined: int, inputs: Tensor
+) -> None:
+    """Not all of them: a layer of 12288 inputs would take minutes, and gigabytes."""
+    moments = inputs.T @ inputs / len(inputs)
+    count = -(-COLUMNS // block)
+    padded = torch.nn.functional.pad(moments, (0, count * block - COLUMNS) * 2)
+    blocks = torch.stack([padded[at : at + block, at : at + block] for at in range(0, count * block, block)])
+    turned = _gptq._rotated_moments(blocks, 128, COLUMNS)
+    assert turned.shape == (-(-count * block // joined), joined, joined)
+    matrix = hadamard.rotate_by_matrix(torch.eye(COLUMNS), 128)
+    whole = torch.block_diag(*blocks)[:COLUMNS, :COLUMNS]
+    assert torch.allclose(torch.block_diag(*turned)[:COLUMNS, :COLUMNS], matrix.T @ whole @ matrix, atol=1e-4)
+
+
 @pytest.mark.parametrize("scheme", ["int4", "sdnq-uint4", "q4_0"])
 def test_convolutions(scheme: str, inputs: Tensor) -> None:
     weight = torch.randn(32, 64, 2, 4, generator=torch.Generator().manual_seed(2)).bfloat16()

@@ -211,6 +211,8 @@ def test_bounded(found: dict[str, torch.Tensor]) -> None:
     with pytest.raises(SettingsError, match="mean squares of all inputs alone take"):
         calibrate(_float(), _task(limit=100))
     assert input_moments.block_size([4096, 64], 4 * (4 * 1024**2 + 64**2)) == 1024
+    flux = [3072] * 418 + [12288] * 38 + [15360] * 38  # of 12 billion weights: more than the mean squares alone
+    assert input_moments.block_size(flux, 10**9) == 64
 
 
 @pytest.mark.parametrize("groups", [1, 4])
