@@ -1,4 +1,4 @@
-"""What Nunchaku's kernels need, known before anything is downloaded: facts, a row each. Imports no torch.
+"""Needs of Nunchaku's kernels, known before anything is downloaded: facts, a row each. Imports no torch.
 
 They are those of diffusers' layers for its `nunchaku_lite` (quantizers/nunchaku): the package `kernels` fetches them
 from the hub when that module of diffusers is imported, if the user lets it run code of unknown publishers.
@@ -91,9 +91,9 @@ def _is_older(version: str, minimum: str) -> bool:
 
 def trusts_remote_kernels() -> bool:
     """Return whether diffusers runs kernels of unknown publishers: it looks at the environment when it is imported."""
-    said = getattr(sys.modules.get("diffusers.utils.constants"), TRUST, None)
-    if said is not None:
-        return bool(said)
+    setting = getattr(sys.modules.get("diffusers.utils.constants"), TRUST, None)
+    if setting is not None:
+        return bool(setting)
     return _is_set(TRUST) and not _is_set("DIFFUSERS_DISABLE_REMOTE_CODE")
 
 

@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from ..core import Activations, PackedLayout
 
 _KINDS: dict[type[nn.Module], str] = {
-    nn.Linear: "linear",
-    nn.Conv1d: "conv",
-    nn.Conv2d: "conv",
-    nn.Conv3d: "conv",
-    nn.Embedding: "embedding",
-}
+    nn.Linear: "linear", nn.Conv1d: "conv", nn.Conv2d: "conv", nn.Conv3d: "conv", nn.Embedding: "embedding"
+}  # fmt: skip
 
 
 def kind_of(module: nn.Module) -> str | None:

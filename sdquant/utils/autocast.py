@@ -1,4 +1,4 @@
-"""Whether `torch.autocast` is on, asked for devices of every type."""
+"""`torch.autocast`, asked for devices of every type."""
 
 from __future__ import annotations
 
