@@ -30,7 +30,8 @@ TOO_LARGE = "MB, which is the most that this page takes here."
 
 # What it mends: a list of choices opens again when Tab leaves it, and stays open; one that scrolls is a tab stop of its
 # own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; images have
-# no name, and their download is a button within a link, two tab stops; icons are read out as images without a name.
+# no name, and their download is a button within a link, two tab stops; icons are read out as images without a name;
+# the slider between two images is for a mouse alone.
 SCRIPT = """
 () => {
     const mend = () => {
@@ -43,6 +44,12 @@ SCRIPT = """
         for (const button of document.querySelectorAll(".token > .token-remove")) {
             const name = "Remove " + button.parentElement.innerText.trim();
             if (button.getAttribute("aria-label") !== name) button.setAttribute("aria-label", name);
+        }
+        for (const handle of document.querySelectorAll("#compare-slider .outer:not([tabindex])")) {
+            handle.tabIndex = 0;
+            handle.role = "slider";
+            handle.ariaLabel = "Where one image ends and the other begins";
+            [handle.ariaValueMin, handle.ariaValueMax, handle.ariaValueNow] = ["0", "100", "50"];
         }
         for (const link of document.querySelectorAll("a.download-link:not([tabindex])")) {
             link.tabIndex = -1;
@@ -60,6 +67,22 @@ SCRIPT = """
         if (event.key === "Tab" && event.target.getAttribute("role") === "combobox") event.stopPropagation();
     }, true);
     DROPDOWNS
+    // The arrow keys move the slider between two images, as the mouse drags it.
+    window.addEventListener("keydown", event => {
+        const handle = event.target.closest?.("#compare-slider .outer");
+        const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        if (!handle || !way) return;
+        event.preventDefault();
+        const box = handle.getBoundingClientRect(), whole = handle.parentElement.getBoundingClientRect();
+        const from = box.x + box.width / 2, to = from + way * whole.width / 20, clientY = box.y + box.height / 2;
+        const drag = (target, type, clientX) => target.dispatchEvent(
+            new MouseEvent(type, { bubbles: true, cancelable: true, view: window, button: 0, clientX, clientY }));
+        drag(handle, "mousedown", from);
+        drag(window, "mousemove", to);
+        drag(window, "mouseup", to);
+        const share = Math.round(100 * (to - whole.x) / whole.width);
+        handle.ariaValueNow = `${Math.min(100, Math.max(0, share))}`;
+    });
     // The table of schemes is replaced with every answer: what was used in it keeps the focus.
     let used = null, sent = 0;
     const send = (event) => {

@@ -191,6 +191,11 @@ def test_compare(person: Person, tmp_path: Path) -> None:
     expect(page.locator("#compare-sheet img")).to_be_visible()
     expect(page.locator("#compare-rows svg.sq-curve circle")).to_have_count(0)  # of one scheme there is no curve
     expect(page.locator("#compare-slider img")).to_have_count(2)
+    handle = page.locator("#compare-slider [role=slider]")
+    before_keys = handle.get_attribute("style") or ""
+    handle.press("ArrowRight")
+    expect(handle).not_to_have_attribute("style", before_keys)
+    expect(handle).to_have_attribute("aria-valuenow", "55")
     expect(predict).to_be_enabled()
     expect(predict).to_have_text("Predict the curve")
     person.pick("compare-right", "as found")
