@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core import Unfit, dtype_named, gguf_types, read_weight, registry
-from ..errors import BadFileError
+from ..errors import BadFileError, UnsupportedFileError
 from ..formats import closing_files, safetensors
 from .weight_loader import read_packed
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..core import PrequantizedWeight, TensorInfo
     from ..formats import Checkpoint
 
+_SETTING = 64  # bytes of a few numbers, such as HQQ's bits and shapes, which are read
 _LINE = 1024  # bytes of a line of JSON, which is read
 _TABLES = (16, 256)  # values of a code table, which is, too
 _SCALES = 1 << 20  # bytes of what has the values of a sound one: readers look at scales, and at no code
@@ -61,7 +62,7 @@ def _is_refused(src: Checkpoint, name: str, shape: tuple[int, ...], get: Callabl
             registry.of_scheme(match.scheme).read(match, shape, get)
         else:
             read_weight(match, spec, shape, get)
-    except BadFileError:
+    except (BadFileError, UnsupportedFileError):
         return True
     except (Unfit, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
         return False
@@ -69,7 +70,7 @@ def _is_refused(src: Checkpoint, name: str, shape: tuple[int, ...], get: Callabl
 
 
 def _lines(src: Checkpoint, weights: Iterable[PrequantizedWeight]) -> dict[str, Tensor]:
-    """Return the parts of weights that are lines of JSON or code tables, by key."""
+    """Return the parts of weights that are settings, lines of JSON or code tables, by key."""
     homes: dict[Path, dict[str, str]] = {}
     for match in weights:
         for key in (*match.keys.values(), *match.extra):
@@ -87,8 +88,10 @@ def _lines(src: Checkpoint, weights: Iterable[PrequantizedWeight]) -> dict[str, 
 
 
 def _is_line(info: TensorInfo) -> bool:
-    if info.dtype in gguf_types.TYPES or len(info.shape) != 1 or info.nbytes > _LINE:
+    if info.dtype in gguf_types.TYPES or info.nbytes > _LINE or len(info.shape) > 1:
         return False
+    if info.nbytes <= _SETTING:
+        return True
     return info.dtype == "uint8" or info.shape[0] in _TABLES
 
 
