@@ -42,9 +42,9 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     wide = next((name for name in names if _scale_of_32(name, tensors)), None)
     if wide is not None:
         raise unread(wide, "it is in 4-bit floats with a scale for 32 of them (W4A8_NVFP4_FP8), and NVFP4 has 16")
-    tiled, told = _order(config, names, tensors)
+    tiled, reason = _order(config, names, tensors)
     order = "in tiles" if tiled else "in the order of the weight"
-    evidence = f"NVFP4 of ModelOpt or Black Forest Labs, scales of 16 {order}, {told}"
+    evidence = f"NVFP4 of ModelOpt or Black Forest Labs, scales of 16 {order}, {reason}"
     details = {TILED: True, LOW_FIRST: True} if tiled else {}
     return [_weight(name, tensors, evidence, details) for name in names]
 

@@ -93,7 +93,7 @@ def config_of(given: Given) -> dict[str, Any]:
         raise _strange(given, "it is neither a mapping nor the path of a JSON file")
     if isinstance(given, str) and given.lstrip().startswith("{"):
         try:
-            given = strict_json.parse(given)
+            return config_of(strict_json.parse(given))
         except ValueError as error:
             raise _strange(given, f"it is not JSON: {error}") from error
     if not isinstance(given, Mapping) and (place := Path(given).expanduser()).is_dir():

@@ -166,7 +166,7 @@ def cache_of(request: Request) -> Cache | None:
     if word in ("", "off", "0", "false", "no"):
         return None
     folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(setting))
-    return Cache(folder=folder, limit=request.cache_bytes, config=request.said)
+    return Cache(folder=folder, limit=request.cache_bytes, config=request.config_table)
 
 
 def default_folder() -> Path:

@@ -107,7 +107,7 @@ def fitted(src: Checkpoint) -> Checkpoint:
     renamed = named(src, model)
     refuse_misfits(renamed, model)
     refuse_missing(renamed, model)
-    refuse_unreadable(renamed, model)
+    refuse_unreadable(renamed, model.model, model.ties)
     return replace(renamed, layers=layers_of(model.model, ties_in(model.ties, renamed.schemes, model.known)))
 
 

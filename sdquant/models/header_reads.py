@@ -6,42 +6,42 @@ of values decides nothing here, but for the few that are as small as a line of J
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..core import Unfit, dtype_named, gguf_types, read_weight, registry
-from ..errors import BadFileError
+from ..errors import BadFileError, UnsupportedFileError
 from ..formats import closing_files, safetensors
 from .weight_loader import read_packed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ..core import PrequantizedWeight, TensorInfo
     from ..formats import Checkpoint
-    from .fitting import Shell
 
+_SETTING = 64  # bytes of a few numbers, such as HQQ's bits and shapes, which are read
 _LINE = 1024  # bytes of a line of JSON, which is read
 _TABLES = (16, 256)  # values of a code table, which is, too
 _SCALES = 1 << 20  # bytes of what has the values of a sound one: readers look at scales, and at no code
 _FINITE = 0x38  # a number in each format of one byte
 
 
-def refuse_unreadable(src: Checkpoint, model: Shell) -> None:
+def refuse_unreadable(src: Checkpoint, model: nn.Module, ties: Container[str]) -> None:
     """Raise BadFileError for the first quantized weight that cannot be read into its model, by dtypes and shapes.
 
     Args:
-        src: under the model's names.
+        src: under the model's names. ties: the names of the model's parameters.
     """
-    weights = {name: match for name, match in src.prequantized.items() if match.cut is None and name in model.ties}
+    weights = {name: match for name, match in src.prequantized.items() if match.cut is None and name in ties}
     lines = _lines(src, weights.values())
     for name, match in weights.items():
-        shape = tuple(model.model.get_parameter(name).shape)
+        shape = tuple(model.get_parameter(name).shape)
         if not _is_refused(src, name, shape, lambda key: lines[key] if key in lines else _stand_in(src.tensors[key])):
             continue
         try:  # the error that loading raises, if it does
@@ -62,7 +62,7 @@ def _is_refused(src: Checkpoint, name: str, shape: tuple[int, ...], get: Callabl
             registry.of_scheme(match.scheme).read(match, shape, get)
         else:
             read_weight(match, spec, shape, get)
-    except BadFileError:
+    except (BadFileError, UnsupportedFileError):
         return True
     except (Unfit, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
         return False
@@ -70,26 +70,28 @@ def _is_refused(src: Checkpoint, name: str, shape: tuple[int, ...], get: Callabl
 
 
 def _lines(src: Checkpoint, weights: Iterable[PrequantizedWeight]) -> dict[str, Tensor]:
-    """Return the parts of weights that are lines of JSON or code tables, by key."""
+    """Return the parts of weights that are settings, lines of JSON or code tables, by key."""
     homes: dict[Path, dict[str, str]] = {}
     for match in weights:
         for key in (*match.keys.values(), *match.extra):
             if key not in src.recipes and _is_line(src.tensors[key]):
                 homes.setdefault(src.home[key], {})[src.keys.get(key, key)] = key
-    made = {}
+    tensors = {}
     for path, keys in homes.items():
         header = src.headers.get(path)
         if isinstance(header, safetensors.SafetensorsHeader):
             for there, raw in safetensors.peek(header, keys).items():
                 info = src.tensors[keys[there]]
                 bits = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-                made[keys[there]] = bits.view(dtype_named(info.dtype)).reshape(info.shape)
-    return made
+                tensors[keys[there]] = bits.view(dtype_named(info.dtype)).reshape(info.shape)
+    return tensors
 
 
 def _is_line(info: TensorInfo) -> bool:
-    if info.dtype in gguf_types.TYPES or len(info.shape) != 1 or info.nbytes > _LINE:
+    if info.dtype in gguf_types.TYPES or info.nbytes > _LINE or len(info.shape) > 1:
         return False
+    if info.nbytes <= _SETTING:
+        return True
     return info.dtype == "uint8" or info.shape[0] in _TABLES
 
 

@@ -121,16 +121,16 @@ def _absent_mark(file: LoneFile, row: model_families.Family, name: str) -> Fault
     if match is not None:
         leaves: dict[str, set[str]] = defaultdict(set)  # by block
         for other in file.names:
-            found = _BLOCK.match(other)
-            if found is not None and found[1] == match[1]:
-                leaves[found[2]].add(found[3])
+            peer = _BLOCK.match(other)
+            if peer is not None and peer[1] == match[1]:
+                leaves[peer[2]].add(peer[3])
         others = [names for number, names in leaves.items() if number != match[2]]
         if match[2] in leaves and len(others) >= _FEWEST - 1 and all(match[3] in names for names in others):
             return Fault(name, "the file lacks it, and has it of every other block")
     if len(row.names) > 1 and row.component in ("transformer", "unet"):
         family = model_families.sd_version(file.shapes) if row.family == "sd" else row.family
-        seen = _compared(replace(file, family=family), row)
-        if seen.absent == [name] and not seen.wrong:
+        comparison = _compared(replace(file, family=family), row)
+        if comparison.absent == [name] and not comparison.wrong:
             return Fault(name, "the file lacks it, and has the rest of the model")
     return None
 
@@ -172,20 +172,20 @@ def _compared(file: LoneFile, row: model_families.Family) -> _Compared:
 
 
 def _unlike_config(file: LoneFile, row: model_families.Family, *, complete: bool) -> Fault | None:
-    seen = _compared(file, row)
-    if not seen.expected or not is_few(len(seen.wrong) + len(seen.absent), len(seen.expected)):
+    comparison = _compared(file, row)
+    if not comparison.expected or not is_few(len(comparison.wrong) + len(comparison.absent), len(comparison.expected)):
         return None
-    for name in seen.wrong:
+    for name in comparison.wrong:
         return Fault(
             name,
             f"it has shape {list(file.shapes[name])}, but the sizes of the model's other tensors call for "
-            f"{list(seen.expected[name.removeprefix(seen.prefix)])}",
+            f"{list(comparison.expected[name.removeprefix(comparison.prefix)])}",
         )
     for name in file.integers:
-        if name.removeprefix(seen.prefix) in seen.expected:
+        if name.removeprefix(comparison.prefix) in comparison.expected:
             return Fault(name, "it holds integers, and the model has floats there")
-    if seen.absent and complete:
-        return Fault(seen.absent[0], "the file lacks it, and has the rest of the model")
+    if comparison.absent and complete:
+        return Fault(comparison.absent[0], "the file lacks it, and has the rest of the model")
     return None
 
 

@@ -126,7 +126,7 @@ def errors_of(
             return mix_errors.measure_errors(list(pool.bytes), read, schemes, pool.statistics, report)
 
     stats = None if pool.statistics is None else mix_errors.file_identity(str(request.quant_stats))
-    key = {"files": [*mix_errors.identity(src), *request.said.items()], "dtype": resolved.dtype,
+    key = {"files": [*mix_errors.identity(src), *request.config_table.items()], "dtype": resolved.dtype,
            "statistics": stats, "name": name, "schemes": schemes,
            "versions": dict(compat.hardware.versions())}  # fmt: skip
     measured: mix_errors.Errors | None

@@ -187,7 +187,7 @@ class Request:
         for name in ("components", "skip"):
             _names(name, getattr(self, name))
         require_parts(self.parts)
-        _ = self.said
+        _ = self.config_table
         for name in (row.name for row in fields(self) if isinstance(row.default, bool)):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(
@@ -268,7 +268,7 @@ class Request:
         return specs | {name: with_rules(spec, self.rules, self.quant_stats) for name, spec in ruled.items()}
 
     @cached_property
-    def said(self) -> Mapping[str, Any]:
+    def config_table(self) -> Mapping[str, Any]:
         """The config; {} if there is none. Raises SettingsError if it is not one."""
         from ..formats import component_configs
 

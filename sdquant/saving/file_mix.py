@@ -140,7 +140,7 @@ def _errors(
             return mix_errors.measure_errors(list(schemes), read, schemes, statistics, counted)
 
         identity = None if statistics is None else mix_errors.file_identity(str(request.quant_stats))
-        key = {"files": [*mix_errors.identity(src), *request.said.items()], "statistics": identity,
+        key = {"files": [*mix_errors.identity(src), *request.config_table.items()], "statistics": identity,
                "schemes": schemes, "file": file.kind, "component": component,
                "versions": dict(compat.hardware.versions())}  # fmt: skip
         return mix_errors.remembered(key, list(schemes), request.progress, run)
