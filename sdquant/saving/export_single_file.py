@@ -303,9 +303,7 @@ def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     require_finite(name, scale, spec)
     if scale == 0:
         scale = torch.ones_like(scale)
-    inverse = (
-        scale.reciprocal()
-    )  # as comfy-kitchen multiplies, of a float32 weight; infinite if the scale is very small
+    inverse = scale.reciprocal()  # as comfy-kitchen multiplies, of float32; infinite if the scale is very small
 
     def codes(rows: Tensor) -> dict[str, Tensor]:
         scaled = rows.float() * inverse if inverse.isfinite() else rows.float() / scale
