@@ -22,7 +22,7 @@ _HOOKED = "_sdquant_shows_floats"
 def show_floats(unet: nn.Module) -> None:
     """Have the state dict of a UNet, and of the model around it, show quantized layers as float ones."""
     if not hasattr(unet, _HOOKED):  # which A1111 keeps for the next checkpoint
-        unet.register_state_dict_post_hook(_put_floats)
+        unet.register_state_dict_post_hook(_put_floats)  # type: ignore[no-untyped-call]
         setattr(unet, _HOOKED, True)
 
 

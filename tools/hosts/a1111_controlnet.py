@@ -102,7 +102,8 @@ class _Controlled(a1111._A1111):
         info, weights = self.model.sd_checkpoint_info, self.decoded()[0]
         self.model.sd_checkpoint_info = merged = copy.copy(info)  # it saves only what it takes for merged
         merged.filename = str(Path(info.filename).with_name("merged.safetensors"))
-        shutil.copy(Path(info.filename).with_suffix(".yaml"), Path(merged.filename).with_suffix(".yaml"))
+        for kind in (".yaml", ".safetensors"):  # A1111 looks for both when it loads the model again
+            shutil.copy(Path(info.filename).with_suffix(kind), Path(merged.filename).with_suffix(kind))
         said = importlib.import_module("scripts.mergers.model_util").savemodel(None, None, "saved", ["safetensors"])
         self.model.sd_checkpoint_info = info
         (file,) = (self.data / "models" / "Stable-diffusion").glob("saved*")
