@@ -29,18 +29,20 @@ def in_large_pages(out: Tensor) -> Tensor:
         return out
     verdict = fastest.verdict_of(_KIND, out.nbytes >> 20, _CPU) if verdicts.tunes() else True
     if verdict is None:
-        fastest.by_the_faster(_KIND, out.nbytes >> 20, lambda: _touch(out), lambda: _ask(out) or _touch(out))
+        fastest.by_the_faster(_KIND, out.nbytes >> 20, lambda: _touched(out), lambda: _touched(_asked(out)))
     elif verdict:
-        _ask(out)
+        _asked(out)
     return out
 
 
-def _ask(out: Tensor) -> None:
+def _asked(out: Tensor) -> Tensor:
     module = extension()
     assert module is not None
     module.large_pages(struct.pack("2q", out.data_ptr(), out.nbytes))
+    return out
 
 
-def _touch(out: Tensor) -> None:
-    """Write to each page, which maps it."""
+def _touched(out: Tensor) -> Tensor:
+    """Return `out` after a write to each page, which maps it."""
     out.new_empty(0, dtype=torch.uint8).set_(out.untyped_storage())[::_PAGE].zero_()
+    return out

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.skipif(cpu.extension() is None, reason="only the C kern
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     """The results for which they were asked for."""
     seen: list[int] = []
-    ask = large_pages._ask
+    ask = large_pages._asked
     monkeypatch.setenv("SDQUANT_SETTINGS", str(tmp_path / "settings.json"))
     monkeypatch.setenv("SDQUANT_TUNE", "1")
     monkeypatch.setattr(fastest, "_verdicts", {})
     monkeypatch.setattr(fastest, "_seen", {})
     monkeypatch.setattr(verdicts, "keep", lambda *of: None)
-    monkeypatch.setattr(large_pages, "_ask", lambda out: (seen.append(out.nbytes), ask(out))[1])
+    monkeypatch.setattr(large_pages, "_asked", lambda out: (seen.append(out.nbytes), ask(out))[1])
     return seen
 
 
