@@ -42,9 +42,9 @@ def within_bytes(items: Sequence[Options], limit: int) -> list[int]:
             picks[i], left = one, left - more
     left = _fill(items, picks, left)
     for _ in items:
-        if left * _MUCH <= limit or (paid := _trade(items, picks, left)) is None:
+        if left * _MUCH <= limit or (rest := _trade(items, picks, left)) is None:
             break
-        left = _fill(items, picks, paid)
+        left = _fill(items, picks, rest)
     return picks
 
 
@@ -136,7 +136,7 @@ def _trade(items: Sequence[Options], picks: list[int], left: int) -> int | None:
         for k, option in enumerate(options)
     ]
     payers = sorted((row for row in changes if row[0] < 0), key=lambda row: row[0])
-    best, change = 0.0, None
+    best, trade = 0.0, None
     cheapest: list[_Payer] = []  # of those that free enough, the best of two items
     at = 0
     for more, gain, i, k in sorted((row for row in changes if row[0] > left and row[1] > 0), key=lambda row: -row[0]):
@@ -146,10 +146,10 @@ def _trade(items: Sequence[Options], picks: list[int], left: int) -> int | None:
             at += 1
         other = next((row for row in cheapest if row[1] != i), None)
         if other is not None and gain - other[0] > best:
-            best, change = gain - other[0], (i, k, other[1], other[2], left - more - other[3])
-    if change is None:
+            best, trade = gain - other[0], (i, k, other[1], other[2], left - more - other[3])
+    if trade is None:
         return None
-    i, k, j, smaller, rest = change
+    i, k, j, smaller, rest = trade
     picks[i], picks[j] = k, smaller
     return rest
 

@@ -59,8 +59,8 @@ def _of_schemes(src: Checkpoint, names: Collection[str]) -> int:
     """Return the bytes of what is said of weights that have schemes."""
     some = PackedSpec(scheme=registry.scheme("q8_0"), shape=(1,), dtype="bfloat16", details={})
     rows = dict.fromkeys(names, some)
-    said = comfyui_refusal.refusal(rows, src.names, (), is_text_encoder=src.library == "transformers")
-    return sum(_NAMES * len(json.dumps(name)) + _SCHEME for name in names) + len(json.dumps(said))
+    refusal = comfyui_refusal.refusal(rows, src.names, (), is_text_encoder=src.library == "transformers")
+    return sum(_NAMES * len(json.dumps(name)) + _SCHEME for name in names) + len(json.dumps(refusal))
 
 
 def _of_pipeline(place: Path, sources: Mapping[str, Checkpoint]) -> int:

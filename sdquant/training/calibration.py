@@ -125,10 +125,10 @@ def calibrate(
     from ..rules import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
     models = prepare_models(pipe, task) if models is None else models
-    kept = None if partial is None else PartialStatistics.of(partial, pipe, task, processes)
-    done, known = _resumed(kept, len(_mine(task, processes)))
+    results = None if partial is None else PartialStatistics.of(partial, pipe, task.to_dict(), processes)
+    done, known = _resumed(results, len(_mine(task, processes)))
     if task.for_quality:
-        return _for_quality(pipe, task, models, kept, done, known, processes, progress)
+        return _for_quality(pipe, task, models, results, done, known, processes, progress)
     for name, model in models.items() if known else ():
         prefix = f"{name}."
         load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
@@ -139,7 +139,7 @@ def calibrate(
     with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(collecting(model, own_ranges=True))
-        _draw(pipe, task, done, processes, progress, kept, lambda: found(exact=True))
+        _draw(pipe, task, done, processes, progress, results, lambda: found(exact=True))
     if processes is None or processes.count == 1:
         merged = found(exact=False)
     else:
@@ -163,7 +163,7 @@ def _for_quality(
     pipe: Any,
     task: Calibration,
     models: Mapping[str, nn.Module],
-    kept: PartialStatistics | None,
+    results: PartialStatistics | None,
     done: int,
     known: Mapping[str, Tensor],
     processes: Processes | None,
@@ -185,7 +185,7 @@ def _for_quality(
             done,
             processes,
             progress,
-            kept,
+            results,
             lambda: collector.statistics(exact=True),
             announce=collector.image,
         )
@@ -198,12 +198,12 @@ def _for_quality(
     return merged
 
 
-def _resumed(kept: PartialStatistics | None, count: int) -> tuple[int, Mapping[str, Tensor]]:
+def _resumed(results: PartialStatistics | None, count: int) -> tuple[int, Mapping[str, Tensor]]:
     """Return how many images are done and what they showed, by a file that was left of the same calibration."""
-    if kept is None or not kept.file.exists():
+    if results is None or not results.file.exists():
         return 0, {}
-    done, known = kept.read(count)
-    log.warning("resuming from %s: %d of %d images are already done", kept.file, done, count)
+    done, known = results.read(count)
+    log.warning("resuming from %s: %d of %d images are already done", results.file, done, count)
     return done, known
 
 
@@ -219,11 +219,11 @@ def _draw(
     done: int,
     processes: Processes | None,
     progress: bool,
-    kept: PartialStatistics | None,
+    results: PartialStatistics | None,
     statistics: Callable[[], Mapping[str, Tensor]],
     announce: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Draw the images of this process from the one numbered `done` on; write what is found so far to `kept`.
+    """Draw the images of this process from the one numbered `done` on; write what is found so far to `results`.
 
     Args:
         announce: called with prompt, seed and number of each image before it is drawn.
@@ -247,8 +247,8 @@ def _draw(
                 height=task.height,
             )  # fmt: skip
             before = time.monotonic()
-            if kept is not None and (seconds < 1 or before - last > 20 * seconds):
-                kept.write(count, statistics())
+            if results is not None and (seconds < 1 or before - last > 20 * seconds):
+                results.write(count, statistics())
                 last, seconds = time.monotonic(), time.monotonic() - before
             bar.update()
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..utils.distributed import Processes
-    from .calibration import Calibration
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _VALUES = 16  # of a tensor, evenly spaced, that tell a model from another of the same sizes
@@ -43,18 +42,18 @@ class PartialStatistics:
     origin: Mapping[str, Any]
 
     @staticmethod
-    def of(file: Path, pipe: Any, task: Calibration, processes: Processes | None) -> PartialStatistics:
+    def of(file: Path, pipe: Any, task: Mapping[str, Any], processes: Processes | None) -> PartialStatistics:
         """Return the file of a calibration. It need not be there."""
         share = [0, 1] if processes is None else [processes.rank, processes.count]
-        installed = hardware.versions()
+        versions = hardware.versions()
         origin = {
             "the code of sdquant": _code(),
-            **{f"the version of {name}": installed.get(name) for name in _LIBRARIES},
+            **{f"the version of {name}": versions.get(name) for name in _LIBRARIES},
             "the weights": _digest(_weights(pipe)),
             "the scheduler or the tokenizers": _digest(_rest(pipe)),
             "the number of processes": share,
         }
-        task_values, origin = json.loads(json.dumps([task.to_dict(), origin]))
+        task_values, origin = json.loads(json.dumps([task, origin]))
         return PartialStatistics(file, task_values, origin)
 
     def write(self, done: int, statistics: Mapping[str, Tensor]) -> None:

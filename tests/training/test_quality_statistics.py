@@ -157,7 +157,7 @@ def test_what_another_calibration_left_is_refused(tmp_path: Path, monkeypatch: p
     pipe, file = _float(), tmp_path / "stats.partial"
 
     def of(processes: Processes | None = None, **values: Any) -> PartialStatistics:
-        return PartialStatistics.of(file, pipe, _task(**values), processes)
+        return PartialStatistics.of(file, pipe, _task(**values).to_dict(), processes)
 
     of().write(1, {"x": torch.ones(1)})
     assert of().read(4)[0] == 1
