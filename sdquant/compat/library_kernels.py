@@ -1,4 +1,4 @@
-"""Whether the kernels behind `runtime="library"` can be used here: those of the scheme's library, or Nunchaku's.
+"""The kernels behind `runtime="library"`, those of a scheme's library or Nunchaku's, and whether they can be used here.
 
 Nunchaku's are for three schemes of which comfy-kitchen can multiply two: where both are here, Nunchaku's are used.
 """

@@ -51,7 +51,7 @@ def is_few(count: int, total: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LoneFile:
-    """What is known of a file.
+    """Facts about a file.
 
     Attributes:
         shapes: of all plain tensors and, dequantized, the quantized weights, as far as they are known, by the file's

@@ -1,4 +1,4 @@
-"""What a calibration has found so far, in a file: written after an image, and read by the same calibration alone.
+"""Results of a calibration that is under way, in a file: written after an image, read by the same calibration alone.
 
 Sums of two calibrations that differ in anything that is counted are statistics of neither. So the file says what it is
 of: the task, the pipeline, the share of the images, and the code and the libraries that collect.

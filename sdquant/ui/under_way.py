@@ -1,4 +1,4 @@
-"""What is under way on each tab, which a page that was reloaded or opened again takes up: its progress, and Cancel."""
+"""Tasks that are under way on each tab; a page that was reloaded or opened again takes them up, with their Cancel."""
 
 from __future__ import annotations
 
