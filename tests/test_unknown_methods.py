@@ -70,6 +70,8 @@ CASES: dict[str, tuple[Change, type[SdquantError], str]] = {
     "metadata's name": (_metadata(quant_method="dream"), UnsupportedFileError, "'dream'"),
     "in no table": (_config(quant_method="dream"), UnsupportedFileError, "'dream'"),
     "MLX's key": (_config(quantization={"quant_method": "dream"}), UnsupportedFileError, "'dream'"),
+    "its other words": (_config(quantization={"mode": "dream"}), UnsupportedFileError, "'dream'"),
+    "metadata's table": (_metadata(quantization={"method": "dream"}), UnsupportedFileError, "'dream'"),
     "metadata's config": (
         _metadata(config={"text": {"quantization_config": {"quant_method": "dream"}}}), UnsupportedFileError, "'dream'"
     ),

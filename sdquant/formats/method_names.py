@@ -19,6 +19,7 @@ _SKIPS = frozenset({
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
 _MLX = "quantization"  # MLX's table in a config.json, {"bits": 4, "group_size": 64}
+_METHOD_KEYS = ("method", "mode", "algorithm", "scheme")  # what others may call a method in a table of that name
 # JSON files that list the weights that optimum-quanto has quantized.
 MAPS = ("quantization_map", "quanto_qmap")
 # Keys of a file's metadata that are the name of a method, which tools write as they like ("fp8_scaled", "convrot").
@@ -97,6 +98,7 @@ def _of_metadata(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     table = _parsed(metadata.get("quantization_config"))
     if table:
         yield table if isinstance(table, dict) else {"quant_method": str(table)}
+    yield from tables_of({_MLX: _parsed(metadata.get(_MLX))})
     config = _parsed(metadata.get("config"))
     yield from tables_of(config) if isinstance(config, dict) else ()
 
@@ -124,8 +126,14 @@ def tables_of(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str
             yield {"quant_method": "mlx", **value}
         elif key == _MLX and isinstance(value, Mapping) and value.keys() & {"quant_method", "quant_algo"}:
             yield value
+        elif key == _MLX and isinstance(value, Mapping) and (words := _words_of(value)):
+            yield {**value, "quant_method": words[0]}
         elif isinstance(value, Mapping) and depth < _DEEPEST:
             yield from tables_of(value, depth + 1)
+
+
+def _words_of(table: Mapping[str, Any]) -> list[str]:
+    return [word for key in _METHOD_KEYS if isinstance(word := table.get(key), str) and word]
 
 
 def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
