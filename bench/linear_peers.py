@@ -282,3 +282,7 @@ SVDQUANT = (
     Family("svdq-int4", {"comfy-kitchen": lambda floats, scheme: comfy_kitchen_svdquant(packed(floats, scheme))}),
     Family("svdq-nvfp4", {}),
 )
+OF_SDNQ = tuple(
+    Family(scheme, _SDNQ)
+    for scheme in ("sdnq-int8,hadamard", "sdnq-uint4,hadamard", "sdnq-uint4,svd", "sdnq-uint4,svd,hadamard")
+)

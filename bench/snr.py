@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bench._results import read, write
 from bench.linear import INTEGER, OURS, PLAIN, variants
-from bench.linear_peers import FAMILIES, SLOW_TO_ENCODE, SVDQUANT
+from bench.linear_peers import FAMILIES, OF_SDNQ, SLOW_TO_ENCODE, SVDQUANT
 
 RESULTS = Path(__file__).parent / "results" / "snr.json"
 SIZE = 3072
@@ -60,7 +60,7 @@ def main() -> None:
     torch.manual_seed(0)
     floats.weight.data.copy_(torch.randn(SIZE, SIZE) * 0.02)
     floats.weight.requires_grad_(False)
-    for family in (*FAMILIES, *SVDQUANT):
+    for family in (*FAMILIES, *SVDQUANT, *OF_SDNQ):
         if family.scheme in SLOW_TO_ENCODE or (args.only and family.scheme not in args.only):
             continue  # what repeats a few blocks tells nothing of the format
         with torch.inference_mode():

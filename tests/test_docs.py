@@ -34,6 +34,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 NOT_RUN = {"README.md": 2, "lora.md": 1, "rules.md": 1, "schemes.md": 1, "walks.md": 3, "web-uis.md": 3}
 OTHER_FLAGS = (  # of pip and web UIs
     "--no-deps", "--no-half", "--precision", "--lowvram", "--medvram", "--novram", "--always-low-vram",
+    "--always-no-vram",
 )  # fmt: skip
 SLOW_COMMANDS = ("bench", "calibrate", "compare", "generate", "train")  # of sdquant
 

@@ -261,6 +261,8 @@ class TestKept:
     ) -> None:
         for row in ON_THE_FLY:
             for runtime in row.runtimes:
+                if (row.name, runtime) == ("svdquant_nvfp4", "library"):  # for NVIDIA's cards alone
+                    continue
                 plan = sdquant.plan(sd, row.name, runtime=runtime)
                 for part in plan.components:
                     layers = {

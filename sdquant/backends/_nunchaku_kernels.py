@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from packaging.version import InvalidVersion, Version
-
 from ..core import Requirement
 
 REPOSITORY = "rootonchair/nunchaku-lite-kernels"
@@ -83,6 +81,8 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _is_older(version: str, minimum: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
     try:
         return Version(version) < Version(minimum)
     except InvalidVersion:  # of a source build

@@ -29,6 +29,7 @@ _FIELDS = (
     ("device", "str", COMMANDS),
     ("dtype", "str", COMMANDS),
     ("parts", "parts", COMMANDS),
+    ("config", "str", COMMANDS),
     ("variant", "str", COMMANDS),
     ("revision", "str", COMMANDS),
     ("subfolder", "str", COMMANDS),
