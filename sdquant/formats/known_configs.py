@@ -63,8 +63,7 @@ _FLUX_NAMES: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 
 
-def flux(shapes: Shapes) -> dict[str, Any]:
-    """Return the config of a FLUX.1 of any size: see `known`, and by diffusers' names, too."""
+def _flux(shapes: Shapes) -> dict[str, Any]:
     names = next(row for row in _FLUX_NAMES if f"{row[0]}.bias" in shapes)
     image, last, double, single, norms, text, pooled, guidance = names
     head = Counter(shape[0] for name, shape in shapes.items() if name.endswith(norms)).most_common(1)[0][0]
@@ -83,7 +82,7 @@ def flux(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, Callable[[Shapes], dict[str, Any]]] = {"sd1": _sd1, "sd2": _sd2, "sdxl": _sdxl, "flux": flux}
+_FAMILIES: Mapping[str, Callable[[Shapes], dict[str, Any]]] = {"sd1": _sd1, "sd2": _sd2, "sdxl": _sdxl, "flux": _flux}
 # What a lone file must look like for the row to be true of it: a tensor and its first dimensions.
 _SURE: Mapping[str, tuple[str, int]] = {
     "sd1": ("input_blocks.0.0.weight", 320),

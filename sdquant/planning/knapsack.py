@@ -154,9 +154,7 @@ def _trade(items: Sequence[Options], picks: list[int], left: int) -> int | None:
     return rest
 
 
-def _with(
-    rows: list[tuple[float, int, int, int]], row: tuple[float, int, int, int]
-) -> list[tuple[float, int, int, int]]:
+def _with(rows: list[_Payer], row: _Payer) -> list[_Payer]:
     """Return the best rows of two different items, the better first."""
     one = min([row, *(known for known in rows if known[1] == row[1])])
     return sorted([one, *(known for known in rows if known[1] != row[1])])[:2]

@@ -145,7 +145,7 @@ class Request:
     )
     config: Given | None = _option(
         None,
-        "where the model's file says not how it is quantized: its quantization_config, as JSON, or a JSON file with it",
+        "for a file that does not say how it is quantized: its quantization_config, as JSON, or a JSON file with it",
         metavar="FILE",
         setting=False,
     )

@@ -7,6 +7,7 @@
 #include "avx2_int8.h"
 #include "avx2_runs.h"
 #include "floats.h"
+#include "numbered.h"
 
 enum { TALL = 6 }; /* rows of a group: twelve sums, of eight rows of the weight each, are in registers */
 
@@ -96,13 +97,6 @@ INLINE void add(__m256i *low, __m256i *high, __m256i a, __m256i b, const int8_t 
         }                                                                                                       \
         EVERY(KEEP)                                                                                             \
     }
-
-#define ONE(X) X(0)
-#define TWO(X) ONE(X) X(1)
-#define THREE(X) TWO(X) X(2)
-#define FOUR(X) THREE(X) X(3)
-#define FIVE(X) FOUR(X) X(4)
-#define SIX(X) FIVE(X) X(5)
 
 TILE(1, ONE)
 TILE(2, TWO)

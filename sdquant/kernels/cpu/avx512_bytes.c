@@ -5,14 +5,12 @@
 #ifdef BUILD
 #include "avx512_parts.h"
 #include "avx512_sink.h"
+#include "numbered.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
 /* Which of a table's bytes are set depends on `how` and the type, and so does which are read: GCC does not follow. */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-
-#define TWO(X) X(0) X(1)
-#define FOUR(X) TWO(X) X(2) X(3)
 
 enum { LONG = 1024 }; /* a group for which a table of its own pays */
 

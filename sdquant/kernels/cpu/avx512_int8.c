@@ -10,6 +10,7 @@
 
 #include "avx512_halves.h"
 #include "avx512_transpose.h"
+#include "numbered.h"
 
 /* `count` of 32 results, in one store where there are as many. */
 INLINE void store(Type type, void *out, int64_t at, int count, const __m512 *y) {
@@ -210,19 +211,6 @@ INLINE void keep(float *kept, __m512i sum, const float *scale, int whole) {
     const __m512 more = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(scale));
     _mm512_storeu_ps(kept, whole ? more : _mm512_add_ps(_mm512_loadu_ps(kept), more));
 }
-
-#define ONE(X) X(0)
-#define TWO(X) ONE(X) X(1)
-#define THREE(X) TWO(X) X(2)
-#define FOUR(X) THREE(X) X(3)
-#define FIVE(X) FOUR(X) X(4)
-#define SIX(X) FIVE(X) X(5)
-#define SEVEN(X) SIX(X) X(6)
-#define EIGHT(X) SEVEN(X) X(7)
-#define NINE(X) EIGHT(X) X(8)
-#define TEN(X) NINE(X) X(9)
-#define ELEVEN(X) TEN(X) X(10)
-#define TWELVE(X) ELEVEN(X) X(11)
 
 TILE(1, ONE)
 TILE(2, TWO)

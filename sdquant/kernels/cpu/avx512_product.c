@@ -11,6 +11,7 @@
 #include "avx512_parts.h"
 #include "avx512_transpose.h"
 #include "floats.h"
+#include "numbered.h"
 
 enum {
     PANEL = 32,
@@ -144,19 +145,6 @@ typedef struct {
         }                                                                                                    \
         EVERY(KEEP)                                                                                          \
     }
-
-#define ONE(X) X(0)
-#define TWO(X) ONE(X) X(1)
-#define THREE(X) TWO(X) X(2)
-#define FOUR(X) THREE(X) X(3)
-#define FIVE(X) FOUR(X) X(4)
-#define SIX(X) FIVE(X) X(5)
-#define SEVEN(X) SIX(X) X(6)
-#define EIGHT(X) SEVEN(X) X(7)
-#define NINE(X) EIGHT(X) X(8)
-#define TEN(X) NINE(X) X(9)
-#define ELEVEN(X) TEN(X) X(10)
-#define TWELVE(X) ELEVEN(X) X(11)
 
 TILE(1, ONE)
 TILE(2, TWO)
