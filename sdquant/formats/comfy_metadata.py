@@ -137,15 +137,17 @@ def _stated(home: Mapping[str, Path], tables: Iterable[tuple[str, Mapping[str, A
             try:
                 row = _read({key: value for key, value in table.items() if key != "quant_method"})
             except (KeyError, TypeError) as error:
-                raise _bad(
-                    next(iter(home.values())), place, f"it names ComfyUI and none of its formats: {error}"
+                raise BadFileError(
+                    f"Cannot read {next(iter(home.values()))}",
+                    f"{place} says that it is ComfyUI's, and not in which of its formats",
+                    f'Add "format" to it: one of {", ".join(READ)}',
                 ) from error
             if row["format"] in READ:
                 return row
             raise UnsupportedFileError(
                 f"Cannot read {next(iter(home.values()))}",
                 f"{place} names ComfyUI's format {row['format']!r:.60}, which this version does not read",
-                f"Use one of {', '.join(READ)}, as that of the file is",
+                f"Name the format that the file is in: one of {', '.join(READ)}",
             )
     return None
 

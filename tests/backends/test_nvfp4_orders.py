@@ -209,7 +209,7 @@ def test_a_user_can_say_the_order(order: str, named: str, tmp_path: Path, capsys
 def test_what_cannot_be_said(tmp_path: Path, sd: Path) -> None:
     path = _saved(tmp_path, _layers({"proj": WHOLE}))
     for said, kind, word in (
-        ({"quant_method": "comfyui"}, BadFileError, "none of its formats"),
+        ({"quant_method": "comfyui"}, BadFileError, "not in which of its formats"),
         ({"quant_method": "comfyui", "format": "nvfp5"}, UnsupportedFileError, "nvfp5"),
         ({"quant_method": "modelopt", "enable_swizzle_layout": "no"}, BadFileError, "neither true nor false"),
         ({}, SettingsError, "neither a mapping"), ("{", SettingsError, "not JSON"), (str(sd), SettingsError, "base="),
