@@ -114,10 +114,11 @@ def test_settings_go_out_and_come_back(person: Person, tmp_path: Path) -> None:
 
 
 def test_cancel_a_drawing(person: Person) -> None:
+    """Of minutes: on a busy machine one of 30 s had ended before the page was there again, and Cancel was off."""
     person.draw("a handwritten three", steps=1)  # loads
     page = person.page
     page.locator("#steps input[type=number]").fill("200")
-    person.size(256)
+    person.size(512)
     page.get_by_role("button", name="Generate", exact=True).click()
     drawing = page.locator("#status [role=progressbar]")
     expect(drawing).to_contain_text(re.compile("step [1-9]"))
@@ -135,7 +136,7 @@ def test_the_page_answers_while_it_draws(person: Person) -> None:
     person.model("digits-flux")
     person.draw("a handwritten six", steps=1)  # loads
     page.locator("#steps input[type=number]").fill("200")
-    person.size(256)
+    person.size(512)
     page.get_by_role("button", name="Generate", exact=True).click()
     drawing = page.locator("#status [role=progressbar]")
     expect(drawing).to_contain_text(re.compile("step [1-9]"))
