@@ -20,7 +20,7 @@ from ..core import (
 )
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import closing_files
-from ..models import Detected, detect
+from ..models import Detected, detect, stray_warnings
 from ..utils.arguments import answered
 from ..utils.progress import count_bar
 from ..utils.tensors import is_finite
@@ -168,7 +168,7 @@ class _Contents:
         whole = lone_files.is_few(len(absent), len(model.known)) and not lone_files.is_shard(src.path.name)
         if src.path.is_dir() or whole:
             fitting.refuse_missing(src, model)
-        return fitting.stray_warnings(src, src.strays)
+        return stray_warnings(src.path, src.strays)
 
     def _alone(self) -> list[str]:
         """Return what is odd in a lone file. Raise BadFileError for what cannot be right, whatever config it is for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +183,6 @@ def named(src: Checkpoint, model: Shell) -> Checkpoint:
         conversions=mapped.used,
         origins={name: src.origins[key] for name, key in mapped.names.items() if key in src.origins},
     )
-
-
-def stray_warnings(src: Checkpoint, strays: Sequence[str], user: str = "the model") -> list[str]:
-    """Return the sentence about tensors of a file that nothing uses, in a list; [] if there are none."""
-    tensors = f"{len(strays)} tensors" if len(strays) > 1 else "a tensor"
-    first = f"{', the first is' if len(strays) > 1 else ':'} {strays[0]!r}" if strays else ""
-    return [f"{src.path} contains {tensors} that {user} does not use{first}"] if strays else []
 
 
 def _unexpected(model: Shell, mapped: Mapped) -> tuple[str, ...]:

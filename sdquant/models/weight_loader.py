@@ -14,8 +14,8 @@ from ..errors import BadFileError, UnsupportedFileError
 from ..nn import kind_of, quantized_layer
 from ..utils.malloc_trim import Trimmer
 from ..utils.tensors import is_finite
-from . import components, fitting, keep_in_fp32, peft_hooks
-from .left_out import TOGETHER, initialize, refuse_lacking
+from . import components, keep_in_fp32, peft_hooks
+from .left_out import TOGETHER, initialize, refuse_lacking, stray_warnings
 from .quantize_weight import encode
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class WeightLoader:
         empty = self.missing()
         refuse_lacking(self.model, empty, src.path)
         self.leave_out(empty)
-        for line in fitting.stray_warnings(src, self.unexpected):
+        for line in stray_warnings(src.path, self.unexpected):
             log.warning("%s", line)
 
     def missing(self) -> list[str]:

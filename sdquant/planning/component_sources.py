@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
-from ..models import Detected, file_tokenizers, joined, partial_encoders
+from ..models import Detected, file_tokenizers, joined, partial_encoders, stray_warnings
 from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
@@ -42,7 +42,7 @@ def whole_of(
         from ..models import fitting
 
         sources = {name: fitting.fitted(src) for name, src in sources.items()}
-        lines = [line for src in sources.values() for line in fitting.stray_warnings(src, src.strays)]
+        lines = [line for src in sources.values() for line in stray_warnings(src.path, src.strays)]
         detected = dataclasses.replace(detected, warnings=[*detected.warnings, *lines])
     return dataclasses.replace(detected, sources=sources)
 
@@ -113,10 +113,10 @@ def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> 
 
 def _with_leftovers(detected: Detected, lone: Checkpoint, parts: Collection[Checkpoint]) -> Detected:
     """Return what was detected in a file, with a warning about tensors that none of its converted components uses."""
-    from ..models import convert, fitting
+    from ..models import convert
 
     left = [name for name in convert.unused_keys(lone, parts) if not convert.idle(name)]
-    lines = fitting.stray_warnings(lone, left, "its model")
+    lines = stray_warnings(lone.path, left, "its model")
     return dataclasses.replace(detected, warnings=[*detected.warnings, *lines])
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sdquant.core import read_weight
@@ -24,9 +25,12 @@ LITE = {"quant_method": "nunchaku_lite"}
 NUNCHAKU = {"nunchaku_svdq_int4.safetensors": LITE, "nunchaku_svdq_nvfp4_wcscales.safetensors": LITE}
 
 
-def _layer(name: str) -> Any:
+def _layer(name: str, folder: Path) -> Any:
     """The layer in float32."""
     path = GOLDEN / name
+    if name in NUNCHAKU:  # without the same weight in natural order
+        layer = {key: tensor for key, tensor in load_file(path).items() if key.startswith("layer.")}
+        save_file(layer, path := folder / name)
     with safe_open(path, "pt") as file:
         settings = (file.metadata() or {}).get("quantization_config")
     given = {"quant_method": "sdnq", **json.loads(settings)} if settings else NUNCHAKU.get(name)
@@ -39,15 +43,17 @@ def _layer(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *NUNCHAKU])
-def test_layers(name: str) -> None:
+def test_layers(name: str, tmp_path: Path) -> None:
     torch.compiler.reset()  # whose count of compilations would end it
-    layer = _layer(name)
+    layer = _layer(name, tmp_path)
     assert isinstance(layer, QuantizedLayer) and isinstance(layer, nn.Linear)
     x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         y = layer(x)
         assert bool(y.isfinite().all())
-        assert (y - nn.functional.linear(x, layer.dequantize(), layer.bias)).norm() <= 1e-5 * y.norm()
+        # SDNQ adds its branch to the weight in 16 bits; beside the codes it is not rounded.
+        near = 3e-3 if "sdnq" in name and "svd" in name else 1e-5
+        assert (y - nn.functional.linear(x, layer.dequantize(), layer.bias)).norm() <= near * y.norm()
         assert torch.equal(copy.deepcopy(layer)(x), y)
         file = io.BytesIO()
         torch.save(layer, file)
