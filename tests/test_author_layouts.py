@@ -108,6 +108,13 @@ def test_lone_flux_transformer(scheme: str | None, prefix: str, bfl: layouts.Sta
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
 
 
+def test_tensors_that_its_model_does_not_use(bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    file = tmp_path / "flux.safetensors"
+    save_file({**bfl, "double_blocks.0.img_attn.lone.weight": torch.ones(8, 8), "ema.decay": torch.ones(1)}, file)
+    (line,) = sdquant.plan(file, base=flux).warnings
+    assert "2 tensors that its model does not use, the first is 'double_blocks.0.img_attn.lone.weight'" in line
+
+
 @pytest.mark.parametrize("kind", ["mxfp8", "128 x 128"])
 def test_fused_weights_with_scales_of_blocks(kind: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
     """ComfyUI's files are in the layout of the model's authors: what diffusers splits is cut inside a block."""

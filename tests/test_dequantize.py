@@ -73,6 +73,21 @@ def test_golden_vectors(name: str) -> None:
     assert (weight - want.float()).norm() <= (IN_HALVES if halves else 1e-6) * want.float().norm()
 
 
+def test_the_golden_rotations(tmp_path: Path) -> None:
+    """comfy-kitchen's matrices as codes of its ConvRot: each is the identity, rotated."""
+    file = {}
+    for signs in load_file(GOLDEN / "comfy_hadamard_regular.safetensors").values():
+        size = len(signs)
+        said = json.dumps({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": size})
+        file |= {f"h{size}.weight": signs, f"h{size}.weight_scale": torch.full((size, 1), size**-0.5)}
+        file[f"h{size}.comfy_quant"] = torch.tensor(list(said.encode()), dtype=torch.uint8)
+    save_file(file, tmp_path / "model.safetensors")
+    tensors = dict(sdquant.dequantize(tmp_path / "model.safetensors"))
+    assert tensors.keys() == {"h4.weight", "h16.weight", "h64.weight"}
+    for weight in tensors.values():
+        assert torch.allclose(weight, torch.eye(len(weight)), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "layer", "own"),
     [

@@ -167,9 +167,12 @@ def test_what_the_model_has_no_place_for(
     folder = _changed(source, tmp_path / "more", more)
     made = sdquant.plan(folder, "nf4")
     assert made.bytes == sdquant.plan(source, "nf4").bytes
+    line = f"{folder} contains a tensor that the model does not use: 'visual.left.weight'"
+    assert made.warnings == (line,) and sdquant.verify(folder).warnings == [line]
+    assert sdquant.plan(source, "nf4").warnings == () and sdquant.verify(source).warnings == []
     with caplog.at_level(logging.WARNING):
         model = _load(folder, "nf4", runtime="plain")
-    assert "contains 1 tensors that the model does not use, the first is 'visual.left.weight'" in caplog.text
+    assert caplog.text.count(line) == 1
     _assert_same_weights(model, _load(source, "nf4", runtime="plain"))
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core import Packed, PackedLayout, PackedSpec, TensorSpec, Unfit, dtype_name, registry
-from . import _comfy_find
 from ._bnb_codec import bad, require, scales
 from ._chunks import row_chunks
 from ._comfy_codec import ComfyCodec, dtype_of
 from ._comfy_int4 import ZERO, nibbles
+from ._hub_find import GROUP_SIZE
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, QuantSpec
@@ -66,7 +66,7 @@ class Awq(ComfyCodec):
         shape = stored if shape is None else tuple(shape)
         if shape != stored:
             raise bad(key, f"it has 4-bit codes of {list(stored)}, but the model needs {list(shape)}")
-        group: Any = found.details.get(_comfy_find.GROUP_SIZE, _GROUP)
+        group: Any = found.details.get(GROUP_SIZE, _GROUP)
         if type(group) is not int or group < 2 or group % 2 or shape[1] % group:
             raise bad(found.name, f"its group size is {group!r}, which does not divide its {shape[1]} columns")
         parts = {"codes": codes.view(torch.uint8)}
@@ -81,6 +81,6 @@ class Awq(ComfyCodec):
             scheme=registry.scheme(found.scheme),
             shape=shape,
             dtype=dtype_of(found),
-            details={_comfy_find.GROUP_SIZE: group},
+            details={GROUP_SIZE: group},
         )
         return Packed(spec=spec, parts=parts)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..core import ROTATION, PackedSpec, PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
+from ._hub_find import BYTES, GROUP_SIZE, PACKING, lacking
 
 METADATA = "_quantization_metadata"  # the entry of a file's metadata that says of all layers what their tensors say
 # The format that a file names there for ComfyUI to refuse it: it is said of layers that need not be in the file.
@@ -22,7 +23,6 @@ INVERSE = "inverse_factor"  # and: scales are to be divided by the factor of the
 LOW_FIRST = "low first"  # in those of others' weights in tiles: halves of bytes are as here, and exponent 0 is a number
 SHIFTED = "act_unsigned"  # of SVDQuant: what is added to its activations was taken out of the layer's bias
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
-GROUP_SIZE = "group_size"
 ORIGINAL_SHAPE = "orig_shape"  # before weights were padded: convert_to_quant says it
 LINEAR_DTYPE = "linear_dtype"  # of convrot_w4a4: what comfy-kitchen rounds activations to, "int4" or "int8"
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
@@ -59,7 +59,7 @@ _CHANGES = (
     "pre_quant_scale", "smooth_factor", "proj_down", "proj_up", "weight_correction", "weight_scale_2", "weight_zero",
     "weight_zeros", "weight_codebook", "weight_s_rel", "weight_s_channel",
 )  # fmt: skip
-INT8, W4A8, SVDQUANT = "int8_tensorwise", "asym_w4a8_int8", "svdquant_w4a4"
+INT8, W4A8, SVDQUANT, BLOCKS = "int8_tensorwise", "asym_w4a8_int8", "svdquant_w4a4", "int8_blockwise"
 ROWS: tuple[Format, ...] = (
     Format(
         name=INT8,
@@ -67,6 +67,14 @@ ROWS: tuple[Format, ...] = (
         words="int8 codes",
         codes="int8",
         parts=_SCALE,
+    ),
+    Format(  # convert_to_quant's, for nodes of its author's: ComfyUI never had it
+        name=BLOCKS,
+        schemes=("hub-int8",),
+        words="int8 codes, a scale for each block of rows and columns",
+        codes="int8",
+        parts=_SCALE,
+        details={PACKING: BYTES, GROUP_SIZE: 128},
     ),
     Format(
         name="nvfp4",
@@ -134,7 +142,8 @@ ROWS: tuple[Format, ...] = (
     ),
 )
 _BY_NAME = {row.name: row for row in ROWS}
-_BY_SCHEME = {scheme: row for row in reversed(ROWS) for scheme in row.schemes}  # the first is written
+# The first is written.
+_BY_SCHEME = {scheme: row for row in reversed(ROWS) for scheme in row.schemes if row.name != BLOCKS}
 # The formats of this backend, and the dtype of their codes.
 FORMATS: Mapping[str, str] = {row.name: row.codes for row in ROWS}
 _ROTATED = ("int8_convrot", "w4a4", "w4a8", "w6a8")
@@ -177,10 +186,13 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
             f"it is in ComfyUI's {form.name} with {unread!r}, which sdquant does not read",
             "Use a file of the same model in a format that `sdquant matrix` lists",
         )
+    _refuse_banks(name, tensors[name].shape, form)
     keys = {"codes": name}
     for part, words in form.parts.items():
         here = [key for key in (leaf(name, word) for word in words) if key in tensors]
         keys |= {part: here[0]} if here else {}
+    if form.name == BLOCKS and "scale" not in keys:  # the other backend, whose scheme it is, has no such names
+        raise lacking(name, leaf(name, "weight_scale"))
     whole = form.name == INT8 and _is_single(tensors, name, keys.get("scale", ""))
     scales = ("one scale" if whole else "a scale for each row") + " in *.weight_scale" if form.name == INT8 else ""
     turned = f"rotated in groups of {row[ROTATION]}" if ROTATION in row else ""
@@ -197,9 +209,20 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
             **{option: row[option] for option in (ROTATION, GROUP_SIZE, LINEAR_DTYPE) if option in row},
             **({SHIFTED: True} if is_shifted else {}),
         },
-        nbytes=_nbytes(form, tensors[name]),
+        nbytes=_nbytes(form, tensors[name], tensors.get(keys.get("scale", ""))),
         shape=_shape_before_padding(name, tensors, row, form),
     )
+
+
+def _refuse_banks(name: str, shape: tuple[int, ...], form: Format) -> None:
+    """Raise UnsupportedFileError for the weights of several experts in one tensor, which ComfyUI has of mixtures."""
+    if len(shape) == 3:
+        raise UnsupportedFileError(
+            f"Cannot read weight {name!r}",
+            f"it has the weights of {shape[0]} experts in one tensor, {list(shape)} in ComfyUI's {form.name}, and "
+            "sdquant reads one weight of a layer",
+            "Use a file of the same model in a format that `sdquant matrix` lists",
+        )
 
 
 _TILES = "kitchen_tile_packed_w4a4"
@@ -273,8 +296,12 @@ def _in_a_byte(codes: TensorInfo) -> int:
     return 2 if codes.dtype == "uint8" else 1
 
 
-def _nbytes(form: Format, codes: TensorInfo) -> int | None:
-    """Return the bytes in memory of a weight with padded scales in its file; None if it is as large there."""
+def _nbytes(form: Format, codes: TensorInfo, scale: TensorInfo | None) -> int | None:
+    """Return the bytes in memory of a weight whose file has padded scales, or scales that rows share; None if it is as
+    large there."""
+    if form.name == BLOCKS:
+        blocks = scale.shape[-1] if scale is not None and scale.shape else 0
+        return codes.nbytes + codes.shape[0] * blocks * 4 if codes.shape else None
     return codes.nbytes + -(-codes.nbytes * _in_a_byte(codes) // form.group) if form.group else None
 
 

@@ -20,7 +20,7 @@ from ..core import (
 )
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import closing_files
-from ..models import Detected, detect
+from ..models import Detected, detect, stray_warnings
 from ..utils.arguments import answered
 from ..utils.progress import count_bar
 from ..utils.tensors import is_finite
@@ -152,7 +152,7 @@ class _Contents:
         return self.model[1].parameter(name) if self.model is not None and name is not None else None
 
     def _complete(self) -> list[str]:
-        """Return what is odd in a lone file, in sentences.
+        """Return what is odd in a lone file, and the tensors that the model does not use, in sentences.
 
         Raises:
             BadFileError: a tensor that the model merges from several has another shape, or a folder, or a file that has
@@ -168,7 +168,7 @@ class _Contents:
         whole = lone_files.is_few(len(absent), len(model.known)) and not lone_files.is_shard(src.path.name)
         if src.path.is_dir() or whole:
             fitting.refuse_missing(src, model)
-        return []
+        return stray_warnings(src.path, src.strays)
 
     def _alone(self) -> list[str]:
         """Return what is odd in a lone file. Raise BadFileError for what cannot be right, whatever config it is for."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .generate import Stopped, draw, native_size
     from .hub_references import Reference
     from .keep_in_fp32 import float32_of_class, float32_of_model, matched
+    from .left_out import stray_warnings
     from .libraries import is_of_transformers
     from .loras import Lora, LoraSet
     from .op_counts import Product, Work
@@ -105,6 +106,7 @@ __all__ = [
     "set_tensor",
     "starts_from_image",
     "stored_components",
+    "stray_warnings",
     "tied",
     "ties_in",
     "traits",

@@ -1,5 +1,6 @@
 """Parameters that a model's files may lack: its library lists them (`_keys_to_ignore_on_load_missing`), and initializes
-them itself, with the model's own initialization. Importing this module imports no torch.
+them itself, with the model's own initialization; and tensors of files that no model uses. Importing this module imports
+no torch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ def refuse_lacking(model: nn.Module, names: Iterable[str], path: Path) -> None:
     if missing:
         why = f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}"
         raise BadFileError(f"Cannot load {path}", why, TOGETHER)
+
+
+def stray_warnings(path: Path, strays: Sequence[str], user: str = "the model") -> list[str]:
+    """Return the sentence about tensors of the files at `path` that nothing uses, in a list; [] if there are none."""
+    if not strays:
+        return []
+    what = f"{len(strays)} tensors" if len(strays) > 1 else "a tensor"
+    which = f", the first is {strays[0]!r}" if len(strays) > 1 else f": {strays[0]!r}"
+    return [f"{path} contains {what} that {user} does not use{which}"]
 
 
 def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.dtype | None) -> None:

@@ -15,7 +15,7 @@ from ..nn import kind_of, quantized_layer
 from ..utils.malloc_trim import Trimmer
 from ..utils.tensors import is_finite
 from . import components, keep_in_fp32, peft_hooks
-from .left_out import TOGETHER, initialize, refuse_lacking
+from .left_out import TOGETHER, initialize, refuse_lacking, stray_warnings
 from .quantize_weight import encode
 
 if TYPE_CHECKING:
@@ -159,15 +159,13 @@ class WeightLoader:
         return self.ties.get(name, (name,))
 
     def finish(self, src: Checkpoint) -> None:
-        """Raise if a parameter has no value and its library initializes none; log a warning of unused tensors."""
+        """Raise if a parameter has no value and its library initializes none; log a warning of tensors that turned out
+        to be unused. The plan has one of those that its model has no place for."""
         empty = self.missing()
         refuse_lacking(self.model, empty, src.path)
         self.leave_out(empty)
-        strays = [*src.strays, *self.unexpected]
-        if strays:
-            log.warning(
-                "%s contains %d tensors that the model does not use, the first is %r", src.path, len(strays), strays[0]
-            )
+        for line in stray_warnings(src.path, self.unexpected):
+            log.warning("%s", line)
 
     def missing(self) -> list[str]:
         """Return the model's parameters that have no value."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core import LONE
 from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import known_configs, model_families, text_encoders
-from ..models import Detected, file_tokenizers, joined, partial_encoders
+from ..models import Detected, file_tokenizers, joined, partial_encoders, stray_warnings
 from ..utils.suggestions import did_you_mean
 from . import component_places as places
 from .component_files import ComponentFile
@@ -20,8 +19,6 @@ from .component_places import CHECKPOINT
 if TYPE_CHECKING:
     from ..formats import Checkpoint
     from .component_files import ModelFiles
-
-log = logging.getLogger(__name__)
 
 
 def whole_of(
@@ -45,6 +42,8 @@ def whole_of(
         from ..models import fitting
 
         sources = {name: fitting.fitted(src) for name, src in sources.items()}
+        lines = [line for src in sources.values() for line in stray_warnings(src.path, src.strays)]
+        detected = dataclasses.replace(detected, warnings=[*detected.warnings, *lines])
     return dataclasses.replace(detected, sources=sources)
 
 
@@ -104,11 +103,21 @@ def _taken(detected: Detected, name: str, base: Detected, *, complete: bool) -> 
     )
     if not complete:
         return _Take(detected, name, {name: src})
-    if row is not None and row.foreign:
-        return _Take(detected, name, _translated(lone, base, name))
     from ..models import convert
 
+    if row is not None and row.foreign:
+        parts = _translated(lone, base, name)
+        return _Take(_with_leftovers(detected, lone, parts.values()), name, parts)
     return _Take(detected, name, {name: partial_encoders.with_norm(convert.with_projection(src))})
+
+
+def _with_leftovers(detected: Detected, lone: Checkpoint, parts: Collection[Checkpoint]) -> Detected:
+    """Return what was detected in a file, with a warning about tensors that none of its converted components uses."""
+    from ..models import convert
+
+    left = [name for name in convert.unused_keys(lone, parts) if not convert.idle(name)]
+    lines = stray_warnings(lone.path, left, "its model")
+    return dataclasses.replace(detected, warnings=[*detected.warnings, *lines])
 
 
 def _one_component(part: Detected) -> Detected:
@@ -154,11 +163,10 @@ def _with_config(detected: Detected) -> Detected:
         return detected
     owner = dataclasses.replace(lone, config=config, library="diffusers", class_name=str(config["_class_name"]))
     converted = convert.convert(lone, row.component, owner)
-    return (
-        detected
-        if converted is None
-        else dataclasses.replace(detected, class_name=converted.class_name, sources={LONE: converted})
-    )
+    if converted is None:
+        return detected
+    detected = _with_leftovers(detected, lone, [converted])
+    return dataclasses.replace(detected, class_name=converted.class_name, sources={LONE: converted})
 
 
 def _refuse_missing(files: ModelFiles, sources: Mapping[str, Checkpoint]) -> None:
@@ -194,9 +202,6 @@ def _translated(lone: Checkpoint, base: Detected, main: str) -> dict[str, Checkp
             f"diffusers has no key map from its layout to {owners[main].class_name}",
             "Use the same model as a diffusers folder",
         )
-    left = [name for name in convert.unused_keys(lone, parts.values()) if not convert.idle(name)]
-    if left:
-        log.warning("%s contains %d tensors that no component uses, the first is %r", lone.path, len(left), left[0])
     return parts
 
 

@@ -311,3 +311,61 @@ def test_a_weight_without_dimensions(tmp_path: Path) -> None:
     save_file({**tensors, "proj.comfy_quant": _line({"format": "int8_tensorwise"})}, path)
     with pytest.raises(BadFileError):
         sdquant.verify(path)
+
+
+def _blocks(metadata: bool, folder: Path, **changes: Any) -> tuple[Path, Tensor]:
+    """convert_to_quant's `int8_blockwise`, and the weight that it stands for: float32 [64, 96]."""
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(5)).view(2, 32, 3, 32)
+    scale = weight.abs().amax((1, 3)) / 127
+    codes = (weight / scale[:, None, :, None]).round()
+    file = {
+        "proj.weight": codes.to(torch.int8).view(64, 96), "proj.weight_scale": scale,
+        "proj.input_scale": torch.tensor(1.0),
+    }  # fmt: skip
+    said = {"format": "int8_blockwise", "orig_dtype": "torch.bfloat16", "group_size": 32, **changes.pop("said", {})}
+    file |= {} if metadata else {"proj.comfy_quant": _line(said)}
+    file = {name: tensor for name, tensor in {**file, **changes}.items() if tensor is not None}
+    table = {"_quantization_metadata": json.dumps({"layers": {"proj": said}})} if metadata else None
+    save_file(file, folder / "model.safetensors", table)
+    return folder / "model.safetensors", (codes * scale[:, None, :, None]).view(64, 96)
+
+
+@pytest.mark.parametrize("metadata", [False, True])
+def test_scales_of_blocks(metadata: bool, tmp_path: Path) -> None:
+    path, weight = _blocks(metadata, tmp_path)
+    seen = sdquant.verify(path)
+    assert (seen.quant, seen.backend, seen.warnings) == ("hub-int8", "hub", [])
+    assert any("ComfyUI's int8_blockwise" in line for line in seen.evidence)
+    assert torch.equal(dict(sdquant.dequantize(path))["proj.weight"], weight)
+    (found,) = single_file(path).prequantized.values()
+    packed = _read(path, (64, 96))
+    assert found.nbytes == sum(part.nbytes for part in packed.parts.values())
+    layer, x = quantized_layer(nn.Linear(96, 64, bias=False), packed, torch.float32), torch.randn(5, 96)
+    assert torch.allclose(layer(x), x @ weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"proj.weight_scale": None}, r"no 'proj\.weight_scale'"),
+        ({"proj.weight_scale": torch.ones(3, 3)}, "64 rows of 3 groups"),
+        ({"proj.weight_scale": torch.ones(2, 4)}, "64 rows of 3 groups"),
+        ({"proj.weight_scale": torch.full((2, 3), torch.nan)}, "not a number|NaN"),
+        ({"said": {"group_size": 36}}, "does not divide"), ({"said": {"group_size": "32"}}, "does not divide"),
+        ({"said": {"group_size": 128}}, "does not divide"), ({"proj.weight": torch.ones(96).to(torch.int8)}, "matrix"),
+    ],
+)  # fmt: skip
+def test_damaged_scales_of_blocks(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
+    with pytest.raises(BadFileError, match=word):
+        sdquant.verify(_blocks(False, tmp_path, **changes)[0])
+
+
+@pytest.mark.parametrize("kind", ["int8_tensorwise", "nvfp4", "asym_w4a8_int8"])
+def test_experts_in_one_tensor(kind: str, tmp_path: Path) -> None:
+    """ComfyUI has such tensors of mixtures; a file that is sound is not called damaged."""
+    codes = torch.ones(4, 32, 64, dtype=torch.uint8 if kind == "nvfp4" else torch.int8)
+    tensors = {"proj.weight": codes, "proj.weight_scale": torch.ones(4, 32, 1)}
+    save_file({**tensors, "proj.comfy_quant": _line({"format": kind, "num_experts": 4})}, tmp_path / "x.safetensors")
+    for ask in (sdquant.detect, sdquant.verify, sdquant.dequantize):
+        with pytest.raises(UnsupportedFileError, match="the weights of 4 experts in one tensor"):
+            ask(tmp_path / "x.safetensors")  # type: ignore[operator]
