@@ -7,7 +7,7 @@
 The files, and what is changed, are those of `tests/test_mutations.py`, from other seeds. A file that ends in any other
 error, or takes longer than a limit, is kept, and ends the run. Each format has a row. What the file of results says of
 formats that were not run again stays there, each row with the machine and the versions of its own run.
-A run with `--resume` writes where it is every 500 files, and goes on from there if it was cut off, or if a file broke it.
+A run with `--resume` writes where it is every 500 files, and goes on from there if it was cut off, or a file broke it.
 """
 
 from __future__ import annotations

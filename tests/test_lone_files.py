@@ -10,6 +10,7 @@ import pytest
 from sdquant.formats import model_families
 from sdquant.models import components, lone_files, original_names
 
+from . import video_models
 from .image_models import MODELS
 
 Shapes = dict[str, tuple[int, ...]]
@@ -50,6 +51,48 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 FAMILIES["chroma"] = (*FAMILIES["chroma"][:2], (*_INPUTS, "distilled_guidance_layer.in_proj"))
+# What a pair of classes has in common tells neither: the class is then that of most files, or none.
+_ONE_OF_SEVERAL = {
+    "SkyReelsV2Transformer3DModel": "WanTransformer3DModel", "ChronoEditTransformer3DModel": "WanTransformer3DModel",
+    "AutoencoderKLWan": None,
+}  # fmt: skip
+NAMED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    **{name: (row.kind, row.family, row.component, row.config) for name, row in MODELS.items()},
+    **{name: (row.class_name, row.family, row.component, row.config) for name, row in video_models.MODELS.items()},
+}
+# Models that share most names with one of another family or kind: class, config, and what their own names tell.
+_ALIKE: dict[str, tuple[dict[str, Any], str, str]] = {
+    "FluxControlNetModel": ({**_FLUX, "num_layers": 1, "num_single_layers": 1}, "flux", "controlnet"),
+    "QwenImageControlNetModel": ({**MODELS["qwen-image"].config}, "qwen-image", "controlnet"),
+    "SD3ControlNetModel": ({**_SD3, "num_layers": 1}, "sd3", "controlnet"),
+    "PixArtTransformer2DModel": (
+        {**_HEADS, "num_layers": 1, "cross_attention_dim": 64, "caption_channels": 32, "sample_size": 8},
+        "pixart", "transformer",
+    ),
+    "CogVideoXTransformer3DModel": (
+        {**_HEADS, "num_layers": 1, "text_embed_dim": 32, "time_embed_dim": 32}, "cogvideox", "transformer",
+    ),
+    "HunyuanImageTransformer2DModel": (
+        {**_HEADS, "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 32},
+        "hunyuan-image", "transformer",
+    ),
+    "HunyuanVideo15Transformer3DModel": (
+        {**_HEADS, "num_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 32, "text_embed_2_dim": 32,
+         "image_embed_dim": 32},
+        "hunyuan-video-1.5", "transformer",
+    ),
+    "SanaVideoTransformer3DModel": (
+        {**_HEADS, "num_layers": 1, "num_cross_attention_heads": 2, "cross_attention_head_dim": 32,
+         "cross_attention_dim": 64, "caption_channels": 32},
+        "sana-video", "transformer",
+    ),
+    "UNetMotionModel": (
+        {"block_out_channels": [32, 32], "down_block_types": ["CrossAttnDownBlockMotion", "DownBlockMotion"],
+         "up_block_types": ["UpBlockMotion", "CrossAttnUpBlockMotion"], "cross_attention_dim": 16,
+         "norm_num_groups": 8, "num_attention_heads": 4, "motion_num_attention_heads": 4},
+        "animatediff", "unet",
+    ),
+}  # fmt: skip
 _LISTS = ("num_layers", "num_single_layers", "n_layers")
 
 
@@ -60,6 +103,30 @@ def _layouts(kind: str, config: dict[str, Any]) -> Iterator[Shapes]:
     yield {row.name: original_names.shape_of(row, ours) for row in original_names.written(kind, ours) or []}
     if model_families.recognise(ours) is not None:
         yield ours
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_of_diffusers_tell_each_family(name: str) -> None:
+    """What is recognised under its authors' names is recognised under those of diffusers, too."""
+    kind, family, component, config = NAMED[name]
+    names = set(components.empty("diffusers", kind, config).state_dict(keep_vars=True))
+    for prefix in ("", *model_families.PREFIXES):
+        row = model_families.recognise({prefix + name for name in names})
+        assert row is not None and (row.family, row.component) == (family, component)
+        assert row.foreign or row.class_name == _ONE_OF_SEVERAL.get(kind, kind)
+
+
+@pytest.mark.parametrize("kind", _ALIKE)
+def test_names_tell_a_model_from_one_like_it(kind: str) -> None:
+    config, family, component = _ALIKE[kind]
+    row = model_families.recognise(set(components.empty("diffusers", kind, config).state_dict(keep_vars=True)))
+    assert row is not None and (row.family, row.component, row.class_name) == (family, component, kind)
+
+
+@pytest.mark.parametrize("kind", ["LongCatImageTransformer2DModel", "OvisImageTransformer2DModel"])
+def test_a_model_like_flux_is_not_taken_for_it(kind: str) -> None:
+    config = {key: value for key, value in _FLUX.items() if key != "axes_dims_rope"} | {"num_layers": 1}
+    assert model_families.recognise(set(components.empty("diffusers", kind, config).state_dict(keep_vars=True))) is None
 
 
 def _look(shapes: Shapes, family: str) -> tuple[lone_files.Fault | None, list[str]]:
