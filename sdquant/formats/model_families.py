@@ -45,7 +45,10 @@ _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ltx2", ("patchify_proj.weight", "av_ca_a2v_gate_adaln_single.emb.timestep_embedder.linear_1.weight")),
     ("ltx-video", ("patchify_proj.weight", "transformer_blocks.0.scale_shift_table")),
     ("mochi", ("blocks.0.attn.qkv_x.weight",)),
-    ("hunyuan-video", ("txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.weight",)),
+    (
+        "hunyuan-video",
+        ("txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.weight", "double_blocks.0.img_attn_qkv.weight"),
+    ),
     ("sana", ("blocks.0.cross_attn.q_linear.weight", "blocks.0.mlp.inverted_conv.conv.weight")),
     ("wan-vace", ("head.modulation", "vace_blocks.0.after_proj.weight")),
     ("wan-animate", ("head.modulation", "motion_encoder.dec.direction.weight")),

@@ -17,6 +17,7 @@ from .tensor_sizes import (
     Shapes,
     blocks,
     columns,
+    either,
     factor,
     has,
     has_ending,
@@ -78,10 +79,10 @@ def _z_axes(shapes: Shapes) -> list[int]:
 
 
 def _hidream_captions(shapes: Shapes) -> list[int]:
-    """Return the widths of what HiDream's T5 and Llama say: each block has a projection of Llama, the last one is T5's."""
-    count = blocks("caption_projection.")(shapes)
-    llama = most("linear.weight", at=1, within=tuple(f"caption_projection.{at}." for at in range(count - 1)))
-    return [columns(f"caption_projection.{count - 1}.linear.weight")(shapes), llama(shapes)]
+    """Return the widths of HiDream's T5 and Llama: each block has a projection of Llama's, and the last one is T5's."""
+    last = blocks("double_stream_blocks.")(shapes) + blocks("single_stream_blocks.")(shapes)
+    llama = most("linear.weight", at=1, within=tuple(f"caption_projection.{at}." for at in range(last)))
+    return [either(columns(f"caption_projection.{last}.linear.weight"), llama)(shapes), llama(shapes)]
 
 
 def _kv_heads(shapes: Shapes) -> int:
@@ -170,7 +171,7 @@ IMAGES: Mapping[str, Row] = {
         "num_mmdit_layers": blocks("joint_transformer_blocks.", "double_layers."),
         "num_single_dit_layers": blocks("single_transformer_blocks.", "single_layers."),
         "in_channels": columns("pos_embed.proj.weight", "init_x_linear.weight", over=4),
-        "out_channels": rows("proj_out.weight", "final_linear.weight", over=4),
+        "out_channels": columns("pos_embed.proj.weight", "init_x_linear.weight", over=4),
         "joint_attention_dim": columns("context_embedder.weight", "cond_seq_linear.weight"),
         "caption_projection_dim": _AURA_WIDTH,
         "pos_embed_max_size": lambda shapes: shape(shapes, ("pos_embed.pos_embed", "positional_encoding"))[1],
@@ -206,7 +207,8 @@ IMAGES: Mapping[str, Row] = {
         "out_channels": rows("proj_out.bias", "proj_out.weight"),
         "text_embed_dim": columns("context_embedder.proj_in.weight"),
         "text_embed_2_dim": if_has(
-            columns("context_embedder_2.linear_1.weight"), "context_embedder_2.linear_1.weight"
+            columns("context_embedder_2.linear_1.weight"), "context_embedder_2.linear_1.weight",
+            "context_embedder_2.linear_2.weight",
         ),
         "attention_head_dim": HEAD,
         "num_attention_heads": ratio(_FLUX_WIDTH, HEAD),
@@ -231,7 +233,10 @@ IMAGES: Mapping[str, Row] = {
             "norm_out.linear_2.bias", "final_layer.linear.bias", "norm_out.linear_2.weight",
             "final_layer.linear.weight", over=4,
         ),
-        "cap_feat_dim": rows("time_caption_embed.caption_embedder.0.weight", "cap_embedder.0.weight"),
+        "cap_feat_dim": either(
+            rows("time_caption_embed.caption_embedder.0.weight", "cap_embedder.0.weight"),
+            columns("time_caption_embed.caption_embedder.1.weight", "cap_embedder.1.weight"),
+        ),
         "multiple_of": 1,
         "ffn_dim_multiplier": lambda shapes: (
             factor(most("feed_forward.linear_1.weight", "feed_forward.w1.weight"), _GLU_WIDTH)(shapes) / 4
@@ -246,7 +251,8 @@ IMAGES: Mapping[str, Row] = {
         "out_channels": rows("proj_out.bias", "proj_out.weight", over=4),
         "cross_attention_dim": most("attn2.to_k.weight", "attn2.to_v.weight", at=1),
         "caption_channels": if_has(
-            columns("caption_projection.linear_1.weight"), "caption_projection.linear_1.weight"
+            columns("caption_projection.linear_1.weight"), "caption_projection.linear_1.weight",
+            "caption_projection.linear_2.weight",
         ),
         "use_additional_conditions": has(
             "adaln_single.emb.resolution_embedder.linear_1.weight",

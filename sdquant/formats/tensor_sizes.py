@@ -31,6 +31,18 @@ def columns(*names: str, over: int = 1) -> Size:
     return lambda shapes: shape(shapes, names)[1] // over
 
 
+def either(one: Size, other: Size) -> Size:
+    """Return the first size, or the second if the tensors that tell the first are not there."""
+
+    def size(shapes: Shapes) -> Any:
+        try:
+            return one(shapes)
+        except ERRORS:
+            return other(shapes)
+
+    return size
+
+
 def widest(*names: str) -> Size:
     """Return the most columns of tensors that have the same number, of which one may be damaged."""
     return lambda shapes: max(shapes[name][1] for name in names if len(shapes.get(name, ())) > 1)
