@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=None, help="file to write, or to write rows of formats into")
     args = parser.parse_args(argv)
     seed, done, seen = _progress(args.resume, args.seed, args.formats)
-    signal.signal(signal.SIGALRM, test_mutations.rang)
+    test_mutations.listen()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         originals = test_mutations.sound(Path(folder), encoders=True)
