@@ -48,7 +48,7 @@ def widest(*names: str) -> Size:
     return lambda shapes: max(shapes[name][1] for name in names if len(shapes.get(name, ())) > 1)
 
 
-def most(*endings: str, at: int = 0, over: int = 1, within: tuple[str, ...] = ("",)) -> Size:
+def usual(*endings: str, at: int = 0, over: int = 1, within: tuple[str, ...] = ("",)) -> Size:
     """Return the size of a dimension that most of the tensors have whose names begin and end so, one in each block."""
     return lambda shapes: Counter(
         size[at]
@@ -75,7 +75,7 @@ def blocks(*prefixes: str) -> Size:
     )
 
 
-def has(*names: str) -> Size:
+def is_there(*names: str) -> Size:
     """Return whether one of the tensors is there."""
     return lambda shapes: any(name in shapes for name in names)
 
@@ -90,17 +90,17 @@ def has_ending(*endings: str) -> Size:
     return lambda shapes: any(name.endswith(endings) for name in shapes)
 
 
-def head(width: Size, usual: int) -> Size:
+def head(width: Size, common: int) -> Size:
     """Return the size of a head of a model whose tensors do not show it: the usual one, if several make the width."""
-    return lambda shapes: usual if width(shapes) % usual == 0 else width(shapes)
+    return lambda shapes: common if width(shapes) % common == 0 else width(shapes)
 
 
-def heads(width: Size, usual: int) -> dict[str, Size]:
+def heads(width: Size, common: int) -> dict[str, Size]:
     """Return the rows of such a model's heads."""
-    return {"attention_head_dim": head(width, usual), "num_attention_heads": ratio(width, head(width, usual))}
+    return {"attention_head_dim": head(width, common), "num_attention_heads": ratio(width, head(width, common))}
 
 
-HEAD = most(  # of models whose norms of queries and keys show it
+HEAD = usual(  # of models whose norms of queries and keys show it
     "query_norm.scale", "key_norm.scale", "norm_q.weight", "norm_k.weight", "norm_added_q.weight",
     "norm_added_k.weight", "q_norm.weight", "k_norm.weight", "ln_q.weight", "ln_k.weight", "q_norm_x.weight",
     "k_norm_x.weight", "q_norm_y.weight", "k_norm_y.weight", "to_q.1.weight", "to_k.1.weight",
