@@ -2,10 +2,12 @@
 
     python -m bench.mutations --json bench/results/mutations.json
     python -m bench.mutations --formats torchao_mxfp4.safetensors --count 2000 --json bench/results/mutations.json
+    chrt -i 0 python -m bench.mutations --resume run.json --json bench/results/mutations.json
 
 The files, and what is changed, are those of `tests/test_mutations.py`, from other seeds. A file that ends in any other
 error, or takes longer than a limit, is kept, and ends the run. Each format has a row. What the file of results says of
 formats that were not run again stays there, each row with the machine and the versions of its own run.
+A run with `--resume` writes where it is every 500 files, and goes on from there if it was cut off, or a file broke it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdquant.utils.atomic_write import whole_file
 from tests import test_mutations
 
 from . import _results
@@ -36,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--formats", nargs="+", default=None, metavar="FILE", help="only these; default: all")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long, with what was done")
     parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
+    parser.add_argument("--resume", type=Path, default=None, help="file of a run to go on with, or to begin")
     parser.add_argument("--keep", type=Path, default=Path(), help="folder for a file that breaks something")
     parser.add_argument("--json", type=Path, default=None, help="file to write, or to write rows of formats into")
     args = parser.parse_args(argv)
-    seed = random.randrange(2**32) if args.seed is None else args.seed
-    signal.signal(signal.SIGALRM, test_mutations.rang)
-    seen: dict[str, Counter[str]] = {}
-    done, start = 0, time.monotonic()
+    seed, done, seen = _progress(args.resume, args.seed, args.formats)
+    test_mutations.listen()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         originals = test_mutations.sound(Path(folder), encoders=True)
         unknown = set(args.formats or ()) - originals.keys()
@@ -55,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, counts in found.items():
                 seen.setdefault(name, Counter()).update(counts)
             done += step
+            if args.resume is not None:
+                values = {"seed": seed, "done": done, "formats": args.formats, "seen": seen}
+                with whole_file(args.resume) as file:
+                    file.write(json.dumps(values).encode())
     for name, counts in sorted(seen.items()):
         print(f"{name}: {dict(counts)}")
     print(f"{done} files of {len(seen)} formats, seed {seed}")
@@ -64,6 +70,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, counts in sorted(seen.items())
         ]
         _results.write(args.json, "mutations", [*kept(args.json, seen), *rows])
+
+
+def _progress(
+    path: Path | None, seed: int | None, formats: Sequence[str] | None
+) -> tuple[int, int, dict[str, Counter[str]]]:
+    """The seed of a run, the number of files that it has tried, and what came of those of each format."""
+    if path is None or not path.exists():
+        return random.randrange(2**32) if seed is None else seed, 0, {}
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if seed not in (None, values["seed"]) or formats != values["formats"]:
+        sys.exit(f"{path} is of a run of other formats, or from another seed: give it as it began")
+    return values["seed"], values["done"], {name: Counter(counts) for name, counts in values["seen"].items()}
 
 
 def kept(path: Path, seen: Mapping[str, Any]) -> list[dict[str, Any]]:

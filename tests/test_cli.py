@@ -20,7 +20,7 @@ import pytest
 import sdquant
 from sdquant import cli
 from sdquant.cli import _common
-from sdquant.cli._command_words import in_command_words
+from sdquant.cli._command_words import in_command_words, in_config_words
 from sdquant.compat import hardware
 from sdquant.errors import BackendUnavailableError, SettingsError
 from sdquant.planning.estimate import meta_models, peak_memory, step_time
@@ -179,6 +179,39 @@ def test_a_refusal_is_three_lines_and_code_2(capsys: Capture, words: tuple[str, 
     said = {name: in_command_words(error[name]) for name in ("what", "why", "fix")}
     assert err.splitlines() == [f"sdquant: {said['what']}", f"   why: {said['why']}", f"   fix: {said['fix']}"]
     assert run(capsys, *words)[:2] == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("python", "flags", "keys"),
+    [
+        ("with base=<pipeline folder>", "with --base FOLDER", "with base=FOLDER"),
+        ("allow_incompatible=True", "--allow-incompatible", "allow_incompatible=true"),
+        ("quant='int8', or quant=None", "--quant int8, or no --quant", "quantization=int8, or no quantization"),
+        ("leave skip= out", "leave --skip out", "leave skip out"),
+        (
+            'config={"quant_method": "comfyui", "convrot": True} or budget="6GB"',
+            '--config \'{"quant_method": "comfyui", "convrot": true}\' or --budget 6GB',
+            'config=\'{"quant_method": "comfyui", "convrot": true}\' or budget=6GB',
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_in_the_words_of_both_forms(python: str, flags: str, keys: str) -> None:
+    assert in_command_words(python) == flags
+    assert in_config_words(python, {"quant": "quantization"}) == keys
+
+
+def test_a_config_files_error_names_its_keys(capsys: Capture, tmp_path: Path) -> None:
+    """A file of ComfyUI's int8 without its marker: what has to be said of it is the key of the same name."""
+    import torch
+    from safetensors.torch import save_file
+
+    codes = {"weight": torch.ones(32, 32, dtype=torch.int8), "weight_scale": torch.ones(32, 1)}
+    save_file({f"layer.{key}": tensor for key, tensor in codes.items()}, tmp_path / "unsaid.safetensors")
+    lines = [f"pretrained_model_name_or_path: {tmp_path / 'unsaid.safetensors'}", "base: digits-sd", "prompt: a seven"]
+    (tmp_path / "run.yml").write_text("\n".join(lines))
+    assert run(capsys, "generate", tmp_path / "run.yml", "--json")[0] == 2
+    code, out, err = run(capsys, "generate", tmp_path / "run.yml")
+    assert (code, out) == (2, "") and 'config=\'{"quant_method": "comfyui"' in err and "--config" not in err, err
 
 
 @pytest.mark.parametrize(

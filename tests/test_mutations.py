@@ -34,7 +34,8 @@ from . import mutation_formats
 
 COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))
 PARTS = 8
-LIMIT = 20  # seconds for one file; the slowest take some milliseconds
+LIMIT = 20  # seconds of the process for one file; the slowest take some milliseconds
+WAIT = 60 * LIMIT  # seconds of the clock: beside others, at idle priority, a process may wait for minutes
 SCHEMES = ("nf4,double_quant", "fp8,packing=float8", "bnb-int8", "qint4", "int4", "sdnq-uint3", "q4_k")
 # What other tools write: each format of ComfyUI, NVFP4 in both orders, fine-grained FP8, SDNQ with its extras, and
 # those of the hub, torchao, ModelOpt and Nunchaku.
@@ -170,15 +171,35 @@ def mutated(name: str, raw: bytes, dice: random.Random) -> bytes:
 
 
 def rang(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"more than {LIMIT} s")
+    what = f"{LIMIT} s of work" if number == signal.SIGPROF else f"{WAIT} s"
+    raise TimeoutError(f"more than {what}")
+
+
+def listen() -> list[Any]:
+    """Let `rang` answer the timers of `outcomes`; return what did before."""
+    return [signal.signal(number, rang) for number in (signal.SIGALRM, signal.SIGPROF)]
+
+
+def _set_timers(work: float, wait: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, work)
+    signal.setitimer(signal.ITIMER_REAL, wait)
 
 
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    old = signal.signal(signal.SIGALRM, rang)
+    before = listen()
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, old)
+    _set_timers(0, 0)
+    for number, handler in zip((signal.SIGALRM, signal.SIGPROF), before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("work", "wait", "text"), [(0.05, 60, "of work"), (60, 0.05, "s$")])
+def test_both_timers_end_a_hang(alarm: None, work: float, wait: float, text: str) -> None:
+    with pytest.raises(TimeoutError, match=text):
+        _set_timers(work, wait)
+        while True:
+            pass
 
 
 def test_the_originals_are_sound(originals: dict[str, bytes], tmp_path: Path) -> None:
@@ -228,7 +249,7 @@ def outcomes(originals: dict[str, bytes], folder: Path, seed: str, count: int, k
         raw = mutated(name, originals[name], dice)
         path = folder / name
         path.write_bytes(raw)
-        signal.alarm(LIMIT)
+        _set_timers(LIMIT, WAIT)
         try:
             look(path, whole=number % 4 == 0)
             seen[name]["read"] += 1
@@ -240,5 +261,5 @@ def outcomes(originals: dict[str, bytes], folder: Path, seed: str, count: int, k
             broken.write_bytes(raw)
             raise AssertionError(f"{broken}: {error!r}") from error
         finally:
-            signal.alarm(0)
+            _set_timers(0, 0)
     return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -232,3 +233,25 @@ def test_by_the_command_line(flux: Path, comfy: dict[str, Path], tmp_path: Path,
     assert sdquant.detect(out).parts["vae"].quant == "int8"
     assert main(["quantize", str(flux), str(tmp_path / "x.gguf"), "-q", "q8_0", "--part", words[0]]) == 2
     assert "Cannot use --part" in capsys.readouterr().err
+
+
+def test_a_part_that_does_not_say_what_it_is(flux: Path, tmp_path: Path) -> None:
+    """`config=` is for the model's own file: the error of a part names the file that says it instead, and is right."""
+    state = t5xxl(layouts.weights(flux / "text_encoder_2"))
+    name = next(key for key in state if key.endswith("SelfAttention.q.weight"))
+    scale = state[name].abs().max().float() / 127
+    file = tmp_path / "alone" / "t5xxl-int8.safetensors"
+    file.parent.mkdir()
+    codes = (state[name].float() / scale).round().to(torch.int8)
+    save_file({**state, name: codes, f"{name}_scale": scale}, file)
+    for part in ([file], {"text_encoder_2": file}):
+        with pytest.raises(UnsupportedFileError, match="no comfy_quant marker") as caught:
+            sdquant.plan(flux, parts=part)
+        assert "config=" not in caught.value.fix and str(caught.value.fix).count("beside the file") == 2
+    said = re.findall(r"(\{.*?\}\}) in a config.json", caught.value.fix)
+    (file.parent / "config.json").write_text(said[0])
+    (row,) = (one for one in sdquant.plan(flux, parts=[file]).components if one.name == "text_encoder_2")
+    assert row.scheme == "int8_tensor"
+    pipe = sdquant.load_model(flux, parts={"text_encoder_2": file}, dtype="float32", progress=False)
+    ((_, packed),) = quantized(pipe.text_encoder_2)
+    assert torch.equal(sdquant.backends.get("comfy").decode(packed, torch.float32), codes.float() * scale)

@@ -17,7 +17,8 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NoReturn
 
 from ..errors import SdquantError, SettingsError
@@ -26,7 +27,7 @@ from ..utils.signals import Stop
 from ..utils.suggestions import nearest
 from ..utils.version import __version__
 from . import _common
-from ._command_words import in_command_words
+from ._command_words import in_command_words, in_config_words
 from ._config_form import ConfigParser
 
 __all__ = ["COMMANDS", "main", "parser"]
@@ -153,12 +154,21 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
     """Print what, why and fix to stderr, and as JSON to stdout if --json is set. Return exit code 2."""
     if args.verbose:
         traceback.print_exception(error)
-    what, why, fix = map(in_command_words, (error.what, error.why, error.fix))
+    what, why, fix = map(_words(args), (error.what, error.why, error.fix))
     print(f"sdquant{label()}: {what}\n   why: {why}\n   fix: {fix}", file=sys.stderr)
     if getattr(args, "json", False):
         row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
         print(json.dumps({"error": row}, indent=2))
     return 2
+
+
+def _words(args: argparse.Namespace) -> Callable[[str], str]:
+    """Return what puts a sentence in the words of the form that the command was given in."""
+    if getattr(args, "config_of", None) is None:
+        return in_command_words
+    from ..training import config_keys
+
+    return partial(in_config_words, keys={row.field: row.name for row in config_keys() if row.field})
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ _OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis"
 # What ModelOpt's export calls by the same names and writes otherwise: with `enable_layerwise_quant_metadata` it lists
 # layers as ComfyUI does, the even column in the low half of a byte, and scales in tiles only where it was told to.
 _ALSO_MODELOPT = ("nvfp4", "mxfp8")
+_OTHER_ORDER = ("modelopt", "bfl")  # what configs call methods whose files have it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +104,12 @@ def declarations(
             words = f"it says {row['format']!r}, but the file's metadata says {in_metadata[name]['format']!r}"
             raise _bad(home[key], key, words)
     rows = in_metadata | in_tensors
-    rows |= {
+    told = {
         name: stated for name in tensors if stated is not None and name not in rows and _suits(name, tensors, stated)
     }
+    against = [name for name, row in rows.items() if _is_unlike(name, row, tensors, stated, every=not told)]
+    remarks = [*_outvoted(path, against, rows, stated), *_not_modelopts(path, in_tensors, tables)]
+    rows |= told
     _require_read(path, rows)
     for name, row in rows.items():
         want = READ[row["format"]]
@@ -113,7 +117,8 @@ def declarations(
             why = f"its format is declared as {row['format']}, but its dtype is {tensors[name].dtype}"
             raise _bad(home[name], name, why)
     differ = [name for name, row in in_tensors.items() if _meaning(in_metadata.get(name, row)) != _meaning(row)]
-    return Declarations(weights=rows, warnings=tuple(_different(path, differ, in_tensors, in_metadata)))
+    remarks = [*_different(path, differ, in_tensors, in_metadata), *remarks]
+    return Declarations(weights=rows, warnings=tuple(remarks))
 
 
 def _refuse_modelopt(path: Path, rows: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
@@ -194,6 +199,50 @@ def _different(
             f"{path.name}: of {len(names)} weights ({first!r} first) the *.{FLOAT8_MARKER} tensors say {one}, and the "
             f"metadata says {other}. The tensors are right in the files that are known for it, and were followed; "
             "ComfyUI follows the metadata, and generates noise from this file"
+        )
+
+
+def _is_unlike(
+    name: str,
+    row: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    stated: Mapping[str, Any] | None,
+    *,
+    every: bool,
+) -> bool:
+    """Return whether a config says another thing of a weight than the file, and may be meant for it.
+
+    Args:
+        every: also of weights that do not look like what it says, as there are no others that it could be meant for.
+    """
+    if stated is None or _meaning(row) == _meaning(stated):
+        return False
+    return every or _suits(name, tensors, stated)
+
+
+def _outvoted(
+    path: Path, names: Sequence[str], rows: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Yield the warning about weights of which the file says another thing than a config that names ComfyUI."""
+    if names and stated is not None:
+        yield (
+            f"{path.name}: its quantization_config says {stated['format']}, {_in_words(stated)}, but the file says "
+            f"{rows[names[0]]['format']}, {_in_words(rows[names[0]])} of {len(names)} weights ({names[0]!r} first), "
+            "and was followed"
+        )
+
+
+def _not_modelopts(
+    path: Path, in_tensors: Mapping[str, Mapping[str, Any]], tables: Iterable[tuple[str, Mapping[str, Any]]]
+) -> Iterator[str]:
+    """Yield the warning about weights that a config says are in ModelOpt's order, and the file that in ComfyUI's."""
+    names = [name for name, row in in_tensors.items() if row["format"] in _ALSO_MODELOPT]
+    place = next((where for where, table in tables if str(table.get("quant_method", "")).lower() in _OTHER_ORDER), None)
+    if names and place is not None:
+        yield (
+            f"{path.name}: {place} names ModelOpt or Black Forest Labs, whose {in_tensors[names[0]]['format']} is in "
+            f"another order, but the *.{FLOAT8_MARKER} tensors of {len(names)} weights ({names[0]!r} first) say "
+            "ComfyUI's, and were followed"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ def with_given(own: Configs, given: Given, path: Path) -> Configs:
     others = {key: rows for key, rows in files.items() if key != "config"}
     settings = _settings(whole, others, path)
     return whole, {**settings, "files": {GIVEN: whole, **others}} if config.get("quantization_config") else settings
+
+
+def in_words_of_files(text: str) -> str:
+    """Return a sentence of an error with a file instead of the argument `config`, where nobody can pass one."""
+
+    def beside(match: re.Match[str]) -> str:
+        inner = match[1].replace(": True", ": true").replace(": False", ": false")
+        return f'{{"quantization_config": {{{inner}}}}} in a config.json beside the file (alone in a folder)'
+
+    return re.sub(r"\bconfig=\{([^{}]*)\}", beside, text)
 
 
 def refuse_for_pipeline(place: Path, given: Given | None) -> None:

@@ -107,9 +107,8 @@ def _refuse_unknown(
         f"it has weights of Nunchaku ({min(found)!r}), and nothing tells whether its rows are interleaved and its "
         "activations shifted, as in Nunchaku's own files (of which sdquant knows FLUX.1 and 2, Qwen-Image, Z-Image, "
         "SANA and Stable Diffusion XL), or not, as in diffusers' nunchaku_lite",
-        'If it is of nunchaku_lite, put its config.json with "quant_method": "nunchaku_lite" beside it (`dequantize` '
-        'takes config={"quant_method": "nunchaku_lite"}, too, and the command --config FILE); else use a file of the '
-        "same model in a format that `sdquant matrix` lists",
+        'If it is of nunchaku_lite, say so, with config={"quant_method": "nunchaku_lite"}; else use a file of the same '
+        "model in a format that `sdquant matrix` lists",
     )
 
 

@@ -108,7 +108,7 @@ def _first(detected: Detected, base: Detected) -> str | None:
     names, kind = detected.sources[choices.LONE].names, detected.component or ""
     shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
-    if shared[best] > 0.9:
+    if shared[best] > 0.9 and not _are_unlike(kind, best):  # a ControlNet has most names of its model
         return best
     if kind in base.sources:
         return kind
@@ -163,10 +163,15 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
         return None
     if fitting:
         return f"its tensors are those of {' or '.join(fitting)}, but {name} is {has}"
-    mine_class, name_kind = detected.sources[choices.LONE].class_name, _kind(name)
-    if (mine_class and mine_class != owner.class_name) or (_kind(kind) and name_kind and _kind(kind) != name_kind):
+    mine_class = detected.sources[choices.LONE].class_name
+    if (mine_class and mine_class != owner.class_name) or _are_unlike(kind, name):
         return f"it is {mine_class or kind}, but {name} is {has}"
     return None
+
+
+def _are_unlike(one: str, other: str) -> bool:
+    """Return whether the names of two components say that they are of different kinds."""
+    return None not in (_kind(one), _kind(other)) and _kind(one) != _kind(other)
 
 
 def _kind(name: str) -> str | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core import LONE
-from ..errors import MissingComponentError, SettingsError
-from ..formats import model_families, refused_files
+from ..errors import MissingComponentError, SdquantError, SettingsError
+from ..formats import component_configs, model_families, refused_files
 from ..models import Reference, detection, gguf_encoders, hub_references
 from . import vision_files
 from .component_files import ModelFiles
@@ -145,10 +145,15 @@ def _read(
     config: Given | None = None,
 ) -> Detected:
     """Read the headers of what a path contains; see `read_headers`."""
-    return detection.read_headers(
-        path, complete=False, allow_pickle=request.allow_pickle, variant=variant, partial=partial,
-        is_component=is_component, config=config,
-    )  # fmt: skip
+    try:
+        return detection.read_headers(
+            path, complete=False, allow_pickle=request.allow_pickle, variant=variant, partial=partial,
+            is_component=is_component, config=config,
+        )  # fmt: skip
+    except SdquantError as error:
+        if is_component:  # config= is for the model's own file, and a part's says it by one beside it
+            raise type(error)(error.what, error.why, component_configs.in_words_of_files(error.fix)) from error
+        raise
 
 
 def _is_checkpoint(detected: Detected) -> bool:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import re
 
-
-def _config(match: re.Match[str]) -> str:
-    """Return what takes the place of an argument that the page has no widget for."""
-    inner = match[1].replace(": True", ": true").replace(": False", ": false")
-    return f'a config.json with {{"quantization_config": {{{inner}}}}} beside the file, alone in a folder,'
-
+from ..formats import component_configs
 
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
@@ -25,7 +20,6 @@ _WORDS = (
     (r"compute=['\"](\w+)['\"]", r"compute \1"),
     (r"device=['\"]([\w:]+)['\"]", r"the device \1"),
     (r"\b(mode|dtype|budget|device|variant|size|quality)=['\"]?([\w.]+)['\"]?", r"\1 \2"),
-    (r"config=\{([^{}]*)\}", _config),
     (r"\bbase=(<[^>]*>|['\"][^'\"]*['\"]|\S+)", "a base pipeline"),
     (r"\b(runtime|compute|offload|quant|budget|skip|size|quality)=(?=\W|$)", r"\1"),
 )
@@ -35,7 +29,7 @@ _TABLE = tuple((re.compile(pattern), text) for pattern, text in _WORDS)
 
 def in_page_words(text: str) -> str:
     """Return a sentence of an error with the arguments of calls in it as the page names them."""
-    text = _LIBRARY.sub(lambda match: match[1].upper(), text)
+    text = component_configs.in_words_of_files(_LIBRARY.sub(lambda match: match[1].upper(), text))
     for pattern, words in _TABLE:
         text = pattern.sub(words, text)
     return text

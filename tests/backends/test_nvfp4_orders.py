@@ -200,7 +200,7 @@ def test_a_user_can_say_the_order(order: str, named: str, tmp_path: Path, capsys
     words = re.findall(r"--config '(\{.*?\})'", capsys.readouterr().err.replace("\n", " "))
     assert said in [json.loads(re.sub(r"\s+", " ", text)) for text in words]
     assert main(["inspect", "--verify", "--config", json.dumps(said), str(path)]) == 0
-    beside = re.findall(r"a config.json with (\{.*?\}\})", in_page_words(caught.value.fix))
+    beside = re.findall(r"(\{.*?\}\}) in a config.json", in_page_words(caught.value.fix))
     assert {"quantization_config": said} in [json.loads(text) for text in beside]
     (path.parent / "config.json").write_text(json.dumps({"quantization_config": said}))
     assert torch.equal(dict(sdquant.dequantize(path))[NAME], weight) and sdquant.verify(path).quant == "comfy:nvfp4"

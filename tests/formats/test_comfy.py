@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from comfy_kitchen.tensor import TensorCoreMXFP8Layout, TensorWiseINT8Layout
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
@@ -129,3 +129,54 @@ def test_int8_runs_in_plain_layers_and_so_in_every_offload_mode(foreign: Callabl
     assert not any(type(module).__module__.startswith("optimum") for module in pipe.transformer.modules())
     (part,) = (part for part in pipe.sdquant.plan.components if part.action == "found")
     assert part.runtime == "plain" and pipe.sdquant.plan.warnings == ()
+
+
+_PLAIN = {"quant_method": "comfyui", "format": "int8_tensorwise"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (_PLAIN, ()),
+        ({**_PLAIN, "convrot": True, "convrot_groupsize": 16}, ("rotated in groups of 16", "not rotated of 1 weights")),
+        ({"quant_method": "comfyui", "format": "float8_e4m3fn"}, ("says float8_e4m3fn", "says int8_tensorwise")),
+        ({"quant_method": "gptq"}, ("GPTQ", "int8_tensor")),
+    ],
+    ids=["the same", "another rotation", "another format", "another method"],
+)
+def test_a_config_that_says_another_thing_than_the_file(
+    config: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The file is right, and a warning names both; what no marker describes is as the config says."""
+    marked = {**_int8("marked"), "marked.comfy_quant": _line({"format": "int8_tensorwise"})}
+    save_file(marked, tmp_path / "x.safetensors")
+    src = single_file(tmp_path / "x.safetensors", given=config)
+    assert "rotation" not in src.prequantized["marked.weight"].details
+    assert len(src.warnings) == bool(words) and all(word in src.warnings[0] for word in words), src.warnings
+    assert sdquant.detect(tmp_path / "x.safetensors", config=config).warnings == list(src.warnings)
+
+
+def test_a_config_for_what_has_no_marker_is_no_contradiction(tmp_path: Path) -> None:
+    fp8 = {"other.weight": torch.ones(32, 32).to(torch.float8_e4m3fn), "other.weight_scale": torch.ones(())}
+    save_file(
+        {**_int8("bare"), **fp8, "other.comfy_quant": _line({"format": "float8_e4m3fn"})}, tmp_path / "x.safetensors"
+    )
+    src = single_file(tmp_path / "x.safetensors", given=_PLAIN)
+    assert {row.scheme for row in src.prequantized.values()} == {"int8_tensor", "fp8"} and src.warnings == ()
+
+
+def test_a_config_of_modelopt_for_a_file_of_comfyui(tmp_path: Path) -> None:
+    golden = load_file(Path(__file__).parents[1] / "backends" / "golden" / "comfy_nvfp4_padded.safetensors")
+    layer = {key: tensor for key, tensor in golden.items() if key.startswith("layer.")}
+    save_file(layer, tmp_path / "x.safetensors")
+    src = single_file(tmp_path / "x.safetensors", given={"quant_method": "modelopt"})
+    (warning,) = src.warnings
+    assert "ModelOpt" in warning and "comfy_quant tensors of 1 weights" in warning and "'layer.weight'" in warning
+
+
+def _int8(layer: str) -> dict[str, Tensor]:
+    return {f"{layer}.weight": torch.ones(32, 32, dtype=torch.int8), f"{layer}.weight_scale": torch.ones(())}
+
+
+def _line(row: dict[str, Any]) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
