@@ -83,8 +83,8 @@ def unexplained(moments: Tensor, columns: int, rotation: int = 0) -> Tensor:
 def _squared_pivots(moments: Tensor, order: Tensor) -> Tensor:
     """Return the squares of the diagonal of the Cholesky factor of moments [n, n] in an order: floats [n].
 
-    In single precision if that goes, which takes two thirds of the time: with damping, and small inputs before large ones,
-    the squares are off by a hundred thousandth.
+    In single precision if that goes, which takes two thirds of the time: with damping, and small inputs before large
+    ones, the squares are off by a hundred thousandth.
     """
     values = moments[order][:, order].float()
     if values.device.type in ("cpu", "cuda") and bool((mean := values.diagonal().mean()) > 0):
