@@ -42,6 +42,7 @@ TOUCHED = 4 << 30  # bytes: more than any row takes
 TIMES = {"int8_convrot": ("int8", 2.0)}
 PEAK = 1.1
 CALIBRATED = "bf16 and statistics"  # what is loaded
+MIX = 0.28  # of bf16's bytes
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,21 @@ def _calibrated(scheme: str) -> Callable[[Path], Any]:
         import sdquant
 
         return sdquant.load_model(path, scheme, runtime="plain", quant_stats=statistics(path), progress=False)
+
+    return load
+
+
+def _mixed(share: float, calibrated: bool) -> Callable[[Path], Any]:
+    """Return what chooses a mix of so large a share of bf16, with nothing known from before, and loads it."""
+
+    def load(path: Path) -> Any:
+        import sdquant
+
+        size = int(share * sdquant.plan(path).bytes)
+        known = statistics(path) if calibrated else None
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["XDG_CACHE_HOME"] = cache
+            return sdquant.load_model(path, "auto", size=size, quant_stats=known, progress=False)
 
     return load
 
@@ -200,6 +216,8 @@ def rows() -> list[Row]:
             Row(f"{name},gptq", f"{name},gptq", False, CALIBRATED, _calibrated(f"{name},gptq"), _import_ours)
             for name in ("int4", "nf4", "sdnq-uint4,hadamard")
         ),
+        Row("auto", "auto, 0.28", False, "bf16", _mixed(MIX, calibrated=False), _import_ours),
+        Row("auto,statistics", "auto, 0.28", False, CALIBRATED, _mixed(MIX, calibrated=True), _import_ours),
         *(Row(f"post-{name}", name, False, "bf16", _ours(name, "post"), _import_ours) for name in ("nf4", "qint8")),
         *(
             Row(f"saved-{name}", name, False, name, _ours(None), _import_ours)

@@ -18,7 +18,7 @@ from sdquant.models import draw
 from sdquant.nn.weights import quantized
 from sdquant.planning import knapsack, make_request, prepare
 from sdquant.planning.knapsack import Cost
-from sdquant.rules import MixSpec, statistics_file
+from sdquant.rules import ComponentStatistics, MixSpec, statistics_file
 from sdquant.training import digits
 from sdquant.training.calibration import Calibration, calibrate
 
@@ -145,7 +145,10 @@ def test_too_small_and_wrong_arguments() -> None:
     for values, words in (
         ({"quality": 30}, "follows from the other"), ({"quant": "auto,bits=4"}, "no option of auto"),
         ({"runtime": "library"}, "plain layers"), ({"size": None, "quality": -1}, "number of dB"),
-        ({"size": "much"}, "not a size"),
+        ({"size": "much"}, "not a size"), ({"size": 0}, "not a size"), ({"size": "9" * 400}, "so many bytes"),
+        ({"quant": "auto size=3MB"}, "follows a comma"), ({"quant": "auto,size="}, "has no value"),
+        ({"quant": {"transformer": "auto"}, "size": None}, "all components together"),
+        ({"size": None, "quant_stats": "stats.safetensors"}, "with a size or quality"),
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=words):
             _plan(**values)
@@ -290,12 +293,28 @@ def test_statistics_without_gradients(stats: Path, tmp_path: Path) -> None:
         (lambda name, one: torch.full_like(one, torch.inf) if name.endswith("moments") else one, "not finite"),
         (lambda name, one: one[0] if name.endswith("moments") else one, "damaged"),
         (lambda name, one: one[:-1] if name.endswith("gradient2") else one, "another size"),
+        (lambda name, one: -one if name.endswith("moments") else one, "negative"),
+        (lambda name, one: -one if name.endswith("gradient2") else one, "negative"),
+        (lambda name, one: -one if name.endswith(".weight.count") else one, "negative"),
+        (lambda name, one: torch.stack([one, one]) if name.endswith(".rows") else one, "damaged"),
+        (lambda name, one: torch.tensor(torch.nan) if name.endswith(".rows") else one, "damaged"),
     ],
 )
 def test_damaged_statistics(change: Any, words: str, stats: Path, tmp_path: Path) -> None:
     file = _partial(stats, tmp_path, change)
     with pytest.raises(SdquantError, match=words):
         sdquant.plan(FLUX, "auto", size="4.6MB", components="transformer", quant_stats=file, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float8_e5m2])
+def test_statistics_of_other_dtypes_are_read(dtype: torch.dtype, stats: Path, tmp_path: Path) -> None:
+    file = _partial(stats, tmp_path, lambda _, one: one.to(dtype) if one.is_floating_point() else one)
+    layers, exact = (ComponentStatistics(str(one), "transformer") for one in (file, stats))
+    path = next(iter(layers))
+    moments, sensitivity = layers[path].second_moments, layers[path].sensitivity
+    before = exact[path].second_moments
+    assert moments is not None and before is not None and moments.dtype == torch.float32 and sensitivity is not None
+    assert torch.allclose(moments, before, rtol=0.2, atol=1e-3 * float(before.abs().max()))
 
 
 def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:

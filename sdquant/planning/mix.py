@@ -135,7 +135,7 @@ class _Choice:
             raise IncompatibleError(
                 f"Cannot choose a mix for {resolved.files.path}",
                 "it has no float weights that a scheme here quantizes",
-                "Use the unquantized model, and components that have such weights",
+                "Leave quant out, or choose other components=, or fewer layers to skip=",
             )
         refuse_other_statistics(request, {name: (pool.statistics, pool.bytes) for name, pool in pools.items()})
         whole = planner.build_plan(dataclasses.replace(resolved, specs={}), here).bytes

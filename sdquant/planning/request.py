@@ -22,7 +22,7 @@ from ..utils.byte_sizes import parse_budget, parse_size
 from ..utils.suggestions import did_you_mean
 from . import statistics_arguments
 from .component_files import ComponentFile, expanded_path, parts_of, require_parts
-from .mix_arguments import refuse_wrong_mix, with_options_of_auto
+from .mix_arguments import refuse_auto_of_one, refuse_wrong_mix, with_options_of_auto
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
@@ -385,6 +385,7 @@ def _spec(text: str) -> QuantSpec | None:
         raise SettingsError(
             f"Invalid quant={text!r}", "a scheme must be a string", 'Use quant="nf4" or quant={"unet": "nf4"}'
         )
+    refuse_auto_of_one(text)
     return None if text.strip().lower() == NOT_QUANTIZED else registry.parse(text)
 
 

@@ -16,6 +16,7 @@ hence s_o = E|G_o|^2 / trace H.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,22 +51,24 @@ class LayerStatistics:
 
     @property
     def rows(self) -> int:
-        """The number of inputs that were looked at."""
-        rows = self._read(f"{self.operand}.{ROWS}")
-        return 0 if rows is None else int(rows)
+        """The number of inputs that were looked at. Raises BadFileError if it is no number."""
+        return self._number(f"{self.operand}.{ROWS}")
 
     @property
     def second_moments(self) -> Tensor | None:
         """E[x x^T], float32 [blocks, b, b] with memory of their own; None if no input was seen.
 
         Raises:
-            BadFileError: they are not numbers of this shape.
+            BadFileError: they are not numbers of this shape, or mean squares are negative.
         """
         rows, total = self.rows, self._read(f"{self.operand}.{MOMENTS}")
         if total is None or not rows:
             return None
         is_square = total.ndim == 3 and total.shape[1] == total.shape[2] and total.numel() > 0
-        return self._sound(total.div_(rows) if total.is_floating_point() else total, is_square and rows > 0)
+        moments = self._finite(total, is_square).div_(rows)
+        if bool((moments.diagonal(dim1=1, dim2=2) < 0).any()):
+            raise self._damaged()
+        return moments
 
     @property
     def mean_square(self) -> Tensor | None:
@@ -75,20 +78,37 @@ class LayerStatistics:
 
     @property
     def sensitivity(self) -> Tensor | None:
-        """s_o of each row of the weight, float32 [out] (see above); None if no gradient was measured."""
-        count, total = self._read(self._of_weight("count")), self._read(self._of_weight(SUM + GRADIENT))
-        squares = self.mean_square
-        if count is None or total is None or squares is None or not int(count):
+        """s_o of each row of the weight, float32 [out] (see above); None if no gradient was measured. Raises
+        BadFileError if a number is missing or negative."""
+        total, squares = self._read(self._of_weight(SUM + GRADIENT)), self.mean_square
+        count = self._number(self._of_weight("count"))
+        if total is None or squares is None or not count:
             return None
-        each = total / (int(count) * squares.double().sum().clamp(min=1e-30))
-        return self._sound(each.float(), total.ndim == 1)
+        sums = self._finite(total, total.ndim == 1)
+        if bool((sums < 0).any()):
+            raise self._damaged()
+        return self._finite(sums / (count * squares.double().sum().clamp(min=1e-30)), True)
 
-    def _sound(self, values: Tensor, is_so: bool) -> Tensor:
-        if is_so and values.is_floating_point() and bool(values.isfinite().all()):
-            return values.float()
-        raise BadFileError(
+    def _number(self, name: str) -> int:
+        """Return a count, 0 if there is none."""
+        value = self._read(name)
+        if value is None:
+            return 0
+        if value.numel() != 1 or not 0 <= float(value) < math.inf:
+            raise self._damaged()
+        return int(value)
+
+    def _finite(self, values: Tensor, is_so: bool) -> Tensor:
+        """Return values as float32 if they are finite floats, and something else is so. Raises BadFileError."""
+        floats = values.float()
+        if is_so and values.is_floating_point() and bool(floats.isfinite().all()):
+            return floats
+        raise self._damaged()
+
+    def _damaged(self) -> BadFileError:
+        return BadFileError(
             f"Cannot use the statistics of {self.path!r} in {self.file}",
-            "they are damaged: numbers are missing, or not finite",
+            "they are damaged: numbers are missing, not finite, or negative",
             "Create them again with `sdquant calibrate`",
         )
 

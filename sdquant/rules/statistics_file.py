@@ -73,7 +73,8 @@ def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, 
 
 def _known(file: str | Path) -> tuple[str, int, int]:
     if not os.path.isfile(file):
-        raise SettingsError(f"Cannot read quant_stats={str(file)!r}", "there is no such file", _MAKE)
+        why = "it is a folder" if os.path.isdir(file) else "there is no such file"
+        raise SettingsError(f"Cannot read quant_stats={str(file)!r}", why, _MAKE)
     status = os.stat(file)
     return os.path.abspath(file), status.st_mtime_ns, status.st_size
 

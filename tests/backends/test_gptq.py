@@ -110,6 +110,27 @@ def test_what_it_leaves_of_noise_is_foretold(scheme: str, weight: Tensor, inputs
     assert 0.8 < foretold / float((left @ moments * left).sum()) < 1.25
 
 
+@pytest.mark.parametrize("loud", [1, 3000])
+def test_what_is_unexplained_is_the_same_in_single_precision(loud: int, inputs: Tensor) -> None:
+    scaled = inputs.clone()
+    scaled[:, :5] *= loud
+    moments = scaled.T @ scaled / len(scaled)
+    exact = moments.double()
+    exact.diagonal().add_(0.01 * exact.diagonal().mean())
+    order = moments.diagonal().argsort(descending=True, stable=True)  # H^-1 = U^T U, and 1 / U_ii^2 is what is left
+    inverse = torch.linalg.cholesky(exact[order][:, order].inverse(), upper=True)
+    left = torch.empty(COLUMNS, dtype=torch.float64)
+    left[order] = inverse.diagonal().square().reciprocal()
+    assert torch.allclose(unexplained(moments.unsqueeze(0), COLUMNS).double(), left, rtol=1e-3, atol=0)
+
+
+def test_moments_that_single_precision_cannot_factor_are_factored(inputs: Tensor) -> None:
+    moments = inputs.T @ inputs / len(inputs)
+    moments -= 0.012 * moments.diagonal().mean() * torch.eye(COLUMNS)  # the damping is less than what is negative
+    found = unexplained(moments.unsqueeze(0), COLUMNS)
+    assert bool((found > 0).all()) and bool(found.isfinite().all())
+
+
 def test_blocks_of_moments_are_rounded_each_for_itself(weight: Tensor, inputs: Tensor) -> None:
     moments = inputs.T @ inputs / len(inputs)
     blocks = torch.stack([moments[at : at + 128, at : at + 128] for at in range(0, COLUMNS, 128)])

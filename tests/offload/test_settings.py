@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -30,6 +31,8 @@ from sdquant.utils import byte_sizes
         ("100", 100),
         ("100B", 100),
         (123, 123),
+        (6e9, 6_000_000_000),
+        (np.int64(123), 123),
         (None, None),
     ],
 )

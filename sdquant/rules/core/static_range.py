@@ -73,7 +73,7 @@ def of_operand(
     prefix, what = f"{operand}.", what or repr(operand)
     values = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
     count = values.pop("count", None)
-    if count is None or int(count) == 0:
+    if count is None or count.numel() != 1 or not float(count) >= 1:
         raise SettingsError(
             f"Cannot find a static range for {what}",
             f"quant_stats is not initialized for {operand}: calibration saw no data for this layer",
