@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = None
     stop = Stop()
     try:
-        with stop:
+        with stop, _any_letters():
             argv = sys.argv[1:] if argv is None else argv
             args = parser(argv).parse_args(argv)
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
@@ -159,6 +160,20 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
         row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
         print(json.dumps({"error": row}, indent=2))
     return 2
+
+
+@contextlib.contextmanager
+def _any_letters() -> Iterator[None]:
+    """Write what the encoding of stdout lacks as escapes: a path's letters in Windows' code page, bytes that are none."""
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
+        yield
+        return
+    out.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        out.reconfigure(errors="strict")
 
 
 @contextlib.contextmanager

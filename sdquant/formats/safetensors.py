@@ -126,6 +126,9 @@ def peek(header: SafetensorsHeader, keys: Iterable[str]) -> dict[str, bytes]:
 
 def _raw_header(path: Path) -> tuple[os.stat_result, int, str]:
     """Return the status of the file, and the size in bytes and the text of its JSON header."""
+    if _HALF.search(str(path)):
+        why = "its path is not valid UTF-8, as in an archive unpacked with another encoding, and the safetensors library"
+        raise BadFileError(f"Cannot read {path}", f"{why} opens no such path", "Rename the file or its folder")
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
