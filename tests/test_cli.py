@@ -366,7 +366,9 @@ def test_a_real_process_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_letters_that_the_output_lacks(encoding: str, monkeypatch: pytest.MonkeyPatch, sd: Path, tmp_path: Path) -> None:
+def test_letters_that_the_output_lacks(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, sd: Path, tmp_path: Path
+) -> None:
     """As a redirected output in one of Windows' code pages does those of other scripts."""
     (tmp_path / "модели 🎨").symlink_to(sd / "unet")
     raw = io.BytesIO()

@@ -164,7 +164,7 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _any_letters() -> Iterator[None]:
-    """Write what the encoding of stdout lacks as escapes: a path's letters in Windows' code page, bytes that are none."""
+    """Write letters that the encoding of stdout lacks as escapes, such as those of a path in Windows' code pages."""
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
         yield

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
+from ..utils.special_files import not_regular
 from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors, shifted_biases
 from . import folders as folders
 from .component_configs import Given, configs_in, with_given
@@ -357,7 +358,7 @@ def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]
 
 def _header(file: Path, *, complete: bool) -> Header:
     if not file.is_file():
-        raise BadFileError(f"Cannot read {file}", "it is not a regular file", "Check the path")
+        raise not_regular(f"Cannot read {file}", file)
     if is_gguf(file):
         return read_gguf(file, complete=complete)
     if is_pickle(file):
