@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils.special_files import not_regular
-from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors, shifted_biases
-from . import folders as folders
+from . import comfy_metadata, folders, nunchaku_names, quantization_methods, safetensors, shifted_biases
 from .component_configs import Given, configs_in, with_given
 from .gguf.file import GGUFFile, GGUFHeader
 from .gguf.file import read_header as read_gguf
