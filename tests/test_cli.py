@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -395,6 +396,19 @@ def test_a_real_process_is_quiet(tmp_path: Path) -> None:
         "generate", "digits-sd", "a handwritten two", "--quant", "nf4", "--steps", "1", "-o", str(tmp_path / "a.png")
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_letters_that_the_output_lacks(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, sd: Path, tmp_path: Path
+) -> None:
+    """As a redirected output in one of Windows' code pages does those of other scripts."""
+    (tmp_path / "модели 🎨").symlink_to(sd / "unet")
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert cli.main(["inspect", str(tmp_path / "модели 🎨")]) == 0
+    assert out.errors == "strict" and rb"\u043c\u043e\u0434" in raw.getvalue() and b"\nevidence" in raw.getvalue()
 
 
 def test_an_output_that_nobody_reads() -> None:

@@ -167,11 +167,25 @@ def test_a_pipelines_index_that_is_no_config(tmp_path: Path) -> None:
     assert "Get the model_index.json" in caught.value.fix
 
 
-@pytest.mark.parametrize("algorithm", ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "fp8_pb_wo", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A16_AWQ", "W4A8_AWQ",
+        "W8A16", "W8A8_SQ_PER_CHANNEL", "W4A8_MXFP4_FP8", "MXFP8", "MIXED_PRECISION", "INT8",
+    ],
+)  # fmt: skip
 def test_an_algorithm_without_a_method_is_modelopts(algorithm: str, tmp_path: Path) -> None:
+    """Also in the file of its own that ModelOpt's export writes beside a config.json that names the method."""
     model = FORMATS["fp8 weight_scale"].make(tiny(tmp_path / "float"), tmp_path / "made")
     model.files["config.json"]["quantization_config"] = {"quant_algo": algorithm}
-    assert sdquant.detect(model.write(tmp_path / "model").parent).quant == "fp8"
+    folder = model.write(tmp_path / "model").parent
+    assert sdquant.detect(folder).quant == "fp8"
+    said = {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": {"quant_algo": algorithm}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    assert sdquant.detect(folder).quant == "fp8"
+    (folder / "hf_quant_config.json").write_text(json.dumps(said | {"quantization": {"quant_algo": "dream"}}))
+    with pytest.raises(UnsupportedFileError, match="'dream'"):
+        sdquant.detect(folder)
 
 
 def _drop(part: str) -> Change:

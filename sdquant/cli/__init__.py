@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = None
     stop = Stop()
     try:
-        with stop:
+        with stop, _any_letters():
             argv = sys.argv[1:] if argv is None else argv
             args = parser(argv).parse_args(argv)
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
@@ -169,6 +170,20 @@ def _words(args: argparse.Namespace) -> Callable[[str], str]:
     from ..training import config_keys
 
     return partial(in_config_words, keys={row.field: row.name for row in config_keys() if row.field})
+
+
+@contextlib.contextmanager
+def _any_letters() -> Iterator[None]:
+    """Write letters that the encoding of stdout lacks as escapes, such as those of a path in Windows' code pages."""
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
+        yield
+        return
+    out.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        out.reconfigure(errors="strict")
 
 
 @contextlib.contextmanager

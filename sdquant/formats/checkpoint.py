@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import COMPUTE_DTYPES, registry
 from ..errors import BadFileError, UnsupportedFileError
-from . import comfy_metadata, nunchaku_names, quantization_methods, safetensors, shifted_biases
-from . import folders as folders
+from ..utils.special_files import not_regular
+from . import comfy_metadata, folders, nunchaku_names, quantization_methods, safetensors, shifted_biases
 from .component_configs import Given, configs_in, with_given
 from .gguf.file import GGUFFile, GGUFHeader
 from .gguf.file import read_header as read_gguf
@@ -357,7 +357,7 @@ def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]
 
 def _header(file: Path, *, complete: bool) -> Header:
     if not file.is_file():
-        raise BadFileError(f"Cannot read {file}", "it is not a regular file", "Check the path")
+        raise not_regular(f"Cannot read {file}", file)
     if is_gguf(file):
         return read_gguf(file, complete=complete)
     if is_pickle(file):

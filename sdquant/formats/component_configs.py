@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,4 +147,4 @@ def _settings(config: Mapping[str, Any], beside: Mapping[str, Any], place: Path)
 
 def _json_in(folder: Path, name: str) -> dict[str, Any] | None:
     path = folder / f"{name}.json"
-    return folders.read_json(folders.inside(path, folder)) if path.exists() else None
+    return folders.read_json(folders.inside(path, folder)) if os.path.lexists(path) else None

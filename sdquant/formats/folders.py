@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..utils import strict_json
+from ..utils.special_files import not_regular
 from .pickle import refused
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
@@ -41,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
     what = f"Cannot read {path} as JSON"
     try:
         if not path.is_file():  # opening a pipe would wait for its other end
-            raise BadFileError(what, "it is not a regular file", "Check the path")
+            raise not_regular(what, path)
         if path.stat().st_size > MAX_JSON:
             raise BadFileError(what, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
         value = strict_json.parse(strict_json.text(path.read_bytes()), duplicates=True)

@@ -26,7 +26,9 @@ MAPS = ("quantization_map", "quanto_qmap")
 _IN_METADATA = ("quant_method", "quantization_method")
 # What they write for none.
 _FLOATS = frozenset({"none", "unknown", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32"})
-_ALGORITHMS = ("FP8", "NVFP4")  # how ModelOpt's names of algorithms begin whose weights are read
+# How ModelOpt's names of algorithms begin, which its hf_quant_config.json gives without a method. Which are read, the
+# weights show.
+_ALGORITHMS = ("FP8", "NVFP4", "MXFP", "INT8", "W4A16", "W4A8", "W8A8_SQ", "W8A16", "MIXED_PRECISION")
 _DEEPEST = 8  # tables in tables of a config.json
 GIVEN = "config="  # among the names of JSON files: what the caller says
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import DTYPE_BITS, TensorInfo, dtype_name
 from ..errors import BadFileError, UnsupportedFileError
+from ..utils.special_files import not_regular
 from .tensor_file import Header, TensorFile
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _storages(loaded: Any) -> dict[int, int]:
 def _check_archive(path: Path) -> Counter[int]:
     """Return the sizes in bytes of the archive's parts. Raise unless it is an archive as torch writes since 1.6."""
     if not path.is_file():
-        raise BadFileError(f"Cannot load {path}", "it is not a regular file", "Check the path")
+        raise not_regular(f"Cannot load {path}", path)
     what = f"Cannot load {path}"
     try:
         with zipfile.ZipFile(path) as archive:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import DTYPE_BITS, TensorInfo, dtype_named
 from ..errors import BadFileError
 from ..utils import strict_json
+from ..utils.special_files import not_regular
 from .tensor_file import Header, TensorFile
 
 if TYPE_CHECKING:
@@ -126,10 +127,13 @@ def peek(header: SafetensorsHeader, keys: Iterable[str]) -> dict[str, bytes]:
 
 def _raw_header(path: Path) -> tuple[os.stat_result, int, str]:
     """Return the status of the file, and the size in bytes and the text of its JSON header."""
+    if _HALF.search(str(path)):
+        why = "its path is not valid UTF-8, and the safetensors library opens no other"
+        raise BadFileError(f"Cannot read {path}", why, "Rename the file, or the folder that has such a name")
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
-            raise BadFileError(f"Cannot read {path} as safetensors", "it is not a regular file", "Check the path")
+            raise not_regular(f"Cannot read {path} as safetensors", path)
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")

@@ -182,7 +182,7 @@ def read_headers(
 
 
 def _detect(place: Path, path: str, options: _Options) -> Detected:
-    if not place.exists():
+    if not (place.exists() or place.is_symlink()):  # a broken link is told apart when it is read
         raise MissingComponentError(f"Cannot load {path}", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
         lone = checkpoint.single_file(
@@ -190,7 +190,7 @@ def _detect(place: Path, path: str, options: _Options) -> Detected:
         )
         return _component(lone, path, options)
     index = place / "model_index.json"
-    if not index.exists():
+    if not os.path.lexists(index):
         return _component(_part(place, replace(options, partial=False)), path, options)
     component_configs.refuse_for_pipeline(place, options.config)
     contents = folders.read_json(folders.inside(index, place))

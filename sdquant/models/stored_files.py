@@ -47,12 +47,12 @@ def stored_components(
 
 
 def _components(place: Path, *, config: Given | None, allow_pickle: bool, variant: str | None) -> dict[str, Checkpoint]:
-    if not place.exists():
+    if not (place.exists() or place.is_symlink()):
         raise MissingComponentError(f"Cannot read {place}", "there is no such file or folder", "Check the path")
     if not place.is_dir():
         return {LONE: checkpoint.single_file(place, allow_pickle=allow_pickle, given=config)}
     index = place / _INDEX
-    if not index.exists():
+    if not os.path.lexists(index):
         src = checkpoint.component_folder(place, allow_pickle=allow_pickle, variant=variant, given=config)
         return {LONE: src}
     component_configs.refuse_for_pipeline(place, config)

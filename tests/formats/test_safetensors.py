@@ -273,6 +273,16 @@ def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], None]
     assert "not a regular file" in _refusal(path).why
 
 
+@pytest.mark.skipif(os.name != "posix", reason="other systems name files in UTF-16")
+def test_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
+    """Its header could be read, and then the library said no: as if the file were damaged."""
+    folder = tmp_path / os.fsdecode("モデル".encode("shift_jis"))
+    folder.mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    path = (tmp_path / "model.safetensors").rename(folder / "model.safetensors")
+    assert "Rename" in _refusal(path).fix
+
+
 def test_no_such_file(tmp_path: Path) -> None:
     assert "No such file" in _refusal(tmp_path / "model.safetensors").why
 

@@ -230,6 +230,18 @@ class TestWhichFile:
         make(tmp_path / "model.safetensors")
         assert "regular file" in _refused(tmp_path).why
 
+    @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model_index.json", ""], ids=str)
+    def test_a_link_that_leads_nowhere(self, name: str, tmp_path: Path) -> None:
+        """As in a snapshot of the hub's cache that was copied without the files. Such a config was taken for none."""
+        folder = tmp_path / "model"
+        if name:
+            folder.mkdir()
+            save_file(A, folder / "model.safetensors")
+            (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(folder / "blob")
+        error = _refused(folder)
+        assert "link to" in error.why and "where there is no file" in error.why and "copy the file" in error.fix
+
     def test_a_pipe_itself(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe.safetensors")
         assert "regular file" in _refused(tmp_path / "pipe.safetensors").why
