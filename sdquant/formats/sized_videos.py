@@ -211,7 +211,9 @@ VIDEOS: Mapping[str, Row] = {
         "num_layers": blocks("transformer_blocks.", "blocks."),
         "in_channels": columns("patch_embed.proj.weight", "x_embedder.proj.weight"),
         "out_channels": rows(*LAST_BIAS, over=4),
-        "pooled_projection_dim": majority("attn1.add_k_proj.weight", "attn1.add_q_proj.weight", "attn.qkv_y.weight", at=1),
+        "pooled_projection_dim": majority(
+            "attn1.add_k_proj.weight", "attn1.add_q_proj.weight", "attn.qkv_y.weight", at=1
+        ),
         "text_embed_dim": columns("time_embed.caption_proj.weight", "t5_yproj.weight"),
         "time_embed_dim": columns("time_embed.timestep_embedder.linear_1.weight", "t_embedder.mlp.0.weight"),
         "attention_head_dim": HEAD,
