@@ -23,10 +23,10 @@ from .tensor_sizes import (
     heads,
     if_has,
     is_there,
+    majority,
     ratio,
     rows,
     shape,
-    usual,
     widest,
 )
 
@@ -39,18 +39,18 @@ _FLUX_BLOCKS = {
     "num_layers": blocks("double_blocks.", "transformer_blocks."),
     "num_single_layers": blocks("single_blocks.", "single_transformer_blocks."),
 }
-_FLUX_WIDTH = usual(  # what has as many columns as the model is wide, in each block
+_FLUX_WIDTH = majority(  # what has as many columns as the model is wide, in each block
     "img_mlp.0.weight", "txt_mlp.0.weight", "img_attn.qkv.weight", "txt_attn.qkv.weight", "linear1.weight",
     "ff.net.0.proj.weight", "ff.linear_in.weight", "attn.to_q.weight", "attn.to_k.weight", "attn.to_v.weight",
     "attn.to_qkv_mlp_proj.weight", at=1,
 )  # fmt: skip
-_SD3_WIDTH = usual("attn.qkv.weight", "attn.to_q.weight", at=1)
+_SD3_WIDTH = majority("attn.qkv.weight", "attn.to_q.weight", at=1)
 _SECOND = re.compile(r"(?:joint_blocks|transformer_blocks)\.(\d+)\.(?:x_block\.)?attn2\.")
-_PLAIN_WIDTH = usual("attn1.to_q.weight", "attn1.to_k.weight", "attn1.to_v.weight", at=1)
-_GLU_WIDTH = usual("feed_forward.linear_1.weight", "feed_forward.w1.weight", at=1)
-_AURA_WIDTH = usual("attn.to_q.weight", "attn.to_k.weight", "attn.w1q.weight", "attn.w1k.weight", at=1)
-_SANA_WIDTH = usual("attn1.to_q.weight", "attn1.to_k.weight", "attn.qkv.weight", at=1)
-_SANA_CROSS = usual("attn2.to_q.weight", "cross_attn.q_linear.weight")
+_PLAIN_WIDTH = majority("attn1.to_q.weight", "attn1.to_k.weight", "attn1.to_v.weight", at=1)
+_GLU_WIDTH = majority("feed_forward.linear_1.weight", "feed_forward.w1.weight", at=1)
+_AURA_WIDTH = majority("attn.to_q.weight", "attn.to_k.weight", "attn.w1q.weight", "attn.w1k.weight", at=1)
+_SANA_WIDTH = majority("attn1.to_q.weight", "attn1.to_k.weight", "attn.qkv.weight", at=1)
+_SANA_CROSS = majority("attn2.to_q.weight", "cross_attn.q_linear.weight")
 _Z_WIDTH = rows("x_embedder.bias", "all_x_embedder.2-1.bias", "x_embedder.weight", "all_x_embedder.2-1.weight")
 
 
@@ -81,15 +81,15 @@ def _z_axes(shapes: Shapes) -> list[int]:
 def _hidream_captions(shapes: Shapes) -> list[int]:
     """Return the widths of HiDream's T5 and Llama: each block has a projection of Llama's, and the last one is T5's."""
     last = blocks("double_stream_blocks.")(shapes) + blocks("single_stream_blocks.")(shapes)
-    llama = usual("linear.weight", at=1, within=tuple(f"caption_projection.{at}." for at in range(last)))
+    llama = majority("linear.weight", at=1, within=tuple(f"caption_projection.{at}." for at in range(last)))
     return [either(columns(f"caption_projection.{last}.linear.weight"), llama)(shapes), llama(shapes)]
 
 
 def _kv_heads(shapes: Shapes) -> int:
     """Return the heads of the keys of a Lumina 2; its authors have queries, keys and values in one tensor."""
     if has_ending("attn.to_k.weight")(shapes):
-        return int(ratio(usual("attn.to_k.weight"), HEAD)(shapes))
-    return int(usual("attention.qkv.weight")(shapes) - _GLU_WIDTH(shapes)) // 2 // int(HEAD(shapes))
+        return int(ratio(majority("attn.to_k.weight"), HEAD)(shapes))
+    return int(majority("attention.qkv.weight")(shapes) - _GLU_WIDTH(shapes)) // 2 // int(HEAD(shapes))
 
 
 IMAGES: Mapping[str, Row] = {
@@ -135,7 +135,7 @@ IMAGES: Mapping[str, Row] = {
         ),
         "guidance_embeds": is_there(*_GUIDANCE),
         "mlp_ratio": lambda shapes: (
-            usual("img_mlp.0.weight", "ff.linear_in.weight", over=2)(shapes) / _FLUX_WIDTH(shapes)
+            majority("img_mlp.0.weight", "ff.linear_in.weight", over=2)(shapes) / _FLUX_WIDTH(shapes)
         ),
     },
     "qwen-image": {
@@ -145,7 +145,7 @@ IMAGES: Mapping[str, Row] = {
         "out_channels": rows("proj_out.bias", "proj_out.weight", over=4),
         "joint_attention_dim": columns("txt_in.weight"),
         "attention_head_dim": HEAD,
-        "num_attention_heads": ratio(usual("img_mod.1.weight", at=1), HEAD),
+        "num_attention_heads": ratio(majority("img_mod.1.weight", at=1), HEAD),
         "use_additional_t_cond": is_there("time_text_embed.addition_t_embedding.weight"),
     },
     "sd3": {
@@ -181,7 +181,7 @@ IMAGES: Mapping[str, Row] = {
         "in_channels": columns("patch_embed.proj.weight", over=4),
         "out_channels": rows("proj_out.bias", "proj_out.weight", over=4),
         "text_embed_dim": columns("patch_embed.text_proj.weight"),
-        "time_embed_dim": usual("norm1.linear.weight", at=1),
+        "time_embed_dim": majority("norm1.linear.weight", at=1),
         "condition_dim": columns("time_condition_embed.condition_embedder.linear_1.weight", over=6),
         **heads(_PLAIN_WIDTH, 40),
     },
@@ -193,7 +193,7 @@ IMAGES: Mapping[str, Row] = {
         "in_channels": columns("x_embedder.proj.weight", over=4),
         "out_channels": rows("final_layer.linear.bias", "final_layer.linear.weight", over=4),
         "text_emb_dim": columns("p_embedder.pooled_embedder.linear_1.weight"),
-        "num_routed_experts": usual("ff_i.gate.weight"),
+        "num_routed_experts": majority("ff_i.gate.weight"),
         "caption_channels": _hidream_captions,
         **heads(_PLAIN_WIDTH, 128),
     },
@@ -237,7 +237,7 @@ IMAGES: Mapping[str, Row] = {
         ),
         "multiple_of": 1,
         "ffn_dim_multiplier": lambda shapes: (
-            factor(usual("feed_forward.linear_1.weight", "feed_forward.w1.weight"), _GLU_WIDTH)(shapes) / 4
+            factor(majority("feed_forward.linear_1.weight", "feed_forward.w1.weight"), _GLU_WIDTH)(shapes) / 4
         ),
     },
     "pixart": {
@@ -247,7 +247,7 @@ IMAGES: Mapping[str, Row] = {
         "attention_head_dim": lambda shapes: _PLAIN_WIDTH(shapes) // (16 if _PLAIN_WIDTH(shapes) % 16 == 0 else 1),
         "in_channels": columns("pos_embed.proj.weight"),
         "out_channels": rows("proj_out.bias", "proj_out.weight", over=4),
-        "cross_attention_dim": usual("attn2.to_k.weight", "attn2.to_v.weight", at=1),
+        "cross_attention_dim": majority("attn2.to_k.weight", "attn2.to_v.weight", at=1),
         "caption_channels": if_has(
             columns("caption_projection.linear_1.weight"), "caption_projection.linear_1.weight",
             "caption_projection.linear_2.weight",
@@ -264,9 +264,9 @@ IMAGES: Mapping[str, Row] = {
         "out_channels": rows(*LAST_BIAS),
         "num_cross_attention_heads": 1,
         "cross_attention_head_dim": _SANA_CROSS,
-        "cross_attention_dim": usual("attn2.to_k.weight", "attn2.to_v.weight", "cross_attn.kv_linear.weight", at=1),
+        "cross_attention_dim": majority("attn2.to_k.weight", "attn2.to_v.weight", "cross_attn.kv_linear.weight", at=1),
         "caption_channels": columns("caption_projection.linear_1.weight", "y_embedder.y_proj.fc1.weight"),
-        "mlp_ratio": factor(usual("conv_point.weight", "point_conv.conv.weight", at=1), _SANA_WIDTH),
+        "mlp_ratio": factor(majority("conv_point.weight", "point_conv.conv.weight", at=1), _SANA_WIDTH),
         "qk_norm": lambda shapes: (
             "rms_norm_across_heads" if has_ending("norm_q.weight", "q_norm.weight")(shapes) else None
         ),

@@ -19,9 +19,9 @@ from .tensor_sizes import (
     heads,
     if_has,
     is_there,
+    majority,
     ratio,
     rows,
-    usual,
 )
 
 _WAN_WIDTH = rows("patch_embedding.bias", "patch_embedding.weight")
@@ -29,14 +29,14 @@ _WAN_EYES = "condition_embedder.image_embedder."
 _SEES = is_there(
     "img_emb.proj.1.weight", "img_emb.proj.3.weight", f"{_WAN_EYES}ff.net.0.proj.weight", f"{_WAN_EYES}ff.net.2.weight"
 )
-_WIDTH = usual("attn1.to_q.weight", "attn1.to_k.weight", "attn1.to_v.weight", at=1, within=("transformer_blocks.",))
-_AUDIO_WIDTH = usual("audio_attn1.to_q.weight", "audio_attn1.to_k.weight", "audio_attn1.to_v.weight", at=1)
-_LTX_WIDTH = usual(".attn1.to_q.weight", ".attn1.to_k.weight", ".attn1.to_v.weight", at=1)
-_HUNYUAN_WIDTH = usual(
+_WIDTH = majority("attn1.to_q.weight", "attn1.to_k.weight", "attn1.to_v.weight", at=1, within=("transformer_blocks.",))
+_AUDIO_WIDTH = majority("audio_attn1.to_q.weight", "audio_attn1.to_k.weight", "audio_attn1.to_v.weight", at=1)
+_LTX_WIDTH = majority(".attn1.to_q.weight", ".attn1.to_k.weight", ".attn1.to_v.weight", at=1)
+_HUNYUAN_WIDTH = majority(
     "attn.to_q.weight", "attn.to_k.weight", "img_attn_qkv.weight", "txt_attn_qkv.weight", "linear1.weight", at=1
 )
-_MOCHI_WIDTH = usual("attn1.to_q.weight", "attn1.to_k.weight", "attn.qkv_x.weight", at=1)
-_COSMOS_WIDTH = usual(
+_MOCHI_WIDTH = majority("attn1.to_q.weight", "attn1.to_k.weight", "attn.qkv_x.weight", at=1)
+_COSMOS_WIDTH = majority(
     "attn1.to_q.weight",
     "attn1.to_k.weight",
     "self_attn.q_proj.weight",
@@ -49,13 +49,13 @@ _CROSS = "crossattn_proj.0.weight", "crossattn_proj.0.bias"
 
 def _ltx2_heads(part: str, width: Size, common: int) -> dict[str, Size]:
     """Return the rows of the heads of LTX-2's videos, or of its audio: gates have a row for each head."""
-    gates = usual(f".{part}attn1.to_gate_logits.weight")
+    gates = majority(f".{part}attn1.to_gate_logits.weight")
 
-    def count(shapes: Shapes) -> int:
+    def number(shapes: Shapes) -> int:
         gated = has_ending(f".{part}attn1.to_gate_logits.weight")(shapes)
         return int(gates(shapes) if gated else ratio(width, head(width, common))(shapes))
 
-    return {f"{part}num_attention_heads": count, f"{part}attention_head_dim": ratio(width, count)}
+    return {f"{part}num_attention_heads": number, f"{part}attention_head_dim": ratio(width, number)}
 
 
 def _pos_frames(shapes: Shapes) -> int | None:
@@ -71,7 +71,7 @@ def _cosmos_text(shapes: Shapes) -> int:
     own = (ending.format("k"), ending.format("v")) if first else (
         "attn2.to_k.weight", "attn2.to_v.weight", "cross_attn.k_proj.weight", "cross_attn.v_proj.weight"
     )  # fmt: skip
-    return int(usual(*own, at=1)(shapes))
+    return int(majority(*own, at=1)(shapes))
 
 
 def _cosmos_places(shapes: Shapes) -> tuple[int, int, int]:
@@ -94,7 +94,7 @@ _WAN: Row = {
     "out_channels": rows("head.head.bias", "proj_out.bias", "head.head.weight", "proj_out.weight", over=4),
     "text_dim": columns("text_embedding.0.weight", "condition_embedder.text_embedder.linear_1.weight"),
     "freq_dim": columns("time_embedding.0.weight", "condition_embedder.time_embedder.linear_1.weight"),
-    "ffn_dim": usual("ffn.0.bias", "ffn.0.weight", "ffn.net.0.proj.bias", "ffn.net.0.proj.weight"),
+    "ffn_dim": majority("ffn.0.bias", "ffn.0.weight", "ffn.net.0.proj.bias", "ffn.net.0.proj.weight"),
     **heads(_WAN_WIDTH, 128),
     "image_dim": lambda shapes: rows(
         "img_emb.proj.0.weight", "img_emb.proj.0.bias", f"{_WAN_EYES}norm1.weight", f"{_WAN_EYES}norm1.bias"
@@ -112,7 +112,7 @@ VIDEOS: Mapping[str, Row] = {
         "patch_bias": lambda shapes: _cogvideo_patch(shapes) is None or is_there("patch_embed.proj.bias")(shapes),
         "in_channels": lambda shapes: shapes["patch_embed.proj.weight"][1] // (8 if _cogvideo_patch(shapes) else 1),
         "out_channels": lambda shapes: rows(*LAST_BIAS)(shapes) // (4 * (_cogvideo_patch(shapes) or 1)),
-        "time_embed_dim": usual("norm1.linear.weight", "norm2.linear.weight", at=1),
+        "time_embed_dim": majority("norm1.linear.weight", "norm2.linear.weight", at=1),
         "text_embed_dim": columns("patch_embed.text_proj.weight"),
         "ofs_embed_dim": if_has(rows("ofs_embedding.linear_1.weight"), "ofs_embedding.linear_1.weight"),
         "attention_head_dim": HEAD,
@@ -126,11 +126,11 @@ VIDEOS: Mapping[str, Row] = {
         "attention_head_dim": HEAD,
         "num_attention_heads": ratio(_COSMOS_WIDTH, HEAD),
         "text_embed_dim": _cosmos_text,
-        "adaln_lora_dim": usual(
+        "adaln_lora_dim": majority(
             "norm1.linear_1.weight", "adaLN_modulation.1.weight", "adaln_modulation_self_attn.1.weight",
             within=("transformer_blocks.", "blocks."),
         ),
-        "mlp_ratio": factor(usual("ff.net.0.proj.weight", "layer1.weight"), _COSMOS_WIDTH),
+        "mlp_ratio": factor(majority("ff.net.0.proj.weight", "layer1.weight"), _COSMOS_WIDTH),
         "max_size": _cosmos_places,
         "extra_pos_embed_type": lambda shapes: "learnable" if has_ending("pos_emb_t", "pos_emb_h")(shapes) else None,
         "use_crossattn_projection": is_there(*_CROSS),
@@ -176,7 +176,7 @@ VIDEOS: Mapping[str, Row] = {
         "in_channels": columns("proj_in.weight", "patchify_proj.weight"),
         "out_channels": rows("proj_out.bias", "proj_out.weight"),
         "caption_channels": columns("caption_projection.linear_1.weight"),
-        "cross_attention_dim": usual("attn2.to_k.weight", "attn2.to_v.weight", at=1),
+        "cross_attention_dim": majority("attn2.to_k.weight", "attn2.to_v.weight", at=1),
         **heads(_LTX_WIDTH, 64),
     },
     "ltx2": {
@@ -191,12 +191,12 @@ VIDEOS: Mapping[str, Row] = {
             columns("caption_projection.linear_1.weight", "audio_caption_projection.linear_1.weight"),
             "caption_projection.linear_1.weight", "caption_projection.linear_2.weight",
         ),
-        "cross_attention_dim": usual(".attn2.to_k.weight", ".attn2.to_v.weight", at=1),
-        "audio_cross_attention_dim": usual("audio_attn2.to_k.weight", "audio_attn2.to_v.weight", at=1),
+        "cross_attention_dim": majority(".attn2.to_k.weight", ".attn2.to_v.weight", at=1),
+        "audio_cross_attention_dim": majority("audio_attn2.to_k.weight", "audio_attn2.to_v.weight", at=1),
         "gated_attn": has_ending(".attn1.to_gate_logits.weight"),
         "audio_gated_attn": has_ending(".audio_attn1.to_gate_logits.weight"),
-        "cross_attn_mod": lambda shapes: usual(".scale_shift_table")(shapes) == 9,
-        "audio_cross_attn_mod": lambda shapes: usual(".audio_scale_shift_table")(shapes) == 9,
+        "cross_attn_mod": lambda shapes: majority(".scale_shift_table")(shapes) == 9,
+        "audio_cross_attn_mod": lambda shapes: majority(".audio_scale_shift_table")(shapes) == 9,
         "use_prompt_adaln_single": is_there(
             "prompt_adaln.linear.weight", "prompt_adaln_single.linear.weight", "prompt_adaln.linear.bias",
             "prompt_adaln_single.linear.bias",
@@ -211,7 +211,9 @@ VIDEOS: Mapping[str, Row] = {
         "num_layers": blocks("transformer_blocks.", "blocks."),
         "in_channels": columns("patch_embed.proj.weight", "x_embedder.proj.weight"),
         "out_channels": rows(*LAST_BIAS, over=4),
-        "pooled_projection_dim": usual("attn1.add_k_proj.weight", "attn1.add_q_proj.weight", "attn.qkv_y.weight", at=1),
+        "pooled_projection_dim": majority(
+            "attn1.add_k_proj.weight", "attn1.add_q_proj.weight", "attn.qkv_y.weight", at=1
+        ),
         "text_embed_dim": columns("time_embed.caption_proj.weight", "t5_yproj.weight"),
         "time_embed_dim": columns("time_embed.timestep_embedder.linear_1.weight", "t_embedder.mlp.0.weight"),
         "attention_head_dim": HEAD,
@@ -223,10 +225,10 @@ VIDEOS: Mapping[str, Row] = {
         "in_channels": columns("patch_embedding.weight"),
         "out_channels": rows(*LAST_BIAS, over=4),
         "num_cross_attention_heads": 1,
-        "cross_attention_head_dim": usual("attn2.to_q.weight"),
-        "cross_attention_dim": usual("attn2.to_k.weight", "attn2.to_v.weight", at=1),
+        "cross_attention_head_dim": majority("attn2.to_q.weight"),
+        "cross_attention_dim": majority("attn2.to_k.weight", "attn2.to_v.weight", at=1),
         "caption_channels": columns("caption_projection.linear_1.weight"),
-        "mlp_ratio": factor(usual("conv_point.weight", at=1), _WIDTH),
+        "mlp_ratio": factor(majority("conv_point.weight", at=1), _WIDTH),
         "guidance_embeds": is_there("time_embed.guidance_embedder.linear_1.weight"),
         **heads(_WIDTH, 112),
     },

@@ -48,7 +48,7 @@ def widest(*names: str) -> Size:
     return lambda shapes: max(shapes[name][1] for name in names if len(shapes.get(name, ())) > 1)
 
 
-def usual(*endings: str, at: int = 0, over: int = 1, within: tuple[str, ...] = ("",)) -> Size:
+def majority(*endings: str, at: int = 0, over: int = 1, within: tuple[str, ...] = ("",)) -> Size:
     """Return the size of a dimension that most of the tensors have whose names begin and end so, one in each block."""
     return lambda shapes: Counter(
         size[at]
@@ -100,7 +100,7 @@ def heads(width: Size, common: int) -> dict[str, Size]:
     return {"attention_head_dim": head(width, common), "num_attention_heads": ratio(width, head(width, common))}
 
 
-HEAD = usual(  # of models whose norms of queries and keys show it
+HEAD = majority(  # of models whose norms of queries and keys show it
     "query_norm.scale", "key_norm.scale", "norm_q.weight", "norm_k.weight", "norm_added_q.weight",
     "norm_added_k.weight", "q_norm.weight", "k_norm.weight", "ln_q.weight", "ln_k.weight", "q_norm_x.weight",
     "k_norm_x.weight", "q_norm_y.weight", "k_norm_y.weight", "to_q.1.weight", "to_k.1.weight",
