@@ -72,43 +72,52 @@ def near(got: Tensor, exact: Tensor, sizes: Tensor, dtype: torch.dtype) -> bool:
 
 
 def weights(rows: int) -> str:
-    """decode, part, rounded, recode, product."""
+    """decode, part, rounded, recode, product; of one weight, which takes longest to encode, in all dtypes."""
     text, shape = random.choice(SCHEMES), (random.choice(FEATURES), random.choice(LARGER))
     packed = encoded(text, weight_of(shape))
-    if packed is None:
+    form = None if packed is None else packed.spec.scheme.codec.form(packed)
+    if packed is None or form is None:
         return ""
-    backend, reader, dtype = packed.spec.scheme.codec, Native(), random.choice(DTYPES)
-    form = backend.form(packed)
-    if form is None or not reader.reads(form, packed.parts, dtype):
-        return ""
-    of = f"{text} {shape} {rows} {dtype}"
-    decoded = backend.decode(packed, dtype)
-    out = results(*shape, dtype=dtype)
-    reader.decode_into(form, packed.parts, out)
-    assert torch.equal(out, decoded), f"decode {of}"
-    start = random.randrange(shape[0])
-    stop = random.randint(start + 1, shape[0])
-    out = results(stop - start, shape[1], dtype=dtype)
-    if reader.rows_into(form, packed.parts, start, stop, out):
-        assert torch.equal(out, decoded[start:stop]), f"part {start} {stop} {of}"
-        wide = results(stop - start, shape[1], dtype=torch.float32)
-        assert reader.rounded(form, packed.parts, dtype, start, stop, wide)
-        assert torch.equal(wide, decoded[start:stop].float()), f"rounded {start} {stop} {of}"
+    for dtype in DTYPES:
+        if Native().reads(form, packed.parts, dtype):
+            decoded(packed, form, dtype, f"{text} {shape} {dtype}")
+            for m in (rows, *random.sample(ROWS, 3)):
+                multiplied_by(m, packed, form, dtype, f"{text} {shape} {dtype} {m}")
     if int8_epilogue.recodes(form, packed.parts):
         codes, scales = results(*shape, dtype=torch.int8), results(shape[0], dtype=torch.float32)
         int8_epilogue.recode(form, packed.parts, codes, scales)
-        wanted, by = int8_reference.quantized_rows(backend.decode(packed, torch.float32))
-        assert torch.equal(codes, wanted) and torch.equal(scales, by.view(-1)), f"recode {of}"
-    if reader.few(form, packed.parts, dtype):
-        x = own(torch.randn(rows, shape[1]).to(dtype))
-        bias = own(torch.randn(shape[0]).to(dtype)) if rows % 2 else None
-        y = results(rows, shape[0], dtype=dtype)
-        reader.product(form, packed.parts, x, bias, y)
-        weight = multiplied(reader, backend, packed, dtype).double()
-        wide_bias = None if bias is None else bias.double()
-        sizes = F.linear(x.double().abs(), weight.abs(), None if bias is None else bias.double().abs())
-        assert near(y, F.linear(x.double(), weight, wide_bias), sizes, dtype), f"product {of}"
+        wanted, by = int8_reference.quantized_rows(packed.spec.scheme.codec.decode(packed, torch.float32))
+        assert torch.equal(codes, wanted) and torch.equal(scales, by.view(-1)), f"recode {text} {shape}"
     return text
+
+
+def decoded(packed: Packed, form: Any, dtype: torch.dtype, of: str) -> None:
+    reader, wanted = Native(), packed.spec.scheme.codec.decode(packed, dtype)
+    out = results(*wanted.shape, dtype=dtype)
+    reader.decode_into(form, packed.parts, out)
+    assert torch.equal(out, wanted), f"decode {of}"
+    start = random.randrange(len(wanted))
+    some = wanted[start : random.randint(start + 1, len(wanted))]
+    out = results(*some.shape, dtype=dtype)
+    if reader.rows_into(form, packed.parts, start, start + len(some), out):
+        assert torch.equal(out, some), f"part {start} {len(some)} {of}"
+        wide = results(*some.shape, dtype=torch.float32)
+        assert reader.rounded(form, packed.parts, dtype, start, start + len(some), wide)
+        assert torch.equal(wide, some.float()), f"rounded {start} {len(some)} {of}"
+
+
+def multiplied_by(rows: int, packed: Packed, form: Any, dtype: torch.dtype, of: str) -> None:
+    reader, backend = Native(), packed.spec.scheme.codec
+    if not reader.few(form, packed.parts, dtype):
+        return
+    x = own(torch.randn(rows, form.columns).to(dtype))
+    bias = own(torch.randn(form.rows).to(dtype)) if rows % 2 else None
+    y = results(rows, form.rows, dtype=dtype)
+    reader.product(form, packed.parts, x, bias, y)
+    weight = multiplied(reader, backend, packed, dtype).double()
+    exact = F.linear(x.double(), weight, None if bias is None else bias.double())
+    sizes = F.linear(x.double().abs(), weight.abs(), None if bias is None else bias.double().abs())
+    assert near(y, exact, sizes, dtype), f"product {of}"
 
 
 def layers(rows: int) -> str:

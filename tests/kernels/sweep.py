@@ -101,7 +101,7 @@ def keep(done: list[Path], to: Path) -> None:
         families[key][1].add(family)
         if (name, of.title) in made and row["compiled"] == row["of"] - 1:  # none is left out before it
             row["compiled"] += 1
-            row["faults"] += made[name, of.title]
+            row["faults"] += [fault for fault in made[name, of.title] if fault not in row["faults"]]
             families[key][0].add(family)
     for key, (some, every) in families.items():
         rows[key] |= {"families": len(some), "of_families": len(every)}
