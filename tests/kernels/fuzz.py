@@ -330,5 +330,5 @@ def main() -> int:
             seed += 1
     for what, count in sorted(done.items()):
         print(f"{count:6d}  {what}")
-    print(f"{seed} cases, {wrong} wrong")
+    print(f"{done.total() + wrong} cases, {wrong} wrong")
     return wrong > 0
