@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from . import flop_counts
+
 if TYPE_CHECKING:
     from ..core import Packed
 
@@ -31,7 +33,10 @@ def seen(x: Tensor) -> bool:
     a subclass."""
     if is_compiling():  # first: the compiler knows it, and none of the others
         return True
-    return type(x) is not Tensor or _modes() > 0 or _traced() is not None or transformed()
+    if _modes() > 0:
+        flop_counts.hand_over()
+        return True
+    return type(x) is not Tensor or _traced() is not None or transformed()
 
 
 def transformed() -> bool:

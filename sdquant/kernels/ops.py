@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core import Geometry, Packed, PackedSpec, registry
-from . import dispatch, hadamard, scheme_activations
+from . import dispatch, flop_counts, hadamard, scheme_activations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,6 +176,20 @@ def _(
     like = x.new_empty(_read(text)[1].shape)
     done: Tensor = dispatch.CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
     return done.contiguous()
+
+
+def _flops_of_linear(x: Tensor, parts: Any, bias: Any, text: str, compute: str, *, out_val: Tensor) -> int:
+    shape = _read(text)[1].shape
+    return flop_counts.of_product(out_val.numel() // shape[0], shape)
+
+
+def _flops_of_convolution(x: Tensor, parts: Any, bias: Any, text: str, *how: Any, out_val: Tensor) -> int:
+    shape = _read(text)[1].shape
+    return flop_counts.of_product(out_val.numel() // shape[0], shape)
+
+
+flop_counts.declare(torch.ops.sdquant.linear, _flops_of_linear)
+flop_counts.declare(torch.ops.sdquant.convolve, _flops_of_convolution)
 
 
 def convolved(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..core import Backend, Geometry, Packed, PackedSpec
@@ -229,21 +228,18 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         x = autocast_input(x)
         if watched and dispatch_guard.transformed():
             return F.linear(x, _carried(self, x.dtype), self._bias(x))
+        if watched:
+            return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, self.compute or ""))
         if not self._backend.computes(self.spec):
-            if watched:
-                text = self.compute or ""
-                return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, text))
             if _gradient_of(x, self):
                 return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
             self._prepare(x)
             return self._linear(x, self._bias(x))
-        if not watched and not _gradient_of(x, self):
+        if not _gradient_of(x, self):
             if self._prepare(x) and self._prepared is not None:
                 return self.forward(x)
             backend, form, how = self._backend, self._form, self._activations
             return scheme_activations.linear(backend, self._packed_for(x), form, how, x, self._bias(x))
-        if is_compiling():
-            return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, ""))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
     def _prepare(self, x: Tensor) -> bool:
@@ -363,7 +359,7 @@ def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
         backend, form, how = layer._backend, layer._form, layer._activations
         return scheme_activations.convolution(backend, layer._packed_for(x), form, how, x, layer._bias(x), geometry)
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
-    if is_compiling() and plain and not _gradient_of(x, layer):
+    if dispatch_guard.seen(x) and plain and not _gradient_of(x, layer):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, None)
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))

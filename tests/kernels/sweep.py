@@ -1,11 +1,12 @@
 """Compile configurations of kernels for as long as there is time, those first that say most, and keep what came out.
 
-    python -m tests.kernels.sweep --seconds 3600 --done some.jsonl                   compile, or go on
+    python -m tests.kernels.sweep --seconds 3600 --done some.jsonl                   compile what the record lacks
     python -m tests.kernels.sweep --seconds 3600 --done others.jsonl --part 1/2    every second one, beside it
     python -m tests.kernels.sweep --done some.jsonl --done others.jsonl --keep       bench/results/configurations.json
 
 `test_every_configuration` is the same for all of them, which takes hours on two cores. The order: one of each kernel
-and kind of weight (or of sizes, where a kernel reads none) on every card, then the others.
+and kind of weight (or of sizes, where a kernel reads none) on every card, then the others. The record has numbers only:
+of each kernel and target those that come first in this order.
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ def kept_in(paths: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
 
 
+def in_record() -> Iterator[tuple[str, str]]:
+    """The targets and titles of those that RESULTS has, which are the first of each kernel and target."""
+    left = {(row["name"], row["case"]): row["compiled"] for row in json.loads(RESULTS.read_text())["rows"]}
+    for name, _, of in ordered():
+        kernel = of.launch.kernel.fn.__name__
+        left[kernel, name] = left.get((kernel, name), 0) - 1
+        if left[kernel, name] >= 0:
+            yield name, of.title
+
+
 def compile_some(seconds: float, done: Path, part: str) -> None:
     """Append a line for each configuration that is compiled: target, title, and what is wrong with it."""
     from .offline import TARGETS
@@ -56,6 +67,7 @@ def compile_some(seconds: float, done: Path, part: str) -> None:
 
     number, of_parts = (int(word) for word in part.split("/"))
     end, known = time.monotonic() + seconds, {(row["target"], row["title"]) for row in kept_in([done])}
+    known |= {*in_record()}
     with done.open("a") as file:
         for index, (name, family, of) in enumerate(ordered()):
             if index % of_parts != number or (name, of.title) in known:
@@ -75,17 +87,21 @@ def keep(done: list[Path], to: Path) -> None:
     """Write a row for each kernel and target: configurations and families, of how many, and all faults."""
     from bench._results import write
 
-    made = {(row["target"], row["title"]): row["faults"] for row in kept_in(done)}
+    made: dict[tuple[str, str], list[str]] = {key: [] for key in in_record()}
+    made |= {(row["target"], row["title"]): row["faults"] for row in kept_in(done)}
     rows: dict[tuple[str, str], dict[str, Any]] = {}
+    faults = {(row["name"], row["case"]): row["faults"] for row in json.loads(RESULTS.read_text())["rows"]}
     families: dict[tuple[str, str], tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     for name, family, of in ordered():
         key = (of.launch.kernel.fn.__name__, name)
-        row = rows.setdefault(key, {"name": key[0], "case": name, "compiled": 0, "of": 0, "faults": []})
+        row = rows.setdefault(
+            key, {"name": key[0], "case": name, "compiled": 0, "of": 0, "faults": [*faults.get(key, ())]}
+        )
         row["of"] += 1
         families[key][1].add(family)
-        if (name, of.title) in made:
+        if (name, of.title) in made and row["compiled"] == row["of"] - 1:  # none is left out before it
             row["compiled"] += 1
-            row["faults"] += made[name, of.title]
+            row["faults"] += [fault for fault in made[name, of.title] if fault not in row["faults"]]
             families[key][0].add(family)
     for key, (some, every) in families.items():
         rows[key] |= {"families": len(some), "of_families": len(every)}
