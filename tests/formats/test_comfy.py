@@ -86,7 +86,7 @@ def test_a_line_that_makes_no_sense(key: str, line: Tensor, word: str, tmp_path:
     ("row", "word"),
     [
         ({"format": "nvfp5"}, "nvfp5"),
-        ({"format": "int8_blockwise", "group_size": 128}, "int8_blockwise"),
+        ({"format": "int4_blockwise", "group_size": 128}, "int4_blockwise"),
     ],
 )
 @pytest.mark.parametrize("where", ["metadata", "line"])
