@@ -92,7 +92,7 @@ def _kv_heads(shapes: Shapes) -> int:
     return int(majority("attention.qkv.weight")(shapes) - _GLU_WIDTH(shapes)) // 2 // int(HEAD(shapes))
 
 
-IMAGES: Mapping[str, Row] = {
+IMAGES: Mapping[str | None, Row] = {
     "chroma": {
         "_class_name": "ChromaTransformer2DModel",
         **_FLUX_BLOCKS,

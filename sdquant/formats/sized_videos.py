@@ -104,7 +104,7 @@ _WAN: Row = {
 }  # fmt: skip
 
 
-VIDEOS: Mapping[str, Row] = {
+VIDEOS: Mapping[str | None, Row] = {
     "cogvideox": {
         "_class_name": "CogVideoXTransformer3DModel",
         "num_layers": blocks("transformer_blocks."),
