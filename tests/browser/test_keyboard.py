@@ -100,8 +100,11 @@ def test_draw_and_cancel(keys: Keys, person: Person) -> None:
     person.size(512)  # else it may have ended before Cancel is reached
     keys.press("draw")
     expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
+    told = page.locator("#progress-told[aria-live=polite]")
+    expect(told).to_have_text(re.compile(r"^Generating(, \d+ %)?$"))  # and not every step
     keys.press("cancel")
     expect(page.locator("#status[aria-live=polite] [role=status]")).to_contain_text("Cancelled")
+    expect(told).to_have_text("")
 
 
 def test_settings_fix_and_apply(keys: Keys, person: Person) -> None:
