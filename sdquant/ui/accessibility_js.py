@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from .dropdown_js import DROPDOWNS
+from .names_js import NAMES
 from .server.request_body import MAX_UPLOAD
 
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`: a box of
@@ -47,8 +48,11 @@ SCRIPT = """
         const text = share < 25 ? stage : `${stage}, ${25 * Math.floor(share / 25)} %`;
         if (told.textContent !== text) told.textContent = text;
     };
+    NAMES
     const mend = () => {
         tell();
+        namePanels();
+        nameFields();
         for (const id of SPOKEN) document.getElementById(id)?.setAttribute("aria-live", "polite");
         for (const list of document.querySelectorAll("[role=listbox]:not([tabindex])")) {
             list.tabIndex = -1;
@@ -57,7 +61,7 @@ SCRIPT = """
         for (const icon of document.querySelectorAll("svg:not([aria-hidden], [aria-label])")) icon.ariaHidden = "true";
         for (const button of document.querySelectorAll(".token > .token-remove")) {
             const name = "Remove " + button.parentElement.innerText.trim();
-            if (button.getAttribute("aria-label") !== name) button.setAttribute("aria-label", name);
+            if (button.ariaLabel !== name) button.ariaLabel = button.title = name;
             if (button.title) button.title = "";  // the number again
         }
         for (const group of document.querySelectorAll("fieldset:not([aria-label])")) {
@@ -245,4 +249,4 @@ _WORDS = {
 }  # fmt: skip
 for name, value in _WORDS.items():
     SCRIPT = SCRIPT.replace(name, json.dumps(value))
-SCRIPT = SCRIPT.replace("DROPDOWNS", DROPDOWNS)
+SCRIPT = SCRIPT.replace("DROPDOWNS", DROPDOWNS).replace("NAMES", NAMES)

@@ -13,7 +13,7 @@ from .events import QUIET, ask
 if TYPE_CHECKING:
     from .app_state import Desk
 
-TITLE = '<div class="sq-brand"><b>sdquant</b><span>quantization for diffusion models</span></div>'
+TITLE = '<div class="sq-brand"><b role="heading" aria-level="1">sdquant</b><span>quantization for diffusion models</span></div>'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,12 +219,12 @@ def test_compare(person: Person, tmp_path: Path) -> None:
 
     person.tab("Settings")  # the table shows what was compared, and a digit where nothing was
     thumb = page.locator("[data-group='8-bit'] tr[data-scheme=int8] .sq-thumb")
-    expect(thumb).to_have_attribute("aria-label", re.compile("“a handwritten seven” as int8 draws it: .* dB"))
+    expect(thumb).to_have_attribute("title", re.compile("“a handwritten seven” as int8 draws it: .* dB"))
     assert thumb.evaluate("it => getComputedStyle(it).backgroundImage").startswith('url("data:image/jpeg')
-    expect(page.locator("[data-group='4-bit'] [data-scheme=nf4] .sq-thumb")).to_have_attribute("aria-label", DIGIT)
+    expect(page.locator("[data-group='4-bit'] [data-scheme=nf4] .sq-thumb")).to_have_attribute("title", DIGIT)
     expect(page.locator("#schemes")).to_contain_text("from your last comparison")
     person.model("digits-flux")  # of which nothing was compared
-    expect(thumb).to_have_attribute("aria-label", DIGIT)
+    expect(thumb).to_have_attribute("title", DIGIT)
 
 
 def test_two_tabs_at_once(person: Person, chromium: Browser, running: Served) -> None:

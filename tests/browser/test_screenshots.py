@@ -56,6 +56,7 @@ def test_nothing_sticks_out(
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert looks.faint(page) == []
             assert looks.nameless(page) == []
+            assert looks.misleading(page) == []
             box = page.locator(".gradio-container").first.bounding_box() or {}
             widths.add((box["x"], box["width"]))
             page.screenshot(path=tmp_path / f"{tab.lower()}-{width}-{scheme}.png", full_page=True)
