@@ -43,9 +43,8 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
         wire_generate(page)
         # Each, in turn: of quick ones Gradio would drop the last, and the tab that somebody sees stays empty.
         tabs.select(_name, None, tab, trigger_mode="multiple", **QUIET)
-        header.wire(head, desk)
+        header.wire(head, desk, page)
         under_way.wire(page, tabs, tab)
-        page.load(lambda: header.chip(desk), None, head.chip, **QUIET)
     return page
 
 

@@ -38,7 +38,6 @@ NAMES = """
         for (const button of document.querySelectorAll(".remove-all:not([aria-label])")) {
             const name = blockName(button);
             called(button, name && `Clear ${name}`);
-            button.title = button.ariaLabel ?? button.title;
         }
         called(document.getElementById("again"), "Refresh the models");
         called(document.getElementById("files-again"), "Refresh the files");

@@ -54,6 +54,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   background: var(--body-background-fill); color: var(--body-text-color); box-shadow: 0 4px 16px #0004; }
 .sq-at-top button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
 .sq-head { align-items: end; }
+.sq-head > :first-child { align-self: start; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
 .sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }
 .sq-brand span, .sq-note, .sq-lead { color: var(--body-text-color-subdued); font-size: 0.875rem; }
@@ -144,7 +145,8 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   .sq-studio, .sq-picker { flex-direction: column; }
   .sq-picker > .form { flex-direction: column; width: 100%; }
   .sq-table { font-size: 0.75rem; }
-  .sq-table :is(th, td) { white-space: normal; padding: 4px; }
+  .sq-table :is(th, td) { padding: 4px; }
+  .sq-table thead th { white-space: normal; }
   .sq-studio > .column { display: contents; }
   .sq-studio .sq-later { order: 1; }
   .sq-studio #facts { order: 2; }
