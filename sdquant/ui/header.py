@@ -57,7 +57,7 @@ def build_header(desk: Desk) -> Head:
             label="Together with",
             info="A pipeline for the rest; your own T5, CLIP, VAE files",
             visible=False,
-            scale=3,  # two names side by side, so that choosing one moves nothing
+            scale=1,
             elem_id="base",
         )
         again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="again")

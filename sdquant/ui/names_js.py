@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # What it mends: the panel of a tab and a group of radio buttons have no name; an accordion does not tell whether it is
 # open, and is read out with its arrow; "number input for" is said before what a field is called, though its role is
-# said too; several buttons share a name ("Refresh", "Clear", "Reset to default value", "Click to upload").
+# said too; several buttons share a name ("Refresh", "Reset to default value", "Click to upload").
 NAMES = """
     const called = (part, name) => { if (part && name && part.ariaLabel !== name) part.ariaLabel = name; };
     const blockName = part => part.closest(".block")
@@ -34,10 +34,6 @@ NAMES = """
         for (const button of document.querySelectorAll("[aria-label='Click to upload or drop files']")) {
             const name = blockName(button);
             called(button, name && `${name}: click to upload, or drop a file`);
-        }
-        for (const button of document.querySelectorAll(".remove-all:not([aria-label])")) {
-            const name = blockName(button);
-            called(button, name && `Clear ${name}`);
         }
         called(document.getElementById("again"), "Refresh the models");
         called(document.getElementById("files-again"), "Refresh the files");

@@ -54,7 +54,6 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   background: var(--body-background-fill); color: var(--body-text-color); box-shadow: 0 4px 16px #0004; }
 .sq-at-top button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
 .sq-head { align-items: end; }
-.sq-head > :first-child { align-self: start; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
 .sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }
 .sq-brand span, .sq-note, .sq-lead { color: var(--body-text-color-subdued); font-size: 0.875rem; }
@@ -169,6 +168,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   .sq-schemes tbody th { padding: 4px 10px; }
   .sq-schemes tbody td:empty { display: none; }
   .sq-head > :first-child { flex: 1 0 100% !important; }
+  .sq-head > .form { flex-direction: column; }
   .sq-bar-head span:last-child { white-space: nowrap; }
 }
 @media (prefers-reduced-motion: reduce) { .sq-fill { transition: none; } }
