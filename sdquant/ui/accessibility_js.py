@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 from .dropdown_js import DROPDOWNS
+from .names_js import NAMES
 from .server.request_body import MAX_UPLOAD
 
-# Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
+# Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`: a box of
+# its own tells of them, now and then.
 SPOKEN = (
     "status", "applied", "verdict", "found", "checked", "compare-status", "convert-status", "convert-seen", "in-memory",
     "start-said", "lora-said", "preset-said",
@@ -29,12 +31,28 @@ MOST_LORA = MAX_UPLOAD - 4096  # bytes of a LoRA; what is sent has more around i
 TOO_LARGE = "MB, which is the most that this page takes here."
 
 # What it mends: a list of choices opens again when Tab leaves it, and stays open; one that scrolls is a tab stop of its
-# own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; images have
-# no name, and their download is a button within a link, two tab stops; icons are read out as images without a name;
-# the slider between two images is for a mouse alone.
+# own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; a group of
+# choices has no name, and parts that open do not say whether they are; images have no name, and their download is a
+# button within a link, two tab stops; icons are read out as images without a name; the slider between two images is for
+# a mouse alone.
 SCRIPT = """
 () => {
+    // Of a progress bar people hear the stage and each quarter: every step would be too much.
+    const told = document.body.appendChild(document.createElement("div"));
+    told.id = "progress-told";
+    told.ariaLive = "polite";
+    told.style.cssText = "position: fixed; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)";
+    const tell = () => {
+        const bar = [...document.querySelectorAll(".sq-progress")].find(one => one.checkVisibility());
+        const stage = bar?.ariaLabel.split(", ")[0] ?? "", share = bar?.ariaValueNow ?? 0;
+        const text = share < 25 ? stage : `${stage}, ${25 * Math.floor(share / 25)} %`;
+        if (told.textContent !== text) told.textContent = text;
+    };
+    NAMES
     const mend = () => {
+        tell();
+        namePanels();
+        nameFields();
         for (const id of SPOKEN) document.getElementById(id)?.setAttribute("aria-live", "polite");
         for (const list of document.querySelectorAll("[role=listbox]:not([tabindex])")) {
             list.tabIndex = -1;
@@ -43,7 +61,17 @@ SCRIPT = """
         for (const icon of document.querySelectorAll("svg:not([aria-hidden], [aria-label])")) icon.ariaHidden = "true";
         for (const button of document.querySelectorAll(".token > .token-remove")) {
             const name = "Remove " + button.parentElement.innerText.trim();
-            if (button.getAttribute("aria-label") !== name) button.setAttribute("aria-label", name);
+            if (button.ariaLabel !== name) button.ariaLabel = button.title = name;
+            if (button.title) button.title = "";  // the number again
+        }
+        for (const group of document.querySelectorAll("fieldset:not([aria-label])")) {
+            const name = group.querySelector("[data-testid=block-info]")?.innerText.trim();
+            if (name) group.ariaLabel = name;
+        }
+        for (const button of document.querySelectorAll("button.label-wrap")) {
+            const isOpen = `${button.classList.contains("open")}`;
+            if (button.ariaExpanded !== isOpen) button.ariaExpanded = isOpen;
+            button.querySelector(".icon:not([aria-hidden])")?.setAttribute("aria-hidden", "true");
         }
         for (const handle of document.querySelectorAll("#compare-slider .outer:not([tabindex])")) {
             handle.tabIndex = 0;
@@ -172,7 +200,8 @@ SCRIPT = """
         box.dispatchEvent(new Event("input", { bubbles: true }));
     });
     new MutationObserver(refocus).observe(document.body, { childList: true, subtree: true });
-    new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
+    const watched = { childList: true, subtree: true, attributeFilter: ["class"] };  // which opens a part
+    new MutationObserver(mend).observe(document.body, watched);
     mend();
 
     let stream = null;
@@ -220,4 +249,4 @@ _WORDS = {
 }  # fmt: skip
 for name, value in _WORDS.items():
     SCRIPT = SCRIPT.replace(name, json.dumps(value))
-SCRIPT = SCRIPT.replace("DROPDOWNS", DROPDOWNS)
+SCRIPT = SCRIPT.replace("DROPDOWNS", DROPDOWNS).replace("NAMES", NAMES)

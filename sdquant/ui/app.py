@@ -30,22 +30,21 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
         tab = gr.State("Generate")
         under_way = UnderWay(desk)
         with gr.Tabs(overflow_behavior="wrap") as tabs:
-            with gr.Tab("Generate", id="generate"):
+            with gr.Tab("Generate", id="generate", elem_id="tab-generate"):
                 wire_generate = generate.add(desk, head, under_way)
-            with gr.Tab("Settings", id="settings"):
+            with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
                 settings.add(desk, head, page, under_way)
-            with gr.Tab("Inspect", id="inspect"):
+            with gr.Tab("Inspect", id="inspect", elem_id="tab-inspect"):
                 inspect.add(desk, under_way)
-            with gr.Tab("Compare", id="compare"):
+            with gr.Tab("Compare", id="compare", elem_id="tab-compare"):
                 compare.add(desk, head, under_way)
-            with gr.Tab(convert.TITLE, id="convert"):
+            with gr.Tab(convert.TITLE, id="convert", elem_id="tab-convert"):
                 convert.add(desk, head, tab, under_way)
         wire_generate(page)
         # Each, in turn: of quick ones Gradio would drop the last, and the tab that somebody sees stays empty.
         tabs.select(_name, None, tab, trigger_mode="multiple", **QUIET)
-        header.wire(head, desk)
+        header.wire(head, desk, page)
         under_way.wire(page, tabs, tab)
-        page.load(lambda: header.chip(desk), None, head.chip, **QUIET)
     return page
 
 

@@ -152,7 +152,7 @@ def notes(target: Target) -> tuple[str, ...]:
     found = detect(target.path)
     if not found.prequantized:
         return ()
-    return (f"It is in {found.quant} already, and is rounded a second time: the original gives a better file.",)
+    return (f"The model is in {found.quant} already, and is rounded a second time: the original gives a better file.",)
 
 
 def _roles(kind: str) -> tuple[str, ...]:

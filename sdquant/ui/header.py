@@ -13,7 +13,10 @@ from .events import QUIET, ask
 if TYPE_CHECKING:
     from .app_state import Desk
 
-TITLE = '<div class="sq-brand"><b>sdquant</b><span>quantization for diffusion models</span></div>'
+TITLE = (
+    '<div class="sq-brand"><b role="heading" aria-level="1">sdquant</b>'
+    "<span>quantization for diffusion models</span></div>"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def build_header(desk: Desk) -> Head:
             value=desk.bases()[:1],
             multiselect=True,
             label="Together with",
-            info="A pipeline for the rest; own T5, CLIP, VAE files",
+            info="A pipeline for the rest; your own T5, CLIP, VAE files",
             visible=False,
             scale=1,
             elem_id="base",
@@ -63,7 +66,7 @@ def build_header(desk: Desk) -> Head:
     return Head(model=model, base=base, again=again, chip=shown, compared=gr.State(None), visits=visits)
 
 
-def wire(head: Head, desk: Desk) -> None:
+def wire(head: Head, desk: Desk, page: gr.Blocks) -> None:
     """Connect the events of the head."""
 
     # A model that is chosen again, as when the page is drawn anew, takes no companions away that were chosen since.
@@ -85,6 +88,11 @@ def wire(head: Head, desk: Desk) -> None:
             gr.update(choices=companions, value=kept or desk.bases()[:1]),
         )
 
+    def arrived() -> tuple[str, Any, Any]:
+        # Not the values: somebody may have chosen meanwhile.
+        return chip(desk), gr.update(choices=desk.models()), gr.update(choices=desk.companions())
+
+    page.load(arrived, None, [head.chip, head.model, head.base], **QUIET)
     # Another page may have loaded another model meanwhile.
     ask([head.visits.change], lambda: chip(desk), None, head.chip, queue=False)
     ask([head.model.change], picked, [head.model, last_model], [head.base, last_model], queue=False)

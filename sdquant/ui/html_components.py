@@ -93,11 +93,16 @@ def progress(at: Progress) -> str:
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table; the cells are texts."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """Format a table; the cells are texts, and the first of a row names it."""
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="sq-scroll"><table class="sq-table">{inside}</table></div>'
+
+
+def _cells(row: Sequence[str]) -> str:
+    first, *others = map(escape, row)
+    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:

@@ -75,7 +75,7 @@ def stars(row: SchemeRow) -> str:
         return '<span class="sq-what">not measured</span>'
     text = f"{row.grade.stars} of 5: {row.grade.text} ({row.measured.snr:.0f} dB)"
     full = "★" * row.grade.stars + "☆" * (5 - row.grade.stars)
-    return f'<span class="sq-stars" role="img" aria-label="{escape(text)}" title="{escape(text)}">{full}</span>'
+    return f'<span class="sq-stars" role="img" title="{escape(text)}">{full}</span>'
 
 
 def speed(row: SchemeRow, *, unfinished: bool = False) -> str:
@@ -156,7 +156,7 @@ def _row(group: str, row: SchemeRow, table: SchemeTable, choice: TableView, *, c
         text for text, on in (("sq-chosen", row.scheme == choice.scheme), ("sq-refused", row.refused)) if on
     )
     return (
-        f'<tr class="{classes}" data-scheme="{escape(row.scheme)}"><th scope="row"><label>'
+        f'<tr class="{classes}" data-scheme="{escape(row.scheme)}"><th scope="row" aria-label="{escape(name)}"><label>'
         f"{shown}{radio} <b>{escape(name)}</b>"
         f'{badges}<span class="sq-what">{what}</span></label>{why}</th>'
         + "".join(f'<td data-label="{label}">{cell}</td>' for label, cell in cells)

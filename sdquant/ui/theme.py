@@ -84,6 +84,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-table { border: none !important; border-collapse: collapse; width: 100%; font-size: 0.875rem; }
 .sq-table th, .sq-table td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--border-color-primary);
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
+.sq-table tbody th { font-weight: 400; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
 #start .empty, #start .empty * { color: #475569 !important; }
@@ -140,7 +141,11 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
 .sq-over { background: #dc2626; }
 @media (max-width: 640px) {
   .tab-container button { padding-inline: 4px !important; font-size: 0.875rem !important; }
-  .sq-studio { flex-direction: column; }
+  .sq-studio, .sq-picker { flex-direction: column; }
+  .sq-picker > .form { flex-direction: column; width: 100%; }
+  .sq-table { font-size: 0.75rem; }
+  .sq-table :is(th, td) { padding: 4px; }
+  .sq-table thead th { white-space: normal; }
   .sq-studio > .column { display: contents; }
   .sq-studio .sq-later { order: 1; }
   .sq-studio #facts { order: 2; }
@@ -155,6 +160,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
     white-space: normal !important; }
   .sq-schemes tbody :is(th, td) { border: none !important; }
   .sq-schemes thead tr { display: flex; flex-wrap: wrap; }
+  .sq-schemes thead th { background: none; }
   .sq-schemes thead th:nth-child(3) { display: none; }
   .sq-schemes tbody tr { border-bottom: 1px solid var(--border-color-primary) !important; padding: 4px 0; }
   .sq-schemes tbody th[scope=row] { min-width: 0; width: auto; }
@@ -162,6 +168,7 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   .sq-schemes tbody th { padding: 4px 10px; }
   .sq-schemes tbody td:empty { display: none; }
   .sq-head > :first-child { flex: 1 0 100% !important; }
+  .sq-head > .form { flex-direction: column; }
   .sq-bar-head span:last-child { white-space: nowrap; }
 }
 @media (prefers-reduced-motion: reduce) { .sq-fill { transition: none; } }

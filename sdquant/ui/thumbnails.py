@@ -103,7 +103,7 @@ def thumbnail(scheme: str, name: str, compared: ComparedImages | None = None) ->
 def _span(words: str, style: str, more: str = "") -> str:
     label = escape(words)
     classes = f"sq-thumb {more}".rstrip()
-    return f'<span class="{classes}" role="img" aria-label="{label}" title="{label}" style="{style}"></span>'
+    return f'<span class="{classes}" role="img" title="{label}" style="{style}"></span>'
 
 
 def pictures_note(compared: ComparedImages | None) -> str:

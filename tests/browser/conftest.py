@@ -59,7 +59,6 @@ def page(chromium: Browser) -> Iterator[Page]:
     """A new page. What it asks for elsewhere than at the server, and errors of its own, fail the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     page = context.new_page()
-    page.set_default_timeout(60_000)
     wrong: list[str] = []
 
     def asked(request: Request) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import CDPSession, Page
 
 ROLES = frozenset(
     (
         "button", "checkbox", "combobox", "img", "image", "link", "listbox", "option", "progressbar", "radio",
-        "searchbox", "slider", "spinbutton", "switch", "tab", "textbox",
+        "region", "searchbox", "slider", "spinbutton", "switch", "tab", "tabpanel", "textbox",
     )
 )  # fmt: skip
 
@@ -74,15 +75,41 @@ def faint(page: Page) -> list[str]:
 def nameless(page: Page) -> list[str]:
     """The parts that one uses, sees or is told of which Chromium's accessibility tree has no name for."""
     session = page.context.new_cdp_session(page)
-    nodes: list[dict[str, Any]] = session.send("Accessibility.getFullAXTree")["nodes"]
     found = []
-    for node in nodes:
-        role = node.get("role", {}).get("value", "")
-        if node.get("ignored") or role not in ROLES or str(node.get("name", {}).get("value", "")).strip():
+    for node in _heard(session):
+        role = _value(node, "role")
+        if role not in (*ROLES, "group") or _value(node, "name"):
             continue
         described = session.send("DOM.describeNode", {"backendNodeId": node["backendDOMNodeId"]})["node"]
         pairs = iter(described.get("attributes", []))
         words = " ".join(f"{name}={value[:60]}" for name, value in zip(pairs, pairs, strict=True))
-        found.append(f"{role}: <{described['localName']} {words}>")
+        if role in ROLES or described["localName"] == "fieldset":  # of radio buttons; <details> are groups, too
+            found.append(f"{role}: <{described['localName']} {words}>")
     session.detach()
     return found
+
+
+def misleading(page: Page) -> list[str]:
+    """What a screen reader says twice, or of another part: descriptions, roles in names, arrows, buttons alike."""
+    session = page.context.new_cdp_session(page)
+    nodes = _heard(session)
+    session.detach()
+    found = []
+    for node in nodes:
+        role, name, more = (_value(node, key) for key in ("role", "name", "description"))
+        twice = bool(name) and name == more
+        if twice or (
+            role in ROLES and re.search(r"[▼▲◀]|^(number input|range slider) |^Remove \d+$", f"{name}\n{more}")
+        ):
+            found.append(f"{role}: {name} ({more})")
+    buttons = [_value(node, "name") for node in nodes if _value(node, "role") == "button"]
+    return found + [f"button, twice: {name}" for name in set(buttons) if buttons.count(name) > 1]
+
+
+def _heard(session: CDPSession) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = session.send("Accessibility.getFullAXTree")["nodes"]
+    return [node for node in nodes if not node.get("ignored")]
+
+
+def _value(node: dict[str, Any], key: str) -> str:
+    return str(node.get(key, {}).get("value", "")).strip()

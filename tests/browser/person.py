@@ -23,6 +23,7 @@ class Person:
     goto: bool = True
 
     def __post_init__(self) -> None:
+        self.page.set_default_timeout(60_000)  # as `expect` waits: pages of a second context had Playwright's 30 s
         if self.goto:
             self.page.goto(self.url)
         expect(self.page.get_by_role("button", name="Generate", exact=True)).to_be_enabled()
@@ -106,10 +107,14 @@ class Person:
         waiting.value.set_files(path)
 
     def apply(self) -> Locator:
-        """Apply the settings; the box that says how that went."""
+        """Apply the settings; the box that says how that went, and not one that was there before."""
+        box = self.page.locator("#applied")
+        box.evaluate("box => box.querySelectorAll('.sq-card').forEach(card => card.classList.add('before'))")
         self.page.get_by_role("button", name="Apply and load").click()
-        expect(self.page.locator("#applied .sq-progress")).to_have_count(0)
-        return self.page.locator("#applied .sq-card").first
+        outcome = box.locator(".sq-card:not(.before)").first
+        expect(outcome).to_be_visible()
+        expect(box.locator(".sq-progress")).to_have_count(0)
+        return outcome
 
 
 def digit(image: Image.Image) -> int:

@@ -97,11 +97,14 @@ def test_draw_and_cancel(keys: Keys, person: Person) -> None:
     assert page.locator("#prompt textarea").input_value() == "a handwritten two"
 
     keys.write("steps", "200")
-    person.size(256)  # else it may have ended before Cancel is reached
+    person.size(512)  # else it may have ended before Cancel is reached
     keys.press("draw")
     expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
+    told = page.locator("#progress-told[aria-live=polite]")
+    expect(told).to_have_text(re.compile(r"^Generating(, \d+ %)?$"))  # and not every step
     keys.press("cancel")
     expect(page.locator("#status[aria-live=polite] [role=status]")).to_contain_text("Cancelled")
+    expect(told).to_have_text("")
 
 
 def test_settings_fix_and_apply(keys: Keys, person: Person) -> None:

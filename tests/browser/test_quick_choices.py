@@ -83,7 +83,8 @@ def test_each_quick_choice_counts(page: Page, running: Served) -> None:
     table.locator("tbody[data-group='4-bit'] tr[data-scheme=nf4]").get_by_role("radio").check()
     page.locator("#scheme-for").get_by_label("Text encoders").check()
     table.locator("tbody[data-group='8-bit'] tr[data-scheme=int8]").get_by_role("radio").check()
-    assert (person.value("quant.model"), person.value("quant.text_encoder")) == ("nf4", "int8")
+    for box, scheme in (("#set-quant-model input", "nf4"), ("#set-quant-text-encoder input", "int8")):
+        expect(page.locator(box)).to_have_value(re.compile(rf"^{scheme}($|\s)"))
     expect(table.locator("th[aria-sort=ascending]")).to_contain_text("Size")
     expect(page.locator("#verdict [data-name=transformer]")).to_contain_text("nf4")
     assert (person.value("quant.model"), person.value("quant.text_encoder")) == ("nf4", "int8")
@@ -97,6 +98,6 @@ def test_each_quick_choice_counts(page: Page, running: Served) -> None:
         person.tab(name)
     for name in ("GGUF", "ComfyUI", "Folder", "GGUF"):
         page.locator("#convert-kind").get_by_label(re.compile(name)).check()
-    assert page.locator("#convert-scheme input").input_value() == "q8_0"
+    expect(page.locator("#convert-scheme input")).to_have_value("q8_0")
     expect(page.locator("#convert-seen")).to_contain_text("q8_0: ")
     expect(page.locator("#convert-name :is(input, textarea)")).to_have_value("digits-flux-q8_0")

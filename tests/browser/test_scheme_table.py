@@ -33,7 +33,7 @@ def test_choose_by_what_one_cares_about(person: Person) -> None:
     assert groups == ["recommended", "original", "8-bit", "4-bit", "smaller", "files"]
     nf4 = table.locator("tbody[data-group='4-bit'] tr[data-scheme=nf4]")
     expect(nf4).to_contain_text(re.compile(r"nf4.*NormalFloat.*MB \(\d+%\).*fits"))
-    expect(nf4.locator(".sq-stars")).to_have_attribute("aria-label", re.compile("^3 of 5: same picture"))
+    expect(nf4.locator(".sq-stars")).to_have_attribute("title", re.compile("^3 of 5: same picture"))
     expect(table.locator("[data-group=recommended]")).to_contain_text("Looks like the original")
 
     # Chosen: the fields follow, the verdict too, and the row stays marked.

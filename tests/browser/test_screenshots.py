@@ -48,9 +48,15 @@ def test_nothing_sticks_out(
             if tab == "Inspect":
                 person.pick("file", "digits-sd")
                 expect(page.locator("#found .sq-table").last).to_be_visible()
+            if tab == "Generate":
+                part = page.get_by_role("button", name="LoRA", exact=True)  # without its arrow
+                expect(part).to_have_attribute("aria-expanded", "false")
+            if tab == "Convert":
+                expect(page.get_by_role("group", name="Write")).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert looks.faint(page) == []
             assert looks.nameless(page) == []
+            assert looks.misleading(page) == []
             box = page.locator(".gradio-container").first.bounding_box() or {}
             widths.add((box["x"], box["width"]))
             page.screenshot(path=tmp_path / f"{tab.lower()}-{width}-{scheme}.png", full_page=True)

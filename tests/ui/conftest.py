@@ -37,7 +37,7 @@ class Served:
     temporary: Path
     log: Path
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 20) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = 60) -> int:
         """End it by a signal and return its exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)

@@ -233,7 +233,8 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
 def _converted(desk: Desk, out: Path, scheme: str, seconds: float) -> str:
     """Return a box with what was written, and what opens it."""
-    text = f"{desk.roots.shown(out)}: {size(_written(out))}, in {seconds:.0f} s. It is in the list of models now."
+    took = f"{seconds:.0f} s" if seconds >= 1 else "less than 1 s"
+    text = f"{desk.roots.shown(out)}: {size(_written(out))}, in {took}. It is in the list of models now."
     opened = next_steps.opened_with(out, None if scheme == MIX else str(scheme))
     return html_components.card("ok", "✓ Converted", *map(html_components.paragraph, (text, opened.replace("`", ""))))
 

@@ -139,7 +139,7 @@ def shown(detected: Detected, desk: Desk) -> str:
 
 
 def _section(title: str, body: str) -> str:
-    return f"<h3>{escape(title)}</h3>{body}" if body else ""
+    return f'<h3 aria-level="2">{escape(title)}</h3>{body}' if body else ""
 
 
 def _parts(detected: Detected) -> str:
