@@ -16,4 +16,6 @@ def markdown(header: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1
 def machine_of(kept: Mapping[str, Any]) -> str:
     """What a file of results was measured on, in words."""
     here = kept["machine"]
-    return f"{here['cpu']}, instructions `{here['native']}`, torch {kept['versions']['torch']}"
+    built = not here["native"].startswith("not built")  # on machines with a card the C kernels do not matter
+    kernels = f"instructions `{here['native']}`" if built else "without the C kernels"
+    return f"{here['cpu']}, {kernels}, torch {kept['versions']['torch']}"
