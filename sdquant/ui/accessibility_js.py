@@ -61,17 +61,8 @@ SCRIPT = """
         for (const icon of document.querySelectorAll("svg:not([aria-hidden], [aria-label])")) icon.ariaHidden = "true";
         for (const button of document.querySelectorAll(".token > .token-remove")) {
             const name = "Remove " + button.parentElement.innerText.trim();
-            if (button.ariaLabel !== name) button.ariaLabel = button.title = name;
+            if (button.ariaLabel !== name) button.ariaLabel = name;
             if (button.title) button.title = "";  // the number again
-        }
-        for (const group of document.querySelectorAll("fieldset:not([aria-label])")) {
-            const name = group.querySelector("[data-testid=block-info]")?.innerText.trim();
-            if (name) group.ariaLabel = name;
-        }
-        for (const button of document.querySelectorAll("button.label-wrap")) {
-            const isOpen = `${button.classList.contains("open")}`;
-            if (button.ariaExpanded !== isOpen) button.ariaExpanded = isOpen;
-            button.querySelector(".icon:not([aria-hidden])")?.setAttribute("aria-hidden", "true");
         }
         for (const handle of document.querySelectorAll("#compare-slider .outer:not([tabindex])")) {
             handle.tabIndex = 0;
