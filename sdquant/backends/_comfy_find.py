@@ -215,8 +215,11 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
 
 
 def _refuse_banks(name: str, shape: tuple[int, ...], form: Format) -> None:
-    """Raise UnsupportedFileError for the weights of several experts in one tensor, which ComfyUI has of mixtures."""
-    if len(shape) == 3:
+    """Raise UnsupportedFileError for the weights of several experts in one tensor, which ComfyUI has of mixtures.
+
+    SVDQuant's weights lie in tiles: theirs with three dimensions are damaged, and the backend says how.
+    """
+    if len(shape) == 3 and form.name != SVDQUANT:
         raise UnsupportedFileError(
             f"Cannot read weight {name!r}",
             f"it has the weights of {shape[0]} experts in one tensor, {list(shape)} in ComfyUI's {form.name}, and "
