@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import flop_counts
 
@@ -65,12 +66,12 @@ P = ParamSpec("P")
 
 
 def undisturbed(check: Callable[P, bool]) -> Callable[P, bool]:
-    """Decorator: run a check on the CPU, whatever the default device, and outside `torch.autocast`, as its verdict is
-    cached for calls outside of both."""
+    """Decorator: run a check on the CPU, whatever the default device, outside `torch.autocast` and unseen by dispatch
+    modes: its verdict is cached for calls outside of all of them, and a counter counts what the user computes."""
 
     @wraps(check)
     def run(*args: P.args, **kwargs: P.kwargs) -> bool:
-        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False), _disable_current_modes():
             return check(*args, **kwargs)
 
     return run

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sdquant
 from sdquant import backends, demo
+from sdquant.kernels import scheme_activations
 from sdquant.nn import quantized_layer
 
 SCHEMES = (
@@ -43,18 +44,27 @@ def counted(model: nn.Module, *given: Any, backward: bool = False) -> int:
     ],  # it has no groups
 )
 def test_layers(text: str, compute: str | None, kind: str) -> None:
-    """With a gradient, too, but for convolutions that may compute their result again: grouped, "same" and by rules."""
+    """With a gradient, too, where no convolution's has to compute its result again."""
     torch.manual_seed(0)
     floats, spec = LAYERS[kind]().bfloat16().requires_grad_(False), backends.parse(text)
     layer = quantized_layer(floats, backends.get(spec.scheme.backend).encode(floats.weight, spec), compute=compute)
     x = torch.randn(3, 80, 256) if kind == "linear" else torch.randn(2, 64, 12, 12)
     x = x.bfloat16()
     assert counted(layer, x) == counted(floats, x) > 0
-    if kind == "linear" or (kind == "conv" and not text.startswith("rules")):
+    if kind in ("linear", "conv"):
         x.requires_grad_(True)
         assert counted(layer, x, backward=True) == counted(floats, x, backward=True) > 0
     if kind == "linear":
         assert counted(layer, x[0, 0]) == counted(floats, x[0, 0]) == 2 * 256 * 64
+
+
+def test_the_check_of_a_kernel_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first use, when its product is compared with the backend's own."""
+    monkeypatch.setattr(scheme_activations, "_verdicts", {})
+    floats, spec = LAYERS["conv"]().bfloat16().requires_grad_(False), backends.parse("rules,act_qtype=int8")
+    layer = quantized_layer(floats, backends.get(spec.scheme.backend).encode(floats.weight, spec))
+    x = torch.randn(2, 64, 12, 12).bfloat16().requires_grad_(True)
+    assert counted(layer, x, backward=True) == counted(floats, x, backward=True)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "nf4"])
