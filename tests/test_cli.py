@@ -411,6 +411,15 @@ def test_letters_that_the_output_lacks(
     assert out.errors == "strict" and rb"\u043c\u043e\u0434" in raw.getvalue() and b"\nevidence" in raw.getvalue()
 
 
+@pytest.mark.parametrize(("path", "code"), [(sdquant.demo.path("digits-sd") / "unet", 0), ("nowhere", 2)])
+def test_no_output_at_all(path: object, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `pythonw`, of which desktop shortcuts are."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["plan", str(path), "--quant", "int8"]) == code
+    assert (sys.stdout, sys.stderr) == (None, None)
+
+
 def test_an_output_that_nobody_reads() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "sdquant", "matrix", "--device", "cuda", "--json"],

@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = None
     stop = Stop()
     try:
-        with stop, _any_letters():
+        with _streams(), stop:
             argv = sys.argv[1:] if argv is None else argv
             args = parser(argv).parse_args(argv)
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
@@ -127,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise SettingsError("Cannot split the work across torchrun's processes", why, "Run it without torchrun")
             with _voices(args.verbose):
                 code = int(args.run(args))
-        sys.stdout.flush()
-        return code
+            sys.stdout.flush()
+            return code
     except (Exception, KeyboardInterrupt) as error:
         if stop.signal is not None:
             return stop.say()
@@ -173,17 +173,21 @@ def _words(args: argparse.Namespace) -> Callable[[str], str]:
 
 
 @contextlib.contextmanager
-def _any_letters() -> Iterator[None]:
-    """Write letters that the encoding of stdout lacks as escapes, such as those of a path in Windows' code pages."""
-    out = sys.stdout
-    if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
+def _streams() -> Iterator[None]:
+    """Write letters that the encoding of stdout lacks as escapes, such as those of a path in Windows' code pages.
+
+    Streams that are closed, as under `pythonw` or after `>&-`, swallow what is written.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:
+                setattr(sys, name, stack.enter_context(open(os.devnull, "w", encoding="utf-8")))
+                stack.callback(setattr, sys, name, None)
+        out = sys.stdout
+        if isinstance(out, io.TextIOWrapper) and out.errors == "strict":
+            out.reconfigure(errors="backslashreplace")
+            stack.callback(out.reconfigure, errors="strict")
         yield
-        return
-    out.reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        out.reconfigure(errors="strict")
 
 
 @contextlib.contextmanager
