@@ -8,13 +8,12 @@ on, which copied torch's formulas when it was made.
 from __future__ import annotations
 
 import sys
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 _COUNTER = "torch.utils.flop_counter"
 _FORMULAS: dict[Any, Callable[..., int]] = {}  # by the op's overload packet
@@ -38,8 +37,3 @@ def hand_over() -> None:
     for one in (counter.flop_registry, *lists):
         for op, formula in _FORMULAS.items():
             one.setdefault(op, formula)
-
-
-def of_product(rows: int, weight: Sequence[int]) -> int:
-    """Return the operations of so many rows, or patches, times a weight [out, in, ...]: as torch, without the bias."""
-    return 2 * rows * prod(weight)

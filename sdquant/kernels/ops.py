@@ -7,6 +7,7 @@ contain one call per layer; inside it, kernels are dispatched as without torch.c
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -178,18 +179,15 @@ def _(
     return done.contiguous()
 
 
-def _flops_of_linear(x: Tensor, parts: Any, bias: Any, text: str, compute: str, *, out_val: Tensor) -> int:
+def _flops(x: Tensor, parts: Any, bias: Any, text: str, *how: Any, out_val: Tensor) -> int:
+    """Return the operations of a product: for each row or patch, a multiplication and an addition for each weight. As
+    torch counts, without the bias."""
     shape = _read(text)[1].shape
-    return flop_counts.of_product(out_val.numel() // shape[0], shape)
+    return 2 * (out_val.numel() // shape[0]) * math.prod(shape)
 
 
-def _flops_of_convolution(x: Tensor, parts: Any, bias: Any, text: str, *how: Any, out_val: Tensor) -> int:
-    shape = _read(text)[1].shape
-    return flop_counts.of_product(out_val.numel() // shape[0], shape)
-
-
-flop_counts.declare(torch.ops.sdquant.linear, _flops_of_linear)
-flop_counts.declare(torch.ops.sdquant.convolve, _flops_of_convolution)
+flop_counts.declare(torch.ops.sdquant.linear, _flops)
+flop_counts.declare(torch.ops.sdquant.convolve, _flops)
 
 
 def convolved(

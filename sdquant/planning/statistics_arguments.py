@@ -32,7 +32,7 @@ def refuse_useless(specs: Mapping[str, QuantSpec | None], file: str | None) -> N
     if file is None or any(spec is not None and spec.takes_statistics for spec in specs.values()):
         return
     raise SettingsError(
-        f"Cannot use quant_stats={file!r} with what is asked for",
+        f"Cannot use quant_stats={file!r} with these settings",
         f"only rules, {calibrated_schemes()}, and auto with a size or quality use what calibration found",
         "Set size= or quality= with quant='auto', or rules, or remove quant_stats",
     )
