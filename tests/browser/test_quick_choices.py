@@ -79,12 +79,14 @@ def test_each_quick_choice_counts(page: Page, running: Served) -> None:
     table = page.locator("#schemes table")
     expect(table).to_be_visible()
 
+    page.evaluate("() => { window.held = new Promise(release => window.release = release); }")
     page.get_by_role("button", name="Size").click()
     table.locator("tbody[data-group='4-bit'] tr[data-scheme=nf4]").get_by_role("radio").check()
     page.locator("#scheme-for").get_by_label("Text encoders").check()
     table.locator("tbody[data-group='8-bit'] tr[data-scheme=int8]").get_by_role("radio").check()
     for box, scheme in (("#set-quant-model input", "nf4"), ("#set-quant-text-encoder input", "int8")):
-        expect(page.locator(box)).to_have_value(re.compile(rf"^{scheme}($|\s)"))
+        expect(page.locator(box)).to_have_value(re.compile(rf"^{scheme}($|\s)"))  # without the server
+    page.evaluate("release()")
     expect(table.locator("th[aria-sort=ascending]")).to_contain_text("Size")
     expect(page.locator("#verdict [data-name=transformer]")).to_contain_text("nf4")
     assert (person.value("quant.model"), person.value("quant.text_encoder")) == ("nf4", "int8")

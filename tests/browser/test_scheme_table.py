@@ -139,6 +139,7 @@ SLOW = """
     window.fetch = async (...all) => {
         if (!String(all[0]?.url ?? all[0]).includes("queue/join")) return send(...all);
         await new Promise(resolve => setTimeout(resolve, 500));
+        await window.held;  // a promise while the server is out of reach
         window.lastQuestion = performance.now();
         return send(...all);
     };
