@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import logging
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,19 @@ def same(one: nn.Module, other: nn.Module) -> None:
             assert torch.equal(tensor, floats[name]) and tensor.dtype == floats[name].dtype, name
 
 
+@pytest.fixture
+def remarks() -> Iterator[list[str]]:
+    """Warnings of diffusers' logger, which passes nothing on to the root."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("diffusers").addHandler(handler)
+    yield heard
+    logging.getLogger("diffusers").removeHandler(handler)
+
+
 @pytest.mark.parametrize("quant", [*SCHEMES, "nf4,double_quant", "int4,group_size=32"])
-def test_on_the_fly_saved_and_loaded_again(quant: str, tmp_path: Path) -> None:
+def test_on_the_fly_saved_and_loaded_again(quant: str, tmp_path: Path, remarks: list[str]) -> None:
     ours = sdquant.load_model(FLUX, quant, runtime="plain", progress=False)
     config = sdquant.Config(quant)
     model = FluxTransformer2DModel.from_pretrained(FLUX, torch_dtype=torch.bfloat16, quantization_config=config)
@@ -69,6 +82,7 @@ def test_on_the_fly_saved_and_loaded_again(quant: str, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert written == {"quant_method": "sdquant", "quant": quant, "skip": []}
     again = FluxTransformer2DModel.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16)
+    assert not remarks  # such as of weights that are "newly initialized"
     same(again, ours)
     same(sdquant.load_model(tmp_path / "out", runtime="plain", progress=False), ours)
     assert sdquant.detect(tmp_path / "out").quant == quant.partition(",")[0]

@@ -87,8 +87,19 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         install_packed(model, self.weights.ties.get(name, (name,)), packed, "plain")
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> list[str]:
-        """Return the missing keys without the marker parameters, which hold nothing."""
-        return [key for key in missing_keys if key.rpartition(".")[2] != LIKE_KEY]
+        """Return the missing keys without those that no file has, because the config says what they say.
+
+        They are the markers of dtypes, which hold nothing, and what a layer adds to a state dict: the numbers of its
+        scales and its rotation. diffusers would say that they "are newly initialized" and that one "should TRAIN".
+        """
+        layers = dict(model.named_modules())
+
+        def is_stored(key: str) -> bool:
+            path, _, name = key.rpartition(".")
+            layer = layers.get(path)
+            return name != LIKE_KEY and (not isinstance(layer, QuantizedLayer) or name in layer._parameters)
+
+        return [key for key in missing_keys if is_stored(key)]
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a file's tensors under the names of the parameters.
