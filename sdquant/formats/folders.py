@@ -19,6 +19,7 @@ BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers 
 PICKLE_BASES = ("diffusion_pytorch_model", "pytorch_model")  # and what they called them before safetensors
 VARIANTS = ("", "fp16", "bf16")  # those that are preferred to others, in this order
 WEIGHTS = (".safetensors", ".gguf")
+MODULAR = "modular_model_index.json"  # diffusers' index of a pipeline that is made of blocks
 # The two files of one model that Nunchaku's folders have, of before it had single files.
 OLD_NUNCHAKU = frozenset({"transformer_blocks.safetensors", "unquantized_layers.safetensors"})
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
@@ -116,8 +117,20 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
         return _pickled(folder, pickles)
     if pickles:
         raise refused(pickles[0])
+    if (folder / MODULAR).is_file():
+        raise modular_pipeline(str(folder))
     raise MissingComponentError(
         f"Cannot load {folder}", "it contains no weights", "Pass a folder with .safetensors or .gguf weights"
+    )
+
+
+def modular_pipeline(place: str) -> UnsupportedFileError:
+    """Return the error for a modular pipeline of diffusers, whose index says where each component comes from."""
+    return UnsupportedFileError(
+        f"Cannot load {place}",
+        f"it is a modular pipeline of diffusers ({MODULAR}), which only diffusers puts together",
+        "Load one of its components by its folder; or load all with ModularPipeline.from_pretrained, and its "
+        "load_components(quantization_config={name: sdquant.Config(scheme)})",
     )
 
 

@@ -93,6 +93,8 @@ def _wanted(
             f"the repository {what.repository} has no {home}",
             f"Did you mean {near}?" if near else f"See the files on {page(what.repository)}/tree/main",
         )
+    if folders.MODULAR in mine and not {*_FIRST} & {*mine}:
+        raise folders.modular_pipeline(str(what))
     index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
     parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))
     selected = needed(_join(what.repository, home), mine, parts, weights=weights, variant=variant)

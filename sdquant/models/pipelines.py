@@ -21,7 +21,8 @@ def weight_parts(model: Any) -> dict[str, nn.Module]:
     if not is_pipeline(model):
         return {LONE: model}
     parts = {name: part for name, part in model.components.items() if isinstance(part, nn.Module)}
-    order = [name for name in str(model.model_cpu_offload_seq or "").split("->") if name in parts]
+    sequence = getattr(model, "model_cpu_offload_seq", None)  # modular pipelines have none
+    order = [name for name in str(sequence or "").split("->") if name in parts]
     return {name: parts[name] for name in [*order, *(n for n in parts if n not in order)]}
 
 
@@ -36,6 +37,11 @@ def is_pipeline(model: Any) -> bool:
     from torch import nn
 
     return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
+
+
+def is_modular(model: Any) -> bool:
+    """Return whether it is a modular pipeline of diffusers, whose components are loaded and exchanged one by one."""
+    return is_pipeline(model) and hasattr(model, "load_components")
 
 
 def components_of(model: Any) -> dict[str, nn.Module]:

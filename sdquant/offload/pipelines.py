@@ -148,7 +148,13 @@ def _refuse_pickle(self: Any, protocol: Any) -> Any:
 @functools.cache
 def _notice_new_ones() -> None:
     """Have diffusers' pipelines check for offloaded components that are set on them; done once per process."""
-    pipelines = libraries.diffusers().DiffusionPipeline
+    library = libraries.diffusers()
+    for pipelines in (library.DiffusionPipeline, getattr(library, "ModularPipeline", None)):
+        if pipelines is not None:
+            _notice_in(pipelines)
+
+
+def _notice_in(pipelines: Any) -> None:
     set_attribute = pipelines.__setattr__
 
     @functools.wraps(set_attribute)

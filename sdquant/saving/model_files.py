@@ -78,6 +78,12 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             "a pipeline is saved as a folder of several files",
             "Name a folder, or save one component",
         )
+    if pipelines.is_modular(model):
+        raise SettingsError(
+            f"Cannot save a {type(model).__name__}",
+            "it is a modular pipeline, whose index diffusers writes",
+            "Call its save_pretrained(folder), which keeps quantized components so, or save one component",
+        )
     parts = pipelines.weight_parts(model)
     for name, part in parts.items():
         peft_hooks.refuse_adapted(name, part, "saved")
