@@ -1,0 +1,189 @@
+"""Models in one format each, with one thing changed: do `plan` and `verify` say of them what `load_model` does?
+
+The models are those of `malformed`, and the same one in the hub's formats. A change is of bytes, as in
+`test_mutations`, or of something that a sound file may have: a tensor's shape, dtype, name or values, a setting.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import hub_formats, malformed
+from .entry_points import answers
+from .malformed import NAME, OTHER, Model
+from .test_mutations import mutated
+
+SIZES = {NAME: (256, 64), OTHER: (64, 320)}
+_DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8, torch.int32, torch.int64
+)  # fmt: skip
+_VALUES = (float("nan"), float("inf"), 0.0, -1.0, 1e30)
+
+
+def originals(folder: Path) -> dict[str, Model]:
+    """A sound model in each format, by its name. folder: to write in."""
+    source = malformed.tiny(folder / "float")
+    made = {name: form.make(source, folder / "made") for name, form in malformed.FORMATS.items()}
+    return made | {f"hub {name}": model for name in hub_formats.KINDS if (model := _of_hub(source, name)) is not None}
+
+
+def _of_hub(source: Path, name: str) -> Model | None:
+    """The model in a format of the hub; None if layers of these sizes are not in it."""
+    model, kind = Model.read(source), hub_formats.KINDS[name]
+    dice = torch.Generator().manual_seed(0)
+    try:
+        for key, size in SIZES.items():
+            parts, _ = kind.make(torch.randn(size, generator=dice) * 0.05)
+            stem = key.removesuffix("weight")
+            del model.tensors[key]
+            model.tensors |= {stem + part: tensor for part, tensor in parts.items()}
+    except (RuntimeError, ValueError, AssertionError):
+        return None
+    model.files["config.json"]["quantization_config"] = dict(kind.config)
+    return model
+
+
+def changed(model: Model, dice: random.Random) -> Model:
+    """A copy with one thing of a quantized layer, or of what is said about it, changed."""
+    model = model.copy()
+    stems = tuple(key.removesuffix("weight") for key in SIZES)
+    keys = sorted(key for key in model.tensors if key.startswith(stems))
+    dice.choice(_CHANGES)(model, dice.choice(keys), dice)
+    return model
+
+
+def _drop(model: Model, key: str, dice: random.Random) -> None:
+    del model.tensors[key]
+
+
+def _cast(model: Model, key: str, dice: random.Random) -> None:
+    model.tensors[key] = model.tensors[key].to(dice.choice(_DTYPES))
+
+
+def _cut(model: Model, key: str, dice: random.Random) -> None:
+    tensor = model.tensors[key]
+    shapes: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda t: t.flatten(), lambda t: t.unsqueeze(0), lambda t: t.t() if t.ndim == 2 else t[None], lambda t: t[:-1],
+        lambda t: t[..., : t.shape[-1] // 2], lambda t: torch.cat([t, t]), lambda t: t[:0], lambda t: t.unsqueeze(-1),
+    ]  # fmt: skip
+    model.tensors[key] = dice.choice(shapes)(tensor) if tensor.ndim else tensor.repeat(dice.choice((0, 1, 2, 64)))
+
+
+def _fill(model: Model, key: str, dice: random.Random) -> None:
+    tensor = model.tensors[key].clone()
+    value = dice.choice(_VALUES)
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        tensor.view(torch.uint8).fill_(dice.choice((0, 127, 128, 255)))
+    elif tensor.numel():
+        tensor.view(-1)[dice.randrange(tensor.numel())] = value
+    model.tensors[key] = tensor
+
+
+def _rename(model: Model, key: str, dice: random.Random) -> None:
+    other = dice.choice(sorted(model.tensors))
+    model.tensors[key], model.tensors[other] = model.tensors[other], model.tensors[key]
+
+
+def _add(model: Model, key: str, dice: random.Random) -> None:
+    words = ("weight_scale", "scale", "zero_point", "qzeros", "absmax", "comfy_quant", "svd_up", "g_idx", "weight")
+    word = dice.choice(words)
+    model.tensors.setdefault(f"{key.rpartition('.')[0]}.{word}", torch.ones(dice.choice((1, 64, 256))))
+
+
+def _settings(model: Model, key: str, dice: random.Random) -> None:
+    tables = [table for table in (*model.files.values(), model.metadata) if isinstance(table, dict)]
+    table: dict[str, Any] = dice.choice([*tables, *(v for t in tables for v in t.values() if isinstance(v, dict))])
+    if table:
+        name = dice.choice(sorted(table))
+        if dice.random() < 0.4:
+            del table[name]
+        else:
+            table[name] = _other(table[name], dice)
+    model.metadata = {name: value for name, value in model.metadata.items() if isinstance(value, str)}
+
+
+def _other(value: Any, dice: random.Random) -> Any:
+    """A value of the same kind, or of none."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return dice.choice((0, 1, -1, value + 1, value * 2, 2**40))
+    if isinstance(value, str) and any(letter.isdigit() for letter in value):
+        at = dice.choice([i for i, letter in enumerate(value) if letter.isdigit()])
+        return value[:at] + dice.choice("0123456789") + value[at + 1 :]
+    return dice.choice((None, "", "x", [], {}, 1.5))
+
+
+_CHANGES = (_drop, _cast, _cut, _fill, _rename, _add, _settings)
+
+
+def disagreement(folder: Path) -> tuple[str, str | None]:
+    """What came of a model ("loaded", or by whom it was refused), and how what was said of it differs; None if not.
+
+    What `plan` and `verify` both take has to load, and what `plan` refuses must not.
+    """
+    said = answers(folder)
+    came = "loaded" if said["load_model"] is None else "refused"
+    if said["load_model"] is not None and said["verify"] is None and said["plan"] is None:
+        return came, f"called sound, and refused: {said['load_model']}"
+    if said["load_model"] is None and said["plan"] is not None:
+        return came, f"loads, and plan refuses it: {said['plan']}"
+    if said["detect"] is not None and None in said.values():
+        return came, f"detect refuses it, and others do not: {said}"
+    return came if said["verify"] is None or came == "refused" else "loaded, and verify refused its values", None
+
+
+def outcomes(
+    models: Mapping[str, Model], folder: Path, seed: str, count: int
+) -> tuple[dict[str, Counter[str]], list[str]]:
+    """Change `count` models, and compare what is said of each; how often which came of a format, and what differed."""
+    dice, seen, differences = random.Random(seed), defaultdict[str, Counter[str]](Counter), list[str]()
+    for number in range(count):
+        name = dice.choice(sorted(models))
+        if number % 4:
+            file = changed(models[name], dice).write(folder / "model")
+        else:
+            file = models[name].write(folder / "model")
+            file.write_bytes(mutated(file.name, file.read_bytes(), dice))
+        try:
+            came, difference = disagreement(file.parent)
+        except Exception as error:  # no SdquantError
+            came, difference = "another error", f"{error!r}"
+        seen[name][came] += 1
+        if difference is not None:
+            differences.append(f"{name}, {seed} {number}: {difference}")
+    return seen, differences
+
+
+def main() -> None:
+    """Print what a run of so many shows: python -m tests.mutation_agreement COUNT SEED."""
+    import sys
+    import tempfile
+
+    count, seed = int(sys.argv[1]), sys.argv[2]
+    with tempfile.TemporaryDirectory() as folder:
+        models = originals(Path(folder))
+        for name, model in sorted(models.items()):
+            came, difference = disagreement(model.write(Path(folder) / "model").parent)
+            if came != "loaded":
+                print(f"left out: {name}: {came} {difference}", flush=True)
+                del models[name]
+        total: dict[str, Counter[str]] = defaultdict(Counter)
+        for step in range(0, count, 100):
+            seen, differences = outcomes(models, Path(folder), f"{seed} {step}", min(100, count - step))
+            for name, counts in seen.items():
+                total[name].update(counts)
+            print(*differences, sep="\n", flush=True)
+            print(step, dict(sum(seen.values(), Counter())), flush=True)
+        print(json.dumps({name: dict(counts) for name, counts in sorted(total.items())}))
+
+
+if __name__ == "__main__":
+    main()
