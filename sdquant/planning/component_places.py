@@ -110,11 +110,11 @@ def _first(detected: Detected, base: Detected) -> str | None:
     best = max(shared, key=lambda name: shared[name])
     if shared[best] > 0.9 and not _are_unlike(kind, best):  # a ControlNet has most names of its model
         return best
-    if kind in base.sources:
+    mine, owner = detected.class_name, base.sources.get(kind)
+    if owner is not None and (mine is None or owner.class_name in (None, mine)):
         return kind
     if kind == CHECKPOINT:
         return next(name for name in (*choices.MAIN, *base.sources) if name in base.sources)
-    mine = detected.class_name
     return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
 
 
