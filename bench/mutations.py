@@ -8,8 +8,8 @@
 The files, and what is changed, are those of `tests/test_mutations.py`, from other seeds. A file that ends in any other
 error, or takes longer than a limit, is kept, and ends the run. Each format has a row. What the file of results says of
 formats that were not run again stays there, each row with the machine and the versions of its own run.
-With `--agreement`, models in one format each are changed instead (`tests/mutation_agreement.py`): what `plan` and `verify`
-call sound has to load. Each difference is printed, and counted in the rows.
+With `--agreement`, models in one format each are changed instead (`tests/mutation_agreement.py`): what `plan` and
+`verify` call sound has to load. Each difference is printed, and counted in the rows.
 A run with `--resume` writes where it is every 500 files, and goes on from there if it was cut off, or a file broke it.
 """
 
@@ -83,23 +83,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _compare(args: argparse.Namespace) -> None:
     """Count how often what `plan` and `verify` say of a changed model is what `load_model` does."""
     seed = random.randrange(2**32) if args.seed is None else args.seed
-    start, seen, done = time.monotonic(), dict[str, Counter[str]](), 0
+    start, totals, tried = time.monotonic(), dict[str, Counter[str]](), 0
     with tempfile.TemporaryDirectory() as folder:
         models = mutation_agreement.originals(Path(folder))
-        while done < args.count and (args.minutes is None or time.monotonic() - start < 60 * args.minutes):
-            step = min(_MODELS, args.count - done)
-            found, differences = mutation_agreement.outcomes(models, Path(folder), f"{seed} {done}", step)
-            for name, counts in found.items():
-                seen.setdefault(name, Counter()).update(counts)
+        while tried < args.count and (args.minutes is None or time.monotonic() - start < 60 * args.minutes):
+            step = min(_MODELS, args.count - tried)
+            results, differences = mutation_agreement.outcomes(models, Path(folder), f"{seed} {tried}", step)
+            for name, counts in results.items():
+                totals.setdefault(name, Counter()).update(counts)
             print(*differences, sep="\n", end="\n" * bool(differences), flush=True)
-            done += step
+            tried += step
             rows = [
                 {"name": "agreement", "case": name, "seed": seed, "count": counts.total(), **counts}
-                for name, counts in sorted(seen.items())
+                for name, counts in sorted(totals.items())
             ]
             if args.json is not None:
-                _results.write(args.json, "mutations", [*kept(args.json, seen), *rows])
-    print(f"{done} models of {len(seen)} formats, seed {seed}: {dict(sum(seen.values(), Counter()))}")
+                _results.write(args.json, "mutations", [*kept(args.json, totals), *rows])
+    print(f"{tried} models of {len(totals)} formats, seed {seed}: {dict(sum(totals.values(), Counter()))}")
 
 
 def _progress(

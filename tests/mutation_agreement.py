@@ -29,11 +29,11 @@ _VALUES = (float("nan"), float("inf"), 0.0, -1.0, 1e30)
 def originals(folder: Path) -> dict[str, Model]:
     """A sound model in each format, by its name. folder: to write in."""
     source = malformed.tiny(folder / "float")
-    made = {name: form.make(source, folder / "made") for name, form in malformed.FORMATS.items()}
-    made |= {f"hub {name}": model for name in hub_formats.KINDS if (model := _of_hub(source, name)) is not None}
-    sound = {name: disagreement(model.write(folder / "model").parent) for name, model in made.items()}
+    models = {name: form.make(source, folder / name.replace(" ", "-")) for name, form in malformed.FORMATS.items()}
+    models |= {f"hub {name}": model for name in hub_formats.KINDS if (model := _of_hub(source, name)) is not None}
+    sound = {name: disagreement(model.write(folder / "model").parent) for name, model in models.items()}
     assert all(sound[name] == ("loaded", None) for name in malformed.FORMATS), sound
-    return {name: model for name, model in made.items() if sound[name] == ("loaded", None)}
+    return {name: model for name, model in models.items() if sound[name] == ("loaded", None)}
 
 
 def _of_hub(source: Path, name: str) -> Model | None:
@@ -131,22 +131,22 @@ def disagreement(folder: Path) -> tuple[str, str | None]:
 
     What `plan` and `verify` both take has to load, and what `plan` refuses must not.
     """
-    said = answers(folder)
-    came = "loaded" if said["load_model"] is None else "refused"
-    if said["load_model"] is not None and said["verify"] is None and said["plan"] is None:
-        return came, f"called sound, and refused: {said['load_model']}"
-    if said["load_model"] is None and said["plan"] is not None:
-        return came, f"loads, and plan refuses it: {said['plan']}"
-    if said["detect"] is not None and None in said.values():
-        return came, f"detect refuses it, and others do not: {said}"
-    return came if said["verify"] is None or came == "refused" else "loaded, and verify refused its values", None
+    verdicts = answers(folder)
+    came = "loaded" if verdicts["load_model"] is None else "refused"
+    if verdicts["load_model"] is not None and verdicts["verify"] is None and verdicts["plan"] is None:
+        return came, f"called sound, and refused: {verdicts['load_model']}"
+    if verdicts["load_model"] is None and verdicts["plan"] is not None:
+        return came, f"loads, and plan refuses it: {verdicts['plan']}"
+    if verdicts["detect"] is not None and None in verdicts.values():
+        return came, f"detect refuses it, and others do not: {verdicts}"
+    return came if verdicts["verify"] is None or came == "refused" else "loaded, and verify refused its values", None
 
 
 def outcomes(
     models: Mapping[str, Model], folder: Path, seed: str, count: int
 ) -> tuple[dict[str, Counter[str]], list[str]]:
     """Change `count` models, and compare what is said of each; how often which came of a format, and what differed."""
-    dice, seen, differences = random.Random(seed), defaultdict[str, Counter[str]](Counter), list[str]()
+    dice, counts, differences = random.Random(seed), defaultdict[str, Counter[str]](Counter), list[str]()
     for number in range(count):
         name = dice.choice(sorted(models))
         if number % 4:
@@ -158,7 +158,7 @@ def outcomes(
             came, difference = disagreement(file.parent)
         except Exception as error:  # no SdquantError
             came, difference = "another error", f"{error!r}"
-        seen[name][came if difference is None else "differed"] += 1
+        counts[name][came if difference is None else "differed"] += 1
         if difference is not None:
             differences.append(f"{name}, {seed} {number}: {difference}")
-    return seen, differences
+    return counts, differences

@@ -24,21 +24,21 @@ _BY_TYPE = re.compile(r"(?:^|[^a-z])(?:q?u?int|q?float|n?fp|nf|mxfp|nvfp)(\d+)",
 _READABLE = range(1, 17)
 
 
-def disagreements(table: Mapping[str, Any], found: Set[float]) -> Iterator[str]:
+def disagreements(table: Mapping[str, Any], bits_there: Set[float]) -> Iterator[str]:
     """Yield how the words of a table about bits disagree, with each other or with its weights, as ends of a sentence.
 
     Args:
-        found: the bits of the schemes of the weights.
+        bits_there: the bits of the schemes of the weights.
     """
-    if not found or any(table.get(key) for key in _OF_SOME):
+    if not bits_there or any(table.get(key) for key in _OF_SOME):
         return
-    rows = [said for part in _of_groups(table) if (said := dict(_said(part)))]
-    for said in rows:
-        if len({*said.values()}) > 1:
-            yield f"says two things, {' and '.join(f'{bits} bits ({word})' for word, bits in said.items())}"
+    rows = [words for part in _of_groups(table) if (words := dict(_words_in(part)))]
+    for words in rows:
+        if len({*words.values()}) > 1:
+            yield f"says two things, {' and '.join(f'{bits} bits ({word})' for word, bits in words.items())}"
             return
-    everything = {word: bits for said in rows for word, bits in said.items()}
-    if everything and not found & {*everything.values()}:
+    everything = {word: bits for words in rows for word, bits in words.items()}
+    if everything and not bits_there & {*everything.values()}:
         yield f"says that weights have {' or '.join(f'{bits} bits ({word})' for word, bits in everything.items())}"
 
 
@@ -54,7 +54,7 @@ def _of_groups(table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {**weights, "format": group.get("format") or table.get("format")}
 
 
-def _said(table: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]:
+def _words_in(table: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]:
     """Yield each word of a table that says how many bits weights have, as it is written there, and how many."""
     for key, bits in _FLAGS.items():
         if table.get(key) is True:
@@ -70,7 +70,7 @@ def _said(table: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]
             yield f"{key}={value[:40]!r}", bits
     for key in _INSIDE if depth < len(_INSIDE) else ():
         if isinstance(inner := table.get(key), Mapping):
-            yield from _said(inner, depth + 1)
+            yield from _words_in(inner, depth + 1)
 
 
 def _in_name(name: str) -> int | None:
