@@ -198,11 +198,13 @@ _ALIKE: dict[str, tuple[dict[str, Any], str, str]] = {
         "sana-video", "transformer",
     ),
     "ConsisIDTransformer3DModel": (
-        {**_HEADS, "num_layers": 1, "text_embed_dim": 32, "time_embed_dim": 32, "LFE_num_tokens": 4, "LFE_vit_dim": 32,
-         "LFE_output_dim": 32, "LFE_heads": 2, "LFE_id_dim": 32}, "consisid", "transformer",
+        {**_HEADS, "num_layers": 1, "text_embed_dim": 32, "time_embed_dim": 32, "is_train_face": True, "LFE_depth": 5,
+         "LFE_num_querie": 4, "LFE_vit_dim": 32, "LFE_output_dim": 32, "LFE_num_heads": 2, "LFE_id_dim": 32},
+        "consisid", "transformer",
     ),
     "LatteTransformer3DModel": (
-        {**_HEADS, "num_layers": 1, "cross_attention_dim": 64, "caption_channels": 32, "sample_size": 8},
+        {**_HEADS, "num_layers": 1, "cross_attention_dim": 64, "caption_channels": 32, "sample_size": 8,
+         "in_channels": 4, "patch_size": 2},
         "latte", "transformer",
     ),
     "UNet3DConditionModel": (_UNET_3D, "text-to-video", "unet"),

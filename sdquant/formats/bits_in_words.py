@@ -65,9 +65,8 @@ def _words_in(table: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, i
             yield f"{key}={value}", value
     for key in _NAMES:
         value = table.get(key)
-        bits = _in_name(value) if isinstance(value, str) else None
-        if bits is not None:
-            yield f"{key}={value[:40]!r}", bits
+        if isinstance(value, str) and (number := _in_name(value)) is not None:
+            yield f"{key}={value[:40]!r}", number
     for key in _INSIDE if depth < len(_INSIDE) else ():
         if isinstance(inner := table.get(key), Mapping):
             yield from _words_in(inner, depth + 1)

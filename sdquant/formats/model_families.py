@@ -108,8 +108,7 @@ _DIFFUSERS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     ("anyflow", "transformer", "AnyFlowTransformer3DModel",
      (_WAN_TIME, "condition_embedder.delta_embedder.linear_1.weight")),
     ("helios", "transformer", "HeliosTransformer3DModel", (_WAN_TIME, "patch_long.weight")),
-    ("skyreels-v2", "transformer", "SkyReelsV2Transformer3DModel", (_WAN_TIME, "fps_embedding.weight")),
-    ("wan", "transformer", "WanTransformer3DModel",  # SkyReels' without fps and ChronoEdit's have these names, too
+    ("wan", "transformer", "WanTransformer3DModel",  # SkyReels' and ChronoEdit's have these names, too
      (_WAN_TIME, "scale_shift_table", "blocks.0.attn1.to_q.weight")),
     ("ltx2", "transformer", "LTX2VideoTransformer3DModel",
      ("audio_proj_in.weight", "audio_time_embed.linear.weight", "transformer_blocks.0.audio_ff.net.0.proj.weight")),
