@@ -137,7 +137,7 @@ _DIFFUSERS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     ("pixart", "transformer", "PixArtTransformer2DModel",  # Allegro's has these names, too
      ("pos_embed.proj.weight", "adaln_single.linear.weight", "transformer_blocks.0.attn2.to_q.weight")),
     ("consisid", "transformer", "ConsisIDTransformer3DModel",
-     ("patch_embed.text_proj.weight", "perceiver_cross_attention.0.to_q.weight")),
+     ("patch_embed.text_proj.weight", "local_facial_extractor.latents")),
     ("cogvideox", "transformer", "CogVideoXTransformer3DModel",
      ("patch_embed.text_proj.weight", "transformer_blocks.0.norm1.norm.weight")),
     ("cogview", "transformer", None,  # CogView 3 Plus, or 4
