@@ -57,7 +57,10 @@ def changed(model: Model, dice: random.Random) -> Model:
     model = model.copy()
     stems = tuple(key.removesuffix("weight") for key in SIZES)
     keys = sorted(key for key in model.tensors if key.startswith(stems))
-    dice.choice(_CHANGES)(model, dice.choice(keys), dice)
+    try:
+        dice.choice(_CHANGES)(model, dice.choice(keys), dice)
+    except (RuntimeError, NotImplementedError):  # what torch does not do with this dtype
+        _drop(model, dice.choice(keys), dice)
     return model
 
 
@@ -79,13 +82,12 @@ def _cut(model: Model, key: str, dice: random.Random) -> None:
 
 
 def _fill(model: Model, key: str, dice: random.Random) -> None:
-    tensor = model.tensors[key].clone()
-    value = dice.choice(_VALUES)
-    if not tensor.is_floating_point() or tensor.itemsize == 1:
-        tensor.view(torch.uint8).fill_(dice.choice((0, 127, 128, 255)))
-    elif tensor.numel():
-        tensor.view(-1)[dice.randrange(tensor.numel())] = value
-    model.tensors[key] = tensor
+    shape, flat = model.tensors[key].shape, model.tensors[key].contiguous().flatten().clone()
+    if not flat.is_floating_point() or flat.itemsize == 1:
+        flat.view(torch.uint8).fill_(dice.choice((0, 127, 128, 255)))
+    elif flat.numel():
+        flat[dice.randrange(flat.numel())] = dice.choice(_VALUES)
+    model.tensors[key] = flat.view(shape)
 
 
 def _rename(model: Model, key: str, dice: random.Random) -> None:
