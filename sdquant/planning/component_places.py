@@ -108,13 +108,16 @@ def _first(detected: Detected, base: Detected) -> str | None:
     names, kind = detected.sources[choices.LONE].names, detected.component or ""
     shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
-    if shared[best] > 0.9 and not _are_unlike(kind, best):  # a ControlNet has most names of its model
+    # A ControlNet has most names of its model, and a model of another class may have some beside all of them.
+    is_other = {name: src.class_name not in (None, detected.class_name) for name, src in base.sources.items()}
+    is_other = is_other if detected.class_name is not None else {}
+    if shared[best] > 0.9 and not _are_unlike(kind, best) and (shared[best] == 1 or not is_other.get(best)):
         return best
-    mine, owner = detected.class_name, base.sources.get(kind)
-    if owner is not None and (mine is None or owner.class_name in (None, mine)):
+    if kind in base.sources and not is_other.get(kind):
         return kind
     if kind == CHECKPOINT:
         return next(name for name in (*choices.MAIN, *base.sources) if name in base.sources)
+    mine = detected.class_name
     return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
 
 
