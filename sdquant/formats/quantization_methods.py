@@ -188,9 +188,9 @@ def refuse_unread(
             f"its {codes!r} is {plain[codes].dtype}: codes of {by}, without their scales",
             f"If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: {_USE}",
         )
-    rest = unread_codes(plain)
-    if rest is not None:
-        key, scale = rest
+    left_over = unread_codes(plain)
+    if left_over is not None:
+        key, scale = left_over
         beside = f"with scales in {scale!r}" if scale is not None else "and nothing tells its scales"
         raise _unread(path, f"its {key!r} is {plain[key].dtype} {list(plain[key].shape)}, {beside}, in no linear layer")
     if methods and not quantized and tensors and not _of_products(configs):
