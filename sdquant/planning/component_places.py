@@ -166,7 +166,7 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
         return None
     if fitting:
         return f"its tensors are those of {' or '.join(fitting)}, but {name} is {has}"
-    mine_class = detected.sources[choices.LONE].class_name
+    mine_class = detected.class_name
     if (mine_class and mine_class != owner.class_name) or _are_unlike(kind, name):
         return f"it is {mine_class or kind}, but {name} is {has}"
     return None
