@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+import sdquant
+
 from . import hub_formats, malformed
 from .entry_points import answers
 from .malformed import NAME, OTHER, Model
@@ -135,13 +137,19 @@ def disagreement(folder: Path) -> tuple[str, str | None]:
     """
     verdicts = answers(folder)
     came = "loaded" if verdicts["load_model"] is None else "refused"
-    if verdicts["load_model"] is not None and verdicts["verify"] is None and verdicts["plan"] is None:
+    sound = verdicts["verify"] is None and verdicts["plan"] is None
+    if verdicts["load_model"] is not None and sound and not _is_said_to_need_more(folder):
         return came, f"called sound, and refused: {verdicts['load_model']}"
     if verdicts["load_model"] is None and verdicts["plan"] is not None:
         return came, f"loads, and plan refuses it: {verdicts['plan']}"
     if verdicts["detect"] is not None and None in verdicts.values():
         return came, f"detect refuses it, and others do not: {verdicts}"
     return came if verdicts["verify"] is None or came == "refused" else "loaded, and verify refused its values", None
+
+
+def _is_said_to_need_more(folder: Path) -> bool:
+    """Whether `plan` says of a model without a class that it loads with base= alone."""
+    return any("load_model cannot load it on its own" in text for text in sdquant.plan(folder).warnings)
 
 
 def outcomes(

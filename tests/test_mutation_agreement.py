@@ -40,6 +40,7 @@ def test_what_differs(
 ) -> None:
     verdicts = {"detect": detect, "plan": plan, "verify": verify, "load_model": load}
     monkeypatch.setattr(mutation_agreement, "answers", lambda folder: verdicts)
+    monkeypatch.setattr(mutation_agreement, "_is_said_to_need_more", lambda folder: False)
     _, difference = mutation_agreement.disagreement(Path())
     assert difference is None if words is None else words in str(difference)
 
