@@ -1,12 +1,15 @@
 """Change a few bytes of valid files of all formats, many times: each is read, or refused with a sentence.
 
     python -m bench.mutations --json bench/results/mutations.json
+    python -m bench.mutations --agreement --count 3000 --json bench/results/mutations.json
     python -m bench.mutations --formats torchao_mxfp4.safetensors --count 2000 --json bench/results/mutations.json
     chrt -i 0 python -m bench.mutations --resume run.json --json bench/results/mutations.json
 
 The files, and what is changed, are those of `tests/test_mutations.py`, from other seeds. A file that ends in any other
 error, or takes longer than a limit, is kept, and ends the run. Each format has a row. What the file of results says of
 formats that were not run again stays there, each row with the machine and the versions of its own run.
+With `--agreement`, models in one format each are changed instead (`tests/mutation_agreement.py`): what `plan` and
+`verify` call sound has to load. Each difference is printed, and counted in the rows.
 A run with `--resume` writes where it is every 500 files, and goes on from there if it was cut off, or a file broke it.
 """
 
@@ -24,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from sdquant.utils.atomic_write import whole_file
-from tests import test_mutations
+from tests import mutation_agreement, test_mutations
 
 from . import _results
 
 STEP = 500  # files between two looks at the clock
+_MODELS = 50  # models between two, each of which is loaded
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,9 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long, with what was done")
     parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
     parser.add_argument("--resume", type=Path, default=None, help="file of a run to go on with, or to begin")
+    parser.add_argument("--agreement", action="store_true", help="compare what is said of models with what loads")
     parser.add_argument("--keep", type=Path, default=Path(), help="folder for a file that breaks something")
     parser.add_argument("--json", type=Path, default=None, help="file to write, or to write rows of formats into")
     args = parser.parse_args(argv)
+    if args.agreement:
+        _compare(args)
+        return
     seed, done, seen = _progress(args.resume, args.seed, args.formats)
     test_mutations.listen()
     start = time.monotonic()
@@ -70,6 +78,28 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, counts in sorted(seen.items())
         ]
         _results.write(args.json, "mutations", [*kept(args.json, seen), *rows])
+
+
+def _compare(args: argparse.Namespace) -> None:
+    """Count how often what `plan` and `verify` say of a changed model is what `load_model` does."""
+    seed = random.randrange(2**32) if args.seed is None else args.seed
+    start, totals, tried = time.monotonic(), dict[str, Counter[str]](), 0
+    with tempfile.TemporaryDirectory() as folder:
+        models = mutation_agreement.originals(Path(folder))
+        while tried < args.count and (args.minutes is None or time.monotonic() - start < 60 * args.minutes):
+            step = min(_MODELS, args.count - tried)
+            results, differences = mutation_agreement.outcomes(models, Path(folder), f"{seed} {tried}", step)
+            for name, counts in results.items():
+                totals.setdefault(name, Counter()).update(counts)
+            print(*differences, sep="\n", end="\n" * bool(differences), flush=True)
+            tried += step
+            rows = [
+                {"name": "agreement", "case": name, "seed": seed, "count": counts.total(), **counts}
+                for name, counts in sorted(totals.items())
+            ]
+            if args.json is not None:
+                _results.write(args.json, "mutations", [*kept(args.json, totals), *rows])
+    print(f"{tried} models of {len(totals)} formats, seed {seed}: {dict(sum(totals.values(), Counter()))}")
 
 
 def _progress(

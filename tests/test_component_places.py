@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant.cli import main
@@ -359,3 +359,28 @@ def test_a_checkpoint_of_several_models(wan: Wan, sd: Path) -> None:
     """Is no part, whatever it was given for."""
     with pytest.raises(SdquantError, match="several components"):
         sdquant.plan(wan.base, parts={"transformer_2": sd})
+
+
+@pytest.mark.parametrize(
+    ("part", "more", "kind"),
+    [
+        (
+            "unet",
+            [f"transformer_in.{name}.weight" for name in ("proj_in", *map(str, range(999)))],
+            "UNet3DConditionModel",
+        ),
+        ("unet", ["transformer_in.proj_in.weight"], "UNet3DConditionModel"),
+        ("vae", ["quantize.embedding.weight"], "VQModel"),
+    ],
+)
+def test_a_model_of_another_class_with_all_names_of_the_pipelines(
+    part: str, more: list[str], kind: str, sd: Path, tmp_path: Path
+) -> None:
+    """What it has beside them would be left out, and what is drawn would be of neither."""
+    (file,) = (sd / part).glob("*.safetensors")
+    save_file(load_file(file), tmp_path / "same.safetensors")
+    assert sdquant.plan(sd, parts=[tmp_path / "same.safetensors"]).components
+    save_file(load_file(file) | {name: torch.ones(2) for name in more}, tmp_path / "other.safetensors")
+    for parts in ([tmp_path / "other.safetensors"], {part: tmp_path / "other.safetensors"}):
+        with pytest.raises((ConflictError, MissingComponentError), match=kind):
+            sdquant.plan(sd, parts=parts)

@@ -182,6 +182,21 @@ class TestPlain:
         assert sdquant.detect("~/model").bytes == sdquant.detect(sd).bytes
         assert sdquant.plan(sd / "unet", base="~/model").bytes == sdquant.plan(sd).bytes
 
+    def test_a_folder_that_is_called_as_home_is(
+        self, sd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "here" / "~").mkdir(parents=True)
+        (tmp_path / "here" / "~" / "model").symlink_to(sd)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.chdir(tmp_path / "here")
+        assert sdquant.verify("./~/model").bytes == sdquant.detect(sd).bytes
+        assert sdquant.plan("./~/model/unet", base="./~/model").bytes == sdquant.plan(sd).bytes
+        assert sdquant.load_model("./~/model/unet", progress=False) is not None
+        assert next(iter(sdquant.dequantize("./~/model/unet"))) is not None
+        with pytest.raises(sdquant.SdquantError, match="~/model"):
+            sdquant.detect("~/model")
+
     def test_a_sharded_folder(self, sd: Path, tmp_path: Path) -> None:
         tensors = load_file(sd / "unet" / WEIGHTS)
         shutil.copy(sd / "unet" / "config.json", tmp_path)

@@ -163,6 +163,15 @@ NAMED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     **{name: (row.class_name, row.family, row.component, row.config) for name, row in video_models.MODELS.items()},
 }
 # Models that share most names with one of another family or kind: class, config, and what their own names tell.
+_UNET_2D = {
+    "block_out_channels": [32, 32], "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"], "cross_attention_dim": 16, "norm_num_groups": 8,
+    "attention_head_dim": 8,
+}  # fmt: skip
+_UNET_3D = {
+    "block_out_channels": [32, 32], "down_block_types": ["CrossAttnDownBlock3D", "DownBlock3D"],
+    "up_block_types": ["UpBlock3D", "CrossAttnUpBlock3D"], "cross_attention_dim": 16, "norm_num_groups": 8,
+}  # fmt: skip
 _ALIKE: dict[str, tuple[dict[str, Any], str, str]] = {
     "FluxControlNetModel": ({**_FLUX, "num_layers": 1, "num_single_layers": 1}, "flux", "controlnet"),
     "QwenImageControlNetModel": ({**MODELS["qwen-image"].config}, "qwen-image", "controlnet"),
@@ -188,6 +197,40 @@ _ALIKE: dict[str, tuple[dict[str, Any], str, str]] = {
          "cross_attention_dim": 64, "caption_channels": 32},
         "sana-video", "transformer",
     ),
+    "ConsisIDTransformer3DModel": (
+        {**_HEADS, "num_layers": 1, "text_embed_dim": 32, "time_embed_dim": 32, "is_train_face": True, "LFE_depth": 5,
+         "LFE_num_querie": 4, "LFE_vit_dim": 32, "LFE_output_dim": 32, "LFE_num_heads": 2, "LFE_id_dim": 32},
+        "consisid", "transformer",
+    ),
+    "LatteTransformer3DModel": (
+        {**_HEADS, "num_layers": 1, "cross_attention_dim": 64, "caption_channels": 32, "sample_size": 8,
+         "in_channels": 4, "patch_size": 2},
+        "latte", "transformer",
+    ),
+    "UNet3DConditionModel": (_UNET_3D, "text-to-video", "unet"),
+    "I2VGenXLUNet": (_UNET_3D, "i2vgen-xl", "unet"),
+    "AudioLDM2UNet2DConditionModel": (
+        {**_UNET_2D, "cross_attention_dim": [[16, 16], [16, 16]]}, "audioldm2", "unet",
+    ),
+    "UNet2DModel": (
+        {"block_out_channels": [32, 32], "down_block_types": ["AttnDownBlock2D", "DownBlock2D"],
+         "up_block_types": ["UpBlock2D", "AttnUpBlock2D"], "norm_num_groups": 8}, "unconditional", "unet",
+    ),
+    "UNet2DConditionModel": (  # as Kandinsky's
+        {**_UNET_2D, "down_block_types": ["ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"],
+         "mid_block_type": "UNetMidBlock2DSimpleCrossAttn",
+         "up_block_types": ["SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"]}, "sd", "unet",
+    ),
+    "ControlNetUnionModel": (
+        {"block_out_channels": [32, 32], "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+         "cross_attention_dim": 16, "norm_num_groups": 8, "conditioning_embedding_out_channels": [8, 16],
+         "addition_time_embed_dim": 8}, "controlnet", "controlnet",
+    ),
+    "VQModel": ({"norm_num_groups": 8}, "vq", "vae"),
+    "AsymmetricAutoencoderKL": ({"norm_num_groups": 8}, "asymmetric", "vae"),
+    "AutoencoderKLTemporalDecoder": ({"block_out_channels": [32]}, "svd", "vae"),
+    "AutoencoderKLFlux2": ({"block_out_channels": [32], "down_block_types": ["DownEncoderBlock2D"],
+                            "up_block_types": ["UpDecoderBlock2D"]}, "flux2", "vae"),
     "UNetMotionModel": (
         {"block_out_channels": [32, 32], "down_block_types": ["CrossAttnDownBlockMotion", "DownBlockMotion"],
          "up_block_types": ["UpBlockMotion", "CrossAttnUpBlockMotion"], "cross_attention_dim": 16,
@@ -275,6 +318,21 @@ def test_names_tell_a_model_from_one_like_it(kind: str) -> None:
     config, family, component = _ALIKE[kind]
     row = model_families.recognise(set(components.empty("diffusers", kind, config).state_dict(keep_vars=True)))
     assert row is not None and (row.family, row.component, row.class_name) == (family, component, kind)
+
+
+@pytest.mark.parametrize(
+    ("sign", "family"),
+    [("input_blocks.1.0.time_stack.in_layers.2.weight", "svd"), ("input_blocks.0.1.proj_in.weight", "text-to-video")],
+)
+def test_authors_names_tell_videos_from_images(sign: str, family: str) -> None:
+    """Stable Video Diffusion's file has all the names of an SDXL checkpoint, the VAE's too."""
+    names = ["input_blocks.0.0.weight", "label_emb.0.0.weight", "time_embed.0.weight"]
+    for prefix, more in (("model.diffusion_model.", {"first_stage_model.decoder.conv_in.weight"}), ("", set())):
+        images = {prefix + name for name in names} | more
+        row = model_families.recognise(images)
+        assert row is not None and row.family == "sdxl"
+        row = model_families.recognise(images | {prefix + sign})
+        assert row is not None and (row.family, row.component, row.class_name) == (family, "unet", None)
 
 
 @pytest.mark.parametrize("kind", ["LongCatImageTransformer2DModel", "OvisImageTransformer2DModel"])

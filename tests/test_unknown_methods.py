@@ -6,6 +6,7 @@ Loaded as floats, codes would be taken for weights, or a scale be left out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import sdquant
 from sdquant import demo
 from sdquant.errors import BadFileError, ConflictError, SdquantError, UnsupportedFileError
 
+from . import hub_formats
 from .entry_points import copied, one_answer
 from .foreign import WEIGHTS
 from .malformed import FORMATS, NAME, OTHER, Model, line, tiny
@@ -53,6 +55,13 @@ def _beside(word: str) -> Change:
     return lambda model: model.tensors.update({NAME.replace("weight", word): torch.zeros(4, dtype=torch.uint8)})
 
 
+def _experts(dtype: torch.dtype, codes: str = "gate_up_proj", scale: str | None = "gate_up_proj_scale") -> Change:
+    """Parameters of no layer, as mixtures of experts have them, without any marker."""
+    tensors = {f"experts.{codes}": torch.ones(4, 8, 8).to(dtype)}
+    tensors |= {} if scale is None else {f"experts.{scale}": torch.ones(4, 8, 1)}
+    return lambda model: model.tensors.update(tensors)
+
+
 CASES: dict[str, tuple[Change, type[SdquantError], str]] = {
     "a method": (_config(quantization_config={"quant_method": "dream"}), UnsupportedFileError, "'dream'"),
     "in a part": (_config(text={"quantization_config": {"quant_method": "dream"}}), UnsupportedFileError, "'dream'"),
@@ -81,6 +90,17 @@ CASES: dict[str, tuple[Change, type[SdquantError], str]] = {
         lambda model: model.tensors.update({NAME: torch.zeros(256, 64, dtype=torch.int64)}),
         UnsupportedFileError, "codes of an unknown quantization",
     ),
+    "lone experts": (_experts(torch.int8), UnsupportedFileError, "gate_up_proj' is int8 [4, 8, 8], with scales"),
+    "lone experts in words": (
+        _experts(torch.int32, "down_proj_packed", "down_proj_zeros"), UnsupportedFileError, "'experts.down_proj_zeros'"
+    ),
+    "lone experts in blocks": (
+        _experts(torch.uint8, "down_proj_blocks", "down_proj_scales"), UnsupportedFileError, "down_proj_scales"
+    ),
+    "lone experts in float8": (
+        _experts(torch.float8_e5m2, scale="gate_up_proj.absmax"), UnsupportedFileError, "gate_up_proj.absmax"
+    ),
+    "lone integers": (_experts(torch.int8, scale=None), UnsupportedFileError, "nothing tells its scales"),
 }  # fmt: skip
 
 
@@ -91,11 +111,24 @@ def test_refused_by_name(name: str, floats: Model, tmp_path: Path) -> None:
     change(model)
     file = model.write(tmp_path / "model")
     one_answer(file.parent, kind, says)
-    if "metadata" in name or name in ("MLX's tensors", "long codes"):
+    if "metadata" in name or "lone" in name or name in ("MLX's tensors", "long codes"):
         lone = model.write(tmp_path / "lone", lone=True)
-        for ask in (sdquant.detect, sdquant.verify, sdquant.plan):
-            with pytest.raises(kind, match=says):
+        for ask in (sdquant.detect, sdquant.verify, sdquant.plan, sdquant.dequantize):
+            with pytest.raises(kind, match=re.escape(says)):
                 ask(lone)
+
+
+def test_integers_that_are_no_codes(floats: Model, tmp_path: Path) -> None:
+    """Positions, counts, masks, a tokenizer."""
+    file = tmp_path / "model.safetensors"
+    tensors = {"position_ids": torch.arange(8)[None], "norm.num_batches_tracked": torch.tensor(3)}
+    tensors |= {
+        "mask": torch.ones(4, 4).bool(),
+        "spiece_model": torch.ones(9).byte(),
+        "relative_position_scale": torch.ones(2),
+    }
+    save_file({**floats.tensors, **tensors}, file)
+    assert not sdquant.verify(file).prequantized
 
 
 def test_settings_that_say_nothing_are_no_quantization(floats: Model, tmp_path: Path) -> None:
@@ -225,6 +258,42 @@ def test_a_config_that_contradicts_the_tensors(tmp_path: Path) -> None:
     for look in (sdquant.detect, sdquant.verify):
         (said,) = [text for text in look(folder).warnings if "optimum-quanto" in text]
         assert "nf4" in said and said in sdquant.plan(folder).warnings
+
+
+@pytest.mark.parametrize(
+    ("form", "table", "words"),
+    [
+        ("hub", {"bits": 4, "scheme": "W8A16"}, "4 bits (bits=4) and 8 bits (scheme='W8A16')"),
+        ("hub", {"bits": 8}, "8 bits (bits=8)"),
+        ("hub", {"bits": 4, "scheme": "W4A16", "data_type": "int", "act_bits": 16}, None),
+        ("hub", {"bits": 8, "dynamic": {"+:proj": {"bits": 4}}}, None),
+        (
+            "hub",
+            {"config_groups": {"a": {"weights": {"num_bits": 8}, "format": "nvfp4-pack-quantized"}}},
+            "4 bits (format=",
+        ),
+        ("hub", {"config_groups": {"a": {"weights": {"num_bits": 8}}, "b": {"weights": {"num_bits": 4}}}}, None),
+        ("nf4", {"load_in_4bit": True, "load_in_8bit": True}, "4 bits (load_in_4bit=True) and 8 bits"),
+        ("nf4", {"load_in_4bit": False, "load_in_8bit": True}, "8 bits (load_in_8bit=True)"),
+        ("nf4", {"load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"}, None),
+        ("fp8 weight_scale", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "4 bits (quant_algo='NVFP4')"),
+        ("fp8 weight_scale", {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, None),
+    ],
+)
+def test_a_config_that_contradicts_itself(form: str, table: dict[str, Any], words: str | None, tmp_path: Path) -> None:
+    """In bits, by its other words or by the tensors: they are read as they are, and it is said."""
+    if form == "hub":  # GPTQ's order has the bits in its shapes
+        tensors, _ = hub_formats.KINDS["gptq"].make(torch.randn(64, 64))
+        files = {f"proj.{key}": tensor for key, tensor in tensors.items()}
+        table = {"quant_method": "gptq", "checkpoint_format": "gptq", **table}
+        save_file({key: tensor.contiguous() for key, tensor in files.items()}, tmp_path / "model.safetensors")
+        seen = sdquant.detect(tmp_path / "model.safetensors", config=table)
+    else:
+        model = FORMATS[form].make(tiny(tmp_path / "float"), tmp_path / "made")
+        model.files["config.json"]["quantization_config"] = {"quant_method": "bitsandbytes", **table}
+        seen = sdquant.detect(model.write(tmp_path / "model").parent)
+    said = [text for text in seen.warnings if " bits (" in text]
+    assert [words in text and "are read as such" in text for text in said] == ([] if words is None else [True]), seen
 
 
 def test_two_libraries_in_one_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import BadFileError, ConflictError, SettingsError
 from ..utils import strict_json
+from ..utils.home_paths import with_home
 from . import folders, quantization_methods
 from .method_names import GIVEN
 
@@ -108,12 +109,12 @@ def config_of(given: Given) -> dict[str, Any]:
             return config_of(strict_json.parse(given))
         except ValueError as error:
             raise _strange(given, f"it is not JSON: {error}") from error
-    if not isinstance(given, Mapping) and (place := Path(given).expanduser()).is_dir():
+    if not isinstance(given, Mapping) and (place := Path(with_home(given))).is_dir():
         raise SettingsError(
             f"Cannot use config={_shown(given)}", "it is a folder", f"Use base={place} if it is the pipeline, or "
             "the config.json in it"
         )  # fmt: skip
-    config = dict(given) if isinstance(given, Mapping) else folders.read_json(Path(given).expanduser())
+    config = dict(given) if isinstance(given, Mapping) else folders.read_json(Path(with_home(given)))
     if not config:
         raise _strange(given, "it is empty")
     if not config.keys() & {"quantization_config", "_class_name", "architectures"}:

@@ -28,6 +28,8 @@ class Family:
 
 
 _UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resnets.0.conv1.weight", "conv_out.weight")
+# Kandinsky's and DeepFloyd's UNets, the only ones of their class whose attention is that of unconditional ones.
+_SIMPLE_CROSS = "mid_block.attentions.0.add_k_proj.weight"
 _LDM = "model.diffusion_model."
 # What may stand before the names of a UNet or transformer: in files of ComfyUI, of trainers, of NVIDIA.
 PREFIXES = (_LDM, "diffusion_model.", "model.", "net.")
@@ -106,7 +108,7 @@ _DIFFUSERS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     ("anyflow", "transformer", "AnyFlowTransformer3DModel",
      (_WAN_TIME, "condition_embedder.delta_embedder.linear_1.weight")),
     ("helios", "transformer", "HeliosTransformer3DModel", (_WAN_TIME, "patch_long.weight")),
-    ("wan", "transformer", "WanTransformer3DModel",
+    ("wan", "transformer", "WanTransformer3DModel",  # SkyReels' and ChronoEdit's have these names, too
      (_WAN_TIME, "scale_shift_table", "blocks.0.attn1.to_q.weight")),
     ("ltx2", "transformer", "LTX2VideoTransformer3DModel",
      ("audio_proj_in.weight", "audio_time_embed.linear.weight", "transformer_blocks.0.audio_ff.net.0.proj.weight")),
@@ -130,8 +132,12 @@ _DIFFUSERS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
      (*_REFINER, "single_transformer_blocks.0.proj_mlp.weight")),
     ("sana-video", "transformer", "SanaVideoTransformer3DModel",
      ("caption_norm.weight", "transformer_blocks.0.ff.conv_temp.weight")),
-    ("pixart", "transformer", "PixArtTransformer2DModel",
+    ("latte", "transformer", "LatteTransformer3DModel",
+     ("adaln_single.linear.weight", "temporal_transformer_blocks.0.attn1.to_q.weight")),
+    ("pixart", "transformer", "PixArtTransformer2DModel",  # Allegro's has these names, too
      ("pos_embed.proj.weight", "adaln_single.linear.weight", "transformer_blocks.0.attn2.to_q.weight")),
+    ("consisid", "transformer", "ConsisIDTransformer3DModel",
+     ("patch_embed.text_proj.weight", "local_facial_extractor.latents")),
     ("cogvideox", "transformer", "CogVideoXTransformer3DModel",
      ("patch_embed.text_proj.weight", "transformer_blocks.0.norm1.norm.weight")),
     ("cogview", "transformer", None,  # CogView 3 Plus, or 4
@@ -183,12 +189,27 @@ _DIFFUSERS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     ("stable-cascade", "prior", "StableCascadeUNet",
      ("clip_txt_mapper.weight", "down_blocks.0.2.attention.to_q.weight")),
     ("stable-cascade", "decoder", "StableCascadeUNet", ("clip_txt_pooled_mapper.weight", "effnet_mapper.0.weight")),
+    ("controlnet", "controlnet", "ControlNetUnionModel",
+     ("controlnet_cond_embedding.conv_in.weight", "task_embedding", "control_add_embedding.linear_1.weight")),
     ("controlnet", "controlnet", "ControlNetModel",
      ("controlnet_cond_embedding.conv_in.weight", "controlnet_mid_block.weight", "time_embedding.linear_1.weight")),
     ("flux", "transformer", "FluxTransformer2DModel",
      (*_TRANSFORMERS, "x_embedder.weight", "time_text_embed.timestep_embedder.linear_1.weight",
       "single_transformer_blocks.0.proj_mlp.weight")),
     ("sd3", "transformer", "SD3Transformer2DModel", (*_TRANSFORMERS, "pos_embed.proj.weight")),
+    ("i2vgen-xl", "unet", "I2VGenXLUNet", (*_UNET, "image_latents_proj_in.0.weight")),
+    ("text-to-video", "unet", "UNet3DConditionModel", (*_UNET, "transformer_in.proj_in.weight")),
+    ("audioldm2", "unet", "AudioLDM2UNet2DConditionModel", (*_UNET, "mid_block.attentions.1.proj_in.weight")),
+    ("sd", "unet", "UNet2DConditionModel", (*_UNET, _SIMPLE_CROSS)),
+    ("unconditional", "unet", "UNet2DModel", (*_UNET, "mid_block.attentions.0.group_norm.weight")),
+    ("allegro", "vae", "AutoencoderKLAllegro", ("encoder.temp_conv_in.weight", "decoder.temp_conv_in.weight")),
+    ("svd", "vae", "AutoencoderKLTemporalDecoder", ("encoder.conv_in.weight", "decoder.time_conv_out.weight")),
+    ("flux2", "vae", "AutoencoderKLFlux2",
+     ("encoder.down_blocks.0.resnets.0.conv1.weight", "decoder.conv_in.weight", "bn.running_mean")),
+    ("vq", "vae", "VQModel",
+     ("encoder.down_blocks.0.resnets.0.conv1.weight", "decoder.conv_in.weight", "quantize.embedding.weight")),
+    ("asymmetric", "vae", "AsymmetricAutoencoderKL",
+     ("encoder.conv_in.weight", "decoder.condition_encoder.layers.0.weight")),
     ("sdxl", "unet", "UNet2DConditionModel", (*_UNET, "add_embedding.linear_1.weight")),
     ("sd", "unet", "UNet2DConditionModel", _UNET),
 )  # fmt: skip
@@ -284,6 +305,18 @@ ROWS: tuple[Family, ...] = (
         for family, names, vision in _LANGUAGE
         for prefix in LANGUAGE_PREFIXES
         for eyes in (("visual.", "model.visual.") if vision else ("",))
+    ),
+    *(  # Stable Video Diffusion and ModelScope's, which have all names of images' models, and layers of frames
+        Family(
+            family=family, component="unet", layout="original",
+            names=(f"{prefix}input_blocks.0.0.weight", prefix + name),
+        )
+        for prefix in (*PREFIXES, "")
+        for family, name in (
+            ("svd", "input_blocks.1.0.time_stack.in_layers.2.weight"),
+            ("text-to-video", "input_blocks.0.1.proj_in.weight"),
+            ("text-to-video", "init_attn.0.proj_in.weight"),
+        )
     ),
     # Checkpoints that hold the VAE too, before the models alone.
     Family(

@@ -1,4 +1,4 @@
-"""Leftover tensors of quantized weights: the scale of an unquantized weight, codes without their scale.
+"""Leftover tensors of quantized weights: the scale of an unquantized weight, codes that nobody reads.
 
 Loaded as an unquantized model, such a file would use codes as weights or leave out a scale, and generate noise.
 """
@@ -26,6 +26,13 @@ _BESIDE = re.compile(
     r"(.*\.|)(?:\w*_quant|qzeros|qscales?|w?scales|w?zeros|zero_points?|g_idx|codebook"
     r"|weight_(?:scale|zero|shift|qtype|quant|codebook|packed)\w*)"
 )
+CODES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_INDEXES = ("int32", "int64")  # those that models' tables of positions have, too
+# What the scales of a parameter are called after it, as those of experts are, and what codes are called after theirs.
+_OF_PARAMETER = re.compile(
+    r"(.+)[._](?:q?w?scales?(?:_inv|_?\d)?|scaling_factors?|q?w?zeros?|q?zero_points?|absmax|amax|codebook|quant_map)"
+)
+_PACKED = re.compile(r"(.+)[._](?:packed|blocks|quantized|quant|qdata|data|codes|qweight|q|int\d+|fp\d+)")
 
 
 def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
@@ -37,6 +44,24 @@ def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
             info = plain.get(weight)
             beside = f"{weight!r} is {info.dtype} {list(info.shape)}" if info is not None else f"there is no {weight!r}"
             return key, beside
+    return None
+
+
+def unread_codes(plain: Mapping[str, TensorInfo]) -> tuple[str, str | None] | None:
+    """Return the first plain tensor that consists of codes, and the key of its scales; None if there is none.
+
+    Those are integers of two and more dimensions, but tables of indexes, and integers or float8 with scales beside
+    them; the key is None for integers that have none.
+    """
+    scales = {match[1]: key for key in sorted(plain) if (match := _OF_PARAMETER.fullmatch(key))}
+    for key, info in plain.items():
+        if info.dtype not in CODES and not info.dtype.startswith("float8"):
+            continue
+        packed = _PACKED.fullmatch(key)
+        scale = scales.get(key) or (scales.get(packed[1]) if packed else None)
+        is_matrix = len(info.shape) > 1 and info.dtype in CODES and info.dtype not in _INDEXES
+        if scale is not None or is_matrix:
+            return key, scale
     return None
 
 

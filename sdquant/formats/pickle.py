@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import DTYPE_BITS, TensorInfo, dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils.special_files import not_regular
-from .tensor_file import Header, TensorFile
+from .tensor_file import Header, TensorFile, refuse_shortened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,10 +62,12 @@ class PickleFile(TensorFile):
     def __init__(self, path: Path) -> None:
         self.path, self.metadata = path, {}
         self._tensors = _opened(path)
+        self._size, self._inode = path.stat().st_size, path.stat().st_ino
         self.tensors = {key: _info(path, key, tensor) for key, tensor in self._tensors.items()}
 
     def get(self, key: str) -> Tensor:
         """See `TensorFile.get`."""
+        refuse_shortened(self.path, self._size, self._inode)
         return self._tensors[key]
 
     def close(self) -> None:

@@ -18,8 +18,9 @@ from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from . import folders, method_names
 from .activation_transforms import left_to_do
+from .bits_in_words import disagreements
 from .method_names import MAPS, SIDE_FILES, TABLES, named, tables, tables_of
-from .orphan_scales import stray_of
+from .orphan_scales import CODES, stray_of, unread_codes
 
 if TYPE_CHECKING:
     from ..core import PrequantizedWeight, TensorInfo
@@ -61,6 +62,7 @@ _BACKENDS: Mapping[str, str] = {
     COMFYUI: "comfy",
     **dict.fromkeys(("gptq", "awq", "hqq"), "hub"),  # not AutoRound, which writes NVFP4 and MXFP4, too
 }  # fmt: skip
+_ANY_BITS = "sdnq-other"  # the scheme whose weights have bits of their own
 _OF_NUNCHAKU = frozenset({"svdquant_w4a4", "svdquant_nvfp4", "awq_w4a16"})
 
 
@@ -81,14 +83,13 @@ class _Sign:
     fix: str = ""
 
 
-_CODES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 # The first that fits counts.
 _SIGNS: tuple[_Sign, ...] = (
     _Sign(title=TITLES["svdquant"], every=("qweight", "wscales")),
     _Sign(title=TITLES["svdquant"], every=("qweight",), some=("proj_down", "lora_down", "smooth_factor", "smooth")),
     _Sign(title="GPTQ", every=("qweight", "g_idx")),
     _Sign(title="GPTQ, AWQ or AutoRound", every=("qweight", "qzeros")),
-    _Sign(title="one of GPTQ's kind", every=("qweight",), dtypes=_CODES),
+    _Sign(title="one of GPTQ's kind", every=("qweight",), dtypes=CODES),
     _Sign(title=TITLES["compressed-tensors"], every=("weight_packed",)),
     _Sign(title=TITLES["compressed-tensors"], every=("weight_global_scale",)),
     _Sign(title=TITLES["torchao"], every=("_weight_qdata",)),
@@ -171,7 +172,6 @@ def refuse_unread(
             "Download the file again, or quantize the model again",
         )
     _refuse_missing_parts(quantized, home)  # sdquant's own files are held against their metadata
-    _refuse_scaled_floats(path, plain)
     stray = stray_of(plain)
     if stray is not None:
         raise BadFileError(
@@ -180,7 +180,7 @@ def refuse_unread(
             "If it is damaged, download it again; if another tool wrote it, use a file in a format that "
             "`sdquant matrix` lists",
         )
-    codes = next((key for key, info in plain.items() if _is_weight(key) and info.dtype in _CODES), None)
+    codes = next((key for key, info in plain.items() if _is_weight(key) and info.dtype in CODES), None)
     if codes is not None:
         by = f"{_title(methods[0][1])}, as {methods[0][0]} says" if methods else "an unknown quantization"
         raise UnsupportedFileError(
@@ -188,6 +188,11 @@ def refuse_unread(
             f"its {codes!r} is {plain[codes].dtype}: codes of {by}, without their scales",
             f"If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: {_USE}",
         )
+    left_over = unread_codes(plain)
+    if left_over is not None:
+        key, scale = left_over
+        beside = f"with scales in {scale!r}" if scale is not None else "and nothing tells its scales"
+        raise _unread(path, f"its {key!r} is {plain[key].dtype} {list(plain[key].shape)}, {beside}, in no linear layer")
     if methods and not quantized and tensors and not _of_products(configs):
         raise BadFileError(
             f"Cannot load {path}",
@@ -211,7 +216,7 @@ def contradictions(
     configs: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield a sentence for each place that names another method than that of any weight."""
+    """Yield a sentence for each place that names another method than that of any weight, or other bits."""
     found = {row.scheme for row in quantized.values()}
     backends = {registry.scheme(name).backend for name in found}
     for place, word in named(path, configs, metadata):
@@ -225,6 +230,10 @@ def contradictions(
                 f"{place} says that it is quantized by {_title(word)}, but its weights are in "
                 f"{', '.join(sorted(found))}, and are read as such"
             )
+    bits = {registry.scheme(name).bits for name in found - {_ANY_BITS}}
+    for place, table in tables(configs, metadata) if _ANY_BITS not in found else ():
+        for words in disagreements(table, bits):
+            yield f"{place} {words}; its weights are in {', '.join(sorted(found))}, and are read as such"
 
 
 def _is_of(word: str, schemes: set[str], backends: set[str]) -> bool:
@@ -232,14 +241,6 @@ def _is_of(word: str, schemes: set[str], backends: set[str]) -> bool:
     if word in NUNCHAKU:
         return bool(schemes & _OF_NUNCHAKU)
     return _BACKENDS.get(word) in (*backends, None)
-
-
-def _refuse_scaled_floats(path: Path, plain: Mapping[str, TensorInfo]) -> None:
-    """Raise for float8 tensors with scales that are no layer's weight, such as the experts of transformers' FP8."""
-    for key, info in plain.items():
-        scale = next((one for one in (f"{key}_scale_inv", f"{key}_scale") if one in plain), None)
-        if scale is not None and info.dtype.startswith("float8"):
-            raise _unread(path, f"its {key!r} is {info.dtype} with scales in {scale!r}, in no linear layer")
 
 
 def refuse_pickles(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:

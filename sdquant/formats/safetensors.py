@@ -21,7 +21,7 @@ from ..core import DTYPE_BITS, TensorInfo, dtype_named
 from ..errors import BadFileError
 from ..utils import strict_json
 from ..utils.special_files import not_regular
-from .tensor_file import Header, TensorFile
+from .tensor_file import Header, TensorFile, refuse_shortened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,6 +202,7 @@ class SafetensorsFile(TensorFile):
         self.path = path
         header = header if header is not None and header.is_unchanged() else read_header(path)
         self.tensors, self.metadata = header.tensors, header.metadata
+        self._size, self._inode = header.size, path.stat().st_ino
         self._file = _opened(path)
         if set(self._file.keys()) != set(self.tensors):  # the library opens it again, by its name
             raise BadFileError(f"Cannot read {path}", "it was replaced while it was being opened", "Try again")
@@ -210,6 +211,7 @@ class SafetensorsFile(TensorFile):
         """See `TensorFile.get`. The tensor is a view of the mapped file."""
         from safetensors import SafetensorError
 
+        refuse_shortened(self.path, self._size, self._inode)
         dtype_named(self.tensors[key].dtype)  # which an old torch may not have
         try:
             tensor: Tensor = self._file.get_tensor(key)

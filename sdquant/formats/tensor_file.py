@@ -85,6 +85,26 @@ class TensorFile(ABC):
         self.close()
 
 
+def refuse_shortened(path: Path, size: int, inode: int) -> None:
+    """Raise BadFileError if a mapped file has lost bytes since it was opened, not if another one has its name now.
+
+    Touching a page that the file no longer has would kill the process.
+
+    Args:
+        size: in bytes, and `inode`: of the file, when it was opened.
+    """
+    try:
+        status = path.stat()
+    except OSError:  # removed: what is mapped stays
+        return
+    if status.st_ino == inode and status.st_size < size:
+        raise BadFileError(
+            f"Cannot read {path}",
+            f"it had {size} bytes when it was opened and has {status.st_size} now",
+            "Open it again once nothing is writing to it",
+        )
+
+
 @contextmanager
 def closing_files(files: Mapping[Path, TensorFile]) -> Iterator[Mapping[Path, TensorFile]]:
     """Close the files at the end of the block, as `contextlib.closing` does for one; see `Checkpoint.open`."""

@@ -24,6 +24,7 @@ from ..formats import (
     type_histogram,
 )
 from ..utils.arguments import answered
+from ..utils.home_paths import with_home
 from . import classes, file_tokenizers, gguf_encoders, partial_encoders
 from .hub_references import reference
 from .promised_schemes import name_warnings
@@ -171,7 +172,7 @@ def read_headers(
         find_classes=find_classes, config=config,
     )  # fmt: skip
     try:
-        detected = _detect(Path(os.path.expanduser(path)), str(path), options)
+        detected = _detect(Path(with_home(path)), str(path), options)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
     in_folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.is_empty]

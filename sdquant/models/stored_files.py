@@ -10,6 +10,7 @@ from ..backends import gguf
 from ..core import LONE, registry
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..formats import checkpoint, component_configs, folders
+from ..utils.home_paths import with_home
 
 if TYPE_CHECKING:
     from ..formats import Checkpoint, Given
@@ -33,7 +34,7 @@ def stored_components(
         MissingComponentError: there is nothing. BadFileError: a damaged file. UnsupportedFileError: it is quantized in
             a way that sdquant does not read. SettingsError: a config for a whole pipeline.
     """
-    place = Path(os.path.expanduser(path))
+    place = Path(with_home(path))
     try:
         sources = _components(place, config=config, allow_pickle=allow_pickle, variant=variant)
     except OSError as error:

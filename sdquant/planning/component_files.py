@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
+from ..utils.home_paths import with_home
 
 if TYPE_CHECKING:
     from ..models import Detected
@@ -78,7 +79,7 @@ def _part(value: Any) -> Any:
 def expanded_path(value: Any) -> Any:
     """Return a path as text, with "~" expanded; any other value as it is, to be refused later."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return os.path.expanduser(value) if isinstance(value, str) else value
+    return with_home(value) if isinstance(value, str) else value
 
 
 def _is_sound(value: object) -> bool:

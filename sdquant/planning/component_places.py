@@ -108,9 +108,12 @@ def _first(detected: Detected, base: Detected) -> str | None:
     names, kind = detected.sources[choices.LONE].names, detected.component or ""
     shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
-    if shared[best] > 0.9 and not _are_unlike(kind, best):  # a ControlNet has most names of its model
+    # A ControlNet has most names of its model, and a model of another class may have some beside all of them.
+    is_other = {name: src.class_name not in (None, detected.class_name) for name, src in base.sources.items()}
+    is_other = is_other if detected.class_name is not None else {}
+    if shared[best] > 0.9 and not _are_unlike(kind, best) and (shared[best] == 1 or not is_other.get(best)):
         return best
-    if kind in base.sources:
+    if kind in base.sources and not is_other.get(kind):
         return kind
     if kind == CHECKPOINT:
         return next(name for name in (*choices.MAIN, *base.sources) if name in base.sources)
@@ -163,7 +166,7 @@ def misfit(detected: Detected, name: str, base: Detected) -> str | None:
         return None
     if fitting:
         return f"its tensors are those of {' or '.join(fitting)}, but {name} is {has}"
-    mine_class = detected.sources[choices.LONE].class_name
+    mine_class = detected.class_name
     if (mine_class and mine_class != owner.class_name) or _are_unlike(kind, name):
         return f"it is {mine_class or kind}, but {name} is {has}"
     return None

@@ -298,6 +298,9 @@ def _no_place(detected: Detected, base: Detected) -> MissingComponentError:
             or "none of that kind"
         )
         what = f"a {kind} text encoder of {text_encoders.describe_encoder(mine)}"
+    elif detected.class_name is not None and detected.component in base.sources:  # of another class
+        what, owner = f"a {detected.class_name}", base.sources[str(detected.component)]
+        has = f"{owner.class_name} as its {detected.component}"
     else:
         what = f"of kind {detected.component!r}" if detected.component else "of a kind that sdquant does not know"
     return MissingComponentError(

@@ -12,6 +12,7 @@ from ..core import LONE
 from ..errors import MissingComponentError, SdquantError, SettingsError
 from ..formats import component_configs, model_families, refused_files
 from ..models import Reference, detection, gguf_encoders, hub_references
+from ..utils.home_paths import with_home
 from . import vision_files
 from .component_files import ModelFiles
 from .component_places import CHECKPOINT
@@ -172,7 +173,7 @@ def _no_pipeline(path: str) -> MissingComponentError:
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
+    return os.path.realpath(with_home(one)) == os.path.realpath(with_home(other))
 
 
 def _place(request: Request) -> Path | Reference:
@@ -203,7 +204,7 @@ def _place(request: Request) -> Path | Reference:
 
 def _parse(text: str) -> Path | Reference:
     # os.path's functions return False where Path's raise: a name that is too long, a user that does not exist.
-    place = Path(os.path.expanduser(text))
+    place = Path(with_home(text))
     if os.path.exists(place):
         return place
     return hub_references.reference(text) or place

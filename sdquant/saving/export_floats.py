@@ -7,7 +7,6 @@ what they say about quantization, and weights in files of at most `safetensors_w
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from ..errors import SettingsError
 from ..formats import FORMAT_VERSION, METADATA_KEY, folders, safetensors_writer
 from ..models import stored_components, with_float_weights
 from ..utils.atomic_write import part_file, whole_folder
+from ..utils.home_paths import with_home
 from ..utils.malloc_trim import Trimmer
 from ..utils.progress import byte_bar
 from .export_gguf import files_in
@@ -83,7 +83,7 @@ def dequantize_to(
         SettingsError: the target exists, is the source, or does not suit it. DiskSpaceError: there is no room for it.
             Else as `loading.dequantize`.
     """
-    place, goal = Path(os.path.expanduser(path)), Path(target)
+    place, goal = Path(with_home(path)), Path(target)
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
     stored = stored_components(place, config=config, allow_pickle=allow_pickle, variant=variant)

@@ -26,6 +26,7 @@ from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_co
 from ..models import RoundingLoss, detect, original_names
 from ..planning import make_request, mix, planner
 from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, unweighed, with_statistics
+from ..utils.home_paths import with_home
 from ..utils.progress import byte_bar
 from . import file_mix, original_layout
 from .float_configs import is_of_weights, write_config
@@ -80,7 +81,7 @@ def quantize_file(
     from ..utils.atomic_write import whole_folder
     from .model_files import refuse_existing, refuse_nested
 
-    place, goal = Path(os.path.expanduser(path)), Path(target)
+    place, goal = Path(with_home(path)), Path(target)
     automatic = quant.strip().lower() == AUTO
     if automatic and goal.suffix != ".gguf":
         raise SettingsError(

@@ -35,6 +35,28 @@ def _of_rows(tensors: dict[str, Tensor], layer: str) -> Tensor:
     return (weight.view(len(weight), -1, size) @ turn.T).flatten(1)
 
 
+def _of_grid(tensors: dict[str, Tensor], layer: str) -> Tensor:
+    """Codes times the scale of their row, or of their square of 16 x 16."""
+    codes, scale = tensors[f"{layer}.weight"].float(), tensors[f"{layer}.weight_scale"]
+    if scale.ndim == 1:
+        return codes * scale[:, None]
+    side = _options(tensors, layer)["group_size"]
+    return codes * scale.repeat_interleave(side, 0).repeat_interleave(side, 1)
+
+
+def _of_pairs(tensors: dict[str, Tensor], layer: str) -> Tensor:
+    """E2M1, the even column in the high half, times scales of 16 in tiles, times one factor."""
+    pairs, tiles = tensors[f"{layer}.weight"], tensors[f"{layer}.weight_scale"].float()
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([values, -values])
+    codes = values[torch.stack([pairs >> 4, pairs & 15], 2).long()].flatten(1)
+    down, across = len(tiles) // 128, tiles.shape[1] // 4
+    scale = tiles.reshape(down, across, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(down * 128, across * 4)
+    each = scale.repeat_interleave(16, 1)[: len(codes), : codes.shape[1]]
+    rows, columns = _options(tensors, layer)["orig_shape"]
+    return (codes * each * tensors[f"{layer}.weight_scale_2"])[:rows, :columns]
+
+
 def _of_blocks(tensors: dict[str, Tensor], layer: str) -> Tensor:
     """Codes times powers of two in tiles of 128 rows and 4 blocks, without what was padded."""
     codes, tiles = tensors[f"{layer}.weight"].float(), tensors[f"{layer}.weight_scale"]
@@ -56,6 +78,11 @@ def _options(tensors: dict[str, Tensor], layer: str) -> dict[str, Any]:
         ("comfyquants_int8_convrot", "int8_row", _of_rows),  # convrot where 256 divides the inputs, of one of three
         ("ctq_int8_convrot", "int8_convrot", _of_rows),
         ("ctq_mxfp8", "mxfp8", _of_blocks),
+        ("ctq_hybrid_mxfp8", "mxfp8", _of_blocks),
+        ("ctq_nvfp4", "comfy:nvfp4", _of_pairs),
+        ("ctq_int8_blockwise", "hub-int8", _of_grid),
+        ("ctq_fp8_rowwise", "fp8", _of_grid),
+        ("ctq_fp8_blockwise", "fp8", _of_grid),
     ],
 )
 def test_weights_are_those_of_the_program(name: str, quant: str, formula: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import sdquant
 from sdquant.errors import BadFileError, MissingComponentError, SdquantError, UnsupportedFileError
 from sdquant.formats import checkpoint
 from sdquant.formats import folders as folders
+from sdquant.formats.gguf.writer import write_gguf
 from sdquant.formats.tensor_file import Recipe
 
 A = {"x.weight": torch.ones(4, 8), "x.bias": torch.zeros(4)}
@@ -436,3 +437,34 @@ def test_a_tensor_that_cannot_be_made_of_others(tmp_path: Path) -> None:
 def _file(folder: Path) -> Path:
     save_file(A, folder / "model.safetensors")
     return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "gguf", "bin"])
+def test_a_file_that_is_cut_while_it_is_open(suffix: str, tmp_path: Path) -> None:
+    """Its pages are gone, and touching them would end the process; another file under its name changes nothing."""
+    tensors = {"x.weight": torch.arange(4096.0).view(64, 64), "y.weight": torch.ones(64, 64)}
+
+    def write(path: Path) -> Path:
+        if suffix == "gguf":
+            rows = [(key, (64, 64), "f32", t.numpy().tobytes()) for key, t in tensors.items()]
+            write_gguf(path, rows, {"general.architecture": "flux"})
+        elif suffix == "bin":
+            torch.save(tensors, path)
+        else:
+            save_file(tensors, path)
+        return path
+
+    path = write(tmp_path / f"model.{suffix}")
+    with checkpoint.open_file(path) as file:
+        assert torch.equal(file.get("x.weight"), tensors["x.weight"])
+        os.truncate(path, path.stat().st_size // 2)
+        for key in tensors:
+            with pytest.raises(BadFileError, match=r"when it was opened and has \d+ now") as caught:
+                file.get(key)
+        assert str(path) in caught.value.what
+    write(path)
+    with checkpoint.open_file(path) as file:
+        file.get("y.weight")
+        (tmp_path / "other").write_bytes(b"short")
+        os.replace(tmp_path / "other", path)
+        assert torch.equal(file.get("x.weight"), tensors["x.weight"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...core import gguf_types
 from ...errors import BadFileError
-from ..tensor_file import TensorFile
+from ..tensor_file import TensorFile, refuse_shortened
 from .header import GGUFHeader, GGUFTensor, Skipped, read_header
 from .kind import classify
 from .writer import write_gguf
@@ -34,6 +34,7 @@ class GGUFFile(TensorFile):
         self.tensors = self.header.tensors
         self.metadata = self.header.metadata
         self._map: mmap.mmap | None = None
+        self._inode = 0
 
     def get(self, key: str) -> Tensor:
         """Return the tensor: plain numbers in their logical shape, block types as uint8 [blocks, bytes per block].
@@ -66,14 +67,9 @@ class GGUFFile(TensorFile):
         """Return the private memory map of the file: pages are copied on write, so tensors may be changed safely."""
         if self._map is None:
             with self.path.open("rb") as file:
+                self._inode = os.fstat(file.fileno()).st_ino
                 self._map = _private_map(file.fileno())
-        # Touching a page that the file no longer has would kill the process.
-        if os.stat(self.path).st_size < self.header.size:
-            raise BadFileError(
-                f"Cannot read GGUF file {self.path}",
-                f"it had {self.header.size} bytes when it was opened and has fewer now",
-                "Open it again once nothing is writing to it",
-            )
+        refuse_shortened(self.path, self.header.size, self._inode)
         return self._map
 
 
