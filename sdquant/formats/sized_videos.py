@@ -84,8 +84,10 @@ def _cosmos_places(shapes: Shapes) -> tuple[int, int, int]:
 
 
 def _cogvideo_patch(shapes: Shapes) -> int | None:
-    """Return the frames of a patch: CogVideoX 1.5 has a matrix for it, 1.0 a convolution of one frame."""
-    return 2 if len(shapes["patch_embed.proj.weight"]) == 2 else None
+    """Return the frames of a patch: CogVideoX 1.5 has a matrix for it, 1.0 a convolution of one frame and its bias."""
+    weight = shapes.get("patch_embed.proj.weight")
+    is_matrix = "patch_embed.proj.bias" not in shapes if weight is None else len(weight) == 2
+    return 2 if is_matrix else None
 
 
 _WAN: Row = {
