@@ -148,13 +148,14 @@ FAMILIES |= {
         ),
         (
             "hunyuan-video-1.5", "HunyuanVideo15Transformer3DModel",
-            {"text_embed_dim": 48, "text_embed_2_dim": 40, "image_embed_dim": 24, "rope_axes_dim": [8, 12, 12]},
+            {"text_embed_dim": 48, "text_embed_2_dim": 40, "image_embed_dim": 24, "rope_axes_dim": [8, 12, 12],
+             "use_meanflow": True},
             ("context_embedder_2.linear_1",),
         ),
         (
             "sana-video", "SanaVideoTransformer3DModel",
             {"num_cross_attention_heads": 2, "cross_attention_head_dim": 32, "cross_attention_dim": 64,
-             "caption_channels": 48}, (),
+             "caption_channels": 48, "guidance_embeds": True}, (),
         ),
     )
 }  # fmt: skip
