@@ -1,8 +1,10 @@
 """Every cell of the compatibility matrix, on both shipped models: it runs and draws the right bits, or it is refused.
 
 A cell is scheme × mode × offload × runtime. What runs must draw, bit for bit, what the same scheme and runtime draw
-without offload. What is refused must raise before anything is read, and where the refusal is about a library's modules,
-the real break is seen with the guard lifted. Cells of a GPU are marked `gpu`.
+without offload. Cells whose plans differ in the offload mode alone share a loaded pipeline, on which each puts its mode
+as the last step of a load does: loading takes most of a cell's time. What is refused must raise before anything is
+read, and where the refusal is about a library's modules, the real break is seen with the guard lifted. Cells of a GPU
+are marked `gpu`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import gc
 import importlib
 import shutil
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +26,14 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import backends, compat
+from sdquant import backends, compat, offload
 from sdquant.compat.runtimes import default_runtime
 from sdquant.demo import path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.kernels import cpu
+from sdquant.loading import load
 from sdquant.nn.weights import quantized
+from sdquant.planning import make_request, prepare
 from sdquant.saving import export_gguf
 from sdquant.training import digits
 
@@ -36,6 +42,8 @@ from .file_only import quantized_folder
 
 if TYPE_CHECKING:
     from sdquant.compat import Cell
+    from sdquant.offload import OffloadHandle
+    from sdquant.planning import Request
 
 STEPS = 1
 # To a mover, packed weights are tensors of some dtypes and shapes: these schemes stand for those that run in the same
@@ -47,6 +55,7 @@ BY_LIBRARIES = frozenset({"bnb-int8", "qint8"})  # of those, what stand for the 
 OTHERWISE = {"post": "none", "found": "balanced"}
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move
 _SAVED: dict[tuple[str, str], Path] = {}
+_LOADED: dict[tuple[str, ...], Any] = {}  # without offload, of one scheme at a time
 
 
 def _cells(device: str) -> list[Any]:
@@ -98,20 +107,40 @@ def _source(model: str, cell: Cell, work: Path) -> tuple[Path, str | None]:
     return _SAVED[key], None
 
 
-def _load(model: str, cell: Cell, work: Path, *, allow: bool = False, runtime: str | None = None) -> Any:
+def _request(model: str, cell: Cell, work: Path, *, allow: bool = False, runtime: str | None = None) -> Request:
     source, quant = _source(model, cell, work)
-    budget = int(BUDGET * _bytes(source, quant)) if cell.offload == "balanced" else None
-    return sdquant.load_model(
+    return make_request(
         source,
-        quant,
-        cell.offload,
+        quant=quant,
+        offload=cell.offload,
         mode="auto" if cell.mode == "found" else cell.mode,
         runtime=runtime or (None if cell.runtime == "default" else cell.runtime),
         device=cell.device,
-        budget=budget,
+        budget=int(BUDGET * _bytes(source, quant)) if cell.offload == "balanced" else None,
         allow_incompatible=allow,
         progress=False,
     )
+
+
+@contextmanager
+def _offloaded(model: str, cell: Cell, work: Path) -> Iterator[tuple[Any, OffloadHandle]]:
+    """The cell's pipeline, offloaded as the cell says, and the handle."""
+    plan = prepare(_request(model, cell, work))
+    key = model, cell.scheme, cell.mode, cell.runtime, cell.device
+    if key not in _LOADED:
+        if any(scheme != cell.scheme for _, scheme, *_ in _LOADED):
+            _LOADED.clear()
+        _LOADED[key] = load(_request(model, _other(cell, offload="none"), work))
+        _LOADED[key].sdquant.offload.remove()
+    pipe = _LOADED[key]
+    assert replace(plan, offload_mode=pipe.sdquant.plan.offload_mode, budget=None, warnings=()) == replace(
+        pipe.sdquant.plan, warnings=()
+    )
+    handle = offload.apply(pipe, plan.offload_mode, device=plan.device, budget=plan.budget)
+    try:
+        yield pipe, handle
+    finally:
+        handle.remove()
 
 
 @cache
@@ -157,13 +186,10 @@ def _run(model: str, cell: Cell, work: Path) -> Run:
         runtime = default if as_many and _same_refusals(cell, default) else runtime
     key = model, cell.scheme, cell.mode, cell.offload, runtime, cell.device
     if key not in _RUNS:
-        pipe = _load(model, cell, work)
-        parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-        schemes = frozenset(packed.spec.scheme.name for part in parts for _, packed in quantized(part))
-        image = _draw(pipe)
-        report = pipe.sdquant.offload.report()
-        pipe.sdquant.offload.remove()
-        _RUNS[key] = Run(image=image, schemes=schemes, report=report)
+        with _offloaded(model, cell, work) as (pipe, handle):
+            parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+            schemes = frozenset(packed.spec.scheme.name for part in parts for _, packed in quantized(part))
+            _RUNS[key] = Run(image=_draw(pipe), schemes=schemes, report=handle.report())
     return _RUNS[key]
 
 
@@ -193,8 +219,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Any:
     gc.freeze()
     yield folder
     gc.unfreeze()
-    _SAVED.clear()
-    _RUNS.clear()
+    for kept in (_SAVED, _LOADED, _RUNS):
+        kept.clear()
     shutil.rmtree(folder)
 
 
@@ -223,7 +249,7 @@ def test_cell(cell: Cell, model: str, work: Path) -> None:
 
 def _refused(cell: Cell, model: str, work: Path) -> None:
     with pytest.raises(IncompatibleError) as caught:
-        _load(model, cell, work)
+        load(_request(model, cell, work))
     assert caught.value.what and caught.value.why and caught.value.fix
     # The same by `check` alone, which has no path to read.
     with pytest.raises(IncompatibleError):
@@ -238,5 +264,5 @@ def _refused(cell: Cell, model: str, work: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", compat.IncompatibleWarning)
             with pytest.raises(Exception) as broken:  # each library breaks in words of its own
-                _draw(_load(model, cell, work, allow=True, runtime="library"))  # which the row is about
+                _draw(load(_request(model, cell, work, allow=True, runtime="library")))  # which the row is about
         assert not isinstance(broken.value, SdquantError)

@@ -45,23 +45,28 @@ PORTABLE: Mapping[str, tuple[str, dict[str, Any]]] = {
     "convolutions and tables in nf4": ("digits-sd", {"quant": "nf4,embeddings", "runtime": "plain", "skip": ["to_q"]}),
     "two schemes": ("digits-sd", {"quant": {"unet": "bnb-int8", "text_encoder": "qint8"}}),
 }
+SDNQ = "CLIP in sdnq-uint4"
 # transformers reads nothing that is quanto's, and not sdquant's; diffusers reads quanto's in linear layers alone.
 REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "T5's wo in bnb-int8": ("digits-flux", {"quant": "bnb-int8,wo", "components": ["text_encoder_2"]}),
     "CLIP in qint8": ("digits-sd", {"quant": "qint8", "components": ["text_encoder"]}),
     "all in int8": ("digits-flux", {"quant": "int8"}),
     "CLIP in int8": ("digits-sd", {"quant": "int8", "components": ["text_encoder"]}),
-    "CLIP in sdnq-uint4": ("digits-sd", {"quant": "sdnq-uint4", "components": ["text_encoder"]}),
+    SDNQ: ("digits-sd", {"quant": "sdnq-uint4", "components": ["text_encoder"]}),
     "CLIP's table in nf4": ("digits-sd", {"quant": "nf4,embeddings", "components": ["text_encoder"]}),
     "convolutions in qint8": ("digits-sd", {"quant": "qint8", "components": ["unet"]}),
 }
 
 
 @pytest.fixture(scope="module")
-def pipes() -> dict[str, Any]:
-    """The pipelines above."""
-    rows = {**READ, **PORTABLE, **REFUSED}.items()
-    return {name: sdquant.load_model(demo.path(model), **options, progress=False) for name, (model, options) in rows}
+def pipes(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The pipelines above that a test of this run asks for: each takes seconds to make and to read."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = {item.callspec.params["name"] for item in here if hasattr(item, "callspec")} | {SDNQ}
+    rows = {name: row for name, row in {**READ, **PORTABLE, **REFUSED}.items() if name in names}
+    return {
+        name: sdquant.load_model(demo.path(model), **options, progress=False) for name, (model, options) in rows.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +156,7 @@ def test_sdnq_without_its_package(folders: dict[str, Path], monkeypatch: pytest.
 
     monkeypatch.setitem(auto.AUTO_QUANTIZER_MAPPING, "sdnq", mine.Quantizer)
     monkeypatch.setitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "sdnq", mine.SdnqConfig)
-    folder = folders["CLIP in sdnq-uint4"] / "text_encoder"
+    folder = folders[SDNQ] / "text_encoder"
     model = CLIPTextModel.from_pretrained(folder, dtype=torch.bfloat16)
     assert_same(model, sdquant.load_model(folder, progress=False))
 

@@ -83,9 +83,14 @@ def _cosmos_places(shapes: Shapes) -> tuple[int, int, int]:
     return sides[0], 2 * sides[1], 2 * sides[2]
 
 
+_OFFSETS = ("ofs_embedding.linear_1.weight", "ofs_embedding.linear_2.weight")  # each as many rows as columns
+
+
 def _cogvideo_patch(shapes: Shapes) -> int | None:
-    """Return the frames of a patch: CogVideoX 1.5 has a matrix for it, 1.0 a convolution of one frame."""
-    return 2 if len(shapes["patch_embed.proj.weight"]) == 2 else None
+    """Return the frames of a patch: CogVideoX 1.5 has a matrix for it, 1.0 a convolution of one frame and its bias."""
+    weight = shapes.get("patch_embed.proj.weight")
+    is_matrix = "patch_embed.proj.bias" not in shapes if weight is None else len(weight) == 2
+    return 2 if is_matrix else None
 
 
 _WAN: Row = {
@@ -114,7 +119,7 @@ VIDEOS: Mapping[str | None, Row] = {
         "out_channels": lambda shapes: rows(*LAST_BIAS)(shapes) // (4 * (_cogvideo_patch(shapes) or 1)),
         "time_embed_dim": majority("norm1.linear.weight", "norm2.linear.weight", at=1),
         "text_embed_dim": columns("patch_embed.text_proj.weight"),
-        "ofs_embed_dim": if_has(rows("ofs_embedding.linear_1.weight"), "ofs_embedding.linear_1.weight"),
+        "ofs_embed_dim": if_has(rows(*_OFFSETS), *_OFFSETS),
         "attention_head_dim": HEAD,
         "num_attention_heads": ratio(_WIDTH, HEAD),
     },
@@ -168,7 +173,9 @@ VIDEOS: Mapping[str | None, Row] = {
         "image_embed_dim": rows("image_embedder.norm_in.weight", "image_embedder.linear_1.weight"),
         "attention_head_dim": HEAD,
         "num_attention_heads": ratio(_HUNYUAN_WIDTH, HEAD),
-        "use_meanflow": is_there("time_embed.timestep_embedder_r.linear_1.weight"),
+        "use_meanflow": is_there(
+            "time_embed.timestep_embedder_r.linear_1.weight", "time_embed.timestep_embedder_r.linear_2.weight"
+        ),
     },
     "ltx-video": {
         "_class_name": "LTXVideoTransformer3DModel",
@@ -229,7 +236,9 @@ VIDEOS: Mapping[str | None, Row] = {
         "cross_attention_dim": majority("attn2.to_k.weight", "attn2.to_v.weight", at=1),
         "caption_channels": columns("caption_projection.linear_1.weight"),
         "mlp_ratio": factor(majority("conv_point.weight", at=1), _WIDTH),
-        "guidance_embeds": is_there("time_embed.guidance_embedder.linear_1.weight"),
+        "guidance_embeds": is_there(
+            "time_embed.guidance_embedder.linear_1.weight", "time_embed.guidance_embedder.linear_2.weight"
+        ),
         **heads(_WIDTH, 112),
     },
     "wan": {**_WAN, "_class_name": "WanTransformer3DModel"},

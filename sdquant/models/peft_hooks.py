@@ -63,11 +63,13 @@ def prepare(model: Any, layers: Iterable[str] | None = None) -> None:
 
 
 def _around(model: nn.Module, layers: Iterable[str]) -> Iterator[nn.Module]:
-    """Yield the model, these layers, and the modules that contain them."""
-    paths = {""}
-    for names in (path.split(".") for path in layers):
-        paths.update(".".join(names[:end]) for end in range(1, len(names) + 1))
-    yield from (model.get_submodule(path) for path in sorted(paths))
+    """Yield the model, these layers, and the modules that contain them, some several times."""
+    yield model
+    for path in layers:
+        module = model
+        for name in path.split(".") if path else ():
+            module = module.get_submodule(name)
+            yield module
 
 
 def prepare_pipeline(pipe: Any) -> None:

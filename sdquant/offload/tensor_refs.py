@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+_ORDINARY = (Tensor, nn.Parameter)
 # Of a bitsandbytes QuantState, outer and nested.
 _STATE_PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code")
 
@@ -77,7 +78,8 @@ def own_slots(owners: Iterable[tuple[str, nn.Module]]) -> list[Slot]:
 
 def is_opaque(tensor: Tensor) -> bool:
     """Return whether a tensor wraps others instead of having memory of its own."""
-    return bool(is_traceable_wrapper_subclass(tensor))
+    # Most tensors are of these two types, and torch looks for methods of wrappers in each parameter.
+    return type(tensor) not in _ORDINARY and bool(is_traceable_wrapper_subclass(tensor))
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -18,8 +18,9 @@
    There are two such cards, "card:0" and "card:1", each with streams and a time of its own; they share their memory's
    size and what is counted of it. */
 
-#include <ATen/ATen.h>
+#define AT_PER_OPERATOR_HEADERS // those of all operators take most of the time that this is compiled in
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
@@ -27,6 +28,9 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>

@@ -145,6 +145,7 @@ def expected(scheme: str, runtime: str, name: str) -> Any:
     return outcome(pipeline(scheme, runtime, "none", own=name == "an_own_method"), name)
 
 
+@functools.cache  # asked once for each action, while all workers collect
 def refused_by_the_matrix(scheme: str, runtime: str, mode: str) -> bool:
     try:
         check(FORMATS.get(scheme, scheme), mode, runtime=runtime, device=DEVICE)
