@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..core import input_scale_of
 from . import block_scaled, dispatch, fp8_linear, int8_linear
 from .base import EightBit
-from .linear_of_integers import LinearOfIntegers
+from .linear_of_integers import LinearOfIntegers, bound_to_layer
 from .linear_with_branch import LinearWithBranch
 from .linear_with_rotation import LinearWithRotation
 
@@ -38,10 +38,11 @@ def prepared(
         weight = expand()
         codec = weight.spec.scheme.codec
         form = codec.form(weight)
+        inner = prepared(codec, weight, form, dtype, compute, prefix)
         return LinearOfIntegers(
             packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expansion, backend),
-            compute, prepared(codec, weight, form, dtype, compute, prefix),
-            partial(dispatch.multiply, codec, form, compute),
+            compute, inner, partial(dispatch.multiply, codec, form, compute),
+            bound_to_layer(expand, packed, weight, dtype, compute, prefix, inner),
         )  # fmt: skip
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
