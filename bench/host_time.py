@@ -59,6 +59,7 @@ def card() -> Iterator[None]:
         mock.patch.object(driver, "_active", NoCard(_Launcher, 90)),
         mock.patch.object(bound_linear, "current_index", lambda x: -1),
         mock.patch.object(bound_linear, "prefers_other", lambda *of: False),
+        mock.patch.object(bound_linear, "verdict_of", lambda *of: False),
         mock.patch.object(bound_linear.F, "linear", product),
         mock.patch.object(linear_with_branch, "is_by_parts", lambda *of: False),
         mock.patch.object(linear_with_branch, "prefers_whole", lambda *of: True),

@@ -10,14 +10,14 @@ own linear layer takes 15; a step of Flux has 500 such calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, empty, is_autocast_enabled, is_grad_enabled
 from torch.nn import functional as F
 
-from ..fastest import prefers_other
+from ..fastest import prefers_other, verdict_of
 from . import rotation
 from .blocks import block_of
 from .bound_launch import BoundLaunches
@@ -182,11 +182,11 @@ class BoundLinear(BoundWeight):
 
     Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first: those are the usual ways.
     Of 2 to `most` rows the one that is faster is found by measuring, and of more, up to MOST_IN_PIECES, whether the
-    weight is better dequantized piece by piece. From `least` rows on `eight` multiplies in 8 bits. Before that, x is
-    rotated if the weight is: `eight` does both at once.
+    weight is better dequantized piece by piece. From `least` rows on `eight` multiplies in 8 bits, if it is `timed`
+    unless that is found to be slower. Before that, x is rotated if the weight is: `eight` does both at once.
     """
 
-    __slots__ = ("cut", "eight", "few", "least", "most", "sizes")
+    __slots__ = ("cut", "eight", "few", "kind_of_eight", "least", "most", "sizes", "timed")
 
     def __init__(
         self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, least: int | None,
@@ -195,8 +195,10 @@ class BoundLinear(BoundWeight):
         super().__init__(form, parts, dtype, prefix, rotation)
         self.few, self.least = few * form.columns, None if least is None else least * form.columns
         self.eight: Eight | None = None
+        self.timed = False
         self.most, self.cut = most, pieces_of(form, dtype, self.where)
         self.sizes = (form.packing, form.table, form.rows, form.columns, form.group, form.apart, str(dtype))
+        self.kind_of_eight: Hashable = None
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -208,10 +210,26 @@ class BoundLinear(BoundWeight):
 
     def of_addresses(self, x: Tensor, own: Own, weight: list[int], bias: Tensor | None) -> Tensor | None:
         """Do the same where `addresses` is known to be `weight`."""
-        size = x.numel()
-        if self.eight is not None and self.least is not None and size >= self.least:
+        if self.eight is None or self.least is None or x.numel() < self.least:
+            return self.in_floats(x, own, weight, bias)
+        if not self.timed:
             return self.eight(self, x, own, weight, bias)
-        inputs = self.rotated(x) if self.rotation else x
+        kind, rows = self.kind_of_eight, x.numel() // self.columns
+        known = verdict_of(kind, rows, x.device)
+        if known is None:
+            eight = self.eight
+            y = eight(self, x, own, [*weight], bias)
+            if y is None or not prefers_other(
+                kind, rows, x.device,
+                lambda: eight(self, x, own, [*weight], bias), lambda: self.in_floats(x, own, [*weight], bias),
+            ):  # fmt: skip
+                return y  # None is left to others
+            known = True
+        return self.in_floats(x, own, weight, bias) if known else self.eight(self, x, own, weight, bias)
+
+    def in_floats(self, x: Tensor, own: Own, weight: list[int], bias: Tensor | None) -> Tensor | None:
+        """Multiply as it is done without `eight`."""
+        inputs, size = self.rotated(x) if self.rotation else x, x.numel()
         if inputs is None:
             return None
         rows, few = size // self.columns, size <= self.few
