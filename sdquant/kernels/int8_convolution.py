@@ -62,24 +62,24 @@ class Int8Convolution:
         if key not in self.steps:
             if len(self.steps) >= _MOST_KEPT:
                 self.steps = {}  # another thread may be about to read the one before
-            self.steps[key] = self._found(x, layer)
+            self.steps[key] = self._steps_of(x, layer)
         steps = self.steps.get(key)
         if steps is None:
             return None if self.exact is None else self.exact(x, layer)
         how, rows, kind = steps
-        known = verdict_of(kind, rows, x.device)
-        if known is None and self.exact is not None and self.product is not None:
+        is_exact = verdict_of(kind, rows, x.device)
+        if is_exact is None and self.exact is not None and self.product is not None:
             exact, y = self.exact, self._in_eight(x, layer, how)
             if y is None or exact(x, layer) is None:
                 return y
             if not prefers_other(kind, rows, x.device, lambda: self._in_eight(x, layer, how), lambda: exact(x, layer)):
                 return y
-            known = True
-        if known:
+            is_exact = True
+        if is_exact:
             return None if self.exact is None else self.exact(x, layer)
         return self._in_eight(x, layer, how)
 
-    def _found(self, x: Tensor, layer: Any) -> tuple[Geometry, int, Hashable] | None:
+    def _steps_of(self, x: Tensor, layer: Any) -> tuple[Geometry, int, Hashable] | None:
         how = Geometry(stride=layer.stride, padding=layer.padding, dilation=layer.dilation, groups=layer.groups)
         if not int8_linear.pays_convolved(self.packed, self.form, x, how):
             return None

@@ -65,16 +65,18 @@ def bound_to_layer(
     if packed.device.type != "cuda" or inner is None or form is None or compute not in (None, "", int8_linear.NAME):
         return None
     binder, of = imports.expansion_binder(), expand.sources()
-    bound = getattr(inner, "at_once", inner)  # where the weight is rotated
+    inner_product = getattr(inner, "at_once", inner)  # where the weight is rotated
     if binder is None or imports.expansion(packed.device) is None:
         return None
-    if not binder.can_bind(of, packed.parts, bound, (form.codes, form.scale)):
+    if not binder.can_bind(of, packed.parts, inner_product, (form.codes, form.scale)):
         return None
     rotation, few = packed.spec.rotation, None if compute == int8_linear.NAME else _FEW
     if rotation and imports.rotation(packed.device, rotation) is None:
         return None
-    made: Prepared = binder.BoundExpansion(of, packed.parts, packed.spec.shape, dtype, prefix, rotation, few, bound)
-    return made
+    product: Prepared = binder.BoundExpansion(
+        of, packed.parts, packed.spec.shape, dtype, prefix, rotation, few, inner_product
+    )
+    return product
 
 
 class LinearOfIntegers:

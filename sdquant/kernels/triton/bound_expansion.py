@@ -75,16 +75,16 @@ class BoundExpansion(BoundLaunches):
             return None
         if is_autocast_enabled(self.kind) or bound_linear.current_index(x) != device:
             return None
-        bits = added = x.data_ptr()
+        bits = bias_at = x.data_ptr()
         at, bias = bits, own.get("bias")
         if bias is not None:
             if bias.dtype is not self.dtype or bias.get_device() != device or not bias.is_contiguous():
                 return None
             if bias.requires_grad and is_grad_enabled():
                 return None
-            added = bias.data_ptr()
+            bias_at = bias.data_ptr()
         addresses = []
-        bits |= added
+        bits |= bias_at
         for name in self.names:
             part = own[name]
             if part is None or part.get_device() != device:
@@ -103,7 +103,7 @@ class BoundExpansion(BoundLaunches):
             return None
         if not in_floats:
             (codes, scale), channel = self.inner.names, self.names[_CHANNEL]
-            integers = [at, added, addresses[_OUT], addresses[_CHANNEL]]
+            integers = [at, bias_at, addresses[_OUT], addresses[_CHANNEL]]
             return self.inner.of_addresses(x, {codes: weight, scale: own[channel]}, integers, bias)
         inputs = self._rotated(x) if self.rotation else x
         return None if inputs is None else F.linear(inputs, weight, bias)

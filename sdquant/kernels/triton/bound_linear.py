@@ -215,8 +215,8 @@ class BoundLinear(BoundWeight):
         if not self.timed:
             return self.eight(self, x, own, weight, bias)
         kind, rows = self.kind_of_eight, x.numel() // self.columns
-        known = verdict_of(kind, rows, x.device)
-        if known is None:
+        is_exact = verdict_of(kind, rows, x.device)
+        if is_exact is None:
             eight = self.eight
             y = eight(self, x, own, [*weight], bias)
             if y is None or not prefers_other(
@@ -224,8 +224,8 @@ class BoundLinear(BoundWeight):
                 lambda: eight(self, x, own, [*weight], bias), lambda: self.in_floats(x, own, [*weight], bias),
             ):  # fmt: skip
                 return y  # None is left to others
-            known = True
-        return self.in_floats(x, own, weight, bias) if known else self.eight(self, x, own, weight, bias)
+            is_exact = True
+        return self.in_floats(x, own, weight, bias) if is_exact else self.eight(self, x, own, weight, bias)
 
     def in_floats(self, x: Tensor, own: Own, weight: list[int], bias: Tensor | None) -> Tensor | None:
         """Multiply as it is done without `eight`."""
