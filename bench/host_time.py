@@ -26,7 +26,7 @@ from sdquant import backends
 from sdquant.kernels import linear_with_branch, preparation
 from sdquant.kernels.base import Coding, EightBit
 from sdquant.kernels.int8_reference import AGAIN_RUN, coding, needs_sums
-from sdquant.kernels.triton import bound_branch, bound_eight, bound_linear, bound_scheme
+from sdquant.kernels.triton import bound_branch, bound_eight, bound_expansion, bound_linear, bound_scheme
 from sdquant.nn import quantized_layer
 from sdquant.nn.quantized_layers import PREFIX
 
@@ -59,6 +59,7 @@ def card() -> Iterator[None]:
         mock.patch.object(driver, "_active", NoCard(_Launcher, 90)),
         mock.patch.object(bound_linear, "current_index", lambda x: -1),
         mock.patch.object(bound_linear, "prefers_other", lambda *of: False),
+        mock.patch.object(bound_linear, "verdict_of", lambda *of: False),
         mock.patch.object(bound_linear.F, "linear", product),
         mock.patch.object(linear_with_branch, "is_by_parts", lambda *of: False),
         mock.patch.object(linear_with_branch, "prefers_whole", lambda *of: True),
@@ -100,6 +101,24 @@ def rule(layer: Any) -> Any:
     return bound_scheme.BoundScheme(layer._form, layer.packed.parts, BF16, layer._activations, PREFIX)
 
 
+def codes_of_integers(compute: str | None) -> Callable[[Any], Any]:
+    """A weight whose codes stand for 8-bit integers: those, or the values of them for many rows of x, in one launch."""
+
+    def bound(layer: Any) -> Any:
+        packed, eight = layer.packed, None
+        expand = layer._backend.integers(packed)
+        weight = expand()
+        form = weight.spec.scheme.codec.form(weight.without_rotation)
+        if compute is not None:
+            eight = EightBit(LEAST, Coding.BY_ROW)
+        inner = bound_eight.bind(form, weight.parts, BF16, FEW, PREFIX, eight, packed.spec.rotation)
+        few, rotation = None if compute is not None else LEAST, packed.spec.rotation
+        of = expand.sources(), packed.parts, packed.spec.shape
+        return bound_expansion.BoundExpansion(*of, BF16, PREFIX, rotation, few, inner)
+
+    return bound
+
+
 def convolution(layer: Any) -> Any:
     """A convolution without torch's own."""
     out = torch.zeros(1)
@@ -134,6 +153,9 @@ def kinds() -> Iterator[tuple[str, Any, torch.Tensor]]:
     yield "nf4 in int8: quantize, again, multiply", layer_of("nf4", integers), many
     yield "fp8 in fp8: quantize", layer_of("fp8,packing=float8", floats8(Coding.BY_ROW)), many
     yield "nf4 in fp8: quantize, decode, quantize", layer_of("nf4", floats8(Coding.AGAIN)), many
+    yield "w4a8, one row: expand, rotate, multiply", layer_of("w4a8", codes_of_integers(None)), one
+    yield "w4a8, many rows: expand, rotate", layer_of("w4a8", codes_of_integers(None)), many
+    yield "w4a8 in int8: expand, quantize, multiply", layer_of("w4a8", codes_of_integers("int8")), many
     yield "rule w8a8: quantize, multiply", layer_of("rules,act_qtype=int8", rule), many
     yield "rule w4a8: unpack, quantize, multiply", layer_of("rules,weight_qtype=int4,act_qtype=int8", rule), many
     yield "nf4 convolution: decode", layer_of("nf4", convolution, nn.Conv2d(64, 32, 3, padding=1)), image

@@ -142,8 +142,9 @@ class FourBit(Codec):
         return Packed(spec=replace(packed.spec, details=details), parts=parts)
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
-        from ..kernels import ops
+        from ..kernels import flop_counts, ops
 
+        flop_counts.declare_of_library(library().__name__)
         rows, columns = packed.spec.shape
         state, block = _state(packed), packed.spec.details["block_size"]
         nested = state.nested

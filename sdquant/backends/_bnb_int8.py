@@ -84,6 +84,9 @@ class Int8(Codec):
         return True
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
+        from ..kernels import flop_counts
+
+        flop_counts.declare_of_library(library().__name__)
         rows, columns = packed.spec.shape
         codes = packed.parts["codes"]
         layer: Any = _linear8bit()(

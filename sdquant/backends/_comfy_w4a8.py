@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import ROTATION, Packed, PackedSpec, TensorSpec, Unfit, bit_fields, dtype_name, hadamard, leaf, registry
+from ..core import (
+    ROTATION,
+    ExpansionParts,
+    Packed,
+    PackedSpec,
+    TensorSpec,
+    Unfit,
+    bit_fields,
+    dtype_name,
+    hadamard,
+    leaf,
+    registry,
+)
 from ..errors import BadFileError
 from ..kernels import expand_rows, scratch
 from ..kernels import hadamard as fast_hadamard
@@ -179,6 +191,12 @@ class _Expansion:
         out = scratch(packed.spec.shape, dtype, packed.device)
         return out if _expand(packed, slice(0, len(out)), out, packed.parts["s_channel"]) else None
 
+    def sources(self) -> ExpansionParts:
+        packed, bits = self.packed, _bits(self.packed)
+        table = "codebook" if "codebook" in packed.parts else ""
+        levels = _plain_levels(packed.device) if bits == 4 and not table else None
+        return ExpansionParts(bits=bits, codes="codes", scale="s_rel", channel="s_channel", table=table, levels=levels)
+
 
 def _group_size(found: PrequantizedWeight) -> int:
     group: Any = found.details.get("group_size", _comfy_find.GROUP)
@@ -201,13 +219,17 @@ def _integers(packed: Packed, rows: slice, out: Tensor | None = None) -> Tensor:
 
 def _expand(packed: Packed, rows: slice, out: Tensor, channel: Tensor | None = None) -> bool:
     """Do as `expand_rows` for some rows of a weight."""
-    parts, bits = packed.parts, 6 if packed.spec.scheme.name == "w6a8" else 4
+    parts, bits = packed.parts, _bits(packed)
     stored, scale, codebook = parts["codes"][rows], parts["s_rel"][rows], parts.get("codebook")
     if bits == 4 and codebook is None:
         codebook = _plain_levels(stored.device)
     elif codebook is not None and codebook.ndim == 2:
         codebook = codebook[rows]
     return expand_rows(stored, bits, scale, codebook, out, channel)
+
+
+def _bits(packed: Packed) -> int:
+    return 6 if packed.spec.scheme.name == "w6a8" else 4
 
 
 def _integers_by_torch(packed: Packed, rows: slice) -> Tensor:

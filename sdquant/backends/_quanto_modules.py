@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..core import Packed, PackedSpec, dtype_name, registry
+from ..kernels import flop_counts
 from ..utils.tensors import put_parameter
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS
@@ -19,6 +20,7 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     """Build quanto's frozen module around the packed parts; nothing is requantized."""
     from optimum import quanto
 
+    flop_counts.declare_of_library("quanto")
     without_compiler()
     _let_copy()
     if not isinstance(module, (nn.Linear, nn.Conv2d)):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from .choices import AUTO, LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
     from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
-    from .expansion import Expansion
+    from .expansion import Expansion, ExpansionParts
     from .input_scale import INPUT_SCALE, input_scale_of, usable_scale
     from .low_rank import LowRank
     from .options import GPTQ, GPTQ_OPTION, IMATRIX, IMATRIX_OPTION, Option, Requirement, layer_name
@@ -39,12 +39,12 @@ else:
 
 __all__ = [
     "AUTO", "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ", "GPTQ_OPTION", "IMATRIX",
-    "IMATRIX_OPTION", "INPUT_SCALE", "LONE", "MAIN",
-    "METHOD", "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND",
-    "ROTATION", "Activations", "Backend", "Cut", "Expansion", "FloatGemm", "Geometry", "LowRank", "Option",
-    "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "ShapeUnknown",
-    "TensorInfo", "TensorSpec", "Unfit", "bit_fields", "check_offload_mode", "choices", "code_tables", "dtype_name",
-    "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "hadamard", "input_columns", "input_scale_of",
-    "is_range", "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry",
-    "require_sound", "torch_dtypes", "usable_scale",
+    "IMATRIX_OPTION", "INPUT_SCALE", "LONE", "MAIN", "METHOD", "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET",
+    "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION", "Activations", "Backend", "Cut", "Expansion",
+    "ExpansionParts", "FloatGemm", "Geometry", "LowRank", "Option", "Packed", "PackedLayout", "PackedSpec",
+    "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "ShapeUnknown", "TensorInfo", "TensorSpec", "Unfit",
+    "bit_fields", "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq",
+    "gguf_fields", "gguf_mixes", "gguf_types", "hadamard", "input_columns", "input_scale_of", "is_range",
+    "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight", "registry", "require_sound",
+    "torch_dtypes", "usable_scale",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ else:
 
 __all__ = [
     "Prepared", "block_floats", "block_scaled", "cpu", "cpu_int8", "cpu_state", "decode_by_turns", "dispatch",
-    "dispatch_guard", "expand_rows", "fastest", "hadamard", "im2col", "int8_linear", "int_matmul", "onednn", "ops",
-    "prepack", "preparation", "rotated_codes", "scheme_activations", "scheme_numbers", "scratch", "sdpa", "verdicts",
+    "dispatch_guard", "expand_rows", "fastest", "flop_counts", "hadamard", "im2col", "int8_linear", "int_matmul",
+    "onednn", "ops", "prepack", "preparation", "rotated_codes", "scheme_activations", "scheme_numbers", "scratch",
+    "sdpa", "verdicts",
 ]  # fmt: skip

@@ -162,6 +162,7 @@ class EightBit:
         floats: the product of e4m3 codes [m, k] with scales [m, 1] and those of a weight [n, k] with [n, 1], and a
             bias; None for integers.
         left: whether a product with so many rows of activations is left to others, which are faster; None for none.
+        timed: whether a card that is slower with it than in floats, which is measured, is to compute in floats.
     """
 
     least: int
@@ -170,6 +171,7 @@ class EightBit:
     run: int = 0
     floats: Callable[..., Tensor] | None = None
     left: Callable[[int], bool] | None = None
+    timed: bool = True
 
 
 class Coding(IntFlag):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import input_columns, packed_rows
-from . import block_scaled, blocked_gemm, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
+from . import block_scaled, blocked_gemm, exact_or_eight, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
@@ -27,7 +27,7 @@ from .reader_checks import is_right
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
     from .base import Reader
@@ -166,11 +166,15 @@ def linear(
     if packed.spec.rotation:
         codes, rotation = packed.without_rotation, packed.spec.rotation
         form = backend.form(codes)
-        if compute == int8_linear.NAME and int8_linear.rotates(backend, codes, form, x, rotation):
-            return int8_linear.linear(backend, codes, form, x, bias, rotation)
-        if compute == fp8_linear.NAME and fp8_linear.rotates(codes, form, x, rotation):
-            weight = None if fp8_linear.direct(form) else _decoded(backend, codes, form, x)
-            return fp8_linear.linear(codes, form, weight, x, bias, rotation)
+
+        def exact() -> Tensor:
+            return linear(backend, codes, form, rotate(x, rotation), bias)
+
+        in_eight = _in_eight(backend, codes, form, x, bias, compute, rotation)
+        if in_eight is not None:
+            assert compute is not None
+            of_codes = exact_or_eight.kind_of_linear(compute, codes, form, x.dtype)
+            return exact_or_eight.linear((rotation, of_codes), x, in_eight, exact)
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
     if input_columns.has_any(packed):
         codes = input_columns.without(packed)
@@ -190,12 +194,11 @@ def linear(
     block = block_scaled.block_of(packed, form, compute, x.dtype)
     if block and form is not None and block_scaled.has_enough_rows(x):
         return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))
-    if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
-        return int8_linear.linear(backend, packed, form, x, bias)
-    if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
-        return fp8_linear.linear(
-            packed, form, None if fp8_linear.direct(form) else _decoded(backend, packed, form, x), x, bias
-        )
+    in_eight = _in_eight(backend, packed, form, x, bias, compute)
+    if in_eight is not None:
+        assert compute is not None
+        kind = exact_or_eight.kind_of_linear(compute, packed, form, x.dtype)
+        return exact_or_eight.linear(kind, x, in_eight, lambda: linear(backend, packed, form, x, bias))
     kernels = way(backend, packed, form, x.dtype)
     if kernels.few and form is not None and x.numel() <= kernels.few * form.columns:
         return _product(kernels, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
@@ -206,6 +209,33 @@ def linear(
     if x.is_cpu and fp32_gemm.is_profitable(x.dtype):
         return fp32_gemm.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
     return F.linear(x, _decoded(backend, packed, form, x), bias)
+
+
+def _in_eight(
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, bias: Tensor | None, compute: str | None,
+    rotation: int = 0,
+) -> Callable[[], Tensor] | None:  # fmt: skip
+    """Return the product in 8 bits, where `compute` asks for it and it can pay.
+
+    Args:
+        rotation: how many columns of x are rotated together, by kernels that do so while they quantize; 0 for none.
+    """
+    if compute == int8_linear.NAME:
+        rows = x.numel() // max(x.shape[-1], 1)
+        if rotation:
+            can = int8_linear.rotates(backend, packed, form, x, rotation)
+        else:
+            can = int8_linear.pays(packed, form, x, rows)
+        return partial(int8_linear.linear, backend, packed, form, x, bias, rotation) if can else None
+    if compute == fp8_linear.NAME:
+        can = fp8_linear.rotates(packed, form, x, rotation) if rotation else fp8_linear.pays(packed, form, x)
+
+        def in_floats() -> Tensor:
+            weight = None if fp8_linear.direct(form) else _decoded(backend, packed, form, x)
+            return fp8_linear.linear(packed, form, weight, x, bias, rotation)
+
+        return in_floats if can else None
+    return None
 
 
 def multiply(
@@ -248,7 +278,9 @@ def convolve(
         matrix = replace(packed, spec=replace(packed.spec, shape=shape[:2]))
         return linear(backend, matrix, None, x.movedim(1, -1), bias, compute).movedim(-1, 1)
     if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):
-        return int8_linear.convolve(backend, packed, form, x, bias, how)
+        in_eight = partial(int8_linear.convolve, backend, packed, form, x, bias, how)
+        exact = partial(convolve, backend, packed, form, x, bias, how)
+        return exact_or_eight.convolve(packed, form, x, how, in_eight, exact)
     kernels = way(backend, packed, form, x.dtype)
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
     if kernels.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it

@@ -1,10 +1,14 @@
 """Which of two implementations is faster for products of a size: measured where the first ones are computed.
 
-On a GPU some milliseconds for each power of two of rows. On a CPU the first products are computed by turns by one and
-by the other, whose results have to be the same bits, so that measuring costs next to nothing; a single thread is timed
-by its own clock, which stands while other programs run. What is found is kept for the process, and in a file for the
-next one (`verdicts`). With SDQUANT_TUNE=0 nothing is measured, and while a CUDA
-graph is recorded nothing can be: the usual implementation is taken then.
+On a GPU some milliseconds for each power of two of rows. Between two calls its caches are written over, as the other
+layers of a model do: else a weight of fewer bytes than the cache holds is read from there each time, and whoever reads
+the most of it looks the best. What takes the processor longer than the card counts as that, since the card then waits.
+
+On a CPU the first products are computed by turns by one and by the other, where their results are the same bits, so
+that measuring costs next to nothing; where they are not, each is computed twice beside the first. A single thread is
+timed by its own clock, which stands while other programs run. What is found is kept for the process, and in a file for
+the next one (`verdicts`). With SDQUANT_TUNE=0 nothing is measured, and while a CUDA graph is recorded nothing can be:
+the usual implementation is taken then.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from time import get_clock_info, perf_counter, thread_time
 from typing import Any, TypeVar
 
@@ -29,6 +32,7 @@ log = logging.getLogger(__name__)
 _WARM, _TIMED = 3, 5
 # Clock cycles that the GPU waits before what is timed, about a millisecond: launching it must not be what takes longer.
 _CYCLES = 2_000_000
+_LARGE_CACHE = 64 << 20  # bytes, where torch does not say how large a card's is
 CALLS = 5  # of each implementation on a CPU, or 2 if all take so many seconds
 _LONG = 0.5
 _CLEARLY = 0.95  # of the usual one's least time: what the other one has to take at most on a CPU, in the median
@@ -52,19 +56,21 @@ if hasattr(os, "register_at_fork"):
 
 
 def prefers_other(
-    kind: Hashable, rows: int, device: torch.device, usual: Callable[[], object], other: Callable[[], object]
-) -> bool:
+    kind: Hashable, rows: int, device: torch.device, usual: Callable[[], object], other: Callable[[], object],
+    on_cpu: bool = False,
+) -> bool:  # fmt: skip
     """Return whether `other` is faster than `usual`, which compute the same but for rounding, for products like this
     one.
 
     Args:
         kind: what the choice depends on, but for the device and the number of `rows`. Its `repr` is kept in a file.
+        on_cpu: whether it is measured on a CPU, too, where that takes as long as a few products.
     """
     key = _key(kind, rows, device)
     verdict = _known(key)
     if verdict is None:
-        may = _may_measure(device)
-        if may and torch.cuda.is_current_stream_capturing():
+        may = _may_measure(device) or (on_cpu and device.type == "cpu" and verdicts.tunes())
+        if may and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False
         with _lock:
             verdict = _known(key)
@@ -168,7 +174,7 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
     with _lock:
         times = _seen.setdefault(key, ([], []))
         turn = len(times[1]) < len(times[0])
-    clock = thread_time if _HAS_THREAD_TIME and torch.get_num_threads() == 1 else perf_counter
+    clock = _clock()
     start = clock()
     try:
         result = other() if turn else usual()
@@ -187,31 +193,64 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
     return result
 
 
+def _clock() -> Callable[[], float]:
+    return thread_time if _HAS_THREAD_TIME and torch.get_num_threads() == 1 else perf_counter
+
+
 def _are_enough(usual: list[float], other: list[float]) -> bool:
     both = min(len(usual), len(other))
     return both >= CALLS or (both >= 2 and sum(usual) + sum(other) >= _LONG)
 
 
 def _both(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> list[float] | None:
+    seconds_of = gpu_seconds if device.type == "cuda" else cpu_seconds
     try:
-        seconds = gpu_seconds(other, device)
+        seconds = seconds_of(other, device)
     except RuntimeError as error:  # too large for the memory that is free, or for the library
         log.debug("An implementation is not used on %s: %s", device, error)
         return None
-    return [gpu_seconds(usual, device), seconds]
+    return [seconds_of(usual, device), seconds]
+
+
+def cpu_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that something takes on a CPU: the less of two calls, or those of one if it takes long, where
+    what the first one alone has to do is little beside it."""
+    clock, times = _clock(), list[float]()
+    while not times or (len(times) < 2 and times[0] < _LONG / 2):
+        start = clock()
+        run()
+        times.append(clock() - start)
+    return min(times)
 
 
 def gpu_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that something takes on a GPU, without launching it."""
+    """Return the seconds that something takes on a GPU whose caches are cold, without launching it, or those of the
+    processor for launching it, if that is more."""
     cuda: Any = torch.cuda
     with cuda.device(device):
         for _ in range(_WARM):
             run()
+        waste = _waste(device)
+        marks = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(_TIMED)]
+        launching = []
         cuda._sleep(_CYCLES)
-        marks = [cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]
-        for mark in marks[:-1]:
-            mark.record()
+        for begin, end in marks:
+            waste.zero_()
+            begin.record()
+            start = perf_counter()
             run()
-        marks[-1].record()
-        marks[-1].synchronize()
-    return float(statistics.median(one.elapsed_time(two) for one, two in pairwise(marks))) / 1e3
+            launching.append(perf_counter() - start)
+            end.record()
+        marks[-1][1].synchronize()
+    on_card = statistics.median(begin.elapsed_time(end) for begin, end in marks) / 1e3
+    return max(float(on_card), statistics.median(launching))
+
+
+def _waste(device: torch.device) -> torch.Tensor:
+    """Return memory on a card of twice the bytes of its second level of cache, or no more than is free."""
+    bytes_of = torch.cuda.get_device_properties(device)
+    size = 2 * int(getattr(bytes_of, "L2_cache_size", _LARGE_CACHE))
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:  # its caches stay warm then
+        return torch.empty(0, dtype=torch.uint8, device=device)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from torch.nn import functional as F
 
 from ..core import Packed, torch_dtypes
-from . import fp8_linear
+from . import fp8_linear, int8_linear
 from .hadamard import rotate
 from .layer_parts import usable_parts
+from .triton import imports
 
 if TYPE_CHECKING:
     import torch
@@ -51,10 +52,37 @@ def _pays(packed: Packed, x: Tensor) -> bool:
     return fp8_linear.rotates(packed, None, x, rotation) if rotation else fp8_linear.pays(packed, None, x)
 
 
+def bound_to_layer(
+    expand: Expansion[Packed], packed: Packed, weight: Packed, dtype: torch.dtype, compute: str | None, prefix: str,
+    inner: Prepared | None,
+) -> Prepared | None:  # fmt: skip
+    """Return the product with launches that are bound to a layer on a card; None where there are none.
+
+    Args:
+        weight: the integers that `expand` makes. compute, prefix, inner: see `LinearOfIntegers`.
+    """
+    form = weight.spec.scheme.codec.form(weight.without_rotation)
+    if packed.device.type != "cuda" or inner is None or form is None or compute not in (None, "", int8_linear.NAME):
+        return None
+    binder, of = imports.expansion_binder(), expand.sources()
+    inner_product = getattr(inner, "at_once", inner)  # where the weight is rotated
+    if binder is None or imports.expansion(packed.device) is None:
+        return None
+    if not binder.can_bind(of, packed.parts, inner_product, (form.codes, form.scale)):
+        return None
+    rotation, few = packed.spec.rotation, None if compute == int8_linear.NAME else _FEW
+    if rotation and imports.rotation(packed.device, rotation) is None:
+        return None
+    product: Prepared = binder.BoundExpansion(
+        of, packed.parts, packed.spec.shape, dtype, prefix, rotation, few, inner_product
+    )
+    return product
+
+
 class LinearOfIntegers:
     """See the module."""
 
-    __slots__ = ("compute", "dtype", "expand", "inner", "multiply", "names", "prefix", "spec")
+    __slots__ = ("at_once", "compute", "dtype", "expand", "inner", "multiply", "names", "prefix", "spec")
 
     def __init__(
         self,
@@ -66,6 +94,7 @@ class LinearOfIntegers:
         compute: str | None,
         inner: Prepared | None,
         multiply: Callable[[Packed, Tensor, Tensor | None], Tensor],
+        at_once: Prepared | None = None,
     ) -> None:
         """Prepare a product for activations of `dtype`.
 
@@ -74,12 +103,18 @@ class LinearOfIntegers:
             expand: what returns the expansion of a weight. compute: see `dispatch.linear`.
             inner: the prepared product with that weight, as a layer's of the same prefix, if there is one.
             multiply: that product for what `inner` leaves to others.
+            at_once: all of it with launches that are bound to the layer, if there are such.
         """
         self.spec, self.names, self.prefix, self.dtype = spec, dict(names), prefix, dtype
         self.expand, self.compute, self.inner, self.multiply = expand, compute, inner, multiply
+        self.at_once = at_once
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
+        if self.at_once is not None:
+            y = self.at_once(x, own)
+            if y is not None:
+                return y
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.spec.shape[1]:
             return None
         parts, bias = usable_parts(x, own, self.names), own.get("bias")

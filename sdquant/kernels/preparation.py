@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..core import input_scale_of
 from . import block_scaled, dispatch, fp8_linear, int8_linear
 from .base import EightBit
-from .linear_of_integers import LinearOfIntegers
+from .int8_convolution import Int8Convolution
+from .linear_of_integers import LinearOfIntegers, bound_to_layer
 from .linear_with_branch import LinearWithBranch
 from .linear_with_rotation import LinearWithRotation
 
@@ -38,10 +39,11 @@ def prepared(
         weight = expand()
         codec = weight.spec.scheme.codec
         form = codec.form(weight)
+        inner = prepared(codec, weight, form, dtype, compute, prefix)
         return LinearOfIntegers(
             packed.spec, {name: prefix + name for name in packed.parts}, prefix, dtype, partial(_expansion, backend),
-            compute, prepared(codec, weight, form, dtype, compute, prefix),
-            partial(dispatch.multiply, codec, form, compute),
+            compute, inner, partial(dispatch.multiply, codec, form, compute),
+            bound_to_layer(expand, packed, weight, dtype, compute, prefix, inner),
         )  # fmt: skip
     if packed.spec.rotation:
         return _prepared_with_rotation(backend, packed, dtype, compute, prefix)
@@ -77,12 +79,20 @@ def prepared_convolution(
 ) -> Callable[..., Tensor | None] | None:
     """Return `dispatch.convolve` for activations of `dtype`, of x and a layer, if a reader prepares it."""
     shape = packed.spec.shape
-    if form is None or compute is not None:
+    in_eight = compute == int8_linear.NAME and packed.device.type == "cuda"
+    if form is None or not (compute is None or in_eight):
         return None
     if backend.low_rank(packed) is not None or packed.spec.rotation or backend.integers(packed) is not None:
         return None
     reader, run = dispatch.way(backend, packed, form, dtype).reader, dispatch.CONVOLUTIONS[len(shape) - 3]
-    return None if reader is None else reader.prepared_convolution(form, packed.parts, dtype, prefix, shape, run)
+    exact = None if reader is None else reader.prepared_convolution(form, packed.parts, dtype, prefix, shape, run)
+    if not in_eight:
+        return exact
+    eight, product = int8_linear.prepared(backend, packed, form, dtype), None
+    if reader is not None and eight.coding is not None:
+        by_rows = replace(eight, least=1, timed=False)  # the convolution is timed, which copies patches
+        product = reader.prepared(form, packed.parts, dtype, 0, prefix, by_rows)
+    return Int8Convolution(packed, form, dtype, exact, product)
 
 
 def _expansion(backend: Backend, packed: Packed) -> Expansion[Packed]:

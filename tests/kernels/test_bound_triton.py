@@ -27,6 +27,7 @@ from sdquant.kernels.triton import (  # noqa: E402
     bound_linear,
     bound_scheme,
     branch,
+    expansion,
     launch,
     products,
     rotation,
@@ -40,7 +41,7 @@ SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0
 KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
     activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
-    branch.branch_kernel, scheme_gemm.tiles_kernel, scheme_gemm.tiled_product_kernel,
+    branch.branch_kernel, scheme_gemm.tiles_kernel, scheme_gemm.tiled_product_kernel, expansion.expand_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 

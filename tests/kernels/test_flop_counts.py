@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sdquant
 from sdquant import backends, demo
-from sdquant.kernels import scheme_activations
+from sdquant.kernels import flop_counts, scheme_activations
 from sdquant.nn import quantized_layer
 
 SCHEMES = (
@@ -56,6 +56,24 @@ def test_layers(text: str, compute: str | None, kind: str) -> None:
         assert counted(layer, x, backward=True) == counted(floats, x, backward=True) > 0
     if kind == "linear":
         assert counted(layer, x[0, 0]) == counted(floats, x[0, 0]) == 2 * 256 * 64
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("text", ["nf4", "nf4,double_quant", "bnb-int8", "qint8", "qint4", "qfloat8"])
+def test_modules_of_libraries(text: str, rows: int) -> None:
+    """bitsandbytes' and quanto's own, whose ops had no formulas: nf4, qint8 and qfloat8 counted as nothing."""
+    floats, spec = LAYERS["linear"]().bfloat16().requires_grad_(False), backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    layer = backend.to_library(floats, backend.encode(floats.weight, spec), spec)
+    x = torch.randn(2, rows, 256).bfloat16()
+    assert counted(layer, x) == counted(floats, x) == 2 * 2 * rows * 256 * 64
+
+
+def test_ops_of_libraries_with_two_results() -> None:
+    """On a card bitsandbytes' products in integers have a tensor of outliers beside the result."""
+    out = torch.empty(3, 5)
+    assert flop_counts._of_product(torch.empty(3, 7), out_val=(out, None)) == 2 * 3 * 5 * 7
+    assert flop_counts._of_product(torch.empty(3, 7), torch.empty(5, 7), out_val=out) == 2 * 3 * 5 * 7
 
 
 def test_the_check_of_a_kernel_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from sdquant.core.backend import Packed
 from sdquant.core.packed_layout import Geometry
 from sdquant.kernels import (
     dispatch,
+    exact_or_eight,
     fastest,
     fp8_linear,
     hadamard,
@@ -420,6 +421,7 @@ def test_what_is_timed_on_datacenter_blackwell_decides(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     times = iter([1.0, 13.0] if other_is_faster else [13.0, 1.0])  # of torch's product, and of ours
     monkeypatch.setattr(fastest, "gpu_seconds", lambda run, device: next(times))
+    monkeypatch.setattr(exact_or_eight, "prefers_other", lambda *of: False)
     for _ in range(2):
         names = launches("int8_sym", "int8", 4608, torch.bfloat16, launched)
         assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster

@@ -41,6 +41,8 @@ def bind(
     bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least, rotation, most)
     if eight is not None and eight.coding is not None:
         bound.eight = Int8(form, eight) if eight.floats is None else Float8(form, eight)
+        how = "int8" if eight.floats is None else "fp8"
+        bound.timed, bound.kind_of_eight = eight.timed, ("bound", how, int(eight.coding), rotation, *bound.sizes)
     return bound
 
 

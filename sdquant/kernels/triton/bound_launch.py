@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
 
@@ -54,6 +54,38 @@ class BoundLaunch:
             self.run(*values)
         except TypeError:
             return False
+        return True
+
+
+class BoundLaunches:
+    """Launches of a layer by what tells them apart, such as the number of rows, on the device of its weight."""
+
+    __slots__ = ("device", "launches", "where")
+
+    def __init__(self, where: torch.device, index: int) -> None:
+        self.where, self.device = where, index
+        self.launches: dict[object, BoundLaunch | None] = {}
+
+    def again(self, key: object, addresses: list[int]) -> bool:
+        """Launch what `first` bound; return whether there is such, and this version of Triton can be bound."""
+        bound = self.launches.get(key)
+        return bound is not None and bound(self.device, addresses)
+
+    def first(self, key: object, make: Callable[[], Launch], at: Mapping[str, int]) -> bool:
+        """Have Triton itself launch what `make` makes, and compile it, and bind that for `again`, which could not.
+
+        Args:
+            at: which of the addresses each pointer of the kernel is; those of others stay as they are.
+        """
+        launches = self.launches
+        if key in launches:
+            launches[key] = None
+            return False
+        launch = make()
+        compiled = launch(self.where)
+        if len(launches) >= MOST_KEPT:
+            launches = self.launches = {}  # another thread may be about to read the one before
+        launches[key] = BoundLaunch(launch, compiled, at)
         return True
 
 

@@ -10,17 +10,17 @@ own linear layer takes 15; a step of Flux has 500 such calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, empty, is_autocast_enabled, is_grad_enabled
 from torch.nn import functional as F
 
-from ..fastest import prefers_other
+from ..fastest import prefers_other, verdict_of
 from . import rotation
 from .blocks import block_of
-from .bound_launch import MOST_KEPT, BoundLaunch
+from .bound_launch import BoundLaunches
 from .launch import decode, product
 from .launch_config import pointers
 from .pieces import pieces_of
@@ -53,12 +53,11 @@ def piece(memory: Tensor, at: int, dtype: torch.dtype, *shape: int) -> Tensor:
 X, BIAS, _PARTS = 0, 1, 2  # among the addresses of a call: x, the bias, then the parts of the weight
 
 
-class BoundWeight:
+class BoundWeight(BoundLaunches):
     """A layer's packed weight, of which a call needs no more than where it lies, and what was compiled for it."""
 
     __slots__ = (
-        "at", "columns", "constants", "device", "dtype", "form", "kind", "launches", "more", "names", "parts",
-        "rotation", "rows", "where",
+        "at", "columns", "constants", "dtype", "form", "kind", "more", "names", "parts", "rotation", "rows",
     )  # fmt: skip
 
     def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, rotation: int = 0) -> None:
@@ -71,8 +70,8 @@ class BoundWeight:
         assert block is not None  # the reader's `reads` said so
         self.form, self.dtype, self.rotation = form, dtype, rotation
         self.rows, self.columns = form.rows, form.columns
-        self.where = parts[form.codes].device
-        self.device, self.kind = parts[form.codes].get_device(), self.where.type
+        super().__init__(parts[form.codes].device, parts[form.codes].get_device())
+        self.kind = self.where.type
         given = pointers(form, parts, block)
         self.constants = [given[name] for name in _SHARED]  # to keep them where their addresses say
         by_part = {"scale": form.scale, "nested": form.nested, "zero": form.zero, "shift": form.shift}
@@ -84,7 +83,6 @@ class BoundWeight:
         self.names = tuple(prefix + part for part in self.parts)
         self.at = {name: _PARTS + self.parts.index(part) for name, part in of.items()}
         self.more = _PARTS + len(self.parts)  # where addresses begin that a call adds
-        self.launches: dict[object, BoundLaunch | None] = {}
 
     def addresses(self, x: Tensor, own: Own) -> list[int] | None:
         """Return the addresses of x, of the bias (that of x if there is none), and of the parts of the weight.
@@ -122,28 +120,6 @@ class BoundWeight:
             bits |= address
             addresses.append(address)
         return None if bits & ALIGNED else addresses
-
-    def again(self, key: object, addresses: list[int]) -> bool:
-        """Launch what `first` bound; return whether there is such, and this version of Triton can be bound."""
-        bound = self.launches.get(key)
-        return bound is not None and bound(self.device, addresses)
-
-    def first(self, key: object, make: Callable[[], Launch], at: dict[str, int]) -> bool:
-        """Have Triton itself launch what `make` makes, and compile it, and bind that for `again`, which could not.
-
-        Args:
-            at: which of the addresses each pointer of the kernel is; those of others stay as they are.
-        """
-        launches = self.launches
-        if key in launches:
-            launches[key] = None
-            return False
-        launch = make()
-        compiled = launch(self.where)
-        if len(launches) >= MOST_KEPT:
-            launches = self.launches = {}  # another thread may be about to read the one before
-        launches[key] = BoundLaunch(launch, compiled, at)
-        return True
 
     def part(self, own: Own, name: str) -> Tensor:
         """Return the part of the weight that a pointer of the kernels is for."""
@@ -206,11 +182,11 @@ class BoundLinear(BoundWeight):
 
     Up to `few` rows of x the packed weight is multiplied, for more it is dequantized first: those are the usual ways.
     Of 2 to `most` rows the one that is faster is found by measuring, and of more, up to MOST_IN_PIECES, whether the
-    weight is better dequantized piece by piece. From `least` rows on `eight` multiplies in 8 bits. Before that, x is
-    rotated if the weight is: `eight` does both at once.
+    weight is better dequantized piece by piece. From `least` rows on `eight` multiplies in 8 bits, if it is `timed`
+    unless that is found to be slower. Before that, x is rotated if the weight is: `eight` does both at once.
     """
 
-    __slots__ = ("cut", "eight", "few", "least", "most", "sizes")
+    __slots__ = ("cut", "eight", "few", "kind_of_eight", "least", "most", "sizes", "timed")
 
     def __init__(
         self, form: PackedLayout, parts: Parts, dtype: torch.dtype, few: int, prefix: str, least: int | None,
@@ -219,8 +195,10 @@ class BoundLinear(BoundWeight):
         super().__init__(form, parts, dtype, prefix, rotation)
         self.few, self.least = few * form.columns, None if least is None else least * form.columns
         self.eight: Eight | None = None
+        self.timed = False
         self.most, self.cut = most, pieces_of(form, dtype, self.where)
         self.sizes = (form.packing, form.table, form.rows, form.columns, form.group, form.apart, str(dtype))
+        self.kind_of_eight: Hashable = None
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -228,12 +206,30 @@ class BoundLinear(BoundWeight):
         if not size or (self.eight is None and self.least is not None and size >= self.least):
             return None
         weight = self.addresses(x, own)
-        if weight is None:
-            return None
-        bias = own.get("bias")
-        if self.eight is not None and self.least is not None and size >= self.least:
+        return None if weight is None else self.of_addresses(x, own, weight, own.get("bias"))
+
+    def of_addresses(self, x: Tensor, own: Own, weight: list[int], bias: Tensor | None) -> Tensor | None:
+        """Do the same where `addresses` is known to be `weight`."""
+        if self.eight is None or self.least is None or x.numel() < self.least:
+            return self.in_floats(x, own, weight, bias)
+        if not self.timed:
             return self.eight(self, x, own, weight, bias)
-        inputs = self.rotated(x) if self.rotation else x
+        kind, rows = self.kind_of_eight, x.numel() // self.columns
+        is_exact = verdict_of(kind, rows, x.device)
+        if is_exact is None:
+            eight = self.eight
+            y = eight(self, x, own, [*weight], bias)
+            if y is None or not prefers_other(
+                kind, rows, x.device,
+                lambda: eight(self, x, own, [*weight], bias), lambda: self.in_floats(x, own, [*weight], bias),
+            ):  # fmt: skip
+                return y  # None is left to others
+            is_exact = True
+        return self.in_floats(x, own, weight, bias) if is_exact else self.eight(self, x, own, weight, bias)
+
+    def in_floats(self, x: Tensor, own: Own, weight: list[int], bias: Tensor | None) -> Tensor | None:
+        """Multiply as it is done without `eight`."""
+        inputs, size = self.rotated(x) if self.rotation else x, x.numel()
         if inputs is None:
             return None
         rows, few = size // self.columns, size <= self.few

@@ -125,6 +125,16 @@ def expansion(device: torch.device) -> ModuleType | None:
     return _checked(device, "integers of few bits", "sound_expansion", name="expansion")
 
 
+@cache
+def expansion_binder() -> ModuleType | None:
+    """Return the module `bound_expansion`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from . import bound_expansion
+
+    return bound_expansion
+
+
 def _checked(device: torch.device, what: str, check: str, *of: object, name: str = "int8_gemm") -> ModuleType | None:
     kernels = launcher()
     if kernels is None or not kernels.works_on(device):

@@ -1,0 +1,127 @@
+"""The product with a weight whose codes stand for 8-bit integers, bound to a layer on a GPU: see `expansion`.
+
+Its integers, or their values, are made in one launch, as each call has memory of its own. Before launches were bound an
+H200's processor took 175 to 335 us for a call, of which most was Python's.
+"""
+
+# mypy: disable-error-code="import-untyped, import-not-found"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, empty, empty_like, int8, is_autocast_enabled, is_grad_enabled
+from torch.nn import functional as F
+
+from . import bound_linear, expansion, rotation
+from .bound_launch import BoundLaunches
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...core import ExpansionParts
+    from ..base import Parts
+    from .bound_linear import Own
+    from .launch_config import Launch
+
+_CODES, _SCALE, _TABLE, _CHANNEL, _OUT = range(5)  # among the addresses of a call
+_WORDS = 4  # bytes of codes that are read at a time
+
+
+def can_bind(of: ExpansionParts, parts: Parts, inner: object, codes_and_scale: tuple[str, str]) -> bool:
+    """Return whether the kernel reads such a weight, and `inner` is bound to one of these two parts."""
+    if not isinstance(inner, bound_linear.BoundLinear) or inner.parts != codes_and_scale:
+        return False
+    codes = parts[of.codes]
+    whole = codes.storage_offset() % _WORDS == 0 and codes.shape[1] % _WORDS == 0
+    return whole and all(parts[name].is_contiguous() for name in (of.codes, of.scale, of.channel, of.table) if name)
+
+
+class BoundExpansion(BoundLaunches):
+    """x [..., columns] times the transposed weight, plus the bias.
+
+    For more than `few` rows of x the weight is decoded to floats and torch multiplies; else, and for any number of them
+    if `few` is None, `inner` multiplies its integers.
+    """
+
+    __slots__ = ("columns", "dtype", "few", "inner", "kind", "names", "of", "rotation", "rows")
+
+    def __init__(
+        self, of: ExpansionParts, parts: Parts, shape: tuple[int, int], dtype: torch.dtype, prefix: str, rotation: int,
+        few: int | None, inner: bound_linear.BoundLinear,
+    ) -> None:  # fmt: skip
+        """Bind the weight of layers whose parameters are its parts, named with `prefix`, for x of `dtype`.
+
+        Args:
+            shape: of the weight. rotation: how many columns of x are rotated together; 0 for none.
+            few: None for integers, whatever the number of rows.
+            inner: the product with a weight whose parts are codes and scales.
+        """
+        codes = parts[of.codes]
+        super().__init__(codes.device, codes.get_device())
+        self.kind, self.dtype, self.rotation, self.of = self.where.type, dtype, rotation, of
+        self.rows, self.columns = shape
+        self.few = None if few is None else few * self.columns
+        self.inner = inner
+        # Of each pointer; that of what there is none of is the codes'.
+        self.names = tuple(prefix + (name or of.codes) for name in (of.codes, of.scale, of.table, of.channel))
+
+    def __call__(self, x: Tensor, own: Own) -> Tensor | None:
+        """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
+        size, device = x.numel(), self.device
+        if not size or x.dtype is not self.dtype or x.get_device() != device or x.requires_grad:
+            return None
+        if x.size(-1) != self.columns or not x.is_contiguous():
+            return None
+        if is_autocast_enabled(self.kind) or bound_linear.current_index(x) != device:
+            return None
+        bits = bias_at = x.data_ptr()
+        at, bias = bits, own.get("bias")
+        if bias is not None:
+            if bias.dtype is not self.dtype or bias.get_device() != device or not bias.is_contiguous():
+                return None
+            if bias.requires_grad and is_grad_enabled():
+                return None
+            bias_at = bias.data_ptr()
+        addresses = []
+        bits |= bias_at
+        for name in self.names:
+            part = own[name]
+            if part is None or part.get_device() != device:
+                return None
+            address = part.data_ptr()
+            bits |= address
+            addresses.append(address)
+        if bits & bound_linear.ALIGNED:
+            return None
+        if self.of.levels is not None:
+            addresses[_TABLE] = self.of.levels.data_ptr()
+        in_floats = self.few is not None and size > self.few
+        weight = empty(self.rows, self.columns, dtype=self.dtype if in_floats else int8, device=self.where)
+        addresses.append(weight.data_ptr())
+        if not self.again(in_floats, addresses) and not self._expand(in_floats, own, weight):
+            return None
+        if not in_floats:
+            (codes, scale), channel = self.inner.names, self.names[_CHANNEL]
+            integers = [at, bias_at, addresses[_OUT], addresses[_CHANNEL]]
+            return self.inner.of_addresses(x, {codes: weight, scale: own[channel]}, integers, bias)
+        inputs = self._rotated(x) if self.rotation else x
+        return None if inputs is None else F.linear(inputs, weight, bias)
+
+    def _expand(self, in_floats: bool, own: Own, weight: Tensor) -> bool:
+        codes, scale, table, channel = (own[name].data for name in self.names)  # type: ignore[union-attr]
+        values = table if self.of.table else self.of.levels
+
+        def make() -> Launch:
+            return expansion.expansion(codes, self.of.bits, scale, values, weight, channel if in_floats else None)
+
+        at = {"codes": _CODES, "scale": _SCALE, "out": _OUT}
+        at["table"] = _OUT if values is None else _TABLE
+        at["channel"] = _CHANNEL if in_floats else _OUT
+        return self.first(in_floats, make, at)
+
+    def _rotated(self, x: Tensor) -> Tensor | None:
+        out, key = empty_like(x), ("rotation", x.numel())
+        if self.again(key, [x.data_ptr(), out.data_ptr()]):
+            return out
+        return out if self.first(key, lambda: rotation.rotation(x, self.rotation, out), {"x": 0, "out": 1}) else None
