@@ -18,6 +18,7 @@ UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
 OURS = (",gptq", "auto, ")
 CALIBRATED = (",gptq", "statistics", ",imatrix", "NNCF", "AutoRound")
+FOLDER = "folder"  # the case of bench.size that is written
 LARGE = 4.55  # bits; other formats that take more are compared with mixes of as many
 # What of ours has to be so many dB above what of the others', and the most bits of each.
 GOALS = (
@@ -145,7 +146,7 @@ def predicted(root: Path) -> str:
 
 def sizes(root: Path) -> str:
     """Which share of the size that was asked for a plan takes, at full size."""
-    rows = _rows(root, SIZES)
+    rows = [row for row in _rows(root, SIZES) if row["case"] != FOLDER]
     cases = list(dict.fromkeys(row["case"] for row in rows))
     shares = {(row["name"], row["case"]): row["bytes"] / row["asked"] for row in rows}
     asked = {row["name"]: row["asked"] for row in rows}
@@ -156,6 +157,16 @@ def sizes(root: Path) -> str:
     lines = [[name, f"{size / 1e6:.0f} MB", *(share(name, case) for case in cases)] for name, size in asked.items()]
     header = ("asked for", "size", *(f"taken, {case}" for case in cases))
     return markdown(header, lines) if rows else "Not measured yet: `python -m bench.size` does it."
+
+
+def folders(root: Path) -> str:
+    """Which share of the size that was asked for all files of a small model's folder take."""
+    rows = [row for row in _rows(root, SIZES) if row["case"] == FOLDER]
+    lines = [
+        [row["name"], f"{row['asked']:,}", f"{row['bytes']:,}", f"{row['bytes'] / row['asked']:.2%}"] for row in rows
+    ]
+    header = ("folder", "bytes asked for", "bytes written", "taken")
+    return markdown(header, lines) if rows else "Not measured yet: `python -m bench.size MODELS --case folder` does it."
 
 
 def full_width(root: Path) -> str:
