@@ -3,7 +3,7 @@
 The model has FLUX.1's width and 1.17 billion weights, generated in the folder MODELS if it is not there, and so are
 statistics. Errors are measured; nothing is loaded or drawn. Results are kept in bench/results/size.json.
 
-    python -m bench.size MODELS --case folder     what `sdquant quantize` writes of the digits models, all files together
+    python -m bench.size MODELS --case folder     what `sdquant quantize` writes of the digits models, all files
 
 These are so small that names and tokenizers are a part of them that counts.
 """

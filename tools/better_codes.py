@@ -19,6 +19,7 @@ UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 OURS = (",gptq", "auto, ")
 CALIBRATED = (",gptq", "statistics", ",imatrix", "NNCF", "AutoRound")
 FOLDER = "folder"  # the case of bench.size that is written
+WHOLE = 24_000_000_000  # bytes of FLUX.1's transformer in bf16, for an example
 LARGE = 4.55  # bits; other formats that take more are compared with mixes of as many
 # What of ours has to be so many dB above what of the others', and the most bits of each.
 GOALS = (
@@ -55,6 +56,38 @@ def table(root: Path) -> str:
     ]
     header = ("scheme", *(f"{what}, {model}" for model in MODELS for what in ("bits", "dB")))
     return markdown(header, lines)
+
+
+def advice(root: Path) -> str:
+    """What to write for a card, a file or a quality; sizes of cards and shares are those of the presets."""
+    from sdquant.planning import mix_presets
+    from sdquant.planning.estimate import activation_allowance
+    from sdquant.utils.byte_sizes import budget_text, parse_size, size
+
+    def share(part: float) -> str:
+        example = f"of {size(WHOLE)} that is `size={budget_text(int(part * WHOLE))}`"
+        return f"{part:g} of the bytes that it takes as bf16: {example}"
+
+    def room(memory: str) -> str:
+        return budget_text(parse_size(memory, "A preset") - activation_allowance.MOST)
+
+    cards = [
+        [f"a card of {size(parse_size(row.memory, 'A preset'))}",
+         f'`size={room(row.memory)}`, which leaves room for images; on the page the preset "{row.label}"']
+        for row in mix_presets.MIXES
+    ]  # fmt: skip
+    smallest = min(float(row["name"].split(", ")[1]) for row in _rows(root) if row["name"].startswith("auto, "))
+    lines = [
+        *cards,
+        ["a folder or file of at most 4 GB",
+         "`sdquant quantize MODEL OUT -q auto,size=4GB`; OUT is a folder, `x.gguf`, or `x.safetensors` for ComfyUI"],
+        ["images that nobody tells from the original's", f"{share(mix_presets.MOST)}; or `quality=40`"],
+        ["the usual bargain, what `nf4` and `q4_k` take", share(mix_presets.ENOUGH)],
+        ["as small as is usable", share(smallest)],
+        ["what every tool knows by name", "one scheme for all layers: [README](../README.md#which-scheme), "
+         "[schemes](schemes.md)"],
+    ]  # fmt: skip
+    return markdown(("you have, or want", "write"), lines, left=2)
 
 
 def by_size(root: Path) -> str:
