@@ -62,17 +62,17 @@ def advice(root: Path) -> str:
     """What to write for a card, a file or a quality; sizes of cards and shares are those of the presets."""
     from sdquant.planning import mix_presets
     from sdquant.planning.estimate import activation_allowance
-    from sdquant.utils.byte_sizes import budget_text, parse_size, size
+    from sdquant.utils.byte_sizes import budget_text, parse_size
 
     def share(part: float) -> str:
-        example = f"of {size(WHOLE)} that is `size={budget_text(int(part * WHOLE))}`"
-        return f"{part:g} of the bytes that it takes as bf16: {example}"
+        example = f"of a model of {WHOLE / 1e9:g} GB, `size={budget_text(int(part * WHOLE))}`"
+        return f"{part:g} of its bytes as bf16: {example}"
 
     def room(memory: str) -> str:
         return budget_text(parse_size(memory, "A preset") - activation_allowance.MOST)
 
     cards = [
-        [f"a card of {size(parse_size(row.memory, 'A preset'))}",
+        [f"a card of {row.memory.removesuffix('GB')} GB",
          f'`size={room(row.memory)}`, which leaves room for images; on the page the preset "{row.label}"']
         for row in mix_presets.MIXES
     ]  # fmt: skip
