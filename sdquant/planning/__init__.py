@@ -32,8 +32,8 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "AS_FOUND", "AUTO", "CHOSEN", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS",
-    "Beside", "BytesBeside", "ComponentPlan", "CurvePoint", "Field", "MixBlock", "MixCurve", "Opened", "Peak", "Plan", "Quant",
+    "AS_FOUND", "AUTO", "CHOSEN", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "Beside",
+    "BytesBeside", "ComponentPlan", "CurvePoint", "Field", "MixBlock", "MixCurve", "Opened", "Peak", "Plan", "Quant",
     "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict", "activation_allowance", "blocks_of",
     "bundled_models", "check_schemes", "device_of", "field_named", "fields", "folder_of", "is_quantized_by_default",
     "knapsack", "locate", "make_request", "meta_models", "mix", "mix_arguments", "mix_blocks", "mix_curve",
