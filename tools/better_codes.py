@@ -193,7 +193,7 @@ def sizes(root: Path) -> str:
 
 
 def folders(root: Path) -> str:
-    """Which share of the size that was asked for all files of a small model's folder take."""
+    """Return the share of the size that all files of a small model's folder take."""
     rows = [row for row in _rows(root, SIZES) if row["case"] == FOLDER]
     lines = [
         [row["name"], f"{row['asked']:,}", f"{row['bytes']:,}", f"{row['bytes'] / row['asked']:.2%}"] for row in rows

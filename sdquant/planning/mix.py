@@ -45,7 +45,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BytesBeside:
-    """What a folder takes beside the weights themselves, at most.
+    """Bytes of a folder beside those of the weights themselves, at most.
 
     Attributes:
         fixed: bytes whatever is chosen. by_scheme: of what is said of a weight, by component, weight and scheme.
