@@ -16,7 +16,7 @@ from sdquant.demo import path
 from sdquant.errors import BudgetError, SdquantError, SettingsError
 from sdquant.models import draw
 from sdquant.nn.weights import quantized
-from sdquant.planning import knapsack, make_request, prepare
+from sdquant.planning import knapsack, make_request, mix_errors, prepare
 from sdquant.planning.knapsack import Cost
 from sdquant.rules import ComponentStatistics, MixSpec, statistics_file
 from sdquant.training import digits
@@ -222,7 +222,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["quantize", *words, "-o", str(tmp_path / "out")]) == 0
     assert sdquant.load_model(tmp_path / "out", progress=False).sdquant.plan.bytes <= SIZE
     files = (path for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert 0.96 * SIZE < sum(path.stat().st_size for path in files) <= SIZE  # all of the folder
+    assert 0.98 * SIZE < sum(path.stat().st_size for path in files) <= SIZE  # all of the folder
 
 
 def test_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,6 +294,11 @@ def test_statistics_without_gradients(stats: Path, tmp_path: Path) -> None:
         (lambda name, one: one[0] if name.endswith("moments") else one, "damaged"),
         (lambda name, one: one[:-1] if name.endswith("gradient2") else one, "another size"),
         (lambda name, one: -one if name.endswith("moments") else one, "negative"),
+        (lambda name, one: one.tril() if name.endswith("moments") else one, "contradict"),
+        (
+            lambda name, one: one + 9 * one.amax() * (1 - torch.eye(one.shape[1])) if "moments" in name else one,
+            "contradict",
+        ),
         (lambda name, one: -one if name.endswith("gradient2") else one, "negative"),
         (lambda name, one: -one if name.endswith(".weight.count") else one, "negative"),
         (lambda name, one: torch.stack([one, one]) if name.endswith(".rows") else one, "damaged"),
@@ -315,6 +320,76 @@ def test_statistics_of_other_dtypes_are_read(dtype: torch.dtype, stats: Path, tm
     before = exact[path].second_moments
     assert moments is not None and before is not None and moments.dtype == torch.float32 and sensitivity is not None
     assert torch.allclose(moments, before, rtol=0.2, atol=1e-3 * float(before.abs().max()))
+
+
+def test_what_an_interrupt_leaves_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what anything else made of the file of errors counts as nothing known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    weights = {f"blocks.{number}.weight": torch.randn(64, 256).bfloat16() for number in range(9)}
+    schemes, calls, last = dict.fromkeys(weights, ("q4_k", "q8_0")), list[str](), 5
+
+    def read(name: str) -> torch.Tensor:
+        if len(calls) == last:
+            raise KeyboardInterrupt
+        calls.append(name)
+        return weights[name]
+
+    def run(tick: Any, errors: dict[str, dict[str, float]]) -> None:
+        mix_errors.measure_errors(list(weights), read, schemes, None, tick, errors)
+
+    def measure() -> Any:
+        calls.clear()
+        return mix_errors.remembered({}, schemes, False, run)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    (file,) = (one for one in tmp_path.rglob("*") if one.is_file())
+    before, last = json.loads(file.read_bytes()), 99
+    assert list(before) == calls == list(weights)[:5] and mix_errors.remembered_errors({}, schemes) is None
+    whole = measure()
+    assert calls == list(weights)[5:] and list(whole) == list(weights) and whole.items() >= before.items()
+    assert measure() == whole == mix_errors.remembered_errors({}, schemes) and not calls
+    good = file.read_bytes()
+    for damage in (b"", b"[" * 100_000, b"[1]", b'"x"', b"\xff", good[:-9], json.dumps({"x": {"q4_k": 1.0}}).encode()):
+        file.write_bytes(damage)
+        assert measure() == whole and calls == list(weights) and file.read_bytes() == good
+    first = next(iter(weights))
+    for wrong in ({"q4_k": torch.nan}, {"q4_k": -1.0}, {"q4_k": "1"}, {"q5_k": 1.0}, [1.0], None):
+        file.write_text(json.dumps({**whole, first: wrong}))
+        assert measure() == whole and calls == [first]
+
+
+def test_models_of_few_layers() -> None:
+    """One layer, one far wider than the others, none that fits: within the size, or the least is said."""
+    torch.manual_seed(0)
+    with pytest.raises(SdquantError, match="no float weights that a scheme here quantizes"):
+        sdquant.quantize(torch.nn.Linear(2, 2), "auto", size=1000, progress=False)
+    for widths in ((64, 64), (64, 2048, 64)):
+        pairs = list(itertools.pairwise(widths))
+        with pytest.raises(BudgetError, match="Use size=") as error:
+            sdquant.quantize(_linears(pairs), "auto", size=100, progress=False)
+        least = int(error.value.fix.split("size=")[1].split()[0])
+        bf16 = sum(2 * (rows + 1) * columns for rows, columns in pairs)
+        for size in (least, bf16):
+            model = sdquant.quantize(_linears(pairs), "auto", size=size, progress=False)
+            packs = dict(quantized(model))
+            floats = (one for one in model.parameters() if one.dtype == torch.bfloat16 and one.ndim < 3)
+            assert sum(packed.nbytes for packed in packs.values()) <= size and (size < bf16) == bool(packs)
+            assert model(torch.randn(3, 64).bfloat16()).isfinite().all() and list(floats)
+        with pytest.raises(BudgetError):
+            sdquant.quantize(_linears(pairs), "auto", size=least - 1, progress=False)
+
+
+def _linears(pairs: list[tuple[int, int]]) -> torch.nn.Module:
+    return torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in pairs)).bfloat16()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_not_a_number_in_a_row_that_is_not_measured(value: float) -> None:
+    model = _linears([(64, 1024), (1024, 64)])
+    model[0].weight.data[3, 3] = value
+    with pytest.raises(SdquantError, match=r"Cannot quantize weight '0.weight'.*NaN, infinite"):
+        sdquant.quantize(model, "auto", size=140_000, progress=False)
 
 
 def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
 OURS = (",gptq", "auto, ")
 CALIBRATED = (",gptq", "statistics", ",imatrix", "NNCF", "AutoRound")
+FOLDER = "folder"  # the case of bench.size that is written
+WHOLE = 24_000_000_000  # bytes of FLUX.1's transformer in bf16, for an example
 LARGE = 4.55  # bits; other formats that take more are compared with mixes of as many
 # What of ours has to be so many dB above what of the others', and the most bits of each.
 GOALS = (
@@ -54,6 +56,38 @@ def table(root: Path) -> str:
     ]
     header = ("scheme", *(f"{what}, {model}" for model in MODELS for what in ("bits", "dB")))
     return markdown(header, lines)
+
+
+def advice(root: Path) -> str:
+    """What to write for a card, a file or a quality; sizes of cards and shares are those of the presets."""
+    from sdquant.planning import mix_presets
+    from sdquant.planning.estimate import activation_allowance
+    from sdquant.utils.byte_sizes import budget_text, parse_size
+
+    def share(part: float) -> str:
+        example = f"of a model of {WHOLE / 1e9:g} GB, `size={budget_text(int(part * WHOLE))}`"
+        return f"{part:g} of its bytes as bf16: {example}"
+
+    def room(memory: str) -> str:
+        return budget_text(parse_size(memory, "A preset") - activation_allowance.MOST)
+
+    cards = [
+        [f"a card of {row.memory.removesuffix('GB')} GB",
+         f'`size={room(row.memory)}`, which leaves room for images; on the page the preset "{row.label}"']
+        for row in mix_presets.MIXES
+    ]  # fmt: skip
+    smallest = min(float(row["name"].split(", ")[1]) for row in _rows(root) if row["name"].startswith("auto, "))
+    lines = [
+        *cards,
+        ["a folder or file of at most 4 GB",
+         "`sdquant quantize MODEL OUT -q auto,size=4GB`; OUT is a folder, `x.gguf`, or `x.safetensors` for ComfyUI"],
+        ["images that nobody tells from the original's", f"{share(mix_presets.MOST)}; or `quality=40`"],
+        ["the usual bargain, what `nf4` and `q4_k` take", share(mix_presets.ENOUGH)],
+        ["as small as is usable", share(smallest)],
+        ["what every tool knows by name", "one scheme for all layers: [README](../README.md#which-scheme), "
+         "[schemes](schemes.md)"],
+    ]  # fmt: skip
+    return markdown(("you have, or want", "write"), lines, left=2)
 
 
 def by_size(root: Path) -> str:
@@ -145,7 +179,7 @@ def predicted(root: Path) -> str:
 
 def sizes(root: Path) -> str:
     """Which share of the size that was asked for a plan takes, at full size."""
-    rows = _rows(root, SIZES)
+    rows = [row for row in _rows(root, SIZES) if row["case"] != FOLDER]
     cases = list(dict.fromkeys(row["case"] for row in rows))
     shares = {(row["name"], row["case"]): row["bytes"] / row["asked"] for row in rows}
     asked = {row["name"]: row["asked"] for row in rows}
@@ -156,6 +190,16 @@ def sizes(root: Path) -> str:
     lines = [[name, f"{size / 1e6:.0f} MB", *(share(name, case) for case in cases)] for name, size in asked.items()]
     header = ("asked for", "size", *(f"taken, {case}" for case in cases))
     return markdown(header, lines) if rows else "Not measured yet: `python -m bench.size` does it."
+
+
+def folders(root: Path) -> str:
+    """Return the share of the size that all files of a small model's folder take."""
+    rows = [row for row in _rows(root, SIZES) if row["case"] == FOLDER]
+    lines = [
+        [row["name"], f"{row['asked']:,}", f"{row['bytes']:,}", f"{row['bytes'] / row['asked']:.2%}"] for row in rows
+    ]
+    header = ("folder", "bytes asked for", "bytes written", "taken")
+    return markdown(header, lines) if rows else "Not measured yet: `python -m bench.size MODELS --case folder` does it."
 
 
 def full_width(root: Path) -> str:

@@ -465,6 +465,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "better_codes": better_codes.table, "better_codes_goals": better_codes.goals,
     "better_codes_larger": better_codes.larger, "mixes_predicted": better_codes.predicted,
     "better_codes_sizes": better_codes.by_size, "mixes_sizes": better_codes.sizes,
+    "mixes_folders": better_codes.folders, "mixes_advice": better_codes.advice,
     "mixes_full_width": better_codes.full_width, "mixes_left_out": better_codes.left_out,
     "schemes": schemes, "choice": choice, "families": families.table,
     "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "glyphs": glyphs, "loading": loading,

@@ -71,9 +71,11 @@ def unexplained(moments: Tensor, columns: int, rotation: int = 0) -> Tensor:
         moments: see `QuantSpec.second_moments`. columns: of the weight. rotation: of codes of a rotated weight, whose
             columns it is then about.
     """
-    moments = _rotated_moments(moments, rotation, columns) if rotation else moments
+    is_by_block = not rotation or moments.shape[1] % rotation == 0
+    moments = moments if is_by_block else _rotated_moments(moments, rotation, columns)
     squares, width = moments.new_zeros(len(moments) * moments.shape[1]), moments.shape[1]
     for number, whole in enumerate(moments):
+        whole = _rotated_moments(whole[None].clone(), rotation, columns)[0] if rotation and is_by_block else whole
         block = whole[: columns - number * width, : columns - number * width]
         order = block.diagonal().argsort(descending=True, stable=True).flip(0)
         squares[number * width + order] = _squared_pivots(block, order).to(squares)
@@ -119,14 +121,18 @@ def _rotated_moments(moments: Tensor, size: int, columns: int) -> Tensor:
     """Return the moments of inputs that are rotated in groups of `size`.
 
     Blocks of moments that end within a group are joined, as many as end where a group does: what lies between them is
-    unknown, and zero here.
+    unknown, and zero here. Others are changed in place, one after another: of a wide layer all together are many bytes.
     """
     width = moments.shape[1]
-    if width % size and len(moments) > 1:
+    if width % size == 0:
+        for block in moments:
+            block.copy_(fast_hadamard.rotate(fast_hadamard.rotate(block, size).T.contiguous(), size))
+        return moments
+    if len(moments) > 1:
         whole = math.lcm(width, size)
         some = [torch.block_diag(*each) for each in moments.split(whole // width)]  # type: ignore[no-untyped-call]
         moments = torch.stack([torch.nn.functional.pad(one, (0, whole - len(one)) * 2) for one in some])
-    elif width % size:
+    else:
         moments = moments[:, :columns, :columns]
     turned = fast_hadamard.rotate(moments, size)
     return fast_hadamard.rotate(turned.transpose(1, 2).contiguous(), size)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import backends
-from ..core import name_patterns, torch_dtypes
+from ..core import Unfit, name_patterns, torch_dtypes
 from ..errors import BackendUnavailableError, BadFileError
 from ..utils.tensors import is_finite
 
@@ -24,7 +24,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
 
     Raises:
         BadFileError: it has values that are NaN, infinite, or too large for the scheme's scales. A codec takes the
-            largest value of each block, so that one such value shows in a scale.
+            largest value of each block, so that one such value shows in a scale, or refuses the weight.
         BackendUnavailableError: the scheme's library is there, but does not fit another package.
     """
     try:
@@ -35,6 +35,10 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
             f"its library cannot be imported beside the packages that are installed here: {error}",
             "Choose a scheme of another library, or update the package that the message names",
         ) from error
+    except Unfit as error:
+        if is_finite(weight):
+            raise
+        raise _not_finite(name, spec) from error
     for part in packed.parts.values():
         is_scale = part.is_floating_point() and part.numel() < weight.numel()  # codes may be floats, too
         if is_scale or part.dtype in torch_dtypes.COMPUTE_DTYPES:
@@ -45,11 +49,15 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
 def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
     """Raise BadFileError if a scale of weight `name` is NaN or infinite; see `encode`."""
     if not is_finite(scales):
-        raise BadFileError(
-            f"Cannot quantize weight {name!r} to {spec}",
-            "it has values that are NaN, infinite, or too large for the scheme's scales",
-            f"Get the model from its source again, or leave the layer unquantized: skip={name.rpartition('.')[0]!r}",
-        )
+        raise _not_finite(name, spec)
+
+
+def _not_finite(name: str, spec: QuantSpec) -> BadFileError:
+    return BadFileError(
+        f"Cannot quantize weight {name!r} to {spec}",
+        "it has values that are NaN, infinite, or too large for the scheme's scales",
+        f"Get the model from its source again, or leave the layer unquantized: skip={name.rpartition('.')[0]!r}",
+    )
 
 
 def refuse_not_finite(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .component_types import ROLES, Role, is_quantized_by_default, role_of
     from .estimate import activation_allowance, meta_models, peak_memory, step_time
     from .loaded_models import resolve_loaded, source_of_model
-    from .mix import Beside
+    from .mix import Beside, BytesBeside
     from .mix_blocks import MixBlock, blocks_of
     from .mix_curve import CurvePoint, MixCurve
     from .plan import ComponentPlan, Peak, Plan, folder_of, source_of
@@ -32,8 +32,8 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "AS_FOUND", "AUTO", "CHOSEN", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS",
-    "Beside", "ComponentPlan", "CurvePoint", "Field", "MixBlock", "MixCurve", "Opened", "Peak", "Plan", "Quant",
+    "AS_FOUND", "AUTO", "CHOSEN", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "Beside",
+    "BytesBeside", "ComponentPlan", "CurvePoint", "Field", "MixBlock", "MixCurve", "Opened", "Peak", "Plan", "Quant",
     "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict", "activation_allowance", "blocks_of",
     "bundled_models", "check_schemes", "device_of", "field_named", "fields", "folder_of", "is_quantized_by_default",
     "knapsack", "locate", "make_request", "meta_models", "mix", "mix_arguments", "mix_blocks", "mix_curve",

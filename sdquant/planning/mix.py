@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,25 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Of the components, the names of those that get schemes, and the pipeline's folder: the bytes of what is written beside
-# their weights.
-Beside = Callable[[Mapping[str, "Checkpoint"], Container[str], str], int]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BytesBeside:
+    """Bytes of a folder beside those of the weights themselves, at most.
+
+    Attributes:
+        fixed: bytes whatever is chosen. by_scheme: of what is said of a weight, by component, weight and scheme.
+    """
+
+    fixed: int = 0
+    by_scheme: Mapping[str, Mapping[str, Mapping[str, int]]] = dataclasses.field(default_factory=dict)
+
+    def of(self, component: str, weight: str, scheme: str) -> int:
+        """Return the bytes that are said of a weight."""
+        return self.by_scheme[component][weight][scheme] if self.by_scheme else 0
+
+
+# Of the components, the schemes that there are to choose from of each weight, and the pipeline's folder: what is
+# written beside their weights.
+Beside = Callable[[Mapping[str, "Checkpoint"], Mapping[str, Mapping[str, Collection[str]]], str], BytesBeside]
 
 
 def resolve_mix(
@@ -86,7 +102,7 @@ def choose_mix(
     request = resolved.request
     choice = _Choice.of(resolved, here, opening, on_weights, beside)
     if request.size_bytes is not None:
-        picks = knapsack.within_bytes(choice.items, request.size_bytes - choice.rest - choice.beside)
+        picks = knapsack.within_bytes(choice.items_in_files, request.size_bytes - choice.rest - choice.beside.fixed)
     else:
         assert request.quality is not None
         picks = knapsack.within_noise(choice.items, 10 ** (-request.quality / 10))
@@ -109,14 +125,14 @@ class _Choice:
 
     Attributes:
         pools: by component. schemes: that run here. rest: bytes of all weights that are no items of the knapsack.
-        beside: bytes of what is written beside weights; 0 for a size of weights.
+        beside: what is written beside weights; nothing for a size of weights.
         errors: noise by component, weight and scheme. how: see `MixCurve`.
     """
 
     pools: Mapping[str, Pool]
     schemes: tuple[str, ...]
     rest: int
-    beside: int
+    beside: BytesBeside
     errors: Mapping[str, Mapping[str, Mapping[str, float]]]
     how: str
 
@@ -141,10 +157,15 @@ class _Choice:
         whole = planner.build_plan(dataclasses.replace(resolved, specs={}), here).bytes
         rest = whole - sum(sum(pool.floats.values()) for pool in pools.values())
         files = resolved.files
-        others = 0 if beside is None else beside(sources, pools, files.path if files.base is None else files.base)
-        _refuse_too_small(
-            resolved, others + rest + sum(min(row.values()) for pool in pools.values() for row in pool.bytes.values())
+        options = {name: pool.bytes for name, pool in pools.items()}
+        place = files.path if files.base is None else files.base
+        others = BytesBeside() if beside is None else beside(sources, options, place)
+        fewest = (
+            min(nbytes + others.of(name, weight, word) for word, nbytes in row.items())
+            for name, pool in options.items()
+            for weight, row in pool.items()
         )
+        _refuse_too_small(resolved, others.fixed + rest + sum(fewest))
         tables = {name: errors_of(name, pool, resolved, opening, on_weights) for name, pool in pools.items()}
         is_known = any(pool.statistics is not None and pool.statistics.has_gradients for pool in pools.values())
         how = "statistics" if is_known else "weights"
@@ -153,7 +174,7 @@ class _Choice:
             errors={name: table for name, (table, _) in tables.items()},
             how=how if all(measured for _, measured in tables.values()) else "names",
         )  # fmt: skip
-        _refuse_too_small(resolved, others + rest + knapsack.fewest_bytes(choice.items))
+        _refuse_too_small(resolved, others.fixed + rest + knapsack.fewest_bytes(choice.items_in_files))
         return choice
 
     @cached_property
@@ -175,6 +196,17 @@ class _Choice:
         return [
             [knapsack.Cost(self.pools[name].bytes[weight][word], self.errors[name][weight][word]) for word in each]
             for (name, weight), each in zip(self.rows, self.words, strict=True)
+        ]
+
+    @cached_property
+    def items_in_files(self) -> list[list[knapsack.Cost]]:
+        """The same with what files say of each weight."""
+        return [
+            [
+                knapsack.Cost(cost.bytes + self.beside.of(name, weight, word), cost.noise)
+                for word, cost in zip(each, options, strict=True)
+            ]
+            for (name, weight), each, options in zip(self.rows, self.words, self.items, strict=True)
         ]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,6 +89,7 @@ def measure_errors(
     schemes: Mapping[str, Sequence[str]],
     statistics: Mapping[str, LayerStatistics] | None,
     tick: Callable[[int], object],
+    errors: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Encode some rows of each weight in each scheme, and return the noise that they make in the output.
 
@@ -95,10 +97,12 @@ def measure_errors(
         names: of the weights. read: returns the float weight of a name. schemes: by name of a weight.
         statistics: of the component, by path; None without.
         tick: called after each weight with 1.
+        errors: of weights that were measured before; the others are added to it.
     """
-    errors = {}
+    errors = {} if errors is None else errors
     for name in names:
-        errors[name] = _noises(name.removesuffix(".weight"), read(name), schemes[name], statistics)
+        if name not in errors:
+            errors[name] = _noises(name.removesuffix(".weight"), read(name), schemes[name], statistics)
         tick(1)
     return errors
 
@@ -138,7 +142,7 @@ def _noises(
             noises[scheme] = scale * float(each.sum())
         else:
             noises[scheme] = float((sensitivity.to(each.device)[index] * each).sum()) * len(weight) / count
-    return noises
+    return {scheme: noise for scheme, noise in noises.items() if math.isfinite(noise)}  # squares may overflow
 
 
 class _GptqShare:
@@ -214,30 +218,63 @@ def _through(noise: Tensor, moments: Tensor) -> Tensor:
 
 
 def remembered(
-    key: Mapping[str, Any], names: Sequence[str], progress: bool, run: Callable[[Callable[[int], object]], Errors]
+    key: Mapping[str, Any],
+    schemes: Mapping[str, Sequence[str]],
+    progress: bool,
+    run: Callable[[Callable[[int], object], dict[str, dict[str, float]]], object],
 ) -> Errors:
-    """Return what `run` returns, or what it has returned in another process for the same `key`."""
-    errors_before, place = remembered_errors(key, names), _place(key)
-    if errors_before is not None:
-        return errors_before
-    with count_bar("Measuring schemes", len(names), "weight", progress) as bar:
-        errors = run(bar.update)
+    """Return the errors of all weights that `run` adds to a dict, or that were kept by another process.
+
+    What is measured when `run` is interrupted is kept too, and need not be measured again.
+
+    Args:
+        key: what they depend on, JSON values. schemes: by name of each weight.
+        run: is called with what to call after each weight, and with the errors that are known.
+    """
+    errors, place = _kept(key, schemes), _place(key)
+    if len(errors) == len(schemes):
+        return errors
+    known = len(errors)
+    try:
+        with count_bar("Measuring schemes", len(schemes), "weight", progress) as bar:
+            run(bar.update, errors)
+    finally:
+        if len(errors) > known:
+            _keep(place, errors)
+    return errors
+
+
+def remembered_errors(key: Mapping[str, Any], schemes: Mapping[str, Sequence[str]]) -> Errors | None:
+    """Return what `remembered` has for this key; None if it does not have it of all weights."""
+    errors = _kept(key, schemes)
+    return errors if len(errors) == len(schemes) else None
+
+
+def _keep(place: Path, errors: Errors) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(place) as out:
             out.write(json.dumps(errors).encode())
     except (SdquantError, OSError) as error:
         log.info("the errors of schemes were not kept: %s", error)
-    return errors
 
 
-def remembered_errors(key: Mapping[str, Any], names: Sequence[str]) -> Errors | None:
-    """Return what `remembered` has for this key; None if it has nothing."""
+def _kept(key: Mapping[str, Any], schemes: Mapping[str, Sequence[str]]) -> dict[str, dict[str, float]]:
+    """Return the errors in a file, those that are some: anything may have happened to it since it was written."""
     try:
-        errors_before = json.loads(_place(key).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return errors_before if isinstance(errors_before, dict) and set(errors_before) == set(names) else None
+        rows = json.loads(_place(key).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(rows, dict):
+        return {}
+    return {name: rows[name] for name, words in schemes.items() if _is_row(rows.get(name), words)}
+
+
+def _is_row(row: object, words: Sequence[str]) -> bool:
+    """Return whether this is the noise of a weight by scheme."""
+    return isinstance(row, dict) and all(
+        word in words and isinstance(noise, float) and 0 <= noise < math.inf for word, noise in row.items()
+    )
 
 
 def _place(key: Mapping[str, Any]) -> Path:

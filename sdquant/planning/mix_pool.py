@@ -113,7 +113,7 @@ def errors_of(
     src, request = resolved.detected.sources[name], resolved.request
     schemes = {weight: [word for word in row if word != FLOAT] for weight, row in pool.bytes.items()}
 
-    def run(tick: Callable[[int], object]) -> mix_errors.Errors:
+    def run(tick: Callable[[int], object], errors: dict[str, dict[str, float]] | None = None) -> mix_errors.Errors:
         assert opening is not None
         done = itertools.count(1)
 
@@ -123,7 +123,7 @@ def errors_of(
                 on_weights(next(done), len(pool.bytes))
 
         with opening(resolved, name) as read:
-            return mix_errors.measure_errors(list(pool.bytes), read, schemes, pool.statistics, report)
+            return mix_errors.measure_errors(list(pool.bytes), read, schemes, pool.statistics, report, errors)
 
     stats = None if pool.statistics is None else mix_errors.file_identity(str(request.quant_stats))
     key = {"files": [*mix_errors.identity(src), *request.config_table.items()], "dtype": resolved.dtype,
@@ -131,9 +131,9 @@ def errors_of(
            "versions": dict(compat.hardware.versions())}  # fmt: skip
     measured: mix_errors.Errors | None
     if opening is None:
-        measured = mix_errors.remembered_errors(key, list(pool.bytes)) if src.files else None
+        measured = mix_errors.remembered_errors(key, schemes) if src.files else None
     else:
-        measured = mix_errors.remembered(key, list(pool.bytes), request.progress, run) if src.files else run(_ignore)
+        measured = mix_errors.remembered(key, schemes, request.progress, run) if src.files else run(_ignore)
     noises = mix_errors.typical_errors(schemes) if measured is None else measured
     return {weight: {**row, FLOAT: 0.0} for weight, row in noises.items()}, measured is not None
 

@@ -33,6 +33,7 @@ SUM = "sum_of_"  # as `static_range` has it, which imports torch
 MOMENTS = f"{SUM}moments"
 ROWS = "rows"
 GRADIENT = "gradient2"
+_ROWS_AT_ONCE = 256
 WEIGHT = "weight"  # the operand whose gradient it is
 
 
@@ -59,14 +60,15 @@ class LayerStatistics:
         """E[x x^T], float32 [blocks, b, b] with memory of their own; None if no input was seen.
 
         Raises:
-            BadFileError: they are not numbers of this shape, or mean squares are negative.
+            BadFileError: they are not numbers of this shape, mean squares are negative, or no inputs have such
+                products.
         """
         rows, total = self.rows, self._read(f"{self.operand}.{MOMENTS}")
         if total is None or not rows:
             return None
         is_square = total.ndim == 3 and total.shape[1] == total.shape[2] and total.numel() > 0
         moments = self._finite(total, is_square).div_(rows)
-        if bool((moments.diagonal(dim1=1, dim2=2) < 0).any()):
+        if bool((moments.diagonal(dim1=1, dim2=2) < 0).any()) or not _are_products(moments):
             raise self._damaged()
         return moments
 
@@ -108,7 +110,7 @@ class LayerStatistics:
     def _damaged(self) -> BadFileError:
         return BadFileError(
             f"Cannot use the statistics of {self.path!r} in {self.file}",
-            "they are damaged: numbers are missing, not finite, or negative",
+            "they are damaged: numbers are missing, not finite, negative, or contradict each other",
             "Create them again with `sdquant calibrate`",
         )
 
@@ -118,6 +120,20 @@ class LayerStatistics:
     def _read(self, name: str) -> Tensor | None:
         whole = f"{self.component}.{name}" if self.component else name
         return read_tensor(self.file, whole) if whole in names_in(self.file) else None
+
+
+def _are_products(moments: Tensor) -> bool:
+    """Return whether these can be E[x x^T], float32 [blocks, n, n]: symmetric, and no product above the root of the
+    squares of its two inputs, but for rounding (an eighth in float8, of both)."""
+    squares = moments.diagonal(dim1=1, dim2=2)
+    least = 1e-6 * squares.amax()
+    for start in range(0, moments.shape[1], _ROWS_AT_ONCE):  # no second copy in memory
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        most = (squares[:, rows, None] * squares[:, None]).sqrt_().add_(least)
+        some = moments[:, rows]
+        if bool((some.abs() > 1.3 * most).any()) or bool(((some - moments[:, :, rows].mT).abs() > 0.01 * most).any()):
+            return False
+    return True
 
 
 class ComponentStatistics(Mapping[str, LayerStatistics]):

@@ -127,7 +127,7 @@ def _errors(
         def read(key: str) -> Tensor:
             return src.read(files, key)
 
-        def run(tick: Callable[[int], object]) -> mix_errors.Errors:
+        def run(tick: Callable[[int], object], errors: dict[str, dict[str, float]]) -> None:
             done = 0
 
             def counted(more: int) -> None:
@@ -137,13 +137,13 @@ def _errors(
                 if on_weights is not None:
                     on_weights(done, len(schemes))
 
-            return mix_errors.measure_errors(list(schemes), read, schemes, statistics, counted)
+            mix_errors.measure_errors(list(schemes), read, schemes, statistics, counted, errors)
 
         identity = None if statistics is None else mix_errors.file_identity(str(request.quant_stats))
         key = {"files": [*mix_errors.identity(src), *request.config_table.items()], "statistics": identity,
                "schemes": schemes, "file": file.kind, "component": component,
                "versions": dict(compat.hardware.versions())}  # fmt: skip
-        return mix_errors.remembered(key, list(schemes), request.progress, run)
+        return mix_errors.remembered(key, schemes, request.progress, run)
 
 
 def _is_known(row: MixedTensor, word: str, errors: mix_errors.Errors) -> bool:

@@ -56,7 +56,7 @@ def usual_size(target: Target, kind: str) -> str:
     rest = sum(part.bytes for part in parts if not _is_mixed(part.name, kind))
     if kind == "folder":
         mixed = [part.name for part in parts if _is_mixed(part.name, kind)]
-        rest += folder_size.bytes_beside(plan.detected.sources, mixed, folder_of(plan))
+        rest += folder_size.most_beside(plan.detected.sources, mixed, folder_of(plan))
     least = 0 if kind == "folder" else foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf")
     return budget_text(max(rest + int(share * whole), int(1.1 * least)))
 
@@ -83,8 +83,7 @@ def foreseen_mix(target: Target, kind: str, mix: Mix) -> tuple[int, int]:
             )
         return before, min(size, before)
     plan = _plan(target, values, folder_size.bytes_beside)
-    mixed = [part.name for part in plan.components if part.spec is not None]
-    others = folder_size.bytes_beside(plan.detected.sources, mixed, folder_of(plan))
+    others = folder_size.foreseen_beside(plan)
     if "size" not in values:
         return before, plan.bytes + others
     return before, min(parse_size(values["size"], "A size"), before + others)

@@ -153,7 +153,7 @@ def test_blocks_that_end_within_a_rotated_group_are_joined_as_far_as_it_goes(
     count = -(-COLUMNS // block)
     padded = torch.nn.functional.pad(moments, (0, count * block - COLUMNS) * 2)
     blocks = torch.stack([padded[at : at + block, at : at + block] for at in range(0, count * block, block)])
-    turned = _gptq._rotated_moments(blocks, 128, COLUMNS)
+    turned = _gptq._rotated_moments(blocks.clone(), 128, COLUMNS)
     assert turned.shape == (-(-count * block // joined), joined, joined)
     matrix = hadamard.rotate_by_matrix(torch.eye(COLUMNS), 128)
     whole = torch.block_diag(*blocks)[:COLUMNS, :COLUMNS]
