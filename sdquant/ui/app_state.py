@@ -74,10 +74,10 @@ class Desk:
         """Return the names of the pipelines that can supply the missing components of a single file."""
         return [entry.name for entry in self.roots.models() if entry.kind == "pipeline"]
 
-    def companions(self) -> list[str]:
+    def companions(self, model: str | None) -> list[str]:
         """Return the names of what a single file can be used with: pipelines first, then files of other parts."""
         entries = sorted(self.roots.models(), key=lambda entry: entry.kind != "pipeline")
-        return [entry.name for entry in entries]
+        return [entry.name for entry in entries if entry.name != model]
 
     def base_for(self, model: str) -> str | None:
         """Return the first pipeline that can supply the missing components of this model, or else the first of all."""
