@@ -97,7 +97,7 @@ def test_an_fp8_file_for_comfyui(person: Person, running: Served) -> None:
     page = person.page
     file = running.models / "flux-fp8.safetensors"
     sdquant.save(sdquant.load_model(demo.path("digits-flux") / "transformer", "fp8", progress=False), file)
-    page.locator("#again").click()
+    page.reload()  # which lists new files as "Refresh" does
     person.model("models/flux-fp8.safetensors")
     person.tab("Convert")
     page.locator("#convert-kind").get_by_label(re.compile("ComfyUI")).check()
