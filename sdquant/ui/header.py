@@ -57,7 +57,7 @@ def build_header(desk: Desk) -> Head:
             value=_beginning(desk, first),
             multiselect=True,
             label="Together with",
-            info="For a lone file: a pipeline, your own T5, CLIP, VAE",
+            info="For a lone file: a pipeline, your T5, VAE, config.json",
             interactive=_is_lone(desk, first),
             scale=1,
             elem_id="base",
@@ -85,7 +85,7 @@ def wire(head: Head, desk: Desk, page: gr.Blocks) -> None:
         models = desk.models()
         model = model if model in models else next(iter(models), "")
         companions = desk.companions(model)
-        kept = [name for name in others or () if name in companions]
+        kept = [one for one in others or () if one in {name for _, name in companions}]
         return (
             gr.update(choices=models, value=model or None),
             gr.update(choices=companions, value=kept or _beginning(desk, model)),
