@@ -35,7 +35,7 @@ _IDLE = html_components.card(
 _MOST = 40  # lines of evidence
 
 
-def add(desk: Desk, under_way: UnderWay) -> None:
+def add(desk: Desk, page: gr.Blocks, under_way: UnderWay) -> None:
     """Create the tab's widgets and connect their events."""
     names = [entry.name for entry in desk.roots.files()]
     with gr.Row(elem_classes="sq-head"):
@@ -63,7 +63,12 @@ def add(desk: Desk, under_way: UnderWay) -> None:
         return html, gr.skip() if is_busy else "", box
 
     ask([picked.change, config.input], look, [picked, config], [output, checked, config])
-    again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **QUIET)
+
+    def list_files() -> Any:
+        return gr.update(choices=[entry.name for entry in desk.roots.files()])
+
+    again.click(list_files, None, picked, **QUIET)
+    page.load(list_files, None, picked, **QUIET)
 
     def start(request: gr.Request, name: str | None, config: str | None) -> Iterator[tuple[Any, ...]]:
         yield from _verify(desk, waiter(request.session_hash, "inspect"), name, config)
