@@ -24,9 +24,9 @@ def gguf_bytes(path: str | Path, quant: str, *, single: bool, config: Given | No
         single: one file, and not a folder. config: see `load_model`.
     """
     options = make_request(Path(path), quant=quant)
-    chosen = original_layout.chosen(detect(path, config=config), options.components, single=single)
+    sources = original_layout.chosen(detect(path, config=config), options.components, single=single)
     total = 0
-    for src in map(original_layout.as_floats, chosen.values()):
+    for src in map(original_layout.as_floats, sources.values()):
         named = original_layout.names(src, single)
         for _, shape, kind, _ in export_gguf.gguf_rows(src, named, registry.parse(quant), (), {}, RoundingLoss()):
             nbytes = gguf_types.TYPES[kind].size(math.prod(shape))
@@ -37,8 +37,8 @@ def gguf_bytes(path: str | Path, quant: str, *, single: bool, config: Given | No
 def file_bytes(path: str | Path, quant: str, *, config: Given | None = None) -> int:
     """Return the bytes that `export_single_file.quantize_file` writes of tensors."""
     options = make_request(Path(path), quant=quant)
-    chosen = original_layout.chosen(detect(path, config=config), options.components, single=True)
-    ((component, src),) = chosen.items()
+    sources = original_layout.chosen(detect(path, config=config), options.components, single=True)
+    ((component, src),) = sources.items()
     spec = registry.parse(quant).of_component("" if component == LONE else component)
     rows = export_single_file.rows_of(export_single_file.floats_of(src), spec, ())
     return sum(part.nbytes for row in rows for part in row.made.values())

@@ -153,10 +153,10 @@ def notes(target: Target) -> tuple[str, ...]:
     """Return what a person should know before a model is converted: that it is quantized already."""
     from ..models import detect
 
-    found = detect(target.path, config=target.config)
-    if not found.prequantized:
+    detected = detect(target.path, config=target.config)
+    if not detected.prequantized:
         return ()
-    return (f"The model is in {found.quant} already, and is rounded a second time: the original gives a better file.",)
+    return (f"The model is in {detected.quant} already, and is rounded a second time: the original gives a better file.",)
 
 
 def _roles(kind: str) -> tuple[str, ...]:

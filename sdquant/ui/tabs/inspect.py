@@ -114,7 +114,7 @@ def _verify(desk: Desk, page: str, name: str | None, config: str | None) -> Iter
         return
     yield html_components.progress(Progress(stage="reading")), *_buttons(busy=True)
     try:
-        path, given = desk.roots.resolve(name), desk.config_of(config) if config else None
+        path, what = desk.roots.resolve(name), desk.config_of(config) if config else None
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *_buttons(busy=False)
         return
@@ -125,7 +125,7 @@ def _verify(desk: Desk, page: str, name: str | None, config: str | None) -> Iter
         return _outcome(event, name, desk), *_buttons(busy=False)
 
     def work(job: Job) -> Detected:
-        return verify(path, on_tensor=partial(job.at, "reading"), config=given)
+        return verify(path, on_tensor=partial(job.at, "reading"), config=what)
 
     yield from follow(desk.tasks, page, work, show)
 
