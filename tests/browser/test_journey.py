@@ -83,24 +83,21 @@ def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: 
     assert (again.value("quant.model"), again.value("offload")) == ("qint8", "model")
 
 
-def test_a_preset_fills_the_settings(person: Person) -> None:
+def test_presets_and_files_fill_the_settings(person: Person, tmp_path: Path) -> None:
+    """One way through all of it: opening a page takes longer than the rest."""
     person.tab("Settings")
     person.page.get_by_role("button", name="Fits 6 GB").click()
     expect(person.page.locator("#preset-said .sq-info")).to_contain_text("Fits 6 GB")
     expect(person.page.locator("#verdict .sq-works")).to_be_visible()
 
-
-def test_every_field_has_a_widget_with_its_help(person: Person) -> None:
-    person.tab("Settings")
+    # Every field has a widget with its help.
     person.page.locator("#more").get_by_role("button").first.click()
     for row in fields():
         box = person.page.locator(f"#set-{row.name.replace('.', '-').replace('_', '-')}")
         expect(box).to_be_visible()
         expect(box).to_contain_text(row.help)
 
-
-def test_settings_go_out_and_come_back(person: Person, tmp_path: Path) -> None:
-    person.tab("Settings")
+    # Settings go out and come back.
     with person.page.expect_download() as waiting:
         person.page.locator("#export").click()
     waiting.value.save_as(tmp_path / "out.json")
