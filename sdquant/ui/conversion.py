@@ -156,7 +156,9 @@ def notes(target: Target) -> tuple[str, ...]:
     detected = detect(target.path, config=target.config)
     if not detected.prequantized:
         return ()
-    return (f"The model is in {detected.quant} already, and is rounded a second time: the original gives a better file.",)
+    return (
+        f"The model is in {detected.quant} already, and is rounded a second time: the original gives a better file.",
+    )
 
 
 def _roles(kind: str) -> tuple[str, ...]:
