@@ -25,6 +25,7 @@ SIDE_FILES = frozenset({*_SIDE, *quantization_methods.SIDE_FILES})
 
 Given = Mapping[str, Any] | str | Path  # a config from the caller
 Configs = tuple[dict[str, Any], dict[str, Any]]
+NAMED = r"\bconfig=(\{[^{}]*\})"  # in a sentence of an error
 _DEEPEST = 16
 
 
@@ -81,9 +82,9 @@ def in_words_of_files(text: str) -> str:
 
     def beside(match: re.Match[str]) -> str:
         inner = match[1].replace(": True", ": true").replace(": False", ": false")
-        return f'{{"quantization_config": {{{inner}}}}} in a config.json beside the file (alone in a folder)'
+        return f'{{"quantization_config": {inner}}} in a config.json beside the file (alone in a folder)'
 
-    return re.sub(r"\bconfig=\{([^{}]*)\}", beside, text)
+    return re.sub(NAMED, beside, text)
 
 
 def refuse_for_pipeline(place: Path, given: Given | None) -> None:

@@ -79,10 +79,10 @@ def write_comfy_mix(
     return export_single_file.write_rows(goal, src, rows, f"a mix for {goal.name}", skip, progress, on_bytes)
 
 
-def smallest_comfy_mix(path: str | Path) -> int:
+def smallest_comfy_mix(path: str | Path, config: Given | None = None) -> int:
     """Return the bytes of the smallest file that `write_comfy_mix` can write of a model."""
     request = make_request(path, quant="auto", size=1)
-    return _opened(original_layout.chosen(detect(path), None, single=True), request)[0].fewest
+    return _opened(original_layout.chosen(detect(path, config=config), None, single=True), request)[0].fewest
 
 
 def _opened(sources: Mapping[str, Checkpoint], request: Request) -> tuple[file_mix.MixedFile, Mapping[str, Rows], Rows]:

@@ -328,9 +328,9 @@ def _spec_of(spec: QuantSpec, type_: str) -> QuantSpec:
     return replace(spec, scheme=row, options=tuple(one for one in spec.options if one[0] in row.options))
 
 
-def smallest_gguf_mix(path: str | Path) -> int:
+def smallest_gguf_mix(path: str | Path, config: Given | None = None) -> int:
     """Return the bytes of the smallest file of a model with types of its own for each weight."""
-    sources = original_layout.chosen(detect(path), None, single=True)
+    sources = original_layout.chosen(detect(path, config=config), None, single=True)
     floats = {name: original_layout.as_floats(src) for name, src in sources.items()}
     return _mixed(floats, make_request(path, quant=AUTO, size=1)).fewest
 

@@ -35,7 +35,7 @@ def build(roots: Roots, settings_path: Path) -> gr.Blocks:
             with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
                 settings.add(desk, head, page, under_way)
             with gr.Tab("Inspect", id="inspect", elem_id="tab-inspect"):
-                inspect.add(desk, under_way)
+                inspect.add(desk, page, under_way)
             with gr.Tab("Compare", id="compare", elem_id="tab-compare"):
                 compare.add(desk, head, under_way)
             with gr.Tab(convert.TITLE, id="convert", elem_id="tab-convert"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SdquantError, SettingsError
 from ..settings import Settings, settings_file
+from . import readings
 from .background_task import TaskList
 from .model_manager import Engine
 from .page_memory import PageMemory
@@ -74,17 +75,29 @@ class Desk:
         """Return the names of the pipelines that can supply the missing components of a single file."""
         return [entry.name for entry in self.roots.models() if entry.kind == "pipeline"]
 
-    def companions(self) -> list[str]:
-        """Return the names of what a single file can be used with: pipelines first, then files of other parts."""
+    def companions(self, model: str | None) -> list[tuple[str, str]]:
+        """Return what a single file can be used with, each as the page shows it and as it comes back: what may be said
+        of a file that does not say it itself, pipelines, files of other parts, and configs."""
         entries = sorted(self.roots.models(), key=lambda entry: entry.kind != "pipeline")
-        return [entry.name for entry in entries]
+        names = [entry.name for entry in (*entries, *self.roots.configs()) if entry.name != model]
+        return [*self.readings(model).items(), *((name, name) for name in names)]
+
+    def readings(self, model: str | None) -> dict[str, str]:
+        """Return what may be said of a file that cannot be read without: words, and the config that says it."""
+        if not model or self.is_pipeline(model):
+            return {}
+        try:
+            self.target(model, None).components(Settings())
+        except SdquantError as error:
+            return readings.readings(error)
+        return {}
 
     def base_for(self, model: str) -> str | None:
         """Return the first pipeline that can supply the missing components of this model, or else the first of all."""
-        bases = self.bases()
+        bases, configs = self.bases(), [*self.readings(model).values()][:1]
         for base in bases:
             try:
-                self.target(model, base).components(Settings())
+                self.target(model, [base, *configs]).components(Settings())
             except SdquantError:  # of another family, or without a place for it
                 continue
             return base
@@ -98,28 +111,44 @@ class Desk:
         """Return the model of this name, with others for its missing components unless it is a pipeline.
 
         Args:
-            others: names of at most one pipeline, and of files of text encoders or a VAE.
+            others: names of at most one pipeline, of files of text encoders or a VAE, and at most one config, as the
+                name of a file or as JSON.
 
         Raises:
-            SettingsError: a name that is not below the folders of models, or two pipelines.
+            SettingsError: a name that is not below the folders of models, two pipelines, or two configs.
         """
         path = str(self.roots.resolve(model))
         if not others or self.is_pipeline(model):
             return Target(path=path)
-        names = [others] if isinstance(others, str) else list(others)
+        every = [others] if isinstance(others, str) else list(others)
+        configs = [name for name in every if isinstance(name, str) and readings.is_config(name)]
+        if len(configs) > 1:
+            why = "each of them says what the file is"
+            raise SettingsError(f"Cannot use {model} with two configs", why, "Remove one of them")
+        names = [name for name in every if name not in configs]
         paths = {name: str(self.roots.resolve(name)) for name in names}
         bases = [name for name in paths if self.is_pipeline(name)]
         if len(bases) > 1:
             why = f"{' and '.join(bases)} are whole pipelines, and one of them lends what the file lacks"
             raise SettingsError(f"Cannot use {model} with two pipelines", why, "Remove one of them")
         base = paths.pop(bases[0]) if bases else None
-        return Target(path=path, base=base, parts=tuple(paths.values()))
+        config = next(map(self.config_of, configs), None)
+        return Target(path=path, base=base, parts=tuple(paths.values()), config=config)
+
+    def config_of(self, name: str) -> str:
+        """Return what `load_model` takes for a config: JSON as it is, or the path of a file of that name.
+
+        Raises:
+            SettingsError: a name that is not below the folders of models.
+        """
+        return name if readings.is_text(name) else str(self.roots.resolve(name))
 
     @staticmethod
     def stamp(target: Target) -> tuple[object, ...]:
         """Return what changes when files come into or leave a folder of a model, or one of its files is written."""
         files: list[object] = []
-        for place in map(Path, filter(None, (target.path, target.base, *target.parts))):
+        config = target.config if target.config and not readings.is_text(target.config) else None
+        for place in map(Path, filter(None, (target.path, target.base, *target.parts, config))):
             inside = (*place.glob("*"), *place.glob("*/*")) if place.is_dir() else ()
             for path in (place, *inside):
                 with contextlib.suppress(OSError):

@@ -139,9 +139,13 @@ def _written(target: Target, scheme: str, kind: str) -> int | None:
 
     if registry.scheme(scheme).backend == "gguf":
         # A folder has components, too, that are copied as they are: the plan knows those.
-        return foreseen_size.gguf_bytes(target.path, scheme, single=True) if kind != "folder" else None
+        return (
+            foreseen_size.gguf_bytes(target.path, scheme, single=True, config=target.config)
+            if kind != "folder"
+            else None
+        )
     if kind == "file" and export_single_file.suits(scheme):
-        return foreseen_size.file_bytes(target.path, scheme)
+        return foreseen_size.file_bytes(target.path, scheme, config=target.config)
     return None
 
 
@@ -149,10 +153,12 @@ def notes(target: Target) -> tuple[str, ...]:
     """Return what a person should know before a model is converted: that it is quantized already."""
     from ..models import detect
 
-    found = detect(target.path)
-    if not found.prequantized:
+    detected = detect(target.path, config=target.config)
+    if not detected.prequantized:
         return ()
-    return (f"The model is in {found.quant} already, and is rounded a second time: the original gives a better file.",)
+    return (
+        f"The model is in {detected.quant} already, and is rounded a second time: the original gives a better file.",
+    )
 
 
 def _roles(kind: str) -> tuple[str, ...]:
@@ -188,9 +194,11 @@ def convert_model(
         return
     request = request_for(target, scheme, kind)
     if registry.scheme(scheme).backend == "gguf":
-        export_gguf.quantize_file(target.path, scheme, out, progress=False, on_bytes=on_bytes)
+        export_gguf.quantize_file(target.path, scheme, out, progress=False, on_bytes=on_bytes, config=target.config)
     elif kind == "file" and export_single_file.suits(scheme):
-        export_single_file.quantize_file(target.path, scheme, out, progress=False, on_bytes=on_bytes)
+        export_single_file.quantize_file(
+            target.path, scheme, out, progress=False, on_bytes=on_bytes, config=target.config
+        )
     else:
         plan = prepare(request, convert=True)
         require_space(out, plan.bytes)  # before the work, not after it

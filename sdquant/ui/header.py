@@ -40,23 +40,25 @@ class Head:
 def build_header(desk: Desk) -> Head:
     """Create the head at the current position in the page."""
     models = desk.models()
+    first = models[0] if models else None
     with gr.Row(elem_classes="sq-head", equal_height=True):
         gr.HTML(TITLE, padding=False)
         model = gr.Dropdown(
             models,
-            value=models[0] if models else None,
+            value=first,
             label="Model",
             info="Folders and files below the model folders",
-            scale=2,
+            scale=1,
             elem_id="model",
         )
+        # Off for a pipeline, and not hidden: what is below would move.
         base = gr.Dropdown(
-            desk.companions(),
-            value=desk.bases()[:1],
+            desk.companions(first),
+            value=_beginning(desk, first),
             multiselect=True,
             label="Together with",
-            info="A pipeline for the rest; your own T5, CLIP, VAE files",
-            visible=False,
+            info="For a lone file: a pipeline, your T5, VAE, config.json",
+            interactive=_is_lone(desk, first),
             scale=1,
             elem_id="base",
         )
@@ -75,28 +77,40 @@ def wire(head: Head, desk: Desk, page: gr.Blocks) -> None:
     def picked(model: str, before: str) -> tuple[Any, str]:
         if model == before:
             return gr.skip(), model
-        if not model or desk.is_pipeline(model):
-            return gr.update(visible=False), model
-        base = desk.base_for(model)
-        return gr.update(visible=True, value=[base] if base else []), model
+        return gr.update(
+            choices=desk.companions(model), value=_beginning(desk, model), interactive=_is_lone(desk, model)
+        ), model
 
     def again(model: str, others: list[str] | None) -> tuple[Any, Any]:
-        models, companions = desk.models(), desk.companions()
-        kept = [name for name in others or () if name in companions]
+        models = desk.models()
+        model = model if model in models else next(iter(models), "")
+        companions = desk.companions(model)
+        kept = [one for one in others or () if one in {name for _, name in companions}]
         return (
-            gr.update(choices=models, value=model if model in models else next(iter(models), None)),
-            gr.update(choices=companions, value=kept or desk.bases()[:1]),
+            gr.update(choices=models, value=model or None),
+            gr.update(choices=companions, value=kept or _beginning(desk, model)),
         )
 
-    def arrived() -> tuple[str, Any, Any]:
+    def arrived(model: str) -> tuple[str, Any, Any]:
         # Not the values: somebody may have chosen meanwhile.
-        return chip(desk), gr.update(choices=desk.models()), gr.update(choices=desk.companions())
+        return chip(desk), gr.update(choices=desk.models()), gr.update(choices=desk.companions(model))
 
-    page.load(arrived, None, [head.chip, head.model, head.base], **QUIET)
+    page.load(arrived, head.model, [head.chip, head.model, head.base], **QUIET)
     # Another page may have loaded another model meanwhile.
     ask([head.visits.change], lambda: chip(desk), None, head.chip, queue=False)
     ask([head.model.change], picked, [head.model, last_model], [head.base, last_model], queue=False)
     head.again.click(again, [head.model, head.base], [head.model, head.base], **QUIET)
+
+
+def _is_lone(desk: Desk, model: str | None) -> bool:
+    """Return whether a model lacks what "Together with" gives: it is no whole pipeline."""
+    return bool(model) and not desk.is_pipeline(str(model))
+
+
+def _beginning(desk: Desk, model: str | None) -> list[str]:
+    """Return what a model is used with unless somebody chooses."""
+    base = desk.base_for(str(model)) if _is_lone(desk, model) else None
+    return [base] if base else []
 
 
 def chip(desk: Desk) -> str:

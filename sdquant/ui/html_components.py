@@ -57,18 +57,19 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def refusal(error: BaseException, roots: Roots, fixes: Sequence[str] = ()) -> str:
+def refusal(error: BaseException, roots: Roots, fixes: Sequence[str] = (), *, at: str = "Together with") -> str:
     """Format an error as a box: what, why and fix. Paths outside the model folders are not shown.
 
     Args:
         fixes: the labels of buttons that fix it, which then stand for what the error says.
+        at: the label of the widget that takes a config.
     """
     parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
     if not parts[0]:
         parts = ["Something went wrong", f"{type(error).__name__}: {error}", "See the server's log for the full error"]
     if fixes:
         parts[2] = listed(fixes)
-    what, why, fix = (escape(in_page_words(roots.clean(str(part))).rstrip(".")) for part in parts)
+    what, why, fix = (escape(in_page_words(roots.clean(str(part)), at).rstrip(".")) for part in parts)
     return card("breaks", f"{SIGNS['breaks']} {what}:", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 
 

@@ -57,7 +57,11 @@ def usual_size(target: Target, kind: str) -> str:
     if kind == "folder":
         mixed = [part.name for part in parts if _is_mixed(part.name, kind)]
         rest += folder_size.most_beside(plan.detected.sources, mixed, folder_of(plan))
-    least = 0 if kind == "folder" else foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf")
+    least = (
+        0
+        if kind == "folder"
+        else foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf", config=target.config)
+    )
     return budget_text(max(rest + int(share * whole), int(1.1 * least)))
 
 
@@ -73,7 +77,7 @@ def foreseen_mix(target: Target, kind: str, mix: Mix) -> tuple[int, int]:
     values = mix.values
     before = sum(part.bytes for part in _parts(_plan(target, {}), kind))
     if kind != "folder":
-        least = foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf")
+        least = foreseen_size.fewest_mix_bytes(target.path, gguf=kind == "gguf", config=target.config)
         size = parse_size(values["size"], "A size") if "size" in values else least
         if size < least:
             raise BudgetError(
@@ -104,7 +108,10 @@ def write_mix(
     values = mix.values
     if kind != "folder":
         write = export_gguf.quantize_file if kind == "gguf" else comfy_mix.write_comfy_mix
-        write(target.path, AUTO, out, progress=False, on_bytes=on_bytes, on_weights=on_weights, **values)
+        write(
+            target.path, AUTO, out, progress=False, on_bytes=on_bytes, on_weights=on_weights, config=target.config,
+            **values,
+        )  # fmt: skip
         return
     request = target.request(Settings(values))
     plan = prepare(request, convert=True, on_weights=on_weights, beside=folder_size.bytes_beside)

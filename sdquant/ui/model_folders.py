@@ -11,13 +11,13 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from .. import demo
-from ..errors import SettingsError
+from ..errors import SdquantError, SettingsError
 from ..formats import folders, refused_files
 from ..planning import bundled_models
 
@@ -28,6 +28,9 @@ MAX_LOOKED_AT = 20_000  # files and folders, for one list
 SHOWN = 40  # characters of a refused name that an error repeats
 
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}
+_CONFIGS = {".json": "config"}
+_LARGEST_CONFIG = 1 << 20  # bytes
+_OF_MODELS = {"_class_name", "architectures", "quantization_config", "quant_method"}
 _DRIVE = r"[A-Za-z]:[\\/]|\\\\"
 # An absolute path in a sentence: not within a word, a URL or a tag, up to white space or a closing mark.
 _ABSOLUTE = re.compile(rf"(?:file:///?|(?<![\w.:/<*])/(?=[^\s/])|(?<!\w)(?:{_DRIVE}))[^\s'\"`<>|,;)\]]*")
@@ -97,6 +100,12 @@ class Roots:
         """List what can be inspected: `models`, and the components and files inside the folders."""
         return self._listed(inner=True)
 
+    def configs(self) -> tuple[Entry, ...]:
+        """List the JSON files below the folders that say what a model is, or how it is quantized."""
+        return tuple(
+            one for one in self._listed(inner=False, suffixes=_CONFIGS) if one.path.is_file() and _is_config(one)
+        )
+
     def loras(self) -> tuple[Entry, ...]:
         """List the LoRA files below the folders."""
         return tuple(one for one in self._listed(inner=False) if _is_lora(one))
@@ -153,12 +162,12 @@ class Roots:
                     return root.called(tried) or tried.name
         return None
 
-    def _listed(self, *, inner: bool) -> tuple[Entry, ...]:
+    def _listed(self, *, inner: bool, suffixes: Mapping[str, str] = _FILES) -> tuple[Entry, ...]:
         real_paths: set[str] = set()
         looked_at = _Count(MAX_LOOKED_AT)
         entries: dict[str, Entry] = {}
         for root in self._roots:
-            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, real_paths, inner):
+            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, real_paths, inner, suffixes):
                 entry = Entry(root.called(path), path, kind)
                 if self._found(entry.name) == path:  # not hidden behind another root's name
                     entries.setdefault(entry.name, entry)
@@ -171,7 +180,13 @@ class Roots:
         return next((path for root, parts in readings if (path := self._walk(root, parts)) is not None), None)
 
     def _models(
-        self, at: Path, depth: int, looked_at: _Count, real_paths: set[str], inner: bool
+        self,
+        at: Path,
+        depth: int,
+        looked_at: _Count,
+        real_paths: set[str],
+        inner: bool,
+        suffixes: Mapping[str, str],
     ) -> Iterator[tuple[Path, str]]:
         """Yield path and kind of a folder and of the models in it, folders before their contents."""
         real = os.path.realpath(at)
@@ -192,9 +207,9 @@ class Roots:
                 continue
             if path.is_dir():
                 if depth:
-                    yield from self._models(path, depth - 1, looked_at, real_paths, inner)
-            elif path.suffix.lower() in _FILES:
-                yield path, _FILES[path.suffix.lower()]
+                    yield from self._models(path, depth - 1, looked_at, real_paths, inner, suffixes)
+            elif path.suffix.lower() in suffixes:
+                yield path, suffixes[path.suffix.lower()]
 
     def _walk(self, root: _Root, parts: list[str]) -> Path | None:
         """Return the file or folder below a root, by names that the folders themselves list; None if there is none."""
@@ -221,6 +236,23 @@ def _is_lora(entry: Entry) -> bool:
     except OSError:
         return False
     return _looked_up(entry.path, stat.st_mtime_ns, stat.st_size)
+
+
+def _is_config(entry: Entry) -> bool:
+    try:
+        stat = entry.path.stat()
+    except OSError:
+        return False
+    return stat.st_size <= _LARGEST_CONFIG and _says_what(entry.path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(MAX_LOOKED_AT)
+def _says_what(path: Path, changed: int, size: int) -> bool:
+    try:
+        table = folders.read_json(path)
+    except SdquantError:
+        return False
+    return bool(table.keys() & _OF_MODELS)
 
 
 @lru_cache(MAX_LOOKED_AT)

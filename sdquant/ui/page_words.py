@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..formats import component_configs
+from . import readings
 
 # What a fix may have, and what the page calls it. The first that matches counts.
 _WORDS = (
@@ -27,9 +27,13 @@ _LIBRARY = re.compile(r"[\w.]+\(\) missing \d+ required positional arguments?: (
 _TABLE = tuple((re.compile(pattern), text) for pattern, text in _WORDS)
 
 
-def in_page_words(text: str) -> str:
-    """Return a sentence of an error with the arguments of calls in it as the page names them."""
-    text = component_configs.in_words_of_files(_LIBRARY.sub(lambda match: match[1].upper(), text))
+def in_page_words(text: str, at: str = "Together with") -> str:
+    """Return a sentence of an error with the arguments of calls in it as the page names them.
+
+    Args:
+        at: the label of the widget that takes a config.
+    """
+    text = readings.in_words(_LIBRARY.sub(lambda match: match[1].upper(), text), at)
     for pattern, words in _TABLE:
         text = pattern.sub(words, text)
     return text

@@ -25,16 +25,21 @@ AXES = ("offload", "mode", "runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A model to load: its path, and the base pipeline and further parts of a single component or checkpoint."""
+    """A model to load: its path, and the base pipeline and further parts of a single component or checkpoint.
+
+    Attributes:
+        config: what a lone file does not say itself, as the path of a file or as JSON.
+    """
 
     path: str
     base: str | None = None
     parts: tuple[str, ...] = ()
+    config: str | None = None
 
     @property
     def companions(self) -> dict[str, Any]:
         """Return what goes with the path, as keyword arguments of a load."""
-        return {"base": self.base, "parts": self.parts}
+        return {"base": self.base, "parts": self.parts, "config": self.config}
 
     def components(self, settings: Settings) -> dict[str, str | None]:
         """Return component names, as `Settings.request` takes them, each with the scheme of its weights on disk.

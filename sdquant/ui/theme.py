@@ -54,6 +54,11 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   background: var(--body-background-fill); color: var(--body-text-color); box-shadow: 0 4px 16px #0004; }
 .sq-at-top button { margin-left: 12px; text-decoration: underline; font-weight: 600; }
 .sq-head { align-items: end; }
+.sq-head > :has(.sq-brand) { flex: 0 0 clamp(160px, 22vw, 250px) !important; }
+#base .wrap-inner { flex-wrap: nowrap; overflow: auto hidden; scrollbar-width: thin; height: 36px; padding-block: 0; }
+#base .token { flex: none; white-space: nowrap; padding-block: 3px; }
+#base .secondary-wrap { min-width: 96px; }
+#base .wrap-inner:has(input:disabled) { opacity: 0.5; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
 .sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }
 .sq-brand span, .sq-note, .sq-lead { color: var(--body-text-color-subdued); font-size: 0.875rem; }
@@ -167,8 +172,9 @@ html:has(body.dark) { color-scheme: dark; background: #0a0f1e; }
   .sq-schemes tbody td { display: inline-block !important; padding: 0 10px 4px; }
   .sq-schemes tbody th { padding: 4px 10px; }
   .sq-schemes tbody td:empty { display: none; }
-  .sq-head > :first-child { flex: 1 0 100% !important; }
+  .sq-head > :is(:first-child, :has(.sq-brand)) { flex: 1 0 100% !important; }
   .sq-head > .form { flex-direction: column; }
+  #in-memory { min-height: 53px; }
   .sq-bar-head span:last-child { white-space: nowrap; }
 }
 @media (prefers-reduced-motion: reduce) { .sq-fill { transition: none; } }

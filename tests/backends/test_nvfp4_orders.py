@@ -20,8 +20,10 @@ from sdquant import backends
 from sdquant.cli import main
 from sdquant.core import packed_rows, read_weight
 from sdquant.errors import BadFileError, SettingsError, UnsupportedFileError
+from sdquant.formats import component_configs
 from sdquant.formats.checkpoint import single_file
 from sdquant.nn import quantized_layer
+from sdquant.ui import readings
 from sdquant.ui.page_words import in_page_words
 
 from .. import malformed
@@ -200,7 +202,9 @@ def test_a_user_can_say_the_order(order: str, named: str, tmp_path: Path, capsys
     words = re.findall(r"--config '(\{.*?\})'", capsys.readouterr().err.replace("\n", " "))
     assert said in [json.loads(re.sub(r"\s+", " ", text)) for text in words]
     assert main(["inspect", "--verify", "--config", json.dumps(said), str(path)]) == 0
-    beside = re.findall(r"(\{.*?\}\}) in a config.json", in_page_words(caught.value.fix))
+    assert f"“{readings.label(said)}” at Together with" in in_page_words(caught.value.fix)
+    assert json.loads(readings.readings(caught.value)[readings.label(said)]) == said
+    beside = re.findall(r"(\{.*?\}\}) in a config.json", component_configs.in_words_of_files(caught.value.fix))
     assert {"quantization_config": said} in [json.loads(text) for text in beside]
     (path.parent / "config.json").write_text(json.dumps({"quantization_config": said}))
     assert torch.equal(dict(sdquant.dequantize(path))[NAME], weight) and sdquant.verify(path).quant == "comfy:nvfp4"

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
+from ..patience import PATIENCE
 from ..ui.conftest import Served, serve
 from .person import Person
 
 __all__ = ["serve"]
 
-expect.set_options(timeout=60_000)  # the machine may be busy, and models load
+expect.set_options(timeout=1000 * PATIENCE)  # ms; the machine may be busy, and models load
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (

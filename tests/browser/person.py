@@ -13,6 +13,8 @@ from playwright.sync_api import Locator, Page, expect
 from sdquant.settings import field_named
 from sdquant.training.digits import judge
 
+from ..patience import PATIENCE
+
 
 @dataclass
 class Person:
@@ -23,7 +25,7 @@ class Person:
     goto: bool = True
 
     def __post_init__(self) -> None:
-        self.page.set_default_timeout(60_000)  # as `expect` waits: pages of a second context had Playwright's 30 s
+        self.page.set_default_timeout(1000 * PATIENCE)  # as `expect` waits, not Playwright's 30 s
         if self.goto:
             self.page.goto(self.url)
         expect(self.page.get_by_role("button", name="Generate", exact=True)).to_be_enabled()

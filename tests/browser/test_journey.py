@@ -83,24 +83,21 @@ def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: 
     assert (again.value("quant.model"), again.value("offload")) == ("qint8", "model")
 
 
-def test_a_preset_fills_the_settings(person: Person) -> None:
+def test_presets_and_files_fill_the_settings(person: Person, tmp_path: Path) -> None:
+    """One way through all of it: opening a page takes longer than the rest."""
     person.tab("Settings")
     person.page.get_by_role("button", name="Fits 6 GB").click()
     expect(person.page.locator("#preset-said .sq-info")).to_contain_text("Fits 6 GB")
     expect(person.page.locator("#verdict .sq-works")).to_be_visible()
 
-
-def test_every_field_has_a_widget_with_its_help(person: Person) -> None:
-    person.tab("Settings")
+    # Every field has a widget with its help.
     person.page.locator("#more").get_by_role("button").first.click()
     for row in fields():
         box = person.page.locator(f"#set-{row.name.replace('.', '-').replace('_', '-')}")
         expect(box).to_be_visible()
         expect(box).to_contain_text(row.help)
 
-
-def test_settings_go_out_and_come_back(person: Person, tmp_path: Path) -> None:
-    person.tab("Settings")
+    # Settings go out and come back.
     with person.page.expect_download() as waiting:
         person.page.locator("#export").click()
     waiting.value.save_as(tmp_path / "out.json")
@@ -164,13 +161,14 @@ def test_the_page_answers_while_it_draws(person: Person) -> None:
 def test_inspect_broken_and_hostile_files(person: Person, running: Served) -> None:
     source = next((demo.path("digits-sd") / "unet").glob("*.safetensors")).read_bytes()
     (running.models / "cut.safetensors").write_bytes(source[: len(source) // 2])
-    (running.models / "<img src=x onerror=alert(1)>.safetensors").write_bytes(source)
+    person = Person(person.page, running.url)  # opened anew, the page lists new files
     person.tab("Inspect")
-    person.page.locator("#files-again").click()
     person.pick("file", "models/cut.safetensors")
     found = person.page.locator("#found .sq-breaks")
     expect(found).to_contain_text("cut.safetensors")
     assert str(running.models) not in person.page.content()
+    (running.models / "<img src=x onerror=alert(1)>.safetensors").write_bytes(source)
+    person.page.locator("#files-again").click()
     person.pick("file", "models/<img src=x onerror=alert(1)>.safetensors")
     expect(person.page.locator("#found .sq-card").first).to_contain_text("<img src=x")
     assert person.page.locator("#found img").count() == 0

@@ -125,13 +125,11 @@ def test_settings_fix_and_apply(keys: Keys, person: Person) -> None:
     expect(page.locator("#in-memory")).to_contain_text("qint8, model offload")
 
 
-def test_inspect(keys: Keys) -> None:
+def test_inspect_and_compare_without_one_of_the_schemes(keys: Keys) -> None:
     keys.tab("Inspect")
     keys.choose("file", "digits-sd/unet")
     expect(keys.page.locator("#found[aria-live=polite] [role=status]")).to_contain_text("digits-sd/unet")
 
-
-def test_compare_without_one_of_the_schemes(keys: Keys) -> None:
     keys.tab("Compare")
     chosen = keys.page.locator("#compare-schemes .token")
     expect(chosen.first).to_be_visible()

@@ -55,10 +55,31 @@ def test_a_gguf_with_ones_own_t5(person: Person, running: Served) -> None:
     export_gguf.quantize_file(demo.path("digits-flux"), "q8_0", transformer, progress=False)
     export_gguf.quantize_file(demo.path("digits-flux") / "text_encoder_2", "q8_0", t5, progress=False)
     page.locator("#again").click()
-    person.model("models/flux-Q8_0.gguf")
-    _as_installed(person)
     others = page.get_by_label("Together with")
+    person.model("digits-flux")
+    expect(others).to_be_disabled()  # a whole pipeline needs nothing
+    tabs = page.get_by_role("tablist").first
+    place = tabs.bounding_box()
+    person.model("models/flux-Q8_0.gguf")
     expect(page.locator("#base")).to_contain_text("digits-flux")  # a pipeline that it goes with is found
+    assert tabs.bounding_box() == place  # the page stands still
+    _as_installed(person)
+    others.click()
+    choices = page.get_by_role("option")
+    expect(choices.filter(has_text="models/t5-Q8_0.gguf")).to_have_count(1)
+    expect(choices.filter(has_text="models/flux-Q8_0.gguf")).to_have_count(0)  # not with itself
+    page.get_by_role("option", name="models/t5-Q8_0.gguf").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#base")).to_contain_text("models/t5-Q8_0.gguf")
+    assert tabs.bounding_box() == place
+    page.set_viewport_size({"width": 390, "height": 844})
+    place = tabs.bounding_box()
+    person.model("digits-flux")
+    expect(others).to_be_disabled()
+    assert tabs.bounding_box() == place
+    person.model("models/flux-Q8_0.gguf")
+    expect(others).to_be_enabled()
+    page.set_viewport_size({"width": 1280, "height": 900})
     others.click()
     page.get_by_role("option", name="models/t5-Q8_0.gguf").click()
     page.keyboard.press("Escape")
@@ -76,7 +97,7 @@ def test_an_fp8_file_for_comfyui(person: Person, running: Served) -> None:
     page = person.page
     file = running.models / "flux-fp8.safetensors"
     sdquant.save(sdquant.load_model(demo.path("digits-flux") / "transformer", "fp8", progress=False), file)
-    page.locator("#again").click()
+    page.reload()  # which lists new files as "Refresh" does
     person.model("models/flux-fp8.safetensors")
     person.tab("Convert")
     page.locator("#convert-kind").get_by_label(re.compile("ComfyUI")).check()

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE
+
 SECRET = "canary-7f3a91c4"  # in files that must never be read
-READY = 180.0  # seconds until a server says where it is; other tests may take both cores
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Served:
     temporary: Path
     log: Path
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 60) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = PATIENCE) -> int:
         """End it by a signal and return its exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
@@ -69,7 +70,7 @@ def start(
     command = [sys.executable, "-m", *module, "--port", "0", "--models", str(models), *args]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True, env=around)
-    until = time.monotonic() + READY
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if found := re.search(r"http://\S+?:(\d+)", log.read_text()):
             return Served(found[0], int(found[1]), process, models, outside, temporary, log)

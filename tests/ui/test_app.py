@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE
+
 BUILD = """
 import sys
 from pathlib import Path
@@ -21,5 +23,5 @@ print([name for name in ("diffusers", "transformers", "scipy") if name in sys.mo
 @pytest.mark.slow
 def test_it_needs_no_diffusers(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD, str(tmp_path / "settings.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

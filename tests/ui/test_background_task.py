@@ -14,6 +14,8 @@ from sdquant.ui.app_state import waiter
 from sdquant.ui.background_task import Done, Task, TaskList, Visitor, follow, follow_again
 from sdquant.ui.model_manager import Job, Progress
 
+from ..patience import PATIENCE
+
 MINE = Visitor(browser="firefox", window="first")
 TABS = ("generate", "convert")
 
@@ -126,4 +128,4 @@ def test_a_job_of_nobody_is_cancelled_with_its_page(tasks: TaskList) -> None:
     task = tasks.followed("page")
     assert isinstance(task, Task)
     events.close()
-    assert task.ended.wait(10)
+    assert task.ended.wait(PATIENCE)

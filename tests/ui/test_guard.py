@@ -17,6 +17,7 @@ from sdquant.ui.server.basic_auth import FREE, SignIn
 from sdquant.ui.server.guard import Guard
 from sdquant.ui.server.request_body import MAX_BODY
 
+from ..patience import PATIENCE
 from .conftest import SECRET
 from .hostile_requests import (
     CLICK,
@@ -129,14 +130,14 @@ def test_an_upload_is_of_files_alone_as_long_as_it_says_and_whole(server: Served
     head += f"{PARTS[0]}: {PARTS[1]}\r\n".encode()
     for length in (b"Content-Length: 9\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked"):
         assert exchange(server.port, head + length + b"\r\nConnection: close\r\n\r\n" + body).status == 411
-    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:  # goes away on the way
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as sock:  # goes away on the way
         sock.sendall(head + b"Content-Length: 900000\r\n\r\n" + part("x")[:-9])
         _until(lambda: any(path.is_file() for path in set(uploads.rglob("*")) - there))
     _until(lambda: set(uploads.rglob("*")) == there)
 
 
 def _until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < end
         time.sleep(0.02)

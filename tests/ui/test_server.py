@@ -20,6 +20,7 @@ from sdquant.ui.server import serve as module
 from sdquant.ui.server.serve import serve as serve_page
 from sdquant.utils.install import install_extra
 
+from ..patience import PATIENCE
 from .conftest import SECRET
 from .wire import click, request
 
@@ -171,7 +172,7 @@ def test_a_job_inside_torch_ends_with_the_server(serve: Start, number: int, code
     body, kind = b'{"data": [], "fn_index": 0, "session_hash": "h"}', ("Content-Type", "application/json")
     before = set(served.models.iterdir())
     assert request(served.port, "POST", "/gradio_api/queue/join", (kind,), body).status == 200
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     while not (new := set(served.models.iterdir()) - before) and time.monotonic() < until:
         time.sleep(0.05)
     assert new

@@ -14,6 +14,8 @@ from sdquant.models import Product, Trace, Work
 from sdquant.ui import trace_files
 from sdquant.ui.step_traces import StepTraces
 
+from ..patience import PATIENCE
+
 
 def a_trace(weight: str = "proj.weight") -> dict[str, Trace | None]:
     one = Product(weight=weight, kind="linear", numbers=64, rows=4, dtype=torch.bfloat16)
@@ -23,7 +25,7 @@ def a_trace(weight: str = "proj.weight") -> dict[str, Trace | None]:
 
 
 def found(traces: StepTraces, key: object) -> Any:
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE
     while (answer := traces.find(key, None)) is None and time.monotonic() < until:  # type: ignore[arg-type]
         time.sleep(0.02)
     return answer
@@ -39,7 +41,7 @@ def test_made_once_and_there_at_the_next_start(tmp_path: Path) -> None:
     traces = StepTraces(tmp_path, make)
     assert traces.find("a", None) is None  # type: ignore[arg-type]
     assert found(traces, "a") == a_trace() and traces.is_there("a") and not traces.is_there("b")
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE
     while not list(tmp_path.glob("*.json")) and time.monotonic() < until:
         time.sleep(0.02)
     assert StepTraces(tmp_path, make).find("a", None) == a_trace()  # type: ignore[arg-type]

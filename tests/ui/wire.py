@@ -6,7 +6,7 @@ import json
 import socket
 from dataclasses import dataclass
 
-SECONDS = 20
+from ..patience import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Reply:
 def exchange(port: int, request: bytes) -> Reply:
     """Send bytes, and read until the other side closes."""
     raw = b""
-    with socket.create_connection(("127.0.0.1", port), SECONDS) as sock:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
         try:
             sock.sendall(request)
             while part := sock.recv(65536):

@@ -129,10 +129,10 @@ def add(desk: Desk, head: Head, under_way: UnderWay) -> Callable[[gr.Blocks], No
         **QUIET,
     )
 
-    lora_picker.wire_loras(desk, head, loras)
     start_picker.wire_start(desk, start_image, gallery, before, image)
 
     def wire(page: gr.Blocks) -> None:
+        lora_picker.wire_loras(desk, head, loras, page)
         ask(
             [page.load, head.model.change, head.base.change],
             lambda model, base, sampler: _traits(desk, model, base, sampler),

@@ -15,7 +15,7 @@ from ...core import NO_OFFLOAD, registry
 from ...errors import SdquantError
 from ...models import Stopped, detect
 from ...utils.byte_sizes import size
-from .. import html_components
+from .. import html_components, readings
 from ..app_state import waiter
 from ..background_task import Done, follow
 from ..events import QUIET, ask
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...formats import TypeRow
     from ...models import Detected
     from ..app_state import Desk
+    from ..model_manager import Job
     from ..under_way import UnderWay
 
 _IDLE = html_components.card(
@@ -34,13 +35,17 @@ _IDLE = html_components.card(
 _MOST = 40  # lines of evidence
 
 
-def add(desk: Desk, under_way: UnderWay) -> None:
+def add(desk: Desk, page: gr.Blocks, under_way: UnderWay) -> None:
     """Create the tab's widgets and connect their events."""
     names = [entry.name for entry in desk.roots.files()]
     with gr.Row(elem_classes="sq-head"):
         picked = gr.Dropdown(
             names, value=None, label="File or folder", info="Below the model folders", scale=4, elem_id="file"
         )
+        config = gr.Dropdown(
+            [], value=None, label="Config", info="Of a file that does not say it", interactive=False, scale=2,
+            elem_id="file-config",
+        )  # fmt: skip
         again = gr.Button("↻ Refresh", size="sm", scale=0, min_width=120, elem_id="files-again")
         verify = gr.Button("Read the contents too", size="sm", scale=0, min_width=160, elem_id="verify")
         cancel = gr.Button(
@@ -49,36 +54,58 @@ def add(desk: Desk, under_way: UnderWay) -> None:
     checked = gr.HTML("", elem_id="checked", padding=False)
     output = gr.HTML(_IDLE, elem_id="found")
 
-    def look(request: gr.Request, name: str | None) -> tuple[Any, Any]:
+    def look(request: gr.Request, name: str | None, config: str | None) -> tuple[Any, ...]:
         """Show what is in a file, and nothing more of another one, unless that is being read still."""
         is_busy = desk.tasks.is_busy(waiter(request.session_hash, "inspect"))
-        return _look(desk, name), gr.skip() if is_busy else ""
+        html, choices = _look(desk, name, config)
+        known = config if config in {one for _, one in choices} else None
+        box = gr.update(choices=choices, value=known, interactive=bool(choices))
+        return html, gr.skip() if is_busy else "", box
 
-    ask([picked.change], look, picked, [output, checked])
-    again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **QUIET)
+    ask([picked.change, config.input], look, [picked, config], [output, checked, config])
 
-    def start(request: gr.Request, name: str | None) -> Iterator[tuple[Any, ...]]:
-        yield from _verify(desk, waiter(request.session_hash, "inspect"), name)
+    def list_files() -> Any:
+        return gr.update(choices=[entry.name for entry in desk.roots.files()])
+
+    again.click(list_files, None, picked, **QUIET)
+    page.load(list_files, None, picked, **QUIET)
+
+    def start(request: gr.Request, name: str | None, config: str | None) -> Iterator[tuple[Any, ...]]:
+        yield from _verify(desk, waiter(request.session_hash, "inspect"), name, config)
 
     def stop(request: gr.Request) -> None:
         desk.tasks.cancel(waiter(request.session_hash, "inspect"))
 
     outputs = [checked, verify, cancel]
-    verify.click(start, picked, outputs, concurrency_limit=None, **QUIET)
+    verify.click(start, [picked, config], outputs, concurrency_limit=None, **QUIET)
     under_way.show("inspect", outputs)
     cancel.click(stop, None, None, queue=False, **QUIET)
 
 
-def _look(desk: Desk, name: str | None) -> str:
+def _look(desk: Desk, name: str | None, config: str | None) -> tuple[str, list[tuple[str, str]]]:
+    """Return what is in a file, and the configs that may be said of it, each as the page shows it and its name or JSON.
+
+    Args:
+        config: the one that was chosen, which may have been for another file.
+    """
     if not name:
-        return _IDLE
+        return _IDLE, []
+    choices: list[tuple[str, str]] = []
     try:
-        return shown(detect(desk.roots.resolve(name)), desk)
+        path = desk.roots.resolve(name)
+        try:
+            return shown(detect(path), desk), choices
+        except SdquantError as error:
+            files = ((entry.name, entry.name) for entry in desk.roots.configs())
+            choices = [*readings.readings(error).items(), *files]
+            if config not in {one for _, one in choices}:
+                raise
+        return shown(detect(path, config=desk.config_of(str(config))), desk), choices
     except SdquantError as error:
-        return html_components.refusal(error, desk.roots)
+        return html_components.refusal(error, desk.roots, at="Config"), choices
 
 
-def _verify(desk: Desk, page: str, name: str | None) -> Iterator[tuple[Any, ...]]:
+def _verify(desk: Desk, page: str, name: str | None, config: str | None) -> Iterator[tuple[Any, ...]]:
     """Read every tensor, and check scales, packed sizes and non-finite numbers. Yield the outcome and two buttons."""
     from ...loading import verify
 
@@ -87,7 +114,7 @@ def _verify(desk: Desk, page: str, name: str | None) -> Iterator[tuple[Any, ...]
         return
     yield html_components.progress(Progress(stage="reading")), *_buttons(busy=True)
     try:
-        path = desk.roots.resolve(name)
+        path, what = desk.roots.resolve(name), desk.config_of(config) if config else None
     except SdquantError as error:
         yield html_components.refusal(error, desk.roots), *_buttons(busy=False)
         return
@@ -97,7 +124,10 @@ def _verify(desk: Desk, page: str, name: str | None) -> Iterator[tuple[Any, ...]
             return html_components.progress(event) + html_components.note(name), *_buttons(busy=True)
         return _outcome(event, name, desk), *_buttons(busy=False)
 
-    yield from follow(desk.tasks, page, lambda job: verify(path, on_tensor=partial(job.at, "reading")), show)
+    def work(job: Job) -> Detected:
+        return verify(path, on_tensor=partial(job.at, "reading"), config=what)
+
+    yield from follow(desk.tasks, page, work, show)
 
 
 def _outcome(done: Done, name: str, desk: Desk) -> str:

@@ -80,7 +80,7 @@ def _strength(n: int) -> gr.Number:
     )
 
 
-def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
+def wire_loras(desk: Desk, head: Head, picker: LoraPicker, page: gr.Blocks) -> None:
     """Connect the events."""
     ask([one.change for one in picker.names], visible_rows, picker.names, picker.rows)
     ask(
@@ -88,6 +88,13 @@ def wire_loras(desk: Desk, head: Head, picker: LoraPicker) -> None:
         lambda model, folder, *names: _again(desk, model, folder, names),
         [head.model, picker.folder, *picker.names],
         [picker.folder, *picker.names],
+    )
+    # Not the folder: somebody may have chosen meanwhile, and one that is not there now stays chosen.
+    page.load(
+        lambda model, folder, *names: _again(desk, model, folder, names)[1:],
+        [head.model, picker.folder, *picker.names],
+        picker.names,
+        **QUIET,
     )
     picker.file.upload(
         lambda path, model, folder, *names: _added(desk, path, model, folder, names),

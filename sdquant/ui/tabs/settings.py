@@ -18,7 +18,7 @@ from ...errors import SdquantError, SettingsError
 from ...models import Stopped
 from ...planning import fields, mix_presets, presets
 from ...settings import Fix, Settings, field_named, settings_file
-from .. import header, html_components, support_view, widgets
+from .. import header, html_components, readings, support_view, widgets
 from ..app_state import waiter
 from ..background_task import Done, follow
 from ..events import QUIET, ask
@@ -37,9 +37,10 @@ _OPEN = ("size", "quality", "offload", "budget", "mode", "skip", "cache")
 
 _FIXES = 3  # buttons
 # A fix is what its button said when it was pressed, whatever the server has found since.
-_FIX = """(text, changes, ...shown) => {
+_FIX = """(text, changes, others, ...shown) => {
     const change = (changes ? JSON.parse(changes) : {})[text] ?? {};
-    return shown.map((one, n) => change[n] ?? one);
+    const more = change.config ? [...(others ?? []).filter(one => !one.startsWith("{")), change.config] : others;
+    return [more, ...shown.map((one, n) => change[n] ?? one)];
 }"""
 # The name of a preset, and how many there were: another text each time, so that Gradio sees a change.
 _NAME = "now => [NAME, Number((now ?? '').split(' ')[1] ?? 0) + 1].join(' ')"
@@ -108,7 +109,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks, under_way: UnderWay) -> None:
         button.click(None, preset, preset, js=_NAME.replace("NAME", json.dumps(name)), **QUIET)
     preset.change(partial(_preset, desk), [preset, *where, *every], [reason, *every], **QUIET)
     for button in ways:
-        button.click(None, [button, changes, *every], every, js=_FIX, **QUIET)
+        button.click(None, [button, changes, head.base, *every], [head.base, *every], js=_FIX, **QUIET)
     reset.click(restore, every, every, **QUIET)
     take.upload(partial(_import, desk), [take, *every], [outcome, *every], **QUIET)
 
@@ -186,13 +187,16 @@ def _look(desk: Desk, waiting: str, before: Mapping[str, Any], model: str, base:
             who is typing to search the list.
     """
     values, result = _seen(desk, model, base, shown)
-    ways = [fix.text for fix in result.fixes][:_FIXES]
+    by_text = {fix.text: _of_fix(fix) for fix in result.fixes}
+    if isinstance(result.error, SdquantError):
+        by_text |= {text: {"config": config} for text, config in readings.readings(result.error).items()}
+    ways = list(by_text)[:_FIXES]
     ways += [""] * (_FIXES - len(ways))
     marked = {row.name: widgets.choices(row, result.marks[row.name]) for row in fields() if row.name in result.marks}
     marked = {**before, **marked}
     return (
         current.answer_of((model, base), support_view.shown(result, values, desk.roots)),
-        json.dumps({fix.text: _of_fix(fix) for fix in result.fixes}),
+        json.dumps(by_text),
         marked,
         gr.update(interactive=result.error is None and not desk.tasks.is_busy(waiting)),
         *(gr.update(value=text, visible=bool(text)) for text in ways),
@@ -269,7 +273,7 @@ def _keepable(values: Mapping[str, Any]) -> Settings:
         return Settings()
 
 
-def _of_fix(fix: Fix) -> dict[int, Any]:
+def _of_fix(fix: Fix) -> dict[str | int, Any]:
     """Return what widgets show after a fix, by their numbers among the fields."""
     rows = enumerate(fields())
     return {n: widgets.content(row, fix.changes[row.name]) for n, row in rows if row.name in fix.changes}
