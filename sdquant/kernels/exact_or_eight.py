@@ -1,9 +1,9 @@
 """Whether a product in 8 bits is faster on this machine than the one with the float weight.
 
 `compute` is for products that are faster in 8 bits. On a card that is measured for each form and size at its first use:
-formats with several scales for a row, and convolutions whose patches have to be copied, may take longer than floats. So
-it is for convolutions on a CPU; its linear layers have sizes from which 8 bits are faster (`int8_linear.Least`). With
-SDQUANT_TUNE=0 nothing is measured, and products are in 8 bits wherever that can pay.
+formats with several scales for a row, and convolutions whose patches have to be copied, may take longer than floats. On
+a CPU products are in 8 bits from fixed sizes on (`int8_linear.Least`): the two differ in their results, and an image is
+not to depend on what else the machine did. With SDQUANT_TUNE=0 nothing is measured on a card, either.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def convolve(
     exact: Callable[[], Tensor],
 ) -> Tensor:  # fmt: skip
     """Convolve x by the faster one."""
+    if not x.is_cuda:
+        return eight()
     rows = patches_of(x.shape, packed.spec.shape[2:], how)
     kind = kind_of_convolution(packed, form, x.dtype, how)
-    return exact() if prefers_other(kind, rows, x.device, eight, exact, on_cpu=True) else eight()
+    return exact() if prefers_other(kind, rows, x.device, eight, exact) else eight()

@@ -4,11 +4,10 @@ On a GPU some milliseconds for each power of two of rows. Between two calls its 
 layers of a model do: else a weight of fewer bytes than the cache holds is read from there each time, and whoever reads
 the most of it looks the best. What takes the processor longer than the card counts as that, since the card then waits.
 
-On a CPU the first products are computed by turns by one and by the other, where their results are the same bits, so
-that measuring costs next to nothing; where they are not, each is computed twice beside the first. A single thread is
-timed by its own clock, which stands while other programs run. What is found is kept for the process, and in a file for
-the next one (`verdicts`). With SDQUANT_TUNE=0 nothing is measured, and while a CUDA graph is recorded nothing can be:
-the usual implementation is taken then.
+On a CPU the first products are computed by turns by one and by the other, whose results have to be the same bits, so
+that measuring costs next to nothing; a single thread is timed by its own clock, which stands while other programs run.
+What is found is kept for the process, and in a file for the next one (`verdicts`). With SDQUANT_TUNE=0 nothing is
+measured, and while a CUDA graph is recorded nothing can be: the usual implementation is taken then.
 """
 
 from __future__ import annotations
@@ -56,21 +55,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def prefers_other(
-    kind: Hashable, rows: int, device: torch.device, usual: Callable[[], object], other: Callable[[], object],
-    on_cpu: bool = False,
-) -> bool:  # fmt: skip
+    kind: Hashable, rows: int, device: torch.device, usual: Callable[[], object], other: Callable[[], object]
+) -> bool:
     """Return whether `other` is faster than `usual`, which compute the same but for rounding, for products like this
     one.
 
     Args:
         kind: what the choice depends on, but for the device and the number of `rows`. Its `repr` is kept in a file.
-        on_cpu: whether it is measured on a CPU, too, where that takes as long as a few products.
     """
     key = _key(kind, rows, device)
     verdict = _known(key)
     if verdict is None:
-        may = _may_measure(device) or (on_cpu and device.type == "cpu" and verdicts.tunes())
-        if may and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        may = _may_measure(device)
+        if may and torch.cuda.is_current_stream_capturing():
             return False
         with _lock:
             verdict = _known(key)
@@ -174,7 +171,7 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
     with _lock:
         times = _seen.setdefault(key, ([], []))
         turn = len(times[1]) < len(times[0])
-    clock = _clock()
+    clock = thread_time if _HAS_THREAD_TIME and torch.get_num_threads() == 1 else perf_counter
     start = clock()
     try:
         result = other() if turn else usual()
@@ -193,34 +190,18 @@ def _by_turns(key: tuple[torch.device, int, Hashable], usual: Callable[[], _T], 
     return result
 
 
-def _clock() -> Callable[[], float]:
-    return thread_time if _HAS_THREAD_TIME and torch.get_num_threads() == 1 else perf_counter
-
-
 def _are_enough(usual: list[float], other: list[float]) -> bool:
     both = min(len(usual), len(other))
     return both >= CALLS or (both >= 2 and sum(usual) + sum(other) >= _LONG)
 
 
 def _both(usual: Callable[[], object], other: Callable[[], object], device: torch.device) -> list[float] | None:
-    seconds_of = gpu_seconds if device.type == "cuda" else cpu_seconds
     try:
-        seconds = seconds_of(other, device)
+        seconds = gpu_seconds(other, device)
     except RuntimeError as error:  # too large for the memory that is free, or for the library
         log.debug("An implementation is not used on %s: %s", device, error)
         return None
-    return [seconds_of(usual, device), seconds]
-
-
-def cpu_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that something takes on a CPU: the less of two calls, or those of one if it takes long, where
-    what the first one alone has to do is little beside it."""
-    clock, times = _clock(), list[float]()
-    while not times or (len(times) < 2 and times[0] < _LONG / 2):
-        start = clock()
-        run()
-        times.append(clock() - start)
-    return min(times)
+    return [gpu_seconds(usual, device), seconds]
 
 
 def gpu_seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -362,18 +362,3 @@ def test_a_card_without_free_memory_is_timed_all_the_same(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch, "empty", empty)
     assert fastest._waste(CARD).numel() == 0 and asked == [100 << 20, 0]
-
-
-@pytest.mark.parametrize(("usual", "other", "better"), [(2.0, 1.0, True), (1.0, 2.0, False), (1.0, 0.98, False)])
-def test_a_cpu_measures_what_has_other_results_where_it_is_asked_to(
-    clock: Clock, usual: float, other: float, better: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(rows: int = 300) -> bool:
-        of = clock.work("usual", usual), clock.work("other", other)
-        return fastest.prefers_other("a", rows, CPU, *of, on_cpu=True)
-
-    assert ask() is ask() is better and clock.made == ["other"] * 2 + ["usual"] * 2
-    monkeypatch.setattr(fastest, "_LONG", 0.5)
-    assert ask(513) is better and clock.made[4:] == ["other", "usual"]  # both take long
-    monkeypatch.setenv("SDQUANT_TUNE", "0")
-    assert not ask(1025) and len(clock.made) == 6
