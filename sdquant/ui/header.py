@@ -57,7 +57,7 @@ def build_header(desk: Desk) -> Head:
             value=_beginning(desk, first),
             multiselect=True,
             label="Together with",
-            info="For a lone file: a pipeline, your T5, VAE, config.json",
+            info="For a lone file: pipeline, T5, VAE, config",
             interactive=_is_lone(desk, first),
             scale=1,
             elem_id="base",
