@@ -61,6 +61,20 @@ def pytest_collection_finish() -> None:
     _freeze()
 
 
+@pytest.fixture(autouse=True)
+def forgotten_graphs() -> Iterator[None]:
+    """What a test compiled is not there in the next: dynamo refuses the ninth graph of a function, such as a layer's
+    `forward`, whichever tests of the same process compiled the others."""
+    yield
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is not None and utils.counters["stats"]:
+        import torch
+
+        torch.compiler.reset()
+        utils.counters.clear()
+
+
+
 def pytest_unconfigure() -> None:
     """As it was, for what libraries look at when the interpreter ends."""
     gc.unfreeze()

@@ -129,8 +129,8 @@ def modular_pipeline(place: str) -> UnsupportedFileError:
     return UnsupportedFileError(
         f"Cannot load {place}",
         f"it is a modular pipeline of diffusers ({MODULAR}), which only diffusers puts together",
-        "Load one of its components by its folder; or load all with ModularPipeline.from_pretrained, and its "
-        "load_components(quantization_config={name: sdquant.Config(scheme)})",
+        "Load one of its components by its folder; or load all with ModularPipeline.from_pretrained, and give its "
+        "load_components a sdquant.Config(scheme) for each as quantization_config",
     )
 
 
