@@ -74,7 +74,6 @@ def forgotten_graphs() -> Iterator[None]:
         utils.counters.clear()
 
 
-
 def pytest_unconfigure() -> None:
     """As it was, for what libraries look at when the interpreter ends."""
     gc.unfreeze()

@@ -126,6 +126,8 @@ def test_integers_that_are_no_codes(floats: Model, tmp_path: Path) -> None:
         "mask": torch.ones(4, 4).bool(),
         "spiece_model": torch.ones(9).byte(),
         "relative_position_scale": torch.ones(2),
+        "attn.einsum0_rhs_scale": torch.ones(8, 1),  # a range of activations that `rules` keeps
+        "attn.einsum0_rhs_zero_point": torch.zeros(8, 1).char(),
     }
     save_file({**floats.tensors, **tensors}, file)
     assert not sdquant.verify(file).prequantized

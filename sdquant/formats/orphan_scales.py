@@ -57,6 +57,8 @@ def unread_codes(plain: Mapping[str, TensorInfo]) -> tuple[str, str | None] | No
     for key, info in plain.items():
         if info.dtype not in CODES and not info.dtype.startswith("float8"):
             continue
+        if _OF_PARAMETER.fullmatch(key):  # of codes, such as the zero points of the ranges that `rules` keeps
+            continue
         packed = _PACKED.fullmatch(key)
         scale = scales.get(key) or (scales.get(packed[1]) if packed else None)
         is_matrix = len(info.shape) > 1 and info.dtype in CODES and info.dtype not in _INDEXES
