@@ -16,6 +16,7 @@ import torch
 
 from ..core import GPTQ, Packed, hadamard, packed_rows
 from ..kernels import hadamard as fast_hadamard
+from ..utils.malloc_trim import trim
 from ._code_levels import Levels, is_known, levels_of, with_codes
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
     form = codes.spec.scheme.codec.form(codes)
     if form is None or not is_known(form):
         return packed
+    trim()  # what the encoder needed
     factors = _factors(moments, form.columns)
     rounded = _rounded(codes, form, target, factors)
     if not _noise(rounded, form, target, factors) < _noise(codes, form, target, factors):
@@ -157,6 +159,8 @@ def _factors(moments: Tensor, columns: int) -> list[tuple[Tensor, Tensor]]:
         order = block.diagonal().argsort(descending=True, stable=True)
         inverse = torch.cholesky_inverse(_lower_factor(block, order))
         factors.append((order, block.copy_(torch.linalg.cholesky(inverse, upper=True))))
+        del inverse
+        trim()  # of each block several copies in float64, which the C library would keep beside the next one's
     return factors
 
 
@@ -195,6 +199,8 @@ def _rounded(
         if step >= rows:
             return some
         new.view(rows, -1)[start:stop] = some.parts[form.codes].reshape(stop - start, -1)
+        del levels, values, codes, some
+        trim()
     return Packed(spec=packed.spec, parts={**packed.parts, form.codes: new})
 
 
