@@ -23,7 +23,6 @@ from sdquant.training.calibration import Calibration, calibrate
 from sdquant.utils.metrics import decibels
 
 MODEL = "digits-flux"
-MEASURED = (0, 5, 9)
 
 
 def load(**values: Any) -> Any:
@@ -32,8 +31,8 @@ def load(**values: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prompts = tuple(map(digits.prompt, MEASURED))
-    task = Calibration(model=MODEL, rules=(), prompts=prompts, steps=2, gradients=0, components=("transformer",))
+    prompts = tuple(digits.prompt(digit) for digit in range(10))
+    task = Calibration(model=MODEL, rules=(), prompts=prompts, steps=4, gradients=0, components=("transformer",))
     out = tmp_path_factory.mktemp("gptq") / "stats.safetensors"
     statistics_file.write_statistics(out, calibrate(load(), task), {})
     return out
@@ -41,10 +40,10 @@ def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def snr() -> Callable[[Any], float]:
-    """Return what measures a transformer's output against the float one's, in dB, over images of other seeds."""
+    """Return what measures a transformer's output against the float one's, in dB, over images of other prompts."""
     pipe, calls = load(), []
     handle = pipe.transformer.register_forward_pre_hook(lambda _, __, k: calls.append(k), with_kwargs=True)
-    for digit in MEASURED:
+    for digit in (0, 5, 9):
         draw(pipe, [digits.prompt(digit)], seeds=[100 + digit], steps=3)
     handle.remove()
 
