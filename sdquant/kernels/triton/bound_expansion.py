@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor, empty, empty_like, int8, is_autocast_enabled, is_grad_enabled
+from torch import Tensor, empty, int8
 from torch.nn import functional as F
 
-from . import bound_linear, expansion, rotation
-from .bound_launch import BoundLaunches
+from . import bound_linear, expansion
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from .bound_linear import Own
     from .launch_config import Launch
 
-_CODES, _SCALE, _TABLE, _CHANNEL, _OUT = range(5)  # among the addresses of a call
+_CODES, _SCALE, _TABLE, _CHANNEL, _OUT = range(2, 7)  # among the addresses of a call, behind those of x and the bias
 _WORDS = 4  # bytes of codes that are read at a time
 
 
@@ -37,14 +36,14 @@ def can_bind(of: ExpansionParts, parts: Parts, inner: object, codes_and_scale: t
     return whole and all(parts[name].is_contiguous() for name in (of.codes, of.scale, of.channel, of.table) if name)
 
 
-class BoundExpansion(BoundLaunches):
+class BoundExpansion(bound_linear.BoundParts):
     """x [..., columns] times the transposed weight, plus the bias.
 
     For more than `few` rows of x the weight is decoded to floats and torch multiplies; else, and for any number of them
     if `few` is None, `inner` multiplies its integers.
     """
 
-    __slots__ = ("columns", "dtype", "few", "inner", "kind", "names", "of", "rotation", "rows")
+    __slots__ = ("few", "inner", "of", "rows")
 
     def __init__(
         self, of: ExpansionParts, parts: Parts, shape: tuple[int, int], dtype: torch.dtype, prefix: str, rotation: int,
@@ -57,42 +56,18 @@ class BoundExpansion(BoundLaunches):
             few: None for integers, whatever the number of rows.
             inner: the product with a weight whose parts are codes and scales.
         """
-        codes = parts[of.codes]
-        super().__init__(codes.device, codes.get_device())
-        self.kind, self.dtype, self.rotation, self.of = self.where.type, dtype, rotation, of
-        self.rows, self.columns = shape
-        self.few = None if few is None else few * self.columns
-        self.inner = inner
         # Of each pointer; that of what there is none of is the codes'.
-        self.names = tuple(prefix + (name or of.codes) for name in (of.codes, of.scale, of.table, of.channel))
+        names = tuple(prefix + (name or of.codes) for name in (of.codes, of.scale, of.table, of.channel))
+        self.rows, columns = shape
+        super().__init__(parts[of.codes], names, columns, dtype, rotation)
+        self.of, self.inner = of, inner
+        self.few = None if few is None else few * columns
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
-        size, device = x.numel(), self.device
-        if not size or x.dtype is not self.dtype or x.get_device() != device or x.requires_grad:
-            return None
-        if x.size(-1) != self.columns or not x.is_contiguous():
-            return None
-        if is_autocast_enabled(self.kind) or bound_linear.current_index(x) != device:
-            return None
-        bits = bias_at = x.data_ptr()
-        at, bias = bits, own.get("bias")
-        if bias is not None:
-            if bias.dtype is not self.dtype or bias.get_device() != device or not bias.is_contiguous():
-                return None
-            if bias.requires_grad and is_grad_enabled():
-                return None
-            bias_at = bias.data_ptr()
-        addresses = []
-        bits |= bias_at
-        for name in self.names:
-            part = own[name]
-            if part is None or part.get_device() != device:
-                return None
-            address = part.data_ptr()
-            bits |= address
-            addresses.append(address)
-        if bits & bound_linear.ALIGNED:
+        size = x.numel()
+        addresses = self.addresses(x, own) if size else None
+        if addresses is None:
             return None
         if self.of.levels is not None:
             addresses[_TABLE] = self.of.levels.data_ptr()
@@ -102,11 +77,11 @@ class BoundExpansion(BoundLaunches):
         if not self.again(in_floats, addresses) and not self._expand(in_floats, own, weight):
             return None
         if not in_floats:
-            (codes, scale), channel = self.inner.names, self.names[_CHANNEL]
-            integers = [at, bias_at, addresses[_OUT], addresses[_CHANNEL]]
-            return self.inner.of_addresses(x, {codes: weight, scale: own[channel]}, integers, bias)
-        inputs = self._rotated(x) if self.rotation else x
-        return None if inputs is None else F.linear(inputs, weight, bias)
+            (codes, scale), channel = self.inner.names, self.names[-1]
+            integers = [*addresses[:_CODES], addresses[_OUT], addresses[_CHANNEL]]
+            return self.inner.of_addresses(x, {codes: weight, scale: own[channel]}, integers, own.get("bias"))
+        inputs = self.rotated(x) if self.rotation else x
+        return None if inputs is None else F.linear(inputs, weight, own.get("bias"))
 
     def _expand(self, in_floats: bool, own: Own, weight: Tensor) -> bool:
         codes, scale, table, channel = (own[name].data for name in self.names)  # type: ignore[union-attr]
@@ -119,9 +94,3 @@ class BoundExpansion(BoundLaunches):
         at["table"] = _OUT if values is None else _TABLE
         at["channel"] = _CHANNEL if in_floats else _OUT
         return self.first(in_floats, make, at)
-
-    def _rotated(self, x: Tensor) -> Tensor | None:
-        out, key = empty_like(x), ("rotation", x.numel())
-        if self.again(key, [x.data_ptr(), out.data_ptr()]):
-            return out
-        return out if self.first(key, lambda: rotation.rotation(x, self.rotation, out), {"x": 0, "out": 1}) else None

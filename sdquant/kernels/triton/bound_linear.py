@@ -53,41 +53,24 @@ def piece(memory: Tensor, at: int, dtype: torch.dtype, *shape: int) -> Tensor:
 X, BIAS, _PARTS = 0, 1, 2  # among the addresses of a call: x, the bias, then the parts of the weight
 
 
-class BoundWeight(BoundLaunches):
-    """A layer's packed weight, of which a call needs no more than where it lies, and what was compiled for it."""
+class BoundParts(BoundLaunches):
+    """Parameters of a layer by name, whose addresses a call checks and passes on beside those of x and the bias."""
 
-    __slots__ = (
-        "at", "columns", "constants", "dtype", "form", "kind", "more", "names", "parts", "rotation", "rows",
-    )  # fmt: skip
+    __slots__ = ("columns", "dtype", "kind", "names", "rotation")
 
-    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, rotation: int = 0) -> None:
-        """Bind the weight of layers whose parameters are its parts, named with `prefix`, for x of `dtype`.
+    def __init__(self, codes: Tensor, names: tuple[str, ...], columns: int, dtype: torch.dtype, rotation: int) -> None:
+        """Bind the layers of a weight with these codes for x [..., columns] of `dtype`.
 
         Args:
-            rotation: how many columns of x are rotated together; 0 for none.
+            names: of the parameters, in the order of their addresses. rotation: how many columns of x are rotated
+                together; 0 for none.
         """
-        block = block_of(form)
-        assert block is not None  # the reader's `reads` said so
-        self.form, self.dtype, self.rotation = form, dtype, rotation
-        self.rows, self.columns = form.rows, form.columns
-        super().__init__(parts[form.codes].device, parts[form.codes].get_device())
-        self.kind = self.where.type
-        given = pointers(form, parts, block)
-        self.constants = [given[name] for name in _SHARED]  # to keep them where their addresses say
-        by_part = {"scale": form.scale, "nested": form.nested, "zero": form.zero, "shift": form.shift}
-        # Each pointer's part of the weight; unused ones point to the codes.
-        of = {"codes": form.codes} | {
-            name: part if isinstance(part, str) and part else form.codes for name, part in by_part.items()
-        }
-        self.parts = tuple(dict.fromkeys(of.values()))
-        self.names = tuple(prefix + part for part in self.parts)
-        self.at = {name: _PARTS + self.parts.index(part) for name, part in of.items()}
-        self.more = _PARTS + len(self.parts)  # where addresses begin that a call adds
+        super().__init__(codes.device, codes.get_device())
+        self.kind, self.names = self.where.type, names
+        self.columns, self.dtype, self.rotation = columns, dtype, rotation
 
     def addresses(self, x: Tensor, own: Own) -> list[int] | None:
-        """Return the addresses of x, of the bias (that of x if there is none), and of the parts of the weight.
-
-        `at` says which of them the kernels' pointers are.
+        """Return the addresses of x, of the bias (that of x if there is none), and of the parameters.
 
         Return None if x or the layer's parameters are not what the bound kernels were compiled for.
         """
@@ -121,6 +104,43 @@ class BoundWeight(BoundLaunches):
             addresses.append(address)
         return None if bits & ALIGNED else addresses
 
+    def rotated(self, x: Tensor) -> Tensor | None:
+        """Return x, contiguous, with its columns rotated as the weight's are."""
+        out, key = torch.empty_like(x), ("rotation", x.numel())
+        return out if self.again(key, [x.data_ptr(), out.data_ptr()]) or self._rotate(key, x, out) else None
+
+    def _rotate(self, key: object, x: Tensor, out: Tensor) -> bool:
+        return self.first(key, lambda: rotation.rotation(x, self.rotation, out), {"x": 0, "out": 1})
+
+
+class BoundWeight(BoundParts):
+    """A layer's packed weight, of which a call needs no more than where it lies, and what was compiled for it."""
+
+    __slots__ = ("at", "constants", "form", "more", "parts", "rows")
+
+    def __init__(self, form: PackedLayout, parts: Parts, dtype: torch.dtype, prefix: str, rotation: int = 0) -> None:
+        """Bind the weight of layers whose parameters are its parts, named with `prefix`, for x of `dtype`.
+
+        Args:
+            rotation: how many columns of x are rotated together; 0 for none.
+        """
+        block = block_of(form)
+        assert block is not None  # the reader's `reads` said so
+        self.form, self.rows = form, form.rows
+        given = pointers(form, parts, block)
+        self.constants = [given[name] for name in _SHARED]  # to keep them where their addresses say
+        by_part = {"scale": form.scale, "nested": form.nested, "zero": form.zero, "shift": form.shift}
+        # Each pointer's part of the weight; unused ones point to the codes.
+        of = {"codes": form.codes} | {
+            name: part if isinstance(part, str) and part else form.codes for name, part in by_part.items()
+        }
+        self.parts = tuple(dict.fromkeys(of.values()))
+        names = tuple(prefix + part for part in self.parts)
+        super().__init__(parts[form.codes], names, form.columns, dtype, rotation)
+        # Which of the addresses of a call the kernels' pointers are.
+        self.at = {name: _PARTS + self.parts.index(part) for name, part in of.items()}
+        self.more = _PARTS + len(self.parts)  # where addresses begin that a call adds
+
     def part(self, own: Own, name: str) -> Tensor:
         """Return the part of the weight that a pointer of the kernels is for."""
         tensor = own[self.names[self.at[name] - _PARTS]]
@@ -139,14 +159,6 @@ class BoundWeight(BoundLaunches):
 
     def _decode(self, own: Own, floats: Tensor) -> bool:
         return self.first("decode", lambda: decode(self.form, self.tensors(own), floats), {"out": self.more, **self.at})
-
-    def rotated(self, x: Tensor) -> Tensor | None:
-        """Return x, contiguous, with its columns rotated as the weight's are."""
-        out, key = torch.empty_like(x), ("rotation", x.numel())
-        return out if self.again(key, [x.data_ptr(), out.data_ptr()]) or self._rotate(key, x, out) else None
-
-    def _rotate(self, key: object, x: Tensor, out: Tensor) -> bool:
-        return self.first(key, lambda: rotation.rotation(x, self.rotation, out), {"x": 0, "out": 1})
 
 
 class BoundConvolution(BoundWeight):
