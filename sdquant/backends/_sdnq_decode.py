@@ -9,7 +9,7 @@ import torch
 
 from ..core import hadamard
 from ._sdnq_numbers import numbers
-from ._sdnq_storage import Storage, group_shape, groups_of, storage_of, stored_count
+from ._sdnq_storage import Storage, group_shape, split_shape, storage_of, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,18 +27,17 @@ def decode_into(packed: Packed, out: Tensor, chunk: int) -> None:
         chunk: number of weights at a time.
     """
     way, shape, parts = storage_of(packed.spec.scheme.name, packed.spec.details), packed.spec.shape, packed.parts
-    scale = _scales(parts, way.scales, shape, way.levels, ("scale", "scale_2", "scale_zero_point"))
+    scale = _scales(parts, way, way.scales, shape, way.levels, ("scale", "scale_2", "scale_zero_point"))
     zero_point = None
     if way.zero_point:
-        zero_point = _scales(parts, way.zeros, shape, 1, ("zero_point", "zero_point_scale", "zero_point_2"))
-    row, groups = math.prod(shape[1:]), groups_of(tuple(scale.shape), shape)
-    split = (groups, shape[1] // groups, *shape[2:]) if groups > 1 else shape[1:]
+        zero_point = _scales(parts, way, way.zeros, shape, 1, ("zero_point", "zero_point_scale", "zero_point_2"))
+    row, (split, axis) = math.prod(shape[1:]), split_shape(tuple(scale.shape), shape, way)
     up = parts.get("svd_up")
     # Chunks of 16 rows, so that they begin at whole units. With SVD one chunk: a product of slices may round apart.
     step = shape[0] if up is not None else max(16, chunk // max(1, row) // 16 * 16)
     for start in range(0, shape[0], step):
         rows = slice(start, min(start + step, shape[0]))
-        values = _values(parts["weight"], way, rows, row, split, 1 + (groups > 1), scale, zero_point)
+        values = _values(parts["weight"], way, rows, row, split[1:], axis, scale, zero_point)
         values = values.view(-1, *shape[1:])
         if up is not None:
             down = parts["svd_down"]
@@ -61,8 +60,9 @@ def _values(
     scale: Tensor,
     zero_point: Tensor | None,
 ) -> Tensor:
-    """Return the weights of some rows, [rows, *split], in the dtype of the scales. `axis`: of the input channels."""
-    own = _of_rows(scale, rows)
+    """Return the weights of some rows, [rows, *split], in the dtype of the scales. `axis`: that of split
+    weights along which a scale is shared."""
+    own = _of_rows(scale, rows, axis)
     if way.codebook:
         codes = numbers(stored, way.code, rows, row, torch.int64).view(-1, *split)
         if own.ndim == 1:
@@ -71,15 +71,18 @@ def _values(
     values = numbers(stored, way.code, rows, row, scale.dtype).view(-1, *split)
     if zero_point is None:
         return values.mul_(own)
-    return torch.addcmul(_of_rows(zero_point, rows), values, own)
+    return torch.addcmul(_of_rows(zero_point, rows, axis), values, own)
 
 
-def _of_rows(scale: Tensor, rows: slice) -> Tensor:
-    return scale if scale.shape[0] == 1 or scale.ndim == 1 else scale[rows]  # else one for the whole weight
+def _of_rows(scale: Tensor, rows: slice, axis: int) -> Tensor:
+    return (
+        scale if axis == 0 or scale.shape[0] == 1 or scale.ndim == 1 else scale[rows]
+    )  # else one for the whole weight
 
 
 def _scales(
     parts: Mapping[str, Tensor],
+    way: Storage,
     code: Code | None,
     shape: tuple[int, ...],
     levels: int,
@@ -89,7 +92,7 @@ def _scales(
     stored, factor, offset = parts[names[0]], parts.get(names[1]), parts.get(names[2])
     if code is None or factor is None:
         return stored
-    unpacked = group_shape(stored, code, shape, levels)
+    unpacked = group_shape(stored, code, shape, way, levels)
     assert unpacked is not None
     if factor.numel() > 1:  # a table of levels
         return factor[_all(stored, code, torch.int64)].view(unpacked)

@@ -21,16 +21,43 @@ if TYPE_CHECKING:
     from ._sdnq_storage import Storage
 
 
+# Whether a weight may lie as [in, out]: as SDNQ's rule has it, or in a way that its config does not tell.
+BY_RULE, EITHER = "by rule", "either"
+# Codes, not packed, that SDNQ multiplies as they are; and those that it quantizes again for a product.
+_NOT_OF_PRODUCTS = ("int16", "uint16", "float32")
+_OF_PRODUCTS = (
+    "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float16", "bfloat16",
+)  # fmt: skip
+
+
+def of_weight(weight: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of one weight by SDNQ's config, which has some for all and some for named ones."""
+    for pattern, own in (settings.get("modules_quant_config") or {}).items():
+        if _matches(weight, [pattern]):
+            return {**settings, **own}
+    return settings
+
+
+def products_of(weight: str, settings: Mapping[str, Any]) -> str:
+    """Return how the settings of a weight say that it lies: "" as [out, in], or `BY_RULE`, or `EITHER`."""
+    if not (settings.get("use_quantized_matmul") or settings.get("use_quantized_matmul_conv")):
+        return ""
+    if settings.get("quantized_matmul_dtype") is not None or stored_as(weight, settings)[1].keys() & {SCALE, CODEBOOK}:
+        return EITHER
+    if not settings.get("use_quantized_matmul") or _matches(weight, settings.get("modules_to_not_use_matmul") or ()):
+        return ""
+    return BY_RULE
+
+
 def stored_as(weight: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the scheme of one weight by SDNQ's config, and what the details of the packed weight say of its storage.
+    """Return the scheme of one weight by its settings, and what the details of the packed weight say of its storage.
+
+    Args:
+        settings: of this weight, see `of_weight`.
 
     Raises:
         UnsupportedFileError: SDNQ has no such storage, or not the version that sdquant knows.
     """
-    for pattern, own in (settings.get("modules_quant_config") or {}).items():
-        if _matches(weight, [pattern]):
-            settings = {**settings, **own}
-            break
     dtype = settings.get("weights_dtype", "int8")
     for name, patterns in (settings.get("modules_dtype_dict") or {}).items():
         if _matches(weight, patterns):
@@ -111,12 +138,12 @@ def _matches(weight: str, patterns: Iterable[str]) -> bool:
 
 
 def upright(
-    parts: Mapping[str, Tensor], shape: tuple[int, ...], way: Storage, *, products: bool
+    parts: Mapping[str, Tensor], shape: tuple[int, ...], way: Storage, *, products: str
 ) -> dict[str, Tensor] | None:
     """Return the parts as [out, in] and the like; None if the shapes do not tell which way the weight lies.
 
     For its quantized products SDNQ writes weights that are not packed as [in, out], with their scales, and the factors
-    of an SVD so in any case. `products`: it may have done so here.
+    of an SVD so in any case. `products`: see `products_of`.
     """
     from ..utils.buffers import dense
 
@@ -132,7 +159,12 @@ def upright(
         if scale.numel() != 1:
             return made
         if turned == shape and not low_rank:  # a square with one scale
-            return made if up is not None or not products else None
+            if up is not None or not products:
+                return made
+            if products != BY_RULE or way.code.sdnq not in (*_OF_PRODUCTS, *_NOT_OF_PRODUCTS):
+                return None
+            if way.code.sdnq in _NOT_OF_PRODUCTS or shape[0] < 32 or shape[0] % 16:
+                return made
     made["weight"] = dense(weight.t()).view(shape)
     for part in {"scale", "zero_point"} & parts.keys():
         made[part] = parts[part].reshape(-1, *(1,) * (len(shape) - 1))
@@ -161,6 +193,8 @@ def shape_of(parts: Mapping[str, Tensor], way: Storage, *, products: bool) -> tu
     numel = stored_count(weight, way.code)
     if scale.ndim == 2 and scale.shape[1] != way.levels:  # written as [in, out]
         return (scale.shape[1], numel // scale.shape[1])
+    if scale.shape[0] == way.levels and scale.ndim > 2 and way.levels not in scale.shape[1:3]:  # [1, out, kernel...]
+        return (numel // max(1, math.prod(scale.shape[1:])), *scale.shape[1:])
     grouped = scale.shape[1] != way.levels or (scale.ndim > 2 and scale.shape[2] == way.levels > 1)
     kernel = tuple(scale.shape[3 if grouped else 2 :])
     return (scale.shape[0], numel // max(1, scale.shape[0] * math.prod(kernel)), *kernel)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import ROTATION
+from ..core import INPUT_FIRST, ROTATION
 from ._sdnq_codes import CODES, Code, code_named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Shape = tuple[int, ...]
+
 OTHER = "sdnq-other"  # the scheme of all dtypes that have none of their own
 # Keys in the details of a packed weight.
 CODE, CODEBOOK = "code", "codebook"
 SCALE, ZERO_POINT, TABLES = "scale_dtype", "zero_point_dtype", "codebook_scale"
-DETAILS = (CODE, ROTATION, CODEBOOK, SCALE, ZERO_POINT, TABLES)
+DETAILS = (CODE, ROTATION, CODEBOOK, SCALE, ZERO_POINT, TABLES, INPUT_FIRST)
 # Second-level scales: the factor and the offset of the first-level ones.
 PARTS = (
     "weight", "scale", "zero_point", "scale_2", "scale_zero_point", "zero_point_scale", "zero_point_2", "svd_up",
@@ -36,6 +38,7 @@ class Storage:
             an offset for unsigned codes) for all of them.
         tables: a code of these is the index of a level.
         hadamard: number of values that were rotated together along the flattened inputs; 0 for none.
+        input_first: the weight is a transposed convolution's, [in, out, kernel...].
     """
 
     code: Code
@@ -44,6 +47,7 @@ class Storage:
     zeros: Code | None = None
     tables: bool = False
     hadamard: int = 0
+    input_first: bool = False
 
     @property
     def zero_point(self) -> bool:
@@ -57,8 +61,8 @@ class Storage:
 
     @property
     def plain(self) -> bool:
-        """True if scales are floats and nothing was rotated."""
-        return not (self.codebook or self.scales or self.zeros or self.hadamard)
+        """True if scales are floats, one for each output or group of its inputs, and nothing was rotated."""
+        return not (self.codebook or self.scales or self.zeros or self.hadamard or self.input_first)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -91,6 +95,7 @@ def storage_of(scheme: str, details: Mapping[str, Any]) -> Storage:
         zeros=code_of(details.get(ZERO_POINT)),
         tables=bool(details.get(TABLES)),
         hadamard=int(details.get(ROTATION, 0)),
+        input_first=bool(details.get(INPUT_FIRST)),
     )
 
 
@@ -113,51 +118,61 @@ def stored_count(tensor: Tensor, code: Code) -> int:
     return tensor.numel() * (len(code.fields) or 1) // code.unit
 
 
-def group_shape(stored: Tensor, code: Code | None, shape: tuple[int, ...], levels: int) -> tuple[int, ...] | None:
+def group_shape(stored: Tensor, code: Code | None, shape: Shape, way: Storage, levels: int) -> Shape | None:
     """Return the shape of scales, zero points or levels once unpacked; None if they are too many or few.
 
     It is [out, 1, ...] or [out, groups, 1, ...], with a 1 for what all of a dimension share and `levels` in place of
-    the 1 of the input channels, or [levels] alone.
+    the 1 of the input channels, or [levels] alone. Of a transposed convolution it is [1, out, ...], or, where SDNQ
+    splits the outputs into groups, [in, 1, groups, ...].
 
     Args:
         code: of the stored tensor; None for floats.
+        levels: of a codebook, 1 for scales and zero points.
     """
     if code is None or not code.fields:
         return tuple(stored.shape)
-    count, row = stored_count(stored, code), shape[0] * math.prod(shape[2:]) * levels
+    outputs = shape[1] if way.input_first else shape[0]
+    count, row = stored_count(stored, code), outputs * math.prod(shape[2:]) * levels
     if count == levels:
         return (levels,) if levels > 1 else (1,) * len(shape)
     groups, rest = divmod(count, row)
     if rest or not groups:
         return None
+    if way.input_first:
+        return (shape[0], levels, groups, *shape[2:]) if groups > 1 else (levels, *shape[1:])
     return (shape[0], *((groups,) if groups > 1 else ()), levels, *shape[2:])
 
 
-def groups_of(scales: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return the number of groups of input channels, by the shape of unpacked scales."""
-    return scales[1] if len(scales) == len(shape) + 1 else 1
+def split_shape(scales: Shape, shape: Shape, way: Storage) -> tuple[Shape, int]:
+    """Return the shape that a weight has beside its unpacked scales, and the axis along which these are shared."""
+    grouped = len(scales) == len(shape) + 1
+    if way.input_first:
+        groups = scales[2] if grouped else 1
+        return ((shape[0], shape[1] // groups, groups, *shape[2:]), 1) if grouped else (shape, 0)
+    groups = scales[1] if grouped else 1
+    return ((shape[0], groups, shape[1] // groups, *shape[2:]), 2) if groups > 1 else (shape, 1)
 
 
-def is_transposed(scale: Tensor, shape: tuple[int, ...], levels: int) -> bool:
-    """Return whether scales are those of a transposed convolution, whose weight is [in, out, ...]: [1, out, ...], or
-    [in, 1, groups, ...], or with a codebook [levels, out, ...]."""
-    scales = tuple(scale.shape)
-    if len(shape) < 3 or shape[0] == 1:
+def is_input_first(scale: Tensor, shape: Shape, way: Storage) -> bool:
+    """Return whether scales or levels can only be those of a transposed convolution, whose weight is [in, out, ...]:
+    [1, out, ...], or [in, 1, groups, ...]."""
+    scales, levels = tuple(scale.shape), way.levels
+    if len(shape) < 3 or (way.scales is not None and way.scales.fields) or _is_grouped(scales, shape, way):
         return False
-    return scales == (levels, *shape[1:]) or (len(scales) == len(shape) + 1 and scales[1] == 1 < scales[2] != levels)
+    return _is_grouped(scales, shape, replace(way, input_first=True)) and len(scales) > 1 and scale.numel() > levels
 
 
-def belong_together(way: Storage, shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
+def belong_together(way: Storage, shape: Shape, parts: Mapping[str, Tensor]) -> bool:
     """Return whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
     if len(shape) < 2 or not set(way.parts) <= parts.keys() <= {*way.parts, "svd_up", "svd_down"}:
         return False
-    scales = group_shape(parts["scale"], way.scales, shape, way.levels)
-    if scales is None or not _grouped(scales, shape, way.levels) or not _coded(way, shape, scales, parts["weight"]):
+    scales = group_shape(parts["scale"], way.scales, shape, way, way.levels)
+    if scales is None or not _is_grouped(scales, shape, way) or not _coded(way, shape, scales, parts["weight"]):
         return False
     if not _two_level(parts, way.scales, way.tables, "scale", "scale_2", "scale_zero_point"):
         return False
     if way.zero_point:
-        if group_shape(parts["zero_point"], way.zeros, shape, 1) != scales:
+        if group_shape(parts["zero_point"], way.zeros, shape, way, 1) != scales:
             return False
         if not _two_level(parts, way.zeros, way.tables, "zero_point", "zero_point_scale", "zero_point_2"):
             return False
@@ -166,27 +181,30 @@ def belong_together(way: Storage, shape: tuple[int, ...], parts: Mapping[str, Te
     return _low_rank(shape, parts)
 
 
-def _grouped(scales: tuple[int, ...], shape: tuple[int, ...], levels: int) -> bool:
-    """Return whether a weight of this shape may have scales of that: for each row and group, and in a convolution for
-    each kernel position or for all of them; or for the whole weight."""
+def _is_grouped(scales: Shape, shape: Shape, way: Storage) -> bool:
+    """Return whether a weight of this shape may have scales of that: for each output and group, and in a convolution
+    for each kernel position or for all of them; or for the whole weight."""
+    levels, grouped = way.levels, len(scales) == len(shape) + 1
     if scales == ((levels,) if levels > 1 else (1,) * len(shape)):
         return True
-    if len(shape) > 2 and levels == 1 and scales == (1, *shape[1:]):  # a transposed convolution's, [in, out, ...]
-        return True
-    groups = groups_of(scales, shape)
-    if len(scales) != len(shape) + (groups > 1) or scales[0] != shape[0] or shape[1] % groups:
+    if way.input_first:
+        groups = scales[2] if grouped else 1
+        return scales == ((shape[0], levels, groups, *shape[2:]) if grouped else (levels, *shape[1:])) and not (
+            shape[1] % max(1, groups)
+        )
+    groups = scales[1] if grouped else 1
+    if len(scales) != len(shape) + (groups > 1) or scales[0] != shape[0] or groups < 1 or shape[1] % groups:
         return False
     axis = 2 if groups > 1 else 1
     kernel = zip(scales[axis + 1 :], shape[2:], strict=True)
     return scales[axis] == levels and all(n in (1, k) for n, k in kernel)
 
 
-def _coded(way: Storage, shape: tuple[int, ...], scales: tuple[int, ...], weight: Tensor) -> bool:
-    code, groups = way.code, groups_of(scales, shape)
+def _coded(way: Storage, shape: Shape, scales: Shape, weight: Tensor) -> bool:
+    code, split = way.code, split_shape(scales, shape, way)[0]
     units, rest = divmod(math.prod(shape), len(code.fields) or 1)
     if rest:
         return False
-    split = (shape[0], groups, shape[1] // groups, *shape[2:])
     stored = {(units,), (units, code.unit), (units * code.unit,)} if code.fields else {shape, split}
     return str(weight.dtype) == f"torch.{code.dtype}" and tuple(weight.shape) in stored
 

@@ -29,6 +29,7 @@ from ..core import (
     DTYPE_BITS,
     GPTQ,
     GPTQ_OPTION,
+    INPUT_FIRST,
     ROTATION,
     Backend,
     LowRank,
@@ -51,9 +52,9 @@ from ..errors import BadFileError, UnsupportedFileError
 from ..utils.chunk_sizes import weights_at_once
 from . import _sdnq_encode, _sdnq_layout
 from ._sdnq_codes import CODES
-from ._sdnq_files import float_dtype, shape_of, stored_as, upright, words
+from ._sdnq_files import float_dtype, of_weight, products_of, shape_of, stored_as, upright, words
 from ._sdnq_layout import Choice
-from ._sdnq_storage import DETAILS, OTHER, PARTS, belong_together, is_transposed, storage_of
+from ._sdnq_storage import DETAILS, OTHER, PARTS, belong_together, is_input_first, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -232,7 +233,8 @@ class SDNQ(Backend):
             stem = weight.removesuffix("weight")
             if stem == weight or stem + "scale" not in tensors:
                 continue
-            scheme, details = stored_as(weight, settings)
+            own = of_weight(weight, settings)
+            scheme, details = stored_as(weight, own)
             code = storage_of(scheme, details).code
             bits = DTYPE_BITS.get(tensors[weight].dtype, 8) * code.bits // DTYPE_BITS[code.dtype]
             keys = {part: stem + part for part in PARTS if stem + part in tensors}
@@ -243,15 +245,17 @@ class SDNQ(Backend):
                     scheme=scheme,
                     keys=keys,
                     evidence=f"quantization_config says sdnq, and the weights have scales beside them{words(details)}",
-                    details={**details, BITS: bits} if bits != registry.scheme(scheme).bits else details,
+                    details={
+                        **details,
+                        **({BITS: bits} if bits != registry.scheme(scheme).bits else {}),
+                        **({PRODUCTS: products} if (products := products_of(weight, own)) else {}),
+                    },
                     nbytes=size - tensors[weight].nbytes * 7 // 8 if _in_words(code, tensors[weight].dtype) else None,
                 )
             )
         known = {key for row in weights for key in row.keys.values()}
         dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
-        products = bool(settings.get("use_quantized_matmul") or settings.get("use_quantized_matmul_conv"))
-        more = {"dtype": dtype, **({PRODUCTS: True} if products else {})}
-        return [replace(row, details={**row.details, **more}) for row in weights]
+        return [replace(row, details={**row.details, "dtype": dtype}) for row in weights]
 
     def missing(self, found: PrequantizedWeight) -> str | None:
         needed = storage_of(found.scheme, found.details).parts
@@ -262,8 +266,8 @@ class SDNQ(Backend):
         way, parts = storage_of(found.scheme, found.details), {part: get(key) for part, key in found.keys.items()}
         if _in_words(way.code, dtype_name(parts["weight"].dtype)):
             parts["weight"] = parts["weight"].to(dtype_named("uint8"))
-        products = bool(found.details.get(PRODUCTS))
-        size = shape_of(parts, way, products=products) if shape is None else shape
+        products = found.details.get(PRODUCTS, "")
+        size = shape_of(parts, way, products=bool(products)) if shape is None else shape
         if size is None:
             raise Unfit(f"the tensors of {found.name} alone do not tell its shape")
         laid = upright(parts, size, way, products=products)
@@ -271,14 +275,11 @@ class SDNQ(Backend):
             raise UnsupportedFileError(
                 f"Cannot read {found.name}, stored by SDNQ for its quantized products",
                 f"as a square of {size[0]} with a single scale it may lie as [out, in] or as [in, out]",
-                "Quantize the model again with SDNQ without use_quantized_matmul, or with another group_size",
+                "Quantize the model again with SDNQ without quantized_matmul_dtype, or with another group_size",
             )
-        if is_transposed(laid["scale"], size, way.levels) and (not way.plain or laid["scale"].shape[0] != 1):
-            raise UnsupportedFileError(
-                f"Cannot read {found.name}, a transposed convolution",
-                "of these sdquant reads SDNQ's plain scales, one for each output, and no groups, codebook or rotation",
-                "Quantize the model again with this layer in modules_to_not_convert",
-            )
+        details = {name: value for name, value in found.details.items() if name in DETAILS and name != INPUT_FIRST}
+        if len(size) > 2 and (found.details.get(INPUT_FIRST) or is_input_first(laid["scale"], size, way)):
+            way, details = replace(way, input_first=True), {**details, INPUT_FIRST: True}
         if not belong_together(way, size, laid):
             shapes = ", ".join(
                 f"{part} {dtype_name(tensor.dtype)} {list(tensor.shape)}" for part, tensor in laid.items()
@@ -288,7 +289,6 @@ class SDNQ(Backend):
                 f"its tensors ({shapes}) do not make a weight of {list(size)}",
                 "Download the file again, or check that config.json belongs to it",
             )
-        details = {name: value for name, value in found.details.items() if name in DETAILS}
         if way.hadamard:
             from ..core import hadamard
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Unfit,
     )
     from .choices import AUTO, LONE, MAIN, METHOD, NO_OFFLOAD, OFFLOAD_MODES, check_offload_mode
+    from .detail_keys import INPUT_FIRST
     from .dtypes import COMPUTE_DTYPES, DTYPE_BITS, FLOATS, TensorInfo, TensorSpec, dtype_name, dtype_named
     from .expansion import Expansion, ExpansionParts
     from .input_scale import INPUT_SCALE, input_scale_of, usable_scale
@@ -39,8 +40,8 @@ else:
 
 __all__ = [
     "AUTO", "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ", "GPTQ_OPTION", "IMATRIX",
-    "IMATRIX_OPTION", "INPUT_SCALE", "LONE", "MAIN", "METHOD", "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET",
-    "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION", "Activations", "Backend", "Cut", "Expansion",
+    "IMATRIX_OPTION", "INPUT_FIRST", "INPUT_SCALE", "LONE", "MAIN", "METHOD", "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES",
+    "OFFSET", "PLAIN_ONLY", "RANGE_BUFFER", "RANGE_OPERAND", "ROTATION", "Activations", "Backend", "Cut", "Expansion",
     "ExpansionParts", "FloatGemm", "Geometry", "LowRank", "Option", "Packed", "PackedLayout", "PackedSpec",
     "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme", "ShapeUnknown", "TensorInfo", "TensorSpec", "Unfit",
     "bit_fields", "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq",

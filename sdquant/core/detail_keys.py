@@ -10,3 +10,6 @@ FACTOR = "factor"
 NUMBERS = (OFFSET, FACTOR)
 # Key in the details of rotated weights: the group size of `core.hadamard`.
 ROTATION = "rotation"
+# Key in the details of the weights of transposed convolutions, True: they are [in, out, kernel...]. A file does not say
+# it, the model does: see `models.fitting.Shell.described`.
+INPUT_FIRST = "input_first"

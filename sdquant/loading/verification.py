@@ -192,8 +192,11 @@ class _Contents:
 
         try:
             parameter = self._parameter(entry.name)
-            shape = tuple(parameter.shape) if parameter is not None else None
-            packed = read_weight(entry, self.src.specs.get(entry.name), shape, self._get)
+            shape, spec, stored = None, self.src.specs.get(entry.name), entry
+            if parameter is not None and self.model is not None:
+                shape = tuple(parameter.shape)
+                stored = self.model[1].described(self.names[entry.name], entry) if spec is None else entry
+            packed = read_weight(stored, spec, shape, self._get)
             require_sound(entry, packed)
             self.shapes[entry.name] = packed.spec.shape
             for part, tensor in packed.parts.items():

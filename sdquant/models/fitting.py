@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import dtype_named
+from ..core import INPUT_FIRST, dtype_named
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import model_families, over_files, text_encoders
 from .left_out import TOGETHER, refuse_lacking
@@ -49,6 +49,13 @@ class Shell:
     def parameter(self, name: str) -> nn.Parameter | None:
         """Return the parameter of that name; None for a buffer."""
         return self.model.get_parameter(name) if name in self.ties else None
+
+    def described(self, name: str, weight: PrequantizedWeight) -> PrequantizedWeight:
+        """Return a quantized weight with what only its layer tells of it: which dimension is that of the inputs."""
+        layer = self.model.get_submodule(name.rpartition(".")[0])
+        if not getattr(layer, "transposed", False):  # of torch's convolutions
+            return weight
+        return replace(weight, details={**weight.details, INPUT_FIRST: True})
 
 
 _shells: OrderedDict[str, Shell] = OrderedDict()
@@ -150,6 +157,8 @@ def named(src: Checkpoint, model: Shell) -> Checkpoint:
             matches[name] = src.prequantized[key]  # whose own name says what its parts are called
             if key in src.specs:
                 specs[name] = src.specs[key]
+            else:
+                matches[name] = model.described(name, matches[name])
             whole = (*src.prequantized[key].keys.values(), *src.prequantized[key].extra)
             tensors |= {part: src.tensors[part] for part in whole}
             home |= {part: src.home[part] for part in whole}

@@ -22,6 +22,7 @@ from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE, code_named
 from sdquant.core.backend import Packed, TensorInfo
 from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.models.fitting import Shell
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import quantized
@@ -43,11 +44,17 @@ def infos(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
     }
 
 
-def read(tensors: dict[str, torch.Tensor], settings: Mapping[str, Any], shape: tuple[int, ...] | None) -> Packed:
-    """The weight of a layer `proj`, as a file with this config has it."""
+def read(
+    tensors: dict[str, torch.Tensor],
+    settings: Mapping[str, Any],
+    shape: tuple[int, ...] | None,
+    model: Shell | None = None,
+) -> Packed:
+    """The weight of a layer `proj`, as a file with this config has it; `model`: that it belongs to."""
     config = {"quantization_config": {**settings, "quant_method": "sdnq"}}
     (found,) = BACKEND.find(infos(tensors), config)
     assert BACKEND.missing(found) is None and set(found.keys.values()) == tensors.keys() - {"proj.bias"}
+    found = found if model is None else model.described("proj.weight", found)
     return BACKEND.read(found, shape, tensors.__getitem__)
 
 
@@ -91,7 +98,9 @@ def tensors_of(layer: Any) -> dict[str, torch.Tensor]:
 def check(layer: Any, settings: Mapping[str, Any], dtype: torch.dtype) -> Packed:
     """Read what SDNQ made, compare all numbers with its own, and return the packed weight."""
     shape = tuple(layer.sdnq_dequantizer.original_shape)
-    packed = read(tensors_of(layer), settings, shape)
+    whole = nn.ModuleDict({"proj": layer})
+    model = Shell(whole, frozenset(), {})
+    packed = read(tensors_of(layer), settings, shape, model)
     want = dequantized(layer, torch.float32)
     got = BACKEND.decode(packed, torch.float32)
     assert got.shape == want.shape == shape
@@ -102,8 +111,11 @@ def check(layer: Any, settings: Mapping[str, Any], dtype: torch.dtype) -> Packed
     for other in (torch.bfloat16, torch.float16):
         assert torch.equal(BACKEND.decode(packed, other), got.to(other)) or "svd_up" in packed.parts
     assert torch.equal(BACKEND.decode(packed, torch.float32), got)  # whose codes are as they were
-    again = BACKEND.write("proj.weight", packed)
-    assert torch.equal(BACKEND.decode(read(again, settings, shape), torch.float32), got)
+    again = BACKEND.write("proj.weight", packed)  # as [out, in]
+    settings = {name: value for name, value in settings.items() if not name.startswith("use_quantized_matmul")}
+    assert torch.equal(BACKEND.decode(read(again, settings, shape, model), torch.float32), got)
+    if not getattr(layer, "transposed", False):  # which tells itself in any file
+        assert torch.equal(BACKEND.decode(read(again, settings, shape), torch.float32), got)
     return packed
 
 
@@ -238,19 +250,40 @@ def test_other_layers(sdnq: Any, extra: dict[str, Any], layer: nn.Module) -> Non
     check(layer, settings, torch.float32)
 
 
+TRANSPOSED = [nn.ConvTranspose2d(64, 96, 3), nn.ConvTranspose1d(64, 64, 3), nn.ConvTranspose2d(16, 16, 3)]
+
+
 @pytest.mark.filterwarnings("ignore:torch.searchsorted")
-@pytest.mark.parametrize(
-    "layer", [nn.ConvTranspose2d(64, 96, 3), nn.ConvTranspose1d(64, 64, 3)], ids=lambda one: str(one)[:15]
-)
+@pytest.mark.parametrize("layer", TRANSPOSED, ids=lambda one: str(one)[:22])
 @pytest.mark.parametrize("svd", [False, True])
 def test_transposed_convolutions(sdnq: Any, layer: nn.Module, svd: bool) -> None:
-    for dtype in ("int8", "uint4", "int5"):
-        made_, settings = made(sdnq, copy.deepcopy(layer), weights_dtype=dtype, use_svd=svd, group_size=-1)
-        check(made_, settings, torch.float32)
-    for extra in ({"use_codebook": True, "codebook_steps": 2}, {"use_hadamard": True}):
-        made_, settings = made(sdnq, copy.deepcopy(layer), weights_dtype="uint4", use_svd=svd, group_size=-1, **extra)
-        with pytest.raises(UnsupportedFileError, match="a transposed convolution"):
-            check(made_, settings, torch.float32)
+    extras: list[dict[str, Any]] = [
+        *({"weights_dtype": dtype} for dtype in ("int8", "uint4", "int5")),
+        *({"use_codebook": True, "weights_dtype": dtype} for dtype in ("uint4", "uint8")),
+        *({"scale_dtype": dtype} for dtype in ("uint4", "int8", "float8_e4m3fn")),
+        {"use_hadamard": True},
+        {"group_size": -2},
+        {"use_codebook": True, "scale_dtype": "uint4"},
+    ]
+    if layer.in_channels == layer.out_channels:  # SDNQ can split no other into groups
+        extras += [
+            {"group_size": 8},
+            {"group_size": 8, "use_codebook": True},
+            {"group_size": 8, "scale_dtype": "uint4"},
+        ]
+    for extra in extras:
+        settings = {"weights_dtype": "uint4", "use_svd": svd, "group_size": -1, "codebook_steps": 2, **extra}
+        made_, config = made(sdnq, copy.deepcopy(layer), **settings)
+        check(made_, config, torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")
+@pytest.mark.parametrize(("channels", "dtype"), [(16, "uint4"), (256, "uint8")])
+def test_a_convolution_with_as_many_levels_as_channels(sdnq: Any, channels: int, dtype: str) -> None:
+    layer, settings = made(sdnq, nn.Conv2d(channels, channels, 3), weights_dtype=dtype, use_codebook=True,
+                           codebook_steps=2, group_size=-1)  # fmt: skip
+    assert layer.scale.shape == (channels, channels, 3, 3)  # as those of a transposed one would be
+    check(layer, settings, torch.float32)
 
 
 @pytest.mark.parametrize("compute", ["float", "int8"])
@@ -280,8 +313,23 @@ def test_layers_compute_with_the_decoded_weight(sdnq: Any, make: Any, extra: dic
         assert float((got - want).norm() / want.norm()) < (1e-5 if compute == "float" else 0.02)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "float8_e4m3fn", "float8_e5m2", "float16"])
+@pytest.mark.parametrize("channels", [96, 40, 16])
+@pytest.mark.parametrize("products", [{"use_quantized_matmul": True}, {"use_quantized_matmul_conv": True}])
+def test_a_square_lies_as_its_config_says(sdnq: Any, dtype: str, channels: int, products: dict[str, bool]) -> None:
+    layer, settings = made(
+        sdnq, linear(channels=channels, rows=channels), weights_dtype=dtype, group_size=-2, **products
+    )
+    check(layer, settings, torch.float32)
+    others = {**settings, "modules_to_not_use_matmul": ["weight"]}
+    layer, settings = made(sdnq, linear(channels=channels, rows=channels), **{**others, "quant_method": None})
+    check(layer, settings, torch.float32)
+
+
 def test_a_square_that_may_lie_either_way_is_refused(sdnq: Any) -> None:
-    products = {"use_quantized_matmul": True, "weights_dtype": "int8", "group_size": -2}
+    products = {
+        "use_quantized_matmul": True, "weights_dtype": "int8", "group_size": -2, "quantized_matmul_dtype": "int8",
+    }  # fmt: skip
     layer, settings = made(sdnq, linear(channels=96), **products)
     with pytest.raises(UnsupportedFileError, match="quantized products"):
         check(layer, settings, torch.float32)
