@@ -261,8 +261,7 @@ def single_file(
     if is_pickle(path) and not allow_pickle:
         raise refused(path)
     beside = folders.visible_weights(path.parent, folders.WEIGHTS + (folders.PICKLES if is_pickle(path) else ()))
-    alone = beside == [path] or folders.is_usual(path)
-    config, side = configs_in(path.parent) if alone else ({}, {})
+    config, side = configs_in(path.parent) if beside == [path] or folders.is_usual(path) else ({}, {})
     if not _class(config)[0]:  # of something else, or only about the quantization
         config, side = ({}, side) if config.keys() == {"quantization_config"} else ({}, {})
     if given is not None:
@@ -369,6 +368,7 @@ def _header(file: Path, *, complete: bool) -> Header:
 
 def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, PrequantizedWeight]:
     quantized: dict[str, PrequantizedWeight] = {}
+    side = quantization_methods.with_stated(side)
     for backend in registry.backends():
         try:
             rows = backend.find(tensors, side)

@@ -95,6 +95,19 @@ def tables(
     yield from (("its metadata", table) for table in _of_metadata(metadata))
 
 
+def with_stated(side: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return quantization settings with the `quantization_config` of the file's "metadata" where no config has one."""
+    metadata = side.get("metadata", {})
+    table, config = (_parsed(metadata.get(key)) for key in ("quantization_config", "config"))
+    if table is None and isinstance(config, dict):
+        table = config.get("quantization_config")
+    return (
+        side
+        if side.get("quantization_config") or not isinstance(table, dict)
+        else {**side, "quantization_config": table}
+    )
+
+
 def _of_metadata(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the tables about quantization in a file's metadata, and in the model's config there."""
     table = _parsed(metadata.get("quantization_config"))

@@ -19,7 +19,7 @@ from ..errors import BadFileError, UnsupportedFileError
 from . import folders, method_names
 from .activation_transforms import left_to_do
 from .bits_in_words import disagreements
-from .method_names import MAPS, SIDE_FILES, TABLES, named, tables, tables_of
+from .method_names import MAPS, SIDE_FILES, TABLES, named, tables, tables_of, with_stated
 from .orphan_scales import CODES, stray_of, unread_codes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLOAT8", "NUNCHAKU", "READ", "SIDE_FILES", "TABLES", "TITLES", "contradictions", "named", "refuse_pickles",
-    "refuse_unread", "refuse_unread_index", "tables",
+    "refuse_unread", "refuse_unread_index", "tables", "with_stated",
 ]  # fmt: skip
 
 _USE = (

@@ -14,6 +14,8 @@ from ..utils.inference_mode import ordinary
 from .locking import ComputingLock
 
 HANDLE = "_sdquant_offload"  # on each component: the handle that is active
+# The beginning of a fix, for models of load_model and others.
+REMOVE_FIRST = "Call `pipe.sdquant.offload.remove()` first (or `remove()` of what `sdquant.offload.apply` returned)"
 
 
 @dataclass
@@ -213,7 +215,7 @@ class OffloadHandle:
         raise SettingsError(
             f"Cannot {what} a model with offload={self.mode!r}",
             why,
-            "Call `.sdquant.offload.remove()` first, or load the model with offload='none'",
+            f"{REMOVE_FIRST}, or load the model with offload='none'",
         )
 
     def report(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..utils.inference_mode import ordinary
 from .actions import INSIDE, REFUSED, CallTreatment, destination, kind, methods, used_by
 from .backward import refuse_derivatives
 from .foreign_hooks import hook_of, refuse_taken
-from .handle import HANDLE
+from .handle import HANDLE, REMOVE_FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -162,7 +162,7 @@ def is_move(handle: OffloadHandle, device: torch.device) -> bool:
     raise SettingsError(
         f"Cannot move a model with offload={handle.mode!r} to {device}",
         f"the mode computes on {own}, and fetches the weights when they are needed",
-        "Call `.sdquant.offload.remove()` first, or load the model for that device (device=)",
+        f"{REMOVE_FIRST}, or load the model for that device (device=)",
     )
 
 

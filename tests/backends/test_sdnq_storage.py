@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sdquant
@@ -248,6 +248,17 @@ def test_layouts_for_quantized_products(
 def test_other_layers(sdnq: Any, extra: dict[str, Any], layer: nn.Module) -> None:
     layer, settings = made(sdnq, copy.deepcopy(layer), codebook_steps=2, quant_embedding=True, **extra)
     check(layer, settings, torch.float32)
+
+
+@pytest.mark.parametrize("place", ["quantization_config", "config"])
+def test_settings_in_the_metadata_of_a_file(sdnq: Any, tmp_path: Path, place: str) -> None:
+    layer, settings = made(sdnq, linear(), weights_dtype="uint4", use_hadamard=True)
+    said = {**settings, "quant_method": "sdnq"}
+    metadata = json.dumps(said if place == "quantization_config" else {"quantization_config": said}, default=str)
+    save_file(tensors_of(layer), tmp_path / "proj.safetensors", {place: metadata})
+    assert sdquant.detect(tmp_path / "proj.safetensors").quant == "sdnq-uint4"
+    got = dict(sdquant.dequantize(tmp_path / "proj.safetensors"))["proj.weight"]
+    assert torch.equal(got, BACKEND.decode(read(tensors_of(layer), settings, (96, 128)), torch.float32))
 
 
 TRANSPOSED = [nn.ConvTranspose2d(64, 96, 3), nn.ConvTranspose1d(64, 64, 3), nn.ConvTranspose2d(16, 16, 3)]
