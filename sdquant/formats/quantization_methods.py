@@ -44,6 +44,9 @@ READ = frozenset({
 FLOAT8 = frozenset({"fbgemm_fp8", "modelopt", "bfl"})
 # Nunchaku's, whose layers are found by their tensors.
 NUNCHAKU = frozenset({"svdquant", "nunchaku", "nunchaku_lite"})
+# What others call ComfyUI's formats by the libraries that write and run them; each layer says which it is in.
+OF_COMFYUI = frozenset({"comfy_quant", "comfy-quant", "comfy_quants", "comfy-quants", "comfy_kitchen", "comfy-kitchen"})
+_BY_TENSORS = FLOAT8 | NUNCHAKU | OF_COMFYUI
 # How people know methods, by what configs call them.
 TITLES: Mapping[str, str] = {
     "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
@@ -54,7 +57,7 @@ TITLES: Mapping[str, str] = {
     "bfl": "Black Forest Labs' NVFP4 and FP8", "eetq": "EETQ", "vptq": "VPTQ", "aqlm": "AQLM", "spqr": "SpQR",
     "higgs": "HIGGS", "quark": "AMD Quark", "bitnet": "BitNet", "fbgemm_fp8": "FBGEMM", "fp_quant": "FP-Quant",
     "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "sinq": "SINQ", "fouroversix": "Four Over Six",
-    "mlx": "MLX",
+    "mlx": "MLX", **dict.fromkeys(OF_COMFYUI, "ComfyUI"),
 }  # fmt: skip
 # The backends whose weights the methods have that no other has; see `contradictions`.
 _BACKENDS: Mapping[str, str] = {
@@ -144,8 +147,8 @@ def refuse_unread(
             raise _unread(path, f"{where} says {rest}")
     methods = tuple(row for row in named(path, configs, metadata) if not (quantized and _is_unknown_text(*row)))
     for where, word in methods:
-        if word.lower() not in READ | ((FLOAT8 | NUNCHAKU) if quantized else frozenset()):
-            variant = word.lower() in FLOAT8 | NUNCHAKU
+        if word.lower() not in READ | (_BY_TENSORS if quantized else frozenset()):
+            variant = word.lower() in _BY_TENSORS
             raise (_variant(path, tensors, where, word) if variant else _unread(path, _says(where, word)))
     nameless = next(method_names.nameless(configs, metadata), None)
     if nameless is not None and not quantized and tensors:
@@ -206,7 +209,7 @@ def refuse_unread(
 def refuse_unread_index(folder: Path, index: Mapping[str, Any]) -> None:
     """Raise UnsupportedFileError if a pipeline's model_index.json names a method that is not read here."""
     for place, word in named(folder, {"model_index": index}, {}):
-        if word.lower() not in READ | FLOAT8 | NUNCHAKU:
+        if word.lower() not in READ | _BY_TENSORS:
             raise _unread(folder, _says(place, word))
 
 
@@ -307,7 +310,7 @@ def _is_unknown_text(place: str, word: str) -> bool:
 
     Beside weights that are recognised it is only told, see `contradictions`; what is left over is refused as ever.
     """
-    return method_names.is_free(place) and word.lower() not in READ | FLOAT8 | NUNCHAKU
+    return method_names.is_free(place) and word.lower() not in READ | _BY_TENSORS
 
 
 def _signed(plain: Mapping[str, TensorInfo]) -> tuple[_Sign, str] | None:

@@ -296,6 +296,19 @@ class TestScales:
         self._change(folder, f"{STEM}comfy_quant", marker)
         one_answer(folder, BadFileError, NAME, f"{STEM}weight_scale")
 
+    @pytest.mark.parametrize("word", ["comfy_quant", "comfy-quants", "comfy_kitchen"])
+    def test_layers_of_comfyui_under_the_name_of_a_library(self, word: str, floats: Path, tmp_path: Path) -> None:
+        """Markers say what each layer is, whatever a config calls all of them: without any it is refused."""
+        folder = copied(floats, tmp_path / "model")
+        _configured(folder, {"quantization_config": {"quant_method": word, "quant_format": "int8"}})
+        self._change(folder, NAME, torch.ones_like(load_file(folder / FILE)[NAME], dtype=I8))
+        self._change(folder, f"{STEM}weight_scale", torch.tensor(0.5))
+        one_answer(folder, UnsupportedFileError, "config.json", "ComfyUI", STEM.rstrip("."))
+        marker = torch.tensor(list(json.dumps({"format": "int8_tensorwise"}).encode()), dtype=U8)
+        self._change(folder, f"{STEM}comfy_quant", marker)
+        assert set(answers(folder).values()) == {None}
+        assert sdquant.detect(folder).quant == "int8_tensor"
+
     @pytest.mark.parametrize("scheme", ["nf4", "nf4,double_quant", "bnb-int8", "qint8", "qint4"])
     def test_a_part_of_a_weight_is_not_there(self, scheme: str, floats: Path, tmp_path: Path) -> None:
         model = sdquant.load_model(floats, scheme, runtime="plain", progress=False)
