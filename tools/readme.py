@@ -225,7 +225,10 @@ def fidelity(root: Path, kept: Path = FIDELITY, drawn: str = "real digits") -> s
     head = (
         f"{measured['images']} images a scheme, {measured['steps']} steps, judged by a classifier that is right on "
         f"{judge:.1%} of {drawn}. SNR is of the UNet's or transformer's output at the first step, PSNR of the "
-        "images, both in dB against the unquantized model; bytes are of the quantized layers."
+        "images, both in dB against the unquantized model; bytes are of the quantized layers. Mixes, and formats with "
+        "`gptq` or `imatrix`, are of the UNet or transformer alone; with the others text encoders are quantized, too, so "
+        "that lines of the two kinds are no comparison. That is in [mixes-measured.md](mixes-measured.md#what-it-brings), "
+        "of the same layers."
     )
     return head + "\n\n" + markdown(header, rows)
 

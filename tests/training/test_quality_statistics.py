@@ -303,13 +303,12 @@ def test_statistics_of_a_near_copy_are_used(found: Any, file: Path, tmp_path: Pa
         spec = registry.parse(scheme)
         return lambda weight: spec.scheme.codec.decode(spec.scheme.codec.encode(weight, spec), torch.float32)
 
-    for near in (torch.Tensor.float, torch.Tensor.half, through("nf4"), through("qint4"), through("sdnq-uint4")):
+    for near in (torch.Tensor.float, torch.Tensor.half, through("nf4")):
         assert check(near) == ()
     (line,) = check(through("qint2"))
     assert "away from those of the unet" in line
     with pytest.raises(SettingsError, match=OTHER):
         check(torch.Tensor.neg)
-    assert sdquant.plan(path("digits-sd") / "unet", "int4,gptq", quant_stats=file).warnings == ()
     older = tmp_path / "older.safetensors"
     statistics_file.write_statistics(
         older, {name: row for name, row in found.items() if not name.endswith(statistics_file.SAMPLE)}, {}
