@@ -1,4 +1,4 @@
-"""What `quant="auto"` with a size would gain if it chose from all schemes, instead of those of `planning.mix`.
+"""Measure what `quant="auto"` with a size would gain if it chose from all schemes, instead of those of `planning.mix`.
 
     python -m bench.more_schemes                      both digits models; bench/results/more_schemes.json
 

@@ -27,6 +27,7 @@ def start(count: int, out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *launcher, "-m", "sdquant", *WORDS, "-o", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
@@ -54,21 +55,11 @@ def test_stopped_and_started_again(count: int, tmp_path: Path) -> None:
     assert process.returncode == (130 if count == 1 else 1), said
     partial = [f"out.safetensors.rank{rank}of{count}.partial" for rank in range(count)]
     assert sorted(file.name for file in folder.iterdir()) == partial
-    assert said.count("run the same command again to resume") == count, said
+    assert said.count("run the same command again to resume") == 1, said  # the first process tells it for all
     assert count > 1 or "Traceback" not in said  # torchrun has its own to show
     again = start(count, out)
     said = again.communicate(timeout=240)[1]
     assert again.returncode == 0, said
-    assert said.count("images are already done") == count
+    assert said.count("images are already done") == 1, said
     assert out.read_bytes() == one.read_bytes()
     assert list(folder.iterdir()) == [out]
-
-
-@pytest.mark.slow
-def test_stopped_before_the_first_image(tmp_path: Path) -> None:
-    process = start(1, tmp_path / "out.safetensors")
-    time.sleep(1)  # imports
-    os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == 130 and "Traceback" not in said, said
-    assert not list(tmp_path.iterdir())
