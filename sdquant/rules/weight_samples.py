@@ -32,12 +32,12 @@ def samples_of(models: Mapping[str, nn.Module], paths: Container[str]) -> dict[s
 
     samples = {}
     for component, model in models.items():
+        state = model.state_dict()  # has the weights that an offload mode keeps elsewhere, which is suspended once
         for path, module in model.named_modules():
             name = f"{component}.{path}".rstrip(".")
             if name not in paths or kind_of(module) not in ("linear", "conv"):
                 continue
-            # A state dict has the weights that an offload mode keeps elsewhere.
-            weight = module.state_dict()["weight"]
+            weight = state[f"{path}.weight".lstrip(".")]
             if weight.device.type != "meta":
                 samples[f"{name}{SAMPLE}"] = sample(weight)
     return samples
