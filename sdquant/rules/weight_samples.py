@@ -37,23 +37,19 @@ def samples_of(models: Mapping[str, nn.Module], paths: Container[str]) -> dict[s
             name = f"{component}.{path}".rstrip(".")
             if name not in paths or kind_of(module) not in ("linear", "conv"):
                 continue
-            weight = state[f"{path}.weight".lstrip(".")]
-            if weight.device.type != "meta":
+            weight = state.get(f"{path}.weight".lstrip("."))
+            if weight is not None and weight.device.type != "meta":
                 samples[f"{name}{SAMPLE}"] = sample(weight)
     return samples
 
 
 def sample(weight: Tensor) -> Tensor:
     """Return the first values of a few rows of a weight: float32, on the CPU."""
-    count = min(len(weight), _ROWS)
-    rows = [weight[number * len(weight) // count].flatten()[:_COLUMNS] for number in range(count)]
-    return rows[0].new_empty(0).float().cpu() if not rows else _joined(rows)
-
-
-def _joined(rows: list[Tensor]) -> Tensor:
     import torch
 
-    return torch.cat(rows).detach().float().cpu()
+    count = min(len(weight), _ROWS)
+    rows = [weight[number * len(weight) // count].flatten()[:_COLUMNS] for number in range(count)]
+    return torch.cat([weight.new_empty(0), *rows]).detach().float().cpu()
 
 
 def refuse_other_weights(
