@@ -13,6 +13,7 @@ MIXED = Path("bench/results/mixes.json")
 SIZES = Path("bench/results/size.json")
 WIDE = Path("bench/results/full_width.json")
 TRIED = Path("bench/results/left_out.json")
+MORE = Path("bench/results/more_schemes.json")
 MODELS = ("digits-flux", "digits-sd", "glyphs-flux")
 UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
@@ -215,6 +216,27 @@ def full_width(root: Path) -> str:
     ]  # fmt: skip
     header = ("scheme", "bits", *(f"dB, {case}" for case in cases))
     return markdown(header, lines) if rows else "Not measured yet: `python -m bench.full_width` does it."
+
+
+def more_schemes(root: Path) -> str:
+    """What mixes would gain by a choice of all schemes."""
+    rows = _rows(root, MORE)
+    lines = [
+        [
+            row["case"],
+            row["name"],
+            f"{row['snr']:.1f}",
+            f"{row['more']:+.1f}",
+            ", ".join(f"`{one}`" for one in row["most"]),
+        ]
+        for row in rows
+    ]
+    header = (
+        ("model", "size", f"dB of {rows[0]['schemes']} schemes", f"of {rows[0]['others']} more", "most often")
+        if rows
+        else ()
+    )
+    return markdown(header, lines, left=2) if rows else "Not measured yet: `python -m bench.more_schemes` does it."
 
 
 def left_out(root: Path) -> str:

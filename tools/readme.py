@@ -225,7 +225,10 @@ def fidelity(root: Path, kept: Path = FIDELITY, drawn: str = "real digits") -> s
     head = (
         f"{measured['images']} images a scheme, {measured['steps']} steps, judged by a classifier that is right on "
         f"{judge:.1%} of {drawn}. SNR is of the UNet's or transformer's output at the first step, PSNR of the "
-        "images, both in dB against the unquantized model; bytes are of the quantized layers."
+        "images, both in dB against the unquantized model; bytes are of the quantized layers. Mixes, and formats with "
+        "`gptq` or `imatrix`, are of the UNet or transformer alone; with the others text encoders are quantized, too, "
+        "so that lines of the two kinds are no comparison. That is in "
+        "[mixes-measured.md](mixes-measured.md#what-it-brings), of the same layers."
     )
     return head + "\n\n" + markdown(header, rows)
 
@@ -467,6 +470,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "better_codes_sizes": better_codes.by_size, "mixes_sizes": better_codes.sizes,
     "mixes_folders": better_codes.folders, "mixes_advice": better_codes.advice,
     "mixes_full_width": better_codes.full_width, "mixes_left_out": better_codes.left_out,
+    "mixes_more_schemes": better_codes.more_schemes,
     "schemes": schemes, "choice": choice, "families": families.table,
     "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "glyphs": glyphs, "loading": loading,
     "hosts": hosts,

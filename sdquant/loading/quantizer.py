@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..core import dtype_name
+from ..core import LONE, dtype_name
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
 from ..planning import (
@@ -23,7 +23,7 @@ from ..planning import (
     resolve_loaded,
     rule_checks,
 )
-from ..rules import RulesSpec
+from ..rules import RulesSpec, weight_samples
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
 from ..utils.progress import count_bar
@@ -105,7 +105,7 @@ def quantize(
     names = {name: {weight.name for weight in part.weights} for name, part in chosen.items()}
     for name, weights in names.items():
         _refuse_empty(name, parts[name], weights)
-    for line in plan.warnings:
+    for line in (*plan.warnings, *_refuse_other_weights(options.quant_stats, {name: parts[name] for name in names})):
         log.warning("%s", line)
     finishing.prepare_libraries(chosen.values(), target)
     total = sum(map(len, names.values()))
@@ -159,6 +159,16 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
                 f"layerwise casting stores its layer {path!r} in {dtype_name(weight.dtype)}",
                 "Load the model again and quantize it without enable_layerwise_casting()",
             )
+
+
+def _refuse_other_weights(file: str | None, models: Mapping[str, nn.Module]) -> list[str]:
+    """See `planning.statistics_arguments.refuse_other_weights`."""
+    lines: list[str] = []
+    for name, model in models.items() if file is not None else ():
+        weights = dict(model.named_parameters())
+        which = "" if name == LONE else name
+        lines += weight_samples.refuse_other_weights(str(file), which, weights, weights.__getitem__)
+    return lines
 
 
 def _refuse_empty(name: str, model: nn.Module, selected: set[str]) -> None:

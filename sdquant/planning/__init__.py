@@ -39,5 +39,6 @@ __all__ = [
     "knapsack", "locate", "make_request", "meta_models", "mix", "mix_arguments", "mix_blocks", "mix_curve",
     "mix_errors", "mix_pool", "mix_presets", "needed_bytes", "open_model", "path", "peak_memory", "place",
     "plan_resolved", "planner", "preparation", "prepare", "presets", "resolve_loaded", "role_of", "rounded_twice",
-    "rule_checks", "scheme_table", "source_of", "source_of_model", "step_time", "verdict_on", "weight_selection",
+    "rule_checks", "scheme_table", "source_of", "source_of_model", "statistics_arguments", "step_time", "verdict_on",
+    "weight_selection",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from . import planner
 from .request import Request, make_request
 from .resolve import Resolved, completed, device_of, prequantized_schemes, resolve
 from .rule_checks import Marked, marked_in_file, refuse_computing
+from .statistics_arguments import refuse_other_weights
 
 if TYPE_CHECKING:
     from ..core import QuantSpec
@@ -31,7 +32,8 @@ def plan(
     offload: str = "none",
     **values: Any,
 ) -> planner_plan.Plan:
-    """Plan what `load_model` with the same arguments would do, with sizes in bytes. Reads only headers.
+    """Plan what `load_model` with the same arguments would do, with sizes in bytes. Reads only headers, and the weights
+    for a mix, or some values of a few with quant_stats.
 
     Raises:
         SdquantError: any error that `load_model` would raise before reading weights.
@@ -49,7 +51,7 @@ def prepare(
     beside: Beside | None = None,
 ) -> planner_plan.Plan:
     """Check and plan a request. Everything that can be refused is refused here, after reading only headers, but for a
-    mix, whose errors are measured.
+    mix, whose errors are measured, and for statistics, which may be those of other weights.
 
     The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
     Only after that are the files checked against their own headers and their models.
@@ -59,7 +61,8 @@ def prepare(
         convert: dequantize components that are quantized on disk, and quantize them to the requested scheme. False
             refuses a request for another scheme.
         read: whether a mix may read the weights, which takes as long as reading them all does the first time. False
-            plans it by what is typical of schemes and layers, unless they were read before.
+            plans it by what is typical of schemes and layers, unless they were read before, and takes quant_stats for
+            those of the model.
         on_weights: called with the number of weights of a component that were read for a mix, and of all.
         beside: returns the bytes that count towards the size of a mix beside those of weights; see `Beside`.
     """
@@ -82,7 +85,9 @@ def prepare(
         planner.refuse_conflicts(found, again)
         whole = completed(found, again)
     plan = plan_resolved(whole, here)
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *_second_roundings(plan), *_needs(plan)))
+    known = {part.name: plan.detected.sources[part.name] for part in plan.components if part.action == "encode"}
+    origin = refuse_other_weights(request.quant_stats if read else None, known)
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *origin, *_second_roundings(plan), *_needs(plan)))
 
 
 def plan_resolved(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ..core import LONE
 from ..errors import SettingsError
-from ..rules import calibrated_schemes, with_statistics
+from ..formats import closing_files
+from ..rules import calibrated_schemes, weight_samples, with_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..core import QuantSpec
+    from ..formats import Checkpoint
 
 
 def calibrated(specs: Mapping[str, QuantSpec | None], file: str | None) -> Mapping[str, QuantSpec | None]:
@@ -36,6 +40,21 @@ def refuse_useless(specs: Mapping[str, QuantSpec | None], file: str | None) -> N
         f"only rules, {calibrated_schemes()}, and auto with a size or quality use what calibration found",
         "Set size= or quality= with quant='auto', or rules, or remove quant_stats",
     )
+
+
+def refuse_other_weights(file: str | None, sources: Mapping[str, Checkpoint]) -> tuple[str, ...]:
+    """Read a few values of the weights of components, and return a sentence for each that is far from what a file of
+    statistics was calibrated with.
+
+    Raises:
+        SettingsError: the file is about weights that have nothing to do with these.
+    """
+    lines: list[str] = []
+    for name, src in sources.items() if file is not None else ():
+        with closing_files(src.open()) as files:
+            read = partial(src.read, files)
+            lines += weight_samples.refuse_other_weights(str(file), "" if name == LONE else name, src.plain, read)
+    return tuple(lines)
 
 
 def _require(specs: Mapping[str, QuantSpec | None]) -> None:

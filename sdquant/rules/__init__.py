@@ -55,5 +55,5 @@ __all__ = [
     "plain_tiles", "presets", "process_prequantized_params", "product_ranges", "qconfig", "quant_spec", "quant_stats",
     "quantize", "quantize_model", "quantize_params", "require_complete", "require_magnitudes", "require_ranges",
     "restore_quantization_rules", "rule_of", "rules_in", "rules_of", "rules_of_model", "sharded", "shrink_moments",
-    "statistics_file", "unweighed", "with_rules", "with_statistics",
+    "statistics_file", "unweighed", "weight_samples", "with_rules", "with_statistics",
 ]  # fmt: skip

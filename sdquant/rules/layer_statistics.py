@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadFileError
 from .qconfig import OPERATIONS
-from .statistics_file import names_in, read_tensor
+from .statistics_file import component_in, names_in, read_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ class ComponentStatistics(Mapping[str, LayerStatistics]):
     """
 
     def __init__(self, file: str, component: str) -> None:
-        self._file, self._component = file, component or _main(file)
+        self._file, self._component = file, component_in(file, component)
         self._operands = _operands(file, frozenset(names_in(file)), self._component)
 
     def __getitem__(self, path: str) -> LayerStatistics:
@@ -171,11 +171,6 @@ class ComponentStatistics(Mapping[str, LayerStatistics]):
         """Return whether gradients of this component's output were measured."""
         end = f".{WEIGHT}.{SUM}{GRADIENT}"
         return any(name.endswith(end) and name.startswith(f"{self._component}.") for name in names_in(self._file))
-
-
-def _main(file: str) -> str:
-    names = {name.partition(".")[0] for name in names_in(file)}
-    return next((name for name in ("unet", "transformer", "prior", "model") if name in names), "")
 
 
 @lru_cache(maxsize=16)

@@ -23,6 +23,7 @@ from .packed_qarray import encode
 from .providers.ptq import rule_of_layer
 from .qconfig import OPERATIONS
 from .quant_spec import operation_of
+from .statistics_file import SAMPLE
 
 if TYPE_CHECKING:
     from .core.static_range import StaticRange
@@ -203,7 +204,7 @@ def _quantized(name: str, value: Tensor, layer: QuantizedLayer) -> dict[str, Ten
 def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: bool) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     marked = marks(template)
-    for prefix in sorted({name.rpartition(".")[0] for name in statistics}):
+    for prefix in sorted({name.rpartition(".")[0] for name in statistics if not name.endswith(SAMPLE)}):
         path, _, short = prefix.rpartition(".")
         mark = marked.get(path)
         rule = None if mark is None else product_ranges.static_rule(mark.report.rules, path, short)

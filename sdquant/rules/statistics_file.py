@@ -1,14 +1,14 @@
 """Calibration statistics as a safetensors file.
 
-Names are "<component>.<operand>.<what>", see `static_range`; the metadata "sdquant_quant_stats" contains, as JSON, the
-rules and the number of images of the calibration.
+Names are "<component>.<operand>.<what>", see `static_range`, or those of `weight_samples`; the metadata
+"sdquant_quant_stats" contains, as JSON, the rules and the number of images of the calibration.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "sdquant_quant_stats"
 FORMAT = 1
+SAMPLE = ".weight.sample"  # the end of the names of `weight_samples`, which are no statistics
 LARGE = ".sum_of_moments"  # the end of the names of what is read one at a time, by `read_tensor`
 _MAKE = "Create it with `sdquant calibrate`"
 
@@ -35,7 +36,7 @@ def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mappin
 
 
 def read_statistics(file: str | Path) -> Mapping[str, Tensor]:
-    """Return the statistics in a file but for the large ones (see `layer_statistics`); cached.
+    """Return the statistics in a file but for the large ones (see `layer_statistics`) and samples; cached.
 
     Raises:
         SettingsError: there is no such file. BadFileError: it is damaged, or not a file of statistics.
@@ -63,12 +64,21 @@ def read_about(file: str | Path) -> Mapping[str, Any]:
 def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, Tensor]:
     """Return the statistics of one component, without its name. "" is the only UNet or transformer in them."""
     names = {name.partition(".")[0] for name in statistics}
-    if not component:
-        component = next((name for name in ("unet", "transformer", "prior", "model") if name in names), component)
+    component = component or _main(names)
     if not component:
         return dict(statistics)
     prefix = f"{component}."
     return {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
+
+
+def component_in(file: str | Path, component: str) -> str:
+    """Return the name of a component in a file. "" is the only UNet or transformer there, and "" if there is none.
+    Raises as `read_statistics`."""
+    return component or _main({name.partition(".")[0] for name in names_in(file)})
+
+
+def _main(components: Container[str]) -> str:
+    return next((name for name in ("unet", "transformer", "prior", "model") if name in components), "")
 
 
 def _known(file: str | Path) -> tuple[str, int, int]:
@@ -84,7 +94,7 @@ def _read(file: str, changed: int, size: int) -> Mapping[str, Tensor]:
     header = _header(file, changed, size)[0]
     # Closed at once: Windows does not replace a file that is mapped.
     with closing(safetensors.SafetensorsFile(Path(file), header)) as opened:
-        return {name: opened.get(name).clone() for name in opened.tensors if not name.endswith(LARGE)}
+        return {name: opened.get(name).clone() for name in opened.tensors if not name.endswith((LARGE, SAMPLE))}
 
 
 @lru_cache(maxsize=16)

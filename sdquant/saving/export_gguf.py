@@ -24,7 +24,7 @@ from ..core import AUTO, FLOATS, GPTQ, LONE, QuantSpec, Unfit, gguf_mixes, gguf_
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
 from ..models import RoundingLoss, detect, original_names
-from ..planning import make_request, mix, planner
+from ..planning import make_request, mix, planner, statistics_arguments
 from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, unweighed, with_statistics
 from ..utils.home_paths import with_home
 from ..utils.progress import byte_bar
@@ -106,6 +106,7 @@ def quantize_file(
     detected = detect(place, allow_pickle=allow_pickle, config=config)
     sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
     sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
+    original_layout.warn_of(*statistics_arguments.refuse_other_weights(options.quant_stats, sources))
     types = file_mix.formats_of(_mixed(sources, options), options, on_weights) if automatic else {}
     choice = _spec_of_mix(types, options.quant_stats) if automatic else options.specs["*"]
     assert choice is not None

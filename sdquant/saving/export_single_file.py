@@ -30,7 +30,7 @@ from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry, gguf
 from ..core import LONE, Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, dtype_named, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import RoundingLoss, detect, original_names
-from ..planning import NOT_QUANTIZED, make_request, planner
+from ..planning import NOT_QUANTIZED, make_request, planner, statistics_arguments
 from ..rules import require_magnitudes, unweighed
 from ..utils.progress import byte_bar
 from . import original_layout
@@ -94,7 +94,8 @@ def quantize_file(
         original_layout.refuse_unchanged(src, spec, any(row.spec for row in rows))
     weights = [(row.part.sources[0], row.shape) for row in rows if row.spec is not None]
     require_magnitudes(spec, weights)
-    original_layout.warn_of(*unweighed(spec, weights))
+    origin = statistics_arguments.refuse_other_weights(options.quant_stats, {component: src})
+    original_layout.warn_of(*origin, *unweighed(spec, weights))
     return write_rows(goal, src, rows, str(spec), options.skip, progress, on_bytes, _whole_file(spec))
 
 

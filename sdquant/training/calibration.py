@@ -109,7 +109,8 @@ def calibrate(
     processes: Processes | None = None,
     progress: bool = False,
 ) -> dict[str, Tensor]:
-    """Run the calibration and return the statistics of all static layers, by "<component>.<operand>.<statistic>".
+    """Run the calibration and return the statistics of all static layers, by "<component>.<operand>.<statistic>", and
+    with them a few values of their weights (`rules.weight_samples`), by which other models are refused.
 
     Args:
         pipe: a float pipeline. Its components get the layers of a QtProvider, and keep them.
@@ -122,13 +123,32 @@ def calibrate(
         SettingsError: a rule does not fit a layer; a layer with a static range saw no data (it is named); or the
             file belongs to another task.
     """
-    from ..rules import collecting, load_quant_stats, merge_quant_stats, quant_stats
+    from ..rules import weight_samples
 
     models = prepare_models(pipe, task) if models is None else models
     results = None if partial is None else PartialStatistics.of(partial, pipe, task.to_dict(), processes)
     done, known = _resumed(results, len(_mine(task, processes)))
     if task.for_quality:
-        return _for_quality(pipe, task, models, results, done, known, processes, progress)
+        merged = _for_quality(pipe, task, models, results, done, known, processes, progress)
+    else:
+        merged = _ranges(pipe, task, models, results, done, known, processes, progress)
+    layers = {name.rpartition(".")[0].rpartition(".")[0] for name in merged}
+    return merged | weight_samples.samples_of(models, layers)
+
+
+def _ranges(
+    pipe: Any,
+    task: Calibration,
+    models: Mapping[str, nn.Module],
+    results: PartialStatistics | None,
+    done: int,
+    known: Mapping[str, Tensor],
+    processes: Processes | None,
+    progress: bool,
+) -> dict[str, Tensor]:
+    """See `calibrate`: collect ranges of activations, or magnitudes of inputs."""
+    from ..rules import collecting, load_quant_stats, merge_quant_stats, quant_stats
+
     for name, model in models.items() if known else ():
         prefix = f"{name}."
         load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import registry
 from ..errors import SettingsError
 from ..nn import kind_of
-from ..planning import is_quantized_by_default
+from .quality_statistics import models_to_watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,11 +31,7 @@ def observe(parts: Mapping[str, nn.Module], components: Sequence[str]) -> dict[s
     Args:
         parts: of a pipeline, by name. components: those chosen; () for the default ones.
     """
-    models = {
-        name: model
-        for name, model in parts.items()
-        if (name in components if components else is_quantized_by_default(name))
-    }
+    models = models_to_watch(parts, components)
     for model in models.values():
         for path, module in model.named_modules():
             if kind_of(module) == "linear":

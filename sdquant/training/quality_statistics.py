@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..nn import kind_of
+from ..errors import ConflictError
+from ..nn import kind_of, quantized
 from ..planning import is_quantized_by_default
 from ..rules import QuantStat, input_operand, layer_statistics, merge_quant_stats, operation_of
 from .input_moments import InputMoments, block_shape, block_size, columns_of, input_rows
@@ -197,9 +198,22 @@ def _layer(component: str, path: str, module: nn.Module, block: int | None) -> _
 
 
 def models_to_watch(parts: Mapping[str, nn.Module], components: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the components to collect from: those named, or the default ones."""
-    return {
+    """Return the components to collect from: those named, or the default ones.
+
+    Raises:
+        ConflictError: layers of theirs are quantized.
+    """
+    models = {
         name: model
         for name, model in parts.items()
         if (name in components if components else is_quantized_by_default(name))
     }
+    for name, model in models.items():
+        schemes = sorted({str(packed.spec.scheme) for _, packed in quantized(model)})
+        if schemes:
+            raise ConflictError(
+                f"Cannot calibrate the {name}",
+                f"its layers are quantized already ({', '.join(schemes)}), and statistics are of unquantized ones",
+                "Calibrate the unquantized model, or what `sdquant dequantize MODEL OUT` makes of this one",
+            )
+    return models

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import sdquant
 from sdquant.cli import main
 from sdquant.core import registry
 from sdquant.demo import path
-from sdquant.errors import SettingsError
-from sdquant.rules import calibrated_spec, statistics_file, with_statistics
+from sdquant.errors import ConflictError, SettingsError
+from sdquant.rules import calibrated_spec, statistics_file, weight_samples, with_statistics
 from sdquant.rules.layer_statistics import ComponentStatistics
+from sdquant.saving import comfy_mix, export_single_file, quantize_file
 from sdquant.training import digits, input_moments, partial_statistics, quality_statistics
-from sdquant.training.calibration import Calibration, calibrate
+from sdquant.training.calibration import Calibration, calibrate, prepare_models
 from sdquant.training.partial_statistics import PartialStatistics
 from sdquant.utils.distributed import Processes
 
@@ -243,6 +246,82 @@ def test_specs_read_them(file: Path) -> None:
         sdquant.plan(path("digits-sd"), "int8", quant_stats=file)
     # SVDQuant takes the magnitudes from it, too.
     assert sdquant.plan(path("digits-sd"), "svdq-int4", quant_stats=file, components="unet").components
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same layers whose UNet has been trained to something else: its values are in another order."""
+    folder = tmp_path_factory.mktemp("others") / "model"
+    shutil.copytree(path("digits-sd"), folder)
+    (weights,) = (folder / "unet").glob("*.safetensors")
+    random = torch.Generator().manual_seed(0)
+    state = {name: row.flatten()[torch.randperm(row.numel(), generator=random)].view_as(row)
+             for name, row in load_file(weights).items()}  # fmt: skip
+    save_file(state, weights, {"format": "pt"})
+    return folder
+
+
+OTHER = "calibrated with other weights: the values that it keeps of 12 layers"
+
+
+def test_statistics_of_other_weights_are_refused(file: Path, others: Path) -> None:
+    with pytest.raises(SettingsError, match=OTHER) as error:
+        sdquant.plan(others / "unet", "int4,gptq", quant_stats=file)
+    assert "sdquant calibrate" in error.value.fix
+
+
+@pytest.mark.slow  # the same check at each place where weights are quantized
+def test_statistics_of_other_weights_are_refused_everywhere(file: Path, others: Path, tmp_path: Path) -> None:
+    pipe, out = sdquant.load_model(others, progress=False), tmp_path / "x.safetensors"
+    values: dict[str, Any] = {"components": ["unet"], "quant_stats": file}
+    for use in (
+        lambda: sdquant.plan(others, "auto", size="3MB", quant_stats=file),
+        lambda: sdquant.plan(others, "svdq-int4", **values),
+        lambda: sdquant.load_model(others, "int4,gptq", progress=False, **values),
+        lambda: sdquant.quantize(pipe, "int4,gptq", progress=False, **values),
+        lambda: sdquant.quantize(pipe, "auto", size="3MB", progress=False, quant_stats=file),
+        lambda: quantize_file(others, "q4_k,imatrix", tmp_path / "x.gguf", **values),
+        lambda: quantize_file(others, "auto", tmp_path / "x.gguf", size="2MB", **values),
+        lambda: export_single_file.quantize_file(others, "comfy:nvfp4,gptq", out, **values),
+        lambda: comfy_mix.write_comfy_mix(others, "auto", out, size="2MB", **values),
+    ):
+        with pytest.raises(SettingsError, match=OTHER):
+            use()
+    assert type(pipe.unet.conv_in) is torch.nn.Conv2d and not list(tmp_path.iterdir())
+
+
+def test_statistics_of_a_near_copy_are_used(found: Any, file: Path, tmp_path: Path) -> None:
+    """In another dtype, of a copy that was quantized, and of an older version, whose files do not say."""
+    layers = [name.removesuffix(".weight") for name in ComponentStatistics(str(file), "unet")]
+    unet = _float().unet
+    weights = {f"{layer}.weight": unet.get_submodule(layer).weight.data for layer in layers}
+
+    def check(change: Any) -> tuple[str, ...]:
+        return weight_samples.refuse_other_weights(str(file), "unet", weights, lambda name: change(weights[name]))
+
+    def through(scheme: str) -> Any:
+        spec = registry.parse(scheme)
+        return lambda weight: spec.scheme.codec.decode(spec.scheme.codec.encode(weight, spec), torch.float32)
+
+    for near in (torch.Tensor.float, torch.Tensor.half, through("nf4")):
+        assert check(near) == ()
+    (line,) = check(through("qint2"))
+    assert "away from those of the unet" in line
+    with pytest.raises(SettingsError, match=OTHER):
+        check(torch.Tensor.neg)
+    older = tmp_path / "older.safetensors"
+    statistics_file.write_statistics(
+        older, {name: row for name, row in found.items() if not name.endswith(statistics_file.SAMPLE)}, {}
+    )
+    assert weight_samples.refuse_other_weights(str(older), "unet", weights, lambda name: -weights[name]) == ()
+
+
+def test_a_quantized_model_is_not_calibrated() -> None:
+    pipe = _float()
+    sdquant.quantize(pipe, "nf4", components=["unet"], progress=False)
+    for task in (_task(), _task(quant="svdq-int4")):
+        with pytest.raises(ConflictError, match=r"(?s)quantized already \(nf4\).*sdquant dequantize"):
+            prepare_models(pipe, task)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

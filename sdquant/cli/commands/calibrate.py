@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
 
     _common.refuse_target(args.out, (".safetensors",))
     model_files.refuse_existing(args.out, args.overwrite)
-    request = _common.request_of(args, quant=None, rules=None, offload=NO_OFFLOAD, budget=None, config=None)
+    request = _common.request_of(
+        args, quant=None, rules=None, components=None, offload=NO_OFFLOAD, budget=None, config=None
+    )  # all components are loaded, whichever are calibrated
     offloaded = _common.request_of(args, quant=None, config=None)  # --config is another thing here
     _common.refuse_auto(offloaded, "calibration runs the unquantized model in an explicit offload mode")
     rules, components = _rules(args)

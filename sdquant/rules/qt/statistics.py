@@ -24,6 +24,7 @@ from ...core import RANGE_OPERAND
 from ...errors import SettingsError
 from ..core.static_range import SUM
 from ..product_ranges import MARK
+from ..statistics_file import SAMPLE
 
 if TYPE_CHECKING:
     from ..qconfig import QuantizationRule
@@ -303,7 +304,8 @@ def _by_operand(statistics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]
     operands: dict[str, dict[str, Tensor]] = {}
     for name, value in statistics.items():
         operand, _, what = name.rpartition(".")
-        operands.setdefault(operand, {})[what] = value
+        if not name.endswith(SAMPLE):
+            operands.setdefault(operand, {})[what] = value
     return operands
 
 
