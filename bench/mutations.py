@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sdquant.utils.atomic_write import whole_file
 from tests import mutation_agreement, test_mutations
@@ -32,6 +32,7 @@ from tests import mutation_agreement, test_mutations
 from . import _results
 
 STEP = 500  # files between two looks at the clock
+T = TypeVar("T")
 _MODELS = 50  # models between two, each of which is loaded
 
 
@@ -54,11 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     test_mutations.listen()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        originals = test_mutations.sound(Path(folder), encoders=True)
-        unknown = set(args.formats or ()) - originals.keys()
-        if unknown:
-            sys.exit(f"no file is named {', '.join(sorted(unknown))}: there are {', '.join(sorted(originals))}")
-        originals = {name: raw for name, raw in originals.items() if args.formats is None or name in args.formats}
+        originals = _chosen(test_mutations.sound(Path(folder), encoders=True), args.formats)
         while done < args.count and (args.minutes is None or time.monotonic() - start < 60 * args.minutes):
             step = min(STEP, args.count - done)
             found = test_mutations.outcomes(originals, Path(folder), f"{seed} {done}", step, args.keep)
@@ -80,12 +77,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         _results.write(args.json, "mutations", [*kept(args.json, seen), *rows])
 
 
+def _chosen(originals: dict[str, T], formats: Sequence[str] | None) -> dict[str, T]:
+    """Return those of these names; all without names."""
+    unknown = set(formats or ()) - originals.keys()
+    if unknown:
+        sys.exit(f"no file is named {', '.join(sorted(unknown))}: there are {', '.join(sorted(originals))}")
+    return {name: one for name, one in originals.items() if formats is None or name in formats}
+
+
 def _compare(args: argparse.Namespace) -> None:
     """Count how often what `plan` and `verify` say of a changed model is what `load_model` does."""
     seed = random.randrange(2**32) if args.seed is None else args.seed
     start, totals, tried = time.monotonic(), dict[str, Counter[str]](), 0
     with tempfile.TemporaryDirectory() as folder:
-        models = mutation_agreement.originals(Path(folder))
+        models = _chosen(mutation_agreement.originals(Path(folder)), args.formats)
         while tried < args.count and (args.minutes is None or time.monotonic() - start < 60 * args.minutes):
             step = min(_MODELS, args.count - tried)
             results, differences = mutation_agreement.outcomes(models, Path(folder), f"{seed} {tried}", step)

@@ -37,7 +37,7 @@ class Row:
 
 
 _ONE, _TEXT, _PROJECTOR, _LORA = "all-in-one checkpoint", "text encoder or language model", "vision projector", "LoRA"
-_PART = "part of a split file"
+_PART, _BOTH = "part of a split file", "beside it, or pass both"
 _ALONE, _MERGE = "UNet/transformer", "llama-gguf-split --merge"
 ROWS: dict[str, Row] = {
     "Stable Diffusion 1 of stable-diffusion.cpp": Row(
@@ -62,8 +62,8 @@ ROWS: dict[str, Row] = {
     "a language model by its tag": Row(("model.layers.0.self_attn.q_proj.weight",), _TEXT, _ALONE, "gemma3"),
     "CLIP": Row(("text_model.embeddings.token_embedding.weight", "text_projection.weight"), _TEXT, _ALONE),
     "CLIP, tagged": Row(("text_model.encoder.layers.0.mlp.fc1.weight",), _TEXT, _ALONE, "clip"),
-    "mmproj": Row(("v.blk.0.attn_q.weight", "mm.0.weight"), _PROJECTOR, _ALONE, "clip", {"general.type": "mmproj"}),
-    "mmproj by its names": Row(("v.blk.0.ln1.weight", "v.patch_embd.weight", "mm.2.bias"), _PROJECTOR, _ALONE),
+    "mmproj": Row(("v.blk.0.attn_q.weight", "mm.0.weight"), _PROJECTOR, _BOTH, "clip", {"general.type": "mmproj"}),
+    "mmproj by its names": Row(("v.blk.0.ln1.weight", "v.patch_embd.weight", "mm.2.bias"), _PROJECTOR, _BOTH),
     "LoRA of llama.cpp": Row(("blk.0.x.weight.lora_a",), _LORA, "safetensors", "llama", {"general.type": "adapter"}),
     "LoRA of a trainer": Row(
         ("lora_unet_single_blocks_0_linear1.lora_up.weight", "lora_unet_single_blocks_0_linear1.alpha"),

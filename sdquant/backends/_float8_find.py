@@ -145,8 +145,10 @@ def _weight(
         known = ", ".join(f"X.{scale}" for scale in SCALES)
         raise UnsupportedFileError(
             f"Cannot read weight {name!r}",
-            f"it is float8, but {strange[0]!r} looks like a scale in an unsupported format; sdquant only knows {known}",
-            "Use a file of the same model in a format that `sdquant matrix` lists",
+            f"it is float8, and {strange[0]!r} beside it looks like a scale of another format: without a config, only "
+            f"{known} are known",
+            "If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: Use a "
+            "file of the same model in a format that `sdquant matrix` lists",
         )
     if len(info.shape) < 2 and not scale_keys:
         return None  # a norm in float8 is a plain tensor that is cast when it is loaded

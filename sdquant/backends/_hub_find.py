@@ -55,13 +55,18 @@ def require_readable(name: str, title: str, bits: object) -> None:
         raise unread(name, f"it has {bits!r:.20}-bit codes of {title}, and sdquant reads those of 2, 3, 4 and 8 bits")
 
 
-def untold(name: str, why: str, example: str) -> UnsupportedFileError:
-    """Return the error for a weight of which nothing says something that its values depend on."""
+def untold(name: str, why: str, *examples: str) -> UnsupportedFileError:
+    """Return the error for a weight of which nothing says something that its values depend on.
+
+    Args:
+        examples: configs that would say it, as Python writes them.
+    """
+    said = ", or ".join(f"config={example}" for example in examples)
     return UnsupportedFileError(
         f"Cannot read weight {name!r}",
         why,
         "Put the config.json that belongs to it beside the weights, with its quantization_config, or say what is in "
-        f"it, such as config={example}; or use a file in a format that `sdquant matrix` lists",
+        f"it, such as {said}; or use a file in a format that `sdquant matrix` lists",
     )
 
 

@@ -125,6 +125,7 @@ def _gptq(name: str, settings: tuple[str, str, Mapping[str, Any]] | None) -> tup
             "it is in GPTQ's order, and nothing tells whether its zero points are less one, as GPTQ's first version "
             "stores them, or as they are (gptq_v2, AutoRound)",
             '{"quant_method": "gptq", "checkpoint_format": "gptq"}',
+            '{"quant_method": "gptq", "checkpoint_format": "gptq_v2"}',
         )
     place, word, table = settings
     symmetric = table.get("sym") is True and not table.get("dynamic") and not table.get("extra_config")
@@ -134,7 +135,12 @@ def _gptq(name: str, settings: tuple[str, str, Mapping[str, Any]] | None) -> tup
     else:
         kind = table.get("packing_format") or table.get("backend")
         if not isinstance(kind, str):
-            raise untold(name, f"{place} does not say its packing_format", '"packing_format": "auto_round:auto_gptq"')
+            raise untold(
+                name,
+                f"{place} does not say its packing_format",
+                '{"quant_method": "auto-round", "packing_format": "auto_round"}',
+                '{"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}',
+            )
         own = kind.replace("-", "_").startswith(("auto_round", "autoround"))
         offset = 1 if "gptq" in kind else 0 if own and "awq" not in kind else None
     if offset is None:

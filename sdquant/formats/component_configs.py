@@ -25,7 +25,10 @@ SIDE_FILES = frozenset({*_SIDE, *quantization_methods.SIDE_FILES})
 
 Given = Mapping[str, Any] | str | Path  # a config from the caller
 Configs = tuple[dict[str, Any], dict[str, Any]]
-NAMED = r"\bconfig=(\{[^{}]*\})"  # in a sentence of an error
+_TABLE = r"\{[^{}]*\}"
+for _ in range(3):  # tables in tables, which Python's expressions do not follow to any depth
+    _TABLE = rf"\{{(?:[^{{}}]|{_TABLE})*\}}"
+NAMED = rf"\bconfig=({_TABLE})"  # in a sentence of an error
 _DEEPEST = 16
 
 

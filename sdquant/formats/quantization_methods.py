@@ -74,9 +74,9 @@ class _Sign:
     """Last words of tensor names (after `X.`) that only one method has.
 
     Attributes:
+        title: of the method, or of what is read once it is said what it is: then `fix` is how to say that.
         every: those that are all there beside one X. some: of these at least one, if there are any.
         dtypes: of the first of `every`; () for any.
-        fix: instead of the usual one.
     """
 
     title: str
@@ -101,6 +101,13 @@ _SIGNS: tuple[_Sign, ...] = (
     _Sign(title=TITLES["modelopt"], every=("weight_quantizer._amax",)),
     _Sign(title=TITLES["modelopt"], every=("weight_scale_2",)),
     _Sign(title="MXFP4 or another format of 4 bits", every=("weight", "weight_scale"), dtypes=("uint8",)),
+    _Sign(
+        title="8-bit integers with zero points, as compressed-tensors writes them, and no config says so",
+        every=("weight", "weight_scale", "weight_zero_point"),
+        dtypes=("int8",),
+        fix="Put the config.json that belongs to it beside the weights, with its quantization_config, or say what it "
+        'is, with config={"quant_method": "compressed-tensors"}',
+    ),
     _Sign(
         title="8-bit integers that no comfy_quant marker describes (ComfyUI's int8 as it is, or rotated, ConvRot: the "
         "tensors look the same)",
@@ -165,7 +172,9 @@ def refuse_unread(
         title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign.title
         if sign.title in _READ_IN_PART:
             raise UnsupportedFileError(f"Cannot load {path}", _in_a_variant(title, key), _USE)
-        raise _unread(path, f"it has weights of {title}, as {key!r} shows", "" if methods else sign.fix)
+        if sign.fix and not methods:
+            raise UnsupportedFileError(f"Cannot load {path}", f"{key!r} belongs to {title}", sign.fix)
+        raise _unread(path, f"it has weights of {title}, as {key!r} shows")
     twice = next((name for name in quantized if name in plain), None)
     if twice is not None:
         raise BadFileError(
@@ -188,7 +197,7 @@ def refuse_unread(
         by = f"{_title(methods[0][1])}, as {methods[0][0]} says" if methods else "an unknown quantization"
         raise UnsupportedFileError(
             f"Cannot load {path}",
-            f"its {codes!r} is {plain[codes].dtype}: codes of {by}, without their scales",
+            f"its {codes!r} is {plain[codes].dtype}: codes of {by}, {_with_scales(codes, plain)}",
             f"If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: {_USE}",
         )
     left_over = unread_codes(plain)
@@ -265,8 +274,8 @@ def refuse_pickles(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> No
         )
 
 
-def _unread(path: Path, why: str, fix: str = "") -> UnsupportedFileError:
-    return UnsupportedFileError(f"Cannot load {path}", f"{why}, which sdquant does not read", fix or _USE)
+def _unread(path: Path, why: str) -> UnsupportedFileError:
+    return UnsupportedFileError(f"Cannot load {path}", f"{why}, which sdquant does not read", _USE)
 
 
 def _says(place: str, word: str) -> str:
@@ -336,6 +345,12 @@ def _split(key: str) -> tuple[str, str]:
             return key.removesuffix(words), words
     stem, _, last = key.rpartition(".")
     return stem, last
+
+
+def _with_scales(codes: str, plain: Mapping[str, TensorInfo]) -> str:
+    """Return what an error says of the scales of codes: SDNQ's have them beside them, and the rest in a config."""
+    scale = f"{codes.removesuffix('weight')}scale"
+    return f"and nothing says how {scale!r} scales them" if scale in plain else "without their scales"
 
 
 def _is_weight(key: str) -> bool:

@@ -7,15 +7,16 @@ from ..errors import RefusedFileError, UnsupportedFileError
 from ..formats import METADATA_KEY, Checkpoint, refused_files
 
 _ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
-
-
 _PART = "Use a .safetensors file of this component, or leave it out to use the one in the pipeline folder"
-
+_WITH_ITS_MODEL = (
+    "Use the GGUF file of its language model with this one beside it, or pass both as parts of a pipeline with such a "
+    "text encoder"
+)
 
 # What a GGUF file may be besides a diffusion model: why it is refused, and the ways out for the model and for a part.
 _REFUSALS = {
     "text-encoder": ("it is a text encoder or language model", _ALONE, _PART),
-    "projector": ("it is the vision projector of a language model", _ALONE, _PART),
+    "projector": ("it is the vision projector of a language model", _WITH_ITS_MODEL, _WITH_ITS_MODEL),
     "adapter": (
         "it is a LoRA, and LoRAs cannot be loaded from GGUF",
         "Load the base model, then the LoRA as safetensors",

@@ -132,12 +132,12 @@ OFFLOAD, WATERMARK = "diffusers_offload_mode", "diffusers_offload_max_gpu_memory
 
 # Why an option is left out, by a pattern for its whole name; the first match counts. Other options are ignored.
 LEFT = (
-    (r"torchao_.*", "sdquant has no TorchAO; int8 and int4 are nearest to its weight-only types"),
+    (r"torchao_.*", "sdquant only reads TorchAO's files; int8 and int4 are nearest to its weight-only types"),
     (r"layerwise_quantization.*", "it casts to float8 without scales; fp8 takes as little memory and is closer"),
     (r"trt_quantization.*", "sdquant has no TensorRT"),
-    (r"nunchaku_.*", "sdquant reads Nunchaku's files as they are, and makes none"),
+    (r"nunchaku_.*", "sdquant reads Nunchaku's files as they are; svdq-int4 and svdq-nvfp4 make such of other models"),
     (r"nncf_quantize.*", "it quantizes activations inside OpenVINO, which sdquant does not use"),
-    (r"optimum_quanto_activations_type", "sdquant quantizes weights, not activations"),
+    (r"optimum_quanto_activations_type", "activations have a setting of their own here, compute"),
     (r"bnb_quantization_storage", "sdquant stores 4-bit codes in bytes"),
     (r"models_not_to_quant", "it names kinds of models, and sdquant's skip names modules"),
     (r"sdnq_modules_dtype_dict", "sdquant has one type for each part of a pipeline, and skip for single modules"),

@@ -60,6 +60,10 @@ def _config(text: str) -> dict[str, Any]:
 
 
 def _words(name: str, value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(_words(*row) for row in value.items())
+    if isinstance(value, list):
+        return ", ".join(_words(name, one) for one in value)
     if isinstance(value, bool):
         return name if value else f"no {name}"
     return value if isinstance(value, str) else f"{name} {value}"

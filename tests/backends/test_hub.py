@@ -20,6 +20,7 @@ from sdquant.models.components import quiet
 from sdquant.nn import quantized_layer
 from sdquant.nn.layer_factory import set_compute
 from sdquant.nn.weights import plain, quantized
+from sdquant.training import digits
 
 from .. import encoders
 from ..entry_points import answers, copied, one_answer
@@ -165,7 +166,8 @@ def test_in_a_pipeline(name: str, tmp_path: Path) -> None:
     assert sdquant.detect(folder).parts["transformer"].quant == "hub-int4"
     pipe = sdquant.load_model(folder, offload="sequential", progress=False)
     assert len(list(quantized(pipe.transformer))) and len(list(quantized(pipe.text_encoder_2)))
-    image = pipe("3", num_inference_steps=1, output_type="pt", generator=torch.Generator().manual_seed(0)).images
+    size = {"height": digits.SIZE, "width": digits.SIZE}  # Flux by default: 512 pixels
+    image = pipe("3", num_inference_steps=1, output_type="pt", **size).images
     assert torch.isfinite(image).all()
 
 

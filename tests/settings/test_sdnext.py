@@ -119,12 +119,12 @@ class TestLeft:
     @pytest.mark.parametrize(
         ("config", "option", "said"),
         [
-            ({"torchao_quantization": ["Model"]}, "torchao_quantization", "no TorchAO"),
-            ({"torchao_quantization_type": "int8_weight_only"}, "torchao_quantization_type", "no TorchAO"),
+            ({"torchao_quantization": ["Model"]}, "torchao_quantization", "only reads TorchAO"),
+            ({"torchao_quantization_type": "int8_weight_only"}, "torchao_quantization_type", "only reads TorchAO"),
             ({"layerwise_quantization": ["Model"]}, "layerwise_quantization", "fp8"),
             ({"trt_quantization": ["Model"]}, "trt_quantization", "TensorRT"),
             ({"nncf_compress_weights_ratio": 0.5}, "nncf_compress_weights_ratio", "nothing like it"),
-            ({"optimum_quanto_activations_type": "qint8"}, "optimum_quanto_activations_type", "not activations"),
+            ({"optimum_quanto_activations_type": "qint8"}, "optimum_quanto_activations_type", "setting of their own"),
             ({"sdnq_use_svd": True}, "sdnq_use_svd", "no effect"),
             ({"sdnq_quantize_weights": ["Model"], "sdnq_svd_rank": 64}, "sdnq_svd_rank", "without svd"),
             ({"diffusers_offload_never": "T5"}, "diffusers_offload_never", "by need"),

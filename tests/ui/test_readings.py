@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+import sdquant
 from sdquant import demo
-from sdquant.errors import SdquantError, SettingsError
+from sdquant.errors import SdquantError, SettingsError, UnsupportedFileError
 from sdquant.planning import Settings
 from sdquant.saving import export_single_file
 from sdquant.ui import conversion, readings
@@ -17,6 +19,8 @@ from sdquant.ui.app_state import Desk
 from sdquant.ui.model_folders import Roots
 from sdquant.ui.page_words import in_page_words
 from sdquant.ui.tabs import inspect, settings
+
+from .. import hub_formats
 
 PLAIN = '{"quant_method": "comfyui", "format": "int8_tensorwise"}'
 LABEL = "Read it as comfyui, int8_tensorwise"
@@ -81,3 +85,41 @@ def test_a_config_file_says_it(desk: Desk) -> None:
 def test_a_sentence_that_names_none_stays() -> None:
     text = "Leave config={wrong out, or config={__import__('os')}"
     assert readings.in_words(text, "Config") == text
+
+
+def test_what_is_offered_reads_the_file(tmp_path: Path) -> None:
+    """Files of one layer without the config that belongs to them: no error says of what a choice reads that it is not
+    read, and a choice gives the right weight, or is refused; a wrong one of two gives another."""
+    weight, outcomes = torch.randn(128, 128, generator=torch.Generator().manual_seed(0)) * 0.05, dict[str, str]()
+    for name, kind in hub_formats.KINDS.items():
+        tensors, values = kind.make(weight)
+        file = tmp_path / f"{name}.safetensors"
+        save_file({f"layer.{key}": one.contiguous().clone() for key, one in tensors.items()}, file)
+        try:
+            sdquant.detect(file)
+        except UnsupportedFileError as error:
+            assert "not read" not in error.why, error.why
+            outcomes[name] = _outcome(file, readings.readings(error), values)
+    bits = {"ct w3a16", "ct w8a16"}  # the example has four
+    assert {name: outcome for name, outcome in outcomes.items() if outcome != "read"} == dict.fromkeys(bits, "refused")
+    assert outcomes.keys() >= {"ct w4a16", "ct w8a8", "ct w8a8 asymmetric", "gptq", "gptq v2", "hqq axis 0", "ct mxfp8"}
+
+
+def _outcome(file: Path, choices: dict[str, str], values: torch.Tensor) -> str:
+    """What comes of a file with the choices for it: "read" if one of them gives these values."""
+    found = set()
+    for config in choices.values():
+        try:
+            ((_, made),) = sdquant.dequantize(file, config=json.loads(config))
+            found.add("read" if (made - values).norm() < 1e-2 * values.norm() else "another weight")
+        except SdquantError:
+            found.add("refused")
+    return min(found, key=["read", "another weight", "refused"].index, default="no choice")
+
+
+def test_a_config_in_tables_is_a_choice() -> None:
+    config = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "axis": [0, 1]}}}
+    error = UnsupportedFileError("Cannot read it", "nothing tells its bits", f"Say it, with config={config}; or do not")
+    label = "Read it as hqq, nbits 4, axis 0, axis 1"
+    assert readings.readings(error) == {label: json.dumps(config)}
+    assert readings.in_words(error.fix, "Config") == f"Say it, with “{label}” at Config; or do not"
