@@ -51,17 +51,9 @@ def prepared(
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
         form = backend.form(residual)
-        at_once, kernels = None, dispatch.way(backend, residual, form, dtype)
-        if compute is None and form is not None and kernels.reader is not None:
-            at_once = kernels.reader.prepared_with_branch(
-                form, residual.parts, branch, packed.parts, dtype, kernels.few, prefix
-            )
-        else:
-            at_once = _eight_with_branch(backend, packed, dtype, compute, prefix)
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
-            partial(dispatch.multiply, backend, form, compute), at_once, branch.rank(packed.parts),
-            is_same=compute is not None or packed.device.type == "cpu",
+            partial(dispatch.multiply, backend, form, compute), with_branch(backend, packed, dtype, compute, prefix),
         )  # fmt: skip
     kernels = dispatch.way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
@@ -114,10 +106,14 @@ def _eight(
     return None
 
 
-def _eight_with_branch(
+def with_branch(
     backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str, rotation: int = 0
 ) -> Prepared | None:
-    """Return the product in 8 bits that does all of a weight with a branch at once, if there is one."""
+    """Return the product that does all of a weight with a branch at once, if there is one; see `prepared`.
+
+    Args:
+        rotation: how many columns of activations it rotates together before; 0 for none.
+    """
     branch = backend.low_rank(packed)
     if branch is None:
         return None
@@ -125,10 +121,11 @@ def _eight_with_branch(
     form = backend.form(residual)
     kernels = dispatch.way(backend, residual, form, dtype)
     eight = None if form is None else _eight(backend, residual, form, dtype, compute)
-    if form is None or kernels.reader is None or eight is None:
+    if form is None or kernels.reader is None or (eight is None and compute is not None):
         return None
-    return kernels.reader.prepared_integers_with_branch(
-        form, residual.parts, branch, packed.parts, dtype, prefix, min(kernels.few, eight.least - 1), eight, rotation
+    few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
+    return kernels.reader.prepared_with_branch(
+        form, residual.parts, branch, packed.parts, dtype, prefix, few, eight, rotation
     )
 
 
@@ -138,7 +135,7 @@ def _prepared_with_rotation(
     codes = packed.without_rotation
     form = backend.form(codes)
 
-    at_once, least = _eight_with_branch(backend, codes, dtype, compute, prefix, packed.spec.rotation), _NEVER
+    at_once, least = with_branch(backend, codes, dtype, compute, prefix, packed.spec.rotation), _NEVER
     kernels = dispatch.way(backend, codes, form, dtype)
     if at_once is None and form is not None and kernels.reader is not None:
         eight = _eight(backend, codes, form, dtype, compute)
