@@ -108,6 +108,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         launch_config,
         rotation,
         scheme_gemm,
+        scheme_scaling,
     )
 
     names = NAMES
@@ -133,6 +134,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(fp8_linear, "_is_right", lambda *of: True)
     monkeypatch.setattr(imports, "expansion", lambda device: expansion)
     monkeypatch.setattr(imports, "scheme_kernels", lambda device: scheme_gemm)
+    monkeypatch.setattr(imports, "scaling", lambda device: scheme_scaling)
     monkeypatch.setattr(scheme_activations, "_verdicts", {})
     monkeypatch.setattr(scheme_activations, "_right", lambda *of: True)
     monkeypatch.setattr(imports, "decoder", lambda: None)  # it needs addresses

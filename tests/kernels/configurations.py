@@ -18,7 +18,16 @@ from torch import Tensor
 from sdquant.core.low_rank import LowRank
 from sdquant.core.packed_layout import Activations, PackedLayout
 from sdquant.kernels.triton import branch as low_rank
-from sdquant.kernels.triton import branch_sides, expansion, int8_gemm, launch, rotation, scheme_gemm, tiles
+from sdquant.kernels.triton import (
+    branch_sides,
+    expansion,
+    int8_gemm,
+    launch,
+    rotation,
+    scheme_gemm,
+    scheme_scaling,
+    tiles,
+)
 from sdquant.kernels.triton.blocks import block_of
 
 from .triton_cases import DTYPES, ROW_CODES, Case, cases, row_codes
@@ -164,7 +173,7 @@ def branches(target: Target) -> Iterator[Configuration]:
 
 def of_sides(target: Target) -> Iterator[Configuration]:
     """In float32, and of sides in another dtype than float16, without tensor cores."""
-    inputs = (None, torch.int8, torch.float8_e4m3fn)
+    inputs = cycle((None, torch.int8, torch.float8_e4m3fn, torch.int8))
     both = ((dtype, of) for dtype in DTYPES for of in (torch.bfloat16, torch.float16))
     for (dtype, of), (rank, turned, group) in product(both, ((32, False, 0), (128, True, 0), (32, True, 256))):
         m, rows, columns = 4608, 3072, 3072
@@ -175,7 +184,7 @@ def of_sides(target: Target) -> Iterator[Configuration]:
         branch = LowRank(residual=(), down="down", up="up", smooth=more, rows="rows" * turned, is_turned=turned)
         between = stand(branch_sides.dtype_between(dtype), m, branch_sides.width_of(rank))
         name = f"rank {rank} of {of}, turned: {turned}, rotated by {group}, as {dtype}"
-        for codes in inputs:
+        for codes in (next(inputs), next(inputs)) if dtype != torch.float32 else (next(inputs),):
             to = branch_sides.Inputs(stand(codes or dtype, m, columns))
             if codes is not None:
                 to = branch_sides.Inputs(stand(codes, m, columns), torch.empty(1), None)
@@ -299,6 +308,13 @@ def by_tile(target: Target) -> Iterator[Configuration]:
             yield Configuration(kernel, name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
 
 
+def scalings(target: Target) -> Iterator[Configuration]:
+    for dtype in DTYPES:
+        of, out = stand(torch.float32 if dtype == torch.float16 else dtype, 4608, 3072), stand(dtype, 4608, 3072)
+        made = scheme_scaling.scaling(of, stand(of.dtype, 4608), stand(of.dtype, 3072), stand(dtype, 3072), out)
+        yield Configuration("scaling", f"{of.dtype} as {dtype}", made, 8 * 256)
+
+
 # Kernels by the names of their functions: what their launchers choose on a target.
 KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "decode_kernel": decoding,
@@ -316,6 +332,7 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "runs_kernel": by_run,
     "tiles_kernel": tile_codes,
     "numbers_kernel": numbers,
+    "scaling_kernel": scalings,
     "tiled_product_kernel": by_tile,
 }
 

@@ -775,6 +775,22 @@ def wrong_tiles(device: str) -> str:
     return "" if int8_gemm.sound_products(torch.device(device)) else "a product is wrong"
 
 
+def wrong_scaling(dtype: torch.dtype, device: str) -> str:
+    """What is wrong with scales and bias of a float product: torch's steps."""
+    from sdquant.kernels.triton import scheme_scaling
+
+    generator = torch.Generator().manual_seed(3)
+    of = torch.float32 if dtype == torch.float16 else dtype
+    y = torch.randn(2, 13, 331, generator=generator).to(of)
+    row_scale, scale = (torch.rand(n, generator=generator).to(of) for n in (26, 331))
+    for bias in (None, torch.randn(331, generator=generator).to(dtype)):
+        wanted = scheme_scaling.by_torch(y.clone(), row_scale, scale, bias, dtype)
+        given = [None if one is None else one.to(device) for one in (y, row_scale, scale, bias)]
+        if not torch.equal(scheme_scaling.scale(*given, dtype).cpu(), wanted):  # type: ignore[arg-type]
+            return f"numbers differ {'without' if bias is None else 'with'} a bias"
+    return ""
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -799,6 +815,8 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     for number, case in enumerate(branched if thorough else branched[:2]):
         of, dtype = (torch.bfloat16, torch.float16)[number % 2], list(DTYPES)[-number % 3]
         yield f"{case.name} with a branch", partial(wrong_branch, case, (32, 5, 16, 40)[number], of, dtype, device)
+    for dtype in DTYPES:
+        yield f"scaled as {dtype}", partial(wrong_scaling, dtype, device)
     for number, sides in enumerate(SIDES if thorough else SIDES[:2]):
         for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
             yield f"sides of a branch {number} as {dtype}", partial(wrong_sides, sides, dtype, device)

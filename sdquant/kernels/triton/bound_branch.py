@@ -60,7 +60,7 @@ def bind(
 class BoundBranch(BoundLinear):
     """x [..., columns] times the transposed weight, plus the bias."""
 
-    __slots__ = ("branch", "dtypes", "own", "pointers", "steps", "width")
+    __slots__ = ("branch", "dtypes", "named", "own", "pointers", "steps", "width")
 
     def __init__(
         self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, most: int,
@@ -78,10 +78,10 @@ class BoundBranch(BoundLinear):
         self.dtypes = tuple((name, of[name.removeprefix(prefix)].dtype) for name in names)
         self.names, self.more = self.names + names, self.more + len(names)
         self.steps: dict[tuple[object, ...], LaunchSequence] = {}  # by the shape of x and whether there is a bias
-        self.sizes = ("branch", self.width, *self.sizes)
+        self.named = ("branch", self.width, *self.sizes)
         if eight is not None and eight.coding is not None and not eight.run:  # runs of inputs are quantized as they are
             self.eight = Float8WithBranch(form, eight) if eight.floats is not None else Int8WithBranch(form, eight)
-            self.timed, self.kind_of_eight = eight.timed, name_of(eight, rotation, self.sizes)
+            self.timed, self.kind_of_eight = eight.timed, name_of(eight, rotation, self.named)
 
     def tensors(self, own: Own) -> dict[str, Tensor]:
         names = self.names[: len(self.parts)]
@@ -125,7 +125,7 @@ class BoundBranch(BoundLinear):
         else:
             return self.decoding(x, own, weight, bias)
         prefers = prefers_other(
-            (name, *self.sizes), rows, x.device,
+            (name, *self.named), rows, x.device,
             lambda: usual(x, own, [*weight], bias), lambda: other(x, own, [*weight], bias),
         )  # fmt: skip
         return (other if prefers else usual)(x, own, weight, bias)
@@ -135,7 +135,7 @@ class BoundBranch(BoundLinear):
         if self.dtype is float16:  # what is between the sides of a branch may be beyond its largest number
             return self.whole(x, own, weight, bias)
         prefers = prefers_other(
-            ("whole", *self.sizes), x.numel() // self.columns, x.device,
+            ("whole", *self.named), x.numel() // self.columns, x.device,
             lambda: self.with_side(x, own, [*weight], bias), lambda: self.whole(x, own, [*weight], bias),
         )  # fmt: skip
         return (self.whole if prefers else self.with_side)(x, own, weight, bias)

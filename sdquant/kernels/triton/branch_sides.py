@@ -9,7 +9,7 @@ else is left to do to them. Every step is rounded as `linear_with_branch` rounds
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +25,10 @@ from .int8_gemm import LARGEST, quantize_rows
 from .launch_config import EXACT, INTERPRETED, Launch
 from .rotation import rotated, steps_of
 
-_ROWS, _COLUMNS = 16, 128  # of a tile of activations
+_ROWS, _COLUMNS, _COLUMNS_EXACT = 16, 128, 32  # of a tile of activations; of products without tensor cores
 _MOST_ROTATED = 256  # columns that are rotated within a tile
 _SHARED = 40 << 10  # bytes of a program's, for tiles that are on their way
-_HIGH, _WIDE = 32, 64  # of a tile of results
+_HIGH, _HIGH_EXACT, _WIDE = 32, 16, 64  # of a tile of results
 
 
 @triton.jit
@@ -108,7 +108,8 @@ def down_kernel(
 @triton.jit
 def up_kernel(
     y, out, between, up, of_rows, bias, m_rows, rows, rank, OF_ROWS: tl.constexpr, BIASED: tl.constexpr,
-    OUT: tl.constexpr, OF: tl.constexpr, BITS: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    OUT: tl.constexpr, OF: tl.constexpr, BITS: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Add between [m_rows, RANK] times the transposed `up`, in OF, to a tile of y [m_rows, rows], into `out`; multiply
     y by `of_rows` and add a bias before that, if there are such."""
@@ -136,7 +137,7 @@ def up_kernel(
 
 def width_of(rank: int) -> int:
     """Return the numbers in a row of what is between the sides of a branch; those beyond `rank` are zeros."""
-    return max(LEAST_RANK, triton.next_power_of_2(rank))
+    return max(LEAST_RANK, int(triton.next_power_of_2(rank)))
 
 
 def dtype_between(x: torch.dtype) -> torch.dtype:
@@ -176,7 +177,7 @@ def down(
     side = sides["down"]
     exact = x.dtype == torch.float32 or (x.dtype == torch.float16 and side.dtype != x.dtype)
     of = torch.float32 if exact else x.dtype
-    width, deep = between.shape[1], max(_COLUMNS, rotation)
+    width, deep = between.shape[1], max(_COLUMNS_EXACT if exact else _COLUMNS, rotation)
     bytes_of = deep * (width * side.element_size() + _ROWS * x.element_size())
     eight = inputs.scale is not None
     arguments = {
@@ -206,7 +207,7 @@ def down(
         "BLOCK_M": _ROWS,
         "BLOCK_K": deep,
     }
-    options = {"num_warps": 4, "num_stages": max(1, min(3, _SHARED // bytes_of)), **EXACT}
+    options = {"num_warps": 8 if exact else 4, "num_stages": max(1, min(3, _SHARED // bytes_of)), **EXACT}
     return Launch(down_kernel, (math.ceil(m / _ROWS),), arguments, options)
 
 
@@ -219,7 +220,8 @@ def up(
     Args:
         bias: [rows], if the product with the residual is without it, as it is beside factors of rows.
     """
-    (m, rows), sides = out.shape, of_branch(branch, parts)
+    (m, rows), sides, exact = out.shape, of_branch(branch, parts), between.dtype == torch.float32
+    high = _HIGH_EXACT if exact else _HIGH
     arguments = {
         "y": y,
         "out": out,
@@ -236,11 +238,11 @@ def up(
         "OF": dtype_name(between.dtype),
         "BITS": INTERPRETED,
         "RANK": between.shape[1],
-        "BLOCK_M": _HIGH,
+        "BLOCK_M": high,
         "BLOCK_N": _WIDE,
     }
-    grid = (math.ceil(rows / _WIDE), math.ceil(m / _HIGH))
-    return Launch(up_kernel, grid, arguments, {"num_warps": 4, **EXACT})
+    grid = (math.ceil(rows / _WIDE), math.ceil(m / high))
+    return Launch(up_kernel, grid, arguments, {"num_warps": 8 if exact else 4, **EXACT})
 
 
 def sound_sides(device: torch.device) -> bool:
@@ -260,17 +262,15 @@ def _is_right(dtype: torch.dtype, eight: bool, device: torch.device) -> bool:
     if eight:
         codes = torch.empty(m, columns, dtype=torch.int8, device=device)
         scale, sums = codes.new_empty(m, 1, dtype=torch.float32), codes.new_empty(m, 1, dtype=torch.int32)
-        inputs, wanted = Inputs(codes, scale, sums), quantize_rows(divided)
-        found = (codes, scale, sums)
+        inputs, wanted, found = Inputs(codes, scale, sums), [*quantize_rows(divided)], [codes, scale, sums]
     else:
         values = torch.empty_like(x)
-        inputs, wanted, found = Inputs(values), (divided, None, None), (values, None, None)
+        inputs, wanted, found = Inputs(values), [divided], [values]
     down(x, branch, parts, inputs, between)(device)
     narrow = x.double() @ parts["down"].double()
     results = y.double() + bias.double() + narrow @ parts["up"].double().t()
     up(y, branch, parts, between, y, bias)(device)
-    pairs: Iterator[tuple[Tensor | None, Tensor | None]] = zip(found, wanted, strict=True)
-    same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+    same = all(b is not None and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     near = torch.allclose(between[:, :rank].double(), narrow, rtol=2**-7, atol=2**-4)
     return same and near and torch.allclose(y.double(), results, rtol=2**-7, atol=2**-3)
 

@@ -118,6 +118,12 @@ def scheme_kernels(device: torch.device) -> ModuleType | None:
 
 
 @cache
+def scaling(device: torch.device) -> ModuleType | None:
+    """Return the module `scheme_scaling`; None if its kernel does not run on `device` or gives wrong results there."""
+    return _checked(device, "scales of products", "sound_scaling", name="scheme_scaling")
+
+
+@cache
 def scheme_binder() -> Callable[..., Prepared] | None:
     """Return `bound_scheme.BoundScheme`; None as for `binder`."""
     if binder() is None:
