@@ -130,7 +130,7 @@ def branch(layer: Any) -> Any:
     of, packed = layer._backend.low_rank(layer.packed), layer.packed
     parts = of.residual_of(packed.parts)
     form = layer._backend.form(packed.__class__(spec=packed.spec, parts=parts))
-    whole = bound_branch.bind(form, parts, of, packed.parts, BF16, FEW, FEW, PREFIX, None, 0)
+    whole = bound_branch.bind_with_branch(form, parts, of, packed.parts, BF16, FEW, FEW, PREFIX, None, 0)
     return linear_with_branch.LinearWithBranch(
         packed.spec, of, PREFIX, BF16, None, preparation.partial(preparation.dispatch.multiply, None, form, None), whole
     )

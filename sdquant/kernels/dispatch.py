@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ..core import input_columns, packed_rows
 from . import block_scaled, blocked_gemm, exact_or_eight, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
+from .branch_preparation import with_branch
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
@@ -248,6 +249,14 @@ def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Ten
     return weight
 
 
+def of_residual(backend: Backend, packed: Packed, dtype: torch.dtype) -> tuple[PackedLayout | None, Way]:
+    """Return the layout of what is beside a weight's low-rank branch, and the kernels for it."""
+    branch = backend.low_rank(packed)
+    residual = packed if branch is None else replace(packed, parts=branch.residual_of(packed.parts))
+    form = backend.form(residual)
+    return form, way(backend, residual, form, dtype)
+
+
 _with_branches: dict[tuple[object, ...], Prepared | None] = {}
 
 
@@ -260,12 +269,12 @@ def _with_branch(
     branch = None if x.is_cpu else backend.low_rank(codes)
     if branch is None:
         return None
-    from .preparation import with_branch
-
     of = [(name, part.dtype, part.shape) for name, part in codes.parts.items()]
     key = (packed.spec.scheme.name, packed.spec.rotation, branch, x.dtype, x.device, compute, *of)
     if key not in _with_branches:
-        _with_branches[key] = with_branch(backend, codes, x.dtype, compute, "", packed.spec.rotation)
+        form, kernels = of_residual(backend, codes, x.dtype)
+        of_weight = backend, codes, form, kernels.reader, kernels.few
+        _with_branches[key] = with_branch(*of_weight, x.dtype, compute, "", packed.spec.rotation)
     bound = _with_branches[key]
     return None if bound is None else bound(x.contiguous(), {**codes.parts, "bias": bias})
 

@@ -88,7 +88,7 @@ def prepared(packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit
     shape, coding, at_once = packed.spec.shape, None, False
     if len(shape) == 2 and not any(size % MULTIPLE for size in shape) and imports.eight(packed.device) is not None:
         coding = Coding.BY_ROW if direct(form) else Coding.AGAIN
-        at_once = coding is Coding.AGAIN and quantizes(packed, form)
+        at_once = coding is Coding.AGAIN and is_quantized_at_once(packed, form)
     of = None if coding is None else way(packed.device, dtype)
     if coding is Coding.BY_ROW:
         scale = packed.parts[form.scale]
@@ -145,13 +145,13 @@ def _fault(of: Way, device: torch.device) -> str:
 
 def needs_none(packed: Packed, form: PackedLayout | None) -> bool:
     """Return whether `linear` takes the codes of such a weight as they are, or quantizes them in one pass."""
-    return direct(form) or quantizes(packed, form)
+    return direct(form) or is_quantized_at_once(packed, form)
 
 
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
-def quantizes(packed: Packed, form: PackedLayout | None) -> bool:
+def is_quantized_at_once(packed: Packed, form: PackedLayout | None) -> bool:
     """Return whether Triton's kernel quantizes such a weight in one pass; it is checked against torch at the first of a
     kind."""
     kernels = imports.eight(packed.device)
@@ -174,8 +174,8 @@ def _is_right(kernels: ModuleType, packed: Packed) -> bool:
         log.debug("A weight is decoded before it is quantized to float8: %s: %s", type(error).__name__, error)
         return False
     values, scales = scaled_rows(codec.decode(packed, torch.float32), LARGEST)
-    wanted = torch.empty_like(codes).copy_(values)
-    return torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8)) and torch.equal(scale, scales.view(-1))
+    reference = torch.empty_like(codes).copy_(values)
+    return torch.equal(codes.view(torch.uint8), reference.view(torch.uint8)) and torch.equal(scale, scales.view(-1))
 
 
 def rotates(packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:

@@ -165,8 +165,8 @@ def as_floats(
             kernels, (of_x, of_weight) = imports.scaling(x.device), operands.scales
             if kernels is not None and of_x.numel() * y.shape[-1] == y.numel() and of_weight.numel() == y.shape[-1]:
                 of_bias = None if bias is None else bias.to(x.dtype).contiguous()
-                scaled: Tensor = kernels.scale(y, of_x.contiguous(), of_weight.contiguous(), of_bias, x.dtype)
-                return scaled
+                result: Tensor = kernels.scale_results(y, of_x.contiguous(), of_weight.contiguous(), of_bias, x.dtype)
+                return result
     else:
         y = dispatch.convolve(backend, packed, of_codes, operands.x, None, geometry)
     for scale in operands.scales:

@@ -117,7 +117,9 @@ def test_the_launches_beside_a_branch(
     residual = replace(codes, parts=of.residual_of(parts))
     form = layer._backend.form(residual)
     eight = EightBit(100, coding(residual, form), sums=needs_sums(form), timed=False)
-    bound = bound_branch.bind(form, residual.parts, of, parts, dtype, 4, 4, PREFIX, eight, layer.packed.spec.rotation)
+    bound = bound_branch.bind_with_branch(
+        form, residual.parts, of, parts, dtype, 4, 4, PREFIX, eight, layer.packed.spec.rotation
+    )
     assert bound is not None
     kernels = {kernel.fn.__name__: kernel for kernel in KERNELS}
     rotates = ["rotate_kernel"] if layer.packed.spec.rotation else []

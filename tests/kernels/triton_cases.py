@@ -786,7 +786,7 @@ def wrong_scaling(dtype: torch.dtype, device: str) -> str:
     for bias in (None, torch.randn(331, generator=generator).to(dtype)):
         wanted = scheme_scaling.by_torch(y.clone(), row_scale, scale, bias, dtype)
         given = [None if one is None else one.to(device) for one in (y, row_scale, scale, bias)]
-        if not torch.equal(scheme_scaling.scale(*given, dtype).cpu(), wanted):  # type: ignore[arg-type]
+        if not torch.equal(scheme_scaling.scale_results(*given, dtype).cpu(), wanted):  # type: ignore[arg-type]
             return f"numbers differ {'without' if bias is None else 'with'} a bias"
     return ""
 

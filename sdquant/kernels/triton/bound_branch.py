@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Launched = tuple["Launch", dict[str, int]]
 
 
-def bind(
+def bind_with_branch(
     form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, most: int, prefix: str,
     eight: EightBit | None, rotation: int,
 ) -> BoundBranch | None:  # fmt: skip
@@ -50,7 +50,7 @@ def bind(
     from .blocks import block_of
 
     block = block_of(form)
-    if block is None or not fits(form, block, branch, of) or not branch_sides.fits(branch, of, rotation):
+    if block is None or not fits(form, block, branch, of) or not branch_sides.can_multiply(branch, of, rotation):
         return None
     if not multiplies(form):
         few = most = 0
@@ -60,7 +60,7 @@ def bind(
 class BoundBranch(BoundLinear):
     """x [..., columns] times the transposed weight, plus the bias."""
 
-    __slots__ = ("branch", "dtypes", "named", "own", "pointers", "steps", "width")
+    __slots__ = ("branch", "dtypes", "labels", "own", "pointers", "steps", "width")
 
     def __init__(
         self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, most: int,
@@ -78,10 +78,10 @@ class BoundBranch(BoundLinear):
         self.dtypes = tuple((name, of[name.removeprefix(prefix)].dtype) for name in names)
         self.names, self.more = self.names + names, self.more + len(names)
         self.steps: dict[tuple[object, ...], LaunchSequence] = {}  # by the shape of x and whether there is a bias
-        self.named = ("branch", self.width, *self.sizes)
+        self.labels = ("branch", self.width, *self.sizes)
         if eight is not None and eight.coding is not None and not eight.run:  # runs of inputs are quantized as they are
             self.eight = Float8WithBranch(form, eight) if eight.floats is not None else Int8WithBranch(form, eight)
-            self.timed, self.kind_of_eight = eight.timed, name_of(eight, rotation, self.named)
+            self.timed, self.kind_of_eight = eight.timed, name_of(eight, rotation, self.labels)
 
     def tensors(self, own: Own) -> dict[str, Tensor]:
         names = self.names[: len(self.parts)]
@@ -125,7 +125,7 @@ class BoundBranch(BoundLinear):
         else:
             return self.decoding(x, own, weight, bias)
         prefers = prefers_other(
-            (name, *self.named), rows, x.device,
+            (name, *self.labels), rows, x.device,
             lambda: usual(x, own, [*weight], bias), lambda: other(x, own, [*weight], bias),
         )  # fmt: skip
         return (other if prefers else usual)(x, own, weight, bias)
@@ -135,7 +135,7 @@ class BoundBranch(BoundLinear):
         if self.dtype is float16:  # what is between the sides of a branch may be beyond its largest number
             return self.whole(x, own, weight, bias)
         prefers = prefers_other(
-            ("whole", *self.named), x.numel() // self.columns, x.device,
+            ("whole", *self.labels), x.numel() // self.columns, x.device,
             lambda: self.with_side(x, own, [*weight], bias), lambda: self.whole(x, own, [*weight], bias),
         )  # fmt: skip
         return (self.whole if prefers else self.with_side)(x, own, weight, bias)
@@ -160,8 +160,8 @@ class BoundBranch(BoundLinear):
 
     def _sizes(self, x: Tensor) -> LaunchSequence:
         m = x.numel() // self.columns
-        changed = m * self.columns * self.dtype.itemsize if self.branch.smooth or self.rotation else 0
-        between = after(0, changed)
+        inputs = m * self.columns * self.dtype.itemsize if self.branch.smooth or self.rotation else 0
+        between = after(0, inputs)
         size = between + m * self.width * dtype_between(self.dtype).itemsize
         return LaunchSequence(m, (*x.shape[:-1], self.rows), size, (between,))
 
@@ -177,9 +177,9 @@ class BoundBranch(BoundLinear):
         if between_at:
             inputs, at = piece(memory, 0, self.dtype, m, columns), {"between": middle, "inputs": inputs_at}
         yield self.down(flat, own, Inputs(inputs), between, at)
-        within, changed = self.bias_within(bias), flat if inputs is None else inputs
+        within, activations = self.bias_within(bias), flat if inputs is None else inputs
         at = {"x": X if inputs is None else inputs_at, "out": to, "bias": BIAS if within is not None else to, **self.at}
-        yield product(self.form, self.tensors(own), changed, within, results), at
+        yield product(self.form, self.tensors(own), activations, within, results), at
         yield self.up(results, results, own, between, bias, {"y": to, "out": to, "between": middle})
 
     def with_side(self, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None) -> Tensor | None:

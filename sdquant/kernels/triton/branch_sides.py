@@ -145,7 +145,7 @@ def dtype_between(x: torch.dtype) -> torch.dtype:
     return torch.float32 if x == torch.float16 else x
 
 
-def rotates(group: int) -> bool:
+def can_rotate(group: int) -> bool:
     """Return whether `down` rotates groups of so many columns itself."""
     return group <= _MOST_ROTATED
 
@@ -171,7 +171,7 @@ def down(
 
     Args:
         parts: what `branch` names. between: [m, `width_of`], of `dtype_between`.
-        rotation: of how many columns, which `rotates`; 0 for none.
+        rotation: of how many columns, which it `can_rotate`; 0 for none.
     """
     (m, columns), sides, values = x.shape, of_branch(branch, parts), inputs.values
     side = sides["down"]
@@ -258,28 +258,28 @@ def _is_right(dtype: torch.dtype, eight: bool, device: torch.device) -> bool:
     parts = {name: side.to(dtype).contiguous() for name, side in sides.items()} | {"smooth": smooth}
     branch = LowRank(residual=(), down="down", up="up", smooth="smooth")
     between = torch.empty(m, width_of(rank), dtype=dtype_between(dtype), device=device)
-    divided, bias, y = (x / smooth), wave[:rows].to(dtype), wave[: m * rows].view(m, rows).to(dtype)
+    quotient, bias, y = (x / smooth), wave[:rows].to(dtype), wave[: m * rows].view(m, rows).to(dtype)
     if eight:
         codes = torch.empty(m, columns, dtype=torch.int8, device=device)
         scale, sums = codes.new_empty(m, 1, dtype=torch.float32), codes.new_empty(m, 1, dtype=torch.int32)
-        inputs, wanted, found = Inputs(codes, scale, sums), [*quantize_rows(divided)], [codes, scale, sums]
+        inputs, reference, outputs = Inputs(codes, scale, sums), [*quantize_rows(quotient)], [codes, scale, sums]
     else:
         values = torch.empty_like(x)
-        inputs, wanted, found = Inputs(values), [divided], [values]
+        inputs, reference, outputs = Inputs(values), [quotient], [values]
     down(x, branch, parts, inputs, between)(device)
     narrow = x.double() @ parts["down"].double()
     results = y.double() + bias.double() + narrow @ parts["up"].double().t()
     up(y, branch, parts, between, y, bias)(device)
-    same = all(b is not None and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    same = all(b is not None and torch.equal(a, b) for a, b in zip(outputs, reference, strict=True))
     near = torch.allclose(between[:, :rank].double(), narrow, rtol=2**-7, atol=2**-4)
     return same and near and torch.allclose(y.double(), results, rtol=2**-7, atol=2**-3)
 
 
-def fits(branch: LowRank, parts: Mapping[str, Tensor], rotation: int) -> bool:
+def can_multiply(branch: LowRank, parts: Mapping[str, Tensor], rotation: int) -> bool:
     """Return whether the kernels multiply by the sides of this branch."""
     sides = of_branch(branch, parts)
     return (
-        rotates(rotation)
+        can_rotate(rotation)
         and sides["up"].shape[1] <= MOST_RANK
         and all(
             side.is_contiguous() and side.dtype in (torch.float32, torch.bfloat16, torch.float16)

@@ -79,12 +79,12 @@ def branch_sides(device: torch.device) -> ModuleType | None:
 
 @cache
 def branch_binder() -> Callable[..., Prepared | None] | None:
-    """Return `bound_branch.bind`; None as for `binder`."""
+    """Return `bound_branch.bind_with_branch`; None as for `binder`."""
     if binder() is None:
         return None
-    from .bound_branch import bind
+    from .bound_branch import bind_with_branch
 
-    return bind
+    return bind_with_branch
 
 
 @cache

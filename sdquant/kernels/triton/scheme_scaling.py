@@ -60,7 +60,7 @@ def scaling(y: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, ou
     return Launch(scaling_kernel, (math.ceil(m / _HIGH), math.ceil(rows / _WIDE)), arguments, {"num_warps": 4, **EXACT})
 
 
-def scale(y: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def scale_results(y: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the results of `scaling` for y [..., rows], in a dtype."""
     out = torch.empty(y.shape, dtype=dtype, device=y.device)
     scaling(y.view(-1, y.shape[-1]), row_scale, scale, bias, out.view(-1, y.shape[-1]))(y.device)
@@ -78,7 +78,7 @@ def sound_scaling(device: torch.device) -> bool:
     wave = torch.linspace(-9, 9, 11 * 300, dtype=torch.float32, device=device).sin()
     for dtype, to in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)):
         y, scales = wave.view(11, 300).to(dtype), wave.abs().add(0.1).to(dtype)
-        given = scales[:11], scales[11:311], wave[:300].to(to), to
-        if not torch.equal(scale(y, *given), by_torch(y.clone(), *given)):
+        of = scales[:11], scales[11:311], wave[:300].to(to), to
+        if not torch.equal(scale_results(y, *of), by_torch(y.clone(), *of)):
             return False
     return True
