@@ -62,7 +62,7 @@ def branch_kernel(
     row = out + n[:, None] * apart
     if BESIDE:
         side = rounded(left.to(tl.float32), OUT, BITS).to(out.dtype.element_ty)
-        tl.store(row + columns + r[None, :], side, mask=n_there[:, None] & (tl.program_id(0) == 0))
+        tl.store(row + columns + r[None, :], side, mask=(n < tl.where(tl.program_id(0) > 0, 0, rows))[:, None])
     for p in tl.static_range(PLANES):
         v = values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
