@@ -168,7 +168,7 @@ def _int8(x: Tensor, form: Any, parts: Mapping[str, Tensor]) -> Tensor:
     if form.packing == "int8" and form.group == form.columns and not (form.zero or form.shift):
         weight = RowCodes(parts[form.codes].view(form.rows, form.columns), parts[form.scale], form.factor)
     else:
-        weight = RowCodes(*eight.quantize_weight(form, parts))
+        weight = RowCodes(*eight.quantize_weight(form, parts, torch.int8))
     rows, row_scale, _ = eight.quantize_rows(x, sums=False)
     found = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)
     eight.product(rows, row_scale, weight, None, found, None)(x.device)

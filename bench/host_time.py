@@ -61,8 +61,7 @@ def card() -> Iterator[None]:
         mock.patch.object(bound_linear, "prefers_other", lambda *of: False),
         mock.patch.object(bound_linear, "verdict_of", lambda *of: False),
         mock.patch.object(bound_linear.F, "linear", product),
-        mock.patch.object(linear_with_branch, "is_by_parts", lambda *of: False),
-        mock.patch.object(linear_with_branch, "prefers_whole", lambda *of: True),
+        mock.patch.object(bound_branch, "prefers_other", lambda kind, *of: kind[0] == "whole"),
         torch.inference_mode(),
     ):
         yield
@@ -93,7 +92,7 @@ def integers(layer: Any) -> Any:
 def floats8(how: Coding) -> Callable[[Any], Any]:
     """The same in 8-bit floats, without torch's product."""
     out = torch.zeros(MANY, OUTPUTS, dtype=BF16)
-    return lambda layer: linear(layer, EightBit(LEAST, how, floats=lambda *of: out))
+    return lambda layer: linear(layer, EightBit(LEAST, how, floats=lambda *of: out, at_once=how is Coding.AGAIN))
 
 
 def rule(layer: Any) -> Any:
@@ -127,16 +126,14 @@ def convolution(layer: Any) -> Any:
 
 
 def branch(layer: Any) -> Any:
-    """A weight with a low-rank branch: decoded with it for many rows, by parts for few."""
+    """A weight with a low-rank branch: decoded with it for many rows, between its sides for few."""
     of, packed = layer._backend.low_rank(layer.packed), layer.packed
     parts = of.residual_of(packed.parts)
     form = layer._backend.form(packed.__class__(spec=packed.spec, parts=parts))
-    whole = bound_branch.BoundBranch(form, parts, of, packed.parts, BF16, FEW, PREFIX)
-    inner = bound_eight.bind(form, parts, BF16, FEW, PREFIX, None)
+    whole = bound_branch.bind_with_branch(form, parts, of, packed.parts, BF16, FEW, FEW, PREFIX, None, 0)
     return linear_with_branch.LinearWithBranch(
-        packed.spec, of, PREFIX, BF16, inner, preparation.partial(preparation.dispatch.multiply, None, form, None),
-        whole, of.rank(packed.parts), is_same=False,
-    )  # fmt: skip
+        packed.spec, of, PREFIX, BF16, None, preparation.partial(preparation.dispatch.multiply, None, form, None), whole
+    )
 
 
 def kinds() -> Iterator[tuple[str, Any, torch.Tensor]]:
@@ -152,13 +149,14 @@ def kinds() -> Iterator[tuple[str, Any, torch.Tensor]]:
     yield "int8 in int8: quantize, multiply", layer_of("int8", integers), many
     yield "nf4 in int8: quantize, again, multiply", layer_of("nf4", integers), many
     yield "fp8 in fp8: quantize", layer_of("fp8,packing=float8", floats8(Coding.BY_ROW)), many
-    yield "nf4 in fp8: quantize, decode, quantize", layer_of("nf4", floats8(Coding.AGAIN)), many
+    yield "nf4 in fp8: quantize, again", layer_of("nf4", floats8(Coding.AGAIN)), many
     yield "w4a8, one row: expand, rotate, multiply", layer_of("w4a8", codes_of_integers(None)), one
     yield "w4a8, many rows: expand, rotate", layer_of("w4a8", codes_of_integers(None)), many
     yield "w4a8 in int8: expand, quantize, multiply", layer_of("w4a8", codes_of_integers("int8")), many
     yield "rule w8a8: quantize, multiply", layer_of("rules,act_qtype=int8", rule), many
     yield "rule w4a8: unpack, quantize, multiply", layer_of("rules,weight_qtype=int4,act_qtype=int8", rule), many
     yield "nf4 convolution: decode", layer_of("nf4", convolution, nn.Conv2d(64, 32, 3, padding=1)), image
+    yield "svdq-int4, one row: down, multiply, up", layer_of("svdq-int4", branch, nn.Linear(INPUTS, 128)), one
     yield "svdq-int4, many rows: decode with its branch", layer_of("svdq-int4", branch, nn.Linear(INPUTS, 128)), many
 
 

@@ -44,23 +44,7 @@ class Reader(ABC):
     def decode_into(self, form: PackedLayout, parts: Parts, out: Tensor) -> None:
         """Dequantize the weight into `out`, contiguous [rows, columns], bit-equal to the backend's own decoding."""
 
-    def decode_with_branch(self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, out: Tensor) -> bool:
-        """Dequantize a weight with a low-rank branch into `out`, contiguous [rows, columns], rounded once. Return
-        False, and do nothing, if it cannot.
-
-        Args:
-            form, parts: of the residual. of: the parts that `branch` names.
-        """
-        return False
-
     def prepared_with_branch(
-        self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
-    ) -> Prepared | None:
-        """Return the product with such a weight, as `prepared`, or None if it has no such thing: on a GPU of more than
-        `few` rows, with the weight decoded whole; on a CPU of up to so many, with the numbers of that by parts."""
-        return None
-
-    def prepared_integers_with_branch(
         self,
         form: PackedLayout,
         parts: Parts,
@@ -69,11 +53,16 @@ class Reader(ABC):
         dtype: torch.dtype,
         prefix: str,
         few: int,
-        eight: EightBit,
+        eight: EightBit | None,
         rotation: int,
     ) -> Prepared | None:
-        """Return the product in 8 bits with such a weight that divides or rotates the activations and adds the branch
-        itself; None if it has no such thing. What it does not apply to is done by parts, with the same numbers."""
+        """Return the product with a weight that has a low-rank branch, as `prepared`, which divides or rotates the
+        activations and adds the branch itself; None if it has no such thing. What it leaves is done by parts.
+
+        Args:
+            form, parts: of the residual. of: the parts that `branch` names. few: up to how many rows the packed weight
+                is multiplied, and on a CPU all of them without `eight`.
+        """
         return None
 
     def rows_into(self, form: PackedLayout, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
@@ -163,6 +152,7 @@ class EightBit:
             bias; None for integers.
         left: whether a product with so many rows of activations is left to others, which are faster; None for none.
         timed: whether a card that is slower with it than in floats, which is measured, is to compute in floats.
+        at_once: whether a weight is quantized to e4m3 as it is decoded.
     """
 
     least: int
@@ -172,6 +162,7 @@ class EightBit:
     floats: Callable[..., Tensor] | None = None
     left: Callable[[int], bool] | None = None
     timed: bool = True
+    at_once: bool = False
 
 
 class Coding(IntFlag):

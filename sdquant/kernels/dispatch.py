@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ..core import input_columns, packed_rows
 from . import block_scaled, blocked_gemm, exact_or_eight, fp8_linear, fp32_gemm, int8_linear, linear_with_branch
+from .branch_preparation import with_branch
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
@@ -27,10 +28,10 @@ from .reader_checks import is_right
 from .workspace import scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from ..core import Backend, Geometry, LowRank, Packed, PackedLayout
-    from .base import Reader
+    from ..core import Backend, Geometry, Packed, PackedLayout
+    from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "multiply", "readers", "way"]
 
@@ -163,6 +164,9 @@ def linear(
         packed = expand()
         backend = packed.spec.scheme.codec
         form = backend.form(packed)
+    y = _with_branch(backend, packed, x, bias, compute)
+    if y is not None:
+        return y
     if packed.spec.rotation:
         codes, rotation = packed.without_rotation, packed.spec.rotation
         form = backend.form(codes)
@@ -183,14 +187,7 @@ def linear(
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
         by_residual = partial(multiply, backend, backend.form(residual), compute, residual)
-        by_parts = partial(linear_with_branch.linear, branch, packed.parts, x, bias, by_residual)
-        rank = branch.rank(packed.parts)
-        if compute is None and not x.is_cpu and not linear_with_branch.is_by_parts(packed.spec, rank, x):
-            whole = partial(_linear_with_whole, backend, residual, branch, packed.parts, x, bias)
-            y = whole()
-            if y is not None and linear_with_branch.prefers_whole(packed.spec, rank, x, by_parts, whole):
-                return y
-        return by_parts()
+        return linear_with_branch.linear(branch, packed.parts, x, bias, by_residual)
     block = block_scaled.block_of(packed, form, compute, x.dtype)
     if block and form is not None and block_scaled.has_enough_rows(x):
         return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))
@@ -231,7 +228,7 @@ def _in_eight(
         can = fp8_linear.rotates(packed, form, x, rotation) if rotation else fp8_linear.pays(packed, form, x)
 
         def in_floats() -> Tensor:
-            weight = None if fp8_linear.direct(form) else _decoded(backend, packed, form, x)
+            weight = None if fp8_linear.needs_none(packed, form) else _decoded(backend, packed, form, x)
             return fp8_linear.linear(packed, form, weight, x, bias, rotation)
 
         return in_floats if can else None
@@ -252,18 +249,34 @@ def _decoded(backend: Backend, packed: Packed, form: PackedLayout | None, x: Ten
     return weight
 
 
-def _linear_with_whole(
-    backend: Backend, residual: Packed, branch: LowRank, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None
-) -> Tensor | None:
-    """Multiply x by a weight that is decoded together with its low-rank branch; None for few rows, or where no kernel
-    decodes it."""
+def of_residual(backend: Backend, packed: Packed, dtype: torch.dtype) -> tuple[PackedLayout | None, Way]:
+    """Return the layout of what is beside a weight's low-rank branch, and the kernels for it."""
+    branch = backend.low_rank(packed)
+    residual = packed if branch is None else replace(packed, parts=branch.residual_of(packed.parts))
     form = backend.form(residual)
-    kernels = way(backend, residual, form, x.dtype)
-    if form is None or kernels.reader is None or x.numel() <= kernels.few * form.columns:
+    return form, way(backend, residual, form, dtype)
+
+
+_with_branches: dict[tuple[object, ...], Prepared | None] = {}
+
+
+def _with_branch(
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, compute: str | None
+) -> Tensor | None:
+    """Multiply x by a weight with a low-rank branch in the few launches that layers take, which weights of one form
+    share; None without such kernels."""
+    codes = packed.without_rotation if packed.spec.rotation else packed
+    branch = None if x.is_cpu else backend.low_rank(codes)
+    if branch is None:
         return None
-    out = scratch((form.rows, form.columns), x.dtype, x.device)
-    done = kernels.reader.decode_with_branch(form, residual.parts, branch, parts, out)
-    return F.linear(x, out, bias) if done else None
+    of = [(name, part.dtype, part.shape) for name, part in codes.parts.items()]
+    key = (packed.spec.scheme.name, packed.spec.rotation, branch, x.dtype, x.device, compute, *of)
+    if key not in _with_branches:
+        form, kernels = of_residual(backend, codes, x.dtype)
+        of_weight = backend, codes, form, kernels.reader, kernels.few
+        _with_branches[key] = with_branch(*of_weight, x.dtype, compute, "", packed.spec.rotation)
+    bound = _with_branches[key]
+    return None if bound is None else bound(x.contiguous(), {**codes.parts, "bias": bias})
 
 
 def convolve(

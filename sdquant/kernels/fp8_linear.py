@@ -12,22 +12,24 @@ is value / scale in float32, and what is beyond 448 is 448, as ComfyUI has it.
 The product is `torch._scaled_mm` with fast sums, whose error on Hopper and Ada is far below that of the codes; on most
 cards its results are bfloat16. Weights that are e4m3 already, with one scale for a row, are taken as they are; all
 others are decoded and quantized again at every call, as in `int8`. Convolutions, few rows, and sizes that are no
-multiples of 16 are left to the exact product.
+multiples of 16 are left to the exact product. A weight that Triton's kernels read is quantized from its float32 values
+in one pass; another one is decoded to the dtype of the activations first.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..core import input_scale_of, torch_dtypes
+from ..core import input_scale_of, packed_rows, torch_dtypes
 from ..utils.tensors import divided
 from .base import Coding, EightBit
+from .dispatch_guard import undisturbed
 from .hadamard import rotate
 from .int8_reference import scaled_rows
 from .row_codes import RowCodes
@@ -35,6 +37,8 @@ from .triton import imports
 from .workspace import scratch
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from ..core import Packed, PackedLayout
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,7 @@ MULTIPLE = 16  # of both sides of a weight, for `torch._scaled_mm`
 # the bandwidth and the arithmetic of an H100, not measured.
 ROWS, ROWS_AGAIN = 64, 256
 _CODES = torch.float8_e4m3fn
+_CHECKED_ROWS = 16
 
 
 def direct(form: PackedLayout | None) -> bool:
@@ -80,17 +85,18 @@ def computes(packed: Packed, x: Tensor) -> bool:
 
 def prepared(packed: Packed, form: PackedLayout, dtype: torch.dtype) -> EightBit:
     """Return the product of activations of `dtype` for a reader that prepares it."""
-    shape, coding = packed.spec.shape, None
+    shape, coding, at_once = packed.spec.shape, None, False
     if len(shape) == 2 and not any(size % MULTIPLE for size in shape) and imports.eight(packed.device) is not None:
         coding = Coding.BY_ROW if direct(form) else Coding.AGAIN
+        at_once = coding is Coding.AGAIN and is_quantized_at_once(packed, form)
     of = None if coding is None else way(packed.device, dtype)
     if coding is Coding.BY_ROW:
         scale = packed.parts[form.scale]
         if scale.dtype != torch.float32 or scale.numel() != form.rows or form.factor != 1.0:
             coding = None  # the scales have to be made first
-    if of is None or of.dtype != dtype:
+    if of is None:
         coding = None
-    return EightBit(least(form), coding, floats=None if of is None else partial(product, of=of))
+    return EightBit(least(form), coding, floats=None if of is None else partial(product, of=of), at_once=at_once)
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,41 @@ def _fault(of: Way, device: torch.device) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def needs_none(packed: Packed, form: PackedLayout | None) -> bool:
+    """Return whether `linear` takes the codes of such a weight as they are, or quantizes them in one pass."""
+    return direct(form) or is_quantized_at_once(packed, form)
+
+
+_verdicts: dict[tuple[object, ...], bool] = {}
+
+
+def is_quantized_at_once(packed: Packed, form: PackedLayout | None) -> bool:
+    """Return whether Triton's kernel quantizes such a weight in one pass; it is checked against torch at the first of a
+    kind."""
+    kernels = imports.eight(packed.device)
+    if form is None or kernels is None or not kernels.quantizes(form):
+        return False
+    key = (replace(form, rows=0), packed.device, *[part.dtype for part in packed.parts.values()])
+    if key not in _verdicts:
+        _verdicts[key] = _is_right(kernels, packed)
+    return _verdicts[key]
+
+
+@undisturbed
+def _is_right(kernels: ModuleType, packed: Packed) -> bool:
+    codec = packed.spec.scheme.codec
+    if codec.by_row(packed):
+        packed = packed_rows.cut(packed, [(0, min(packed.spec.shape[0], _CHECKED_ROWS))])
+    try:
+        codes, scale = kernels.quantize_weight(codec.form(packed), packed.parts, _CODES)
+    except Exception as error:  # whatever it is: the kernel does not work here, and two others do
+        log.debug("A weight is decoded before it is quantized to float8: %s: %s", type(error).__name__, error)
+        return False
+    values, scales = scaled_rows(codec.decode(packed, torch.float32), LARGEST)
+    reference = torch.empty_like(codes).copy_(values)
+    return torch.equal(codes.view(torch.uint8), reference.view(torch.uint8)) and torch.equal(scale, scales.view(-1))
+
+
 def rotates(packed: Packed, form: PackedLayout | None, x: Tensor, rotation: int) -> bool:
     """Return whether `linear` rotates activations itself, in float32 and without rounding before they are quantized."""
     return pays(packed, form, x) and imports.rotation(x.device, rotation) is not None
@@ -148,14 +189,18 @@ def linear(
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
 
     Args:
-        weight: the float weight [out, in]; None if the codes are multiplied without requantizing.
+        weight: the float weight [out, in]; None if `needs_none`.
         rotation: how many columns of x are to be rotated together; only where it `rotates`.
     """
     rows, columns = packed.spec.shape
     flat = x.reshape(-1, columns)
     static = input_scale_of(packed)
     x_codes, x_scale = quantized_rows(flat, rotation=rotation) if static is None else _quantized_by(static, flat)
-    if weight is None:
+    if weight is None and not direct(form):
+        kernels = imports.eight(x.device)
+        assert kernels is not None and form is not None  # `needs_none` said so
+        codes, scale = kernels.quantize_weight(form, packed.parts, _CODES)
+    elif weight is None:
         assert form is not None
         codes = packed.parts[form.codes].view(_CODES).view(rows, columns)
         scale = RowCodes(codes, packed.parts[form.scale], form.factor).scales()

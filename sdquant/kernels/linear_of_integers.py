@@ -12,6 +12,7 @@ from . import fp8_linear, int8_linear
 from .hadamard import rotate
 from .layer_parts import usable_parts
 from .triton import imports
+from .triton.triton_kernels import few_rows
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from ..core import Expansion, PackedSpec
     from .base import Prepared
-
-
-_FEW = 64  # rows, up to which a card may have kernels for products of a few
 
 
 def multiply_decoded(
@@ -33,7 +31,9 @@ def multiply_decoded(
     Args:
         compute: see `dispatch.linear`; "fp8" quantizes the decoded weight again.
     """
-    if x.is_cpu or x.dtype not in torch_dtypes.COMPUTE_DTYPES or x.numel() <= _FEW * x.shape[-1]:
+    if x.is_cpu or x.dtype not in torch_dtypes.COMPUTE_DTYPES:
+        return None
+    if x.numel() <= few_rows(x.dtype, x.device) * x.shape[-1]:
         return None
     rotation, in_floats = packed.spec.rotation, compute == fp8_linear.NAME and _pays(packed, x)
     if compute is not None and not in_floats:
@@ -70,7 +70,7 @@ def bound_to_layer(
         return None
     if not binder.can_bind(of, packed.parts, inner_product, (form.codes, form.scale)):
         return None
-    rotation, few = packed.spec.rotation, None if compute == int8_linear.NAME else _FEW
+    rotation, few = packed.spec.rotation, None if compute == int8_linear.NAME else few_rows(dtype, packed.device)
     if rotation and imports.rotation(packed.device, rotation) is None:
         return None
     product: Prepared = binder.BoundExpansion(

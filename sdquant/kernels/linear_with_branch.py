@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core import Packed
-from . import fp32_gemm, verdicts
+from . import fp32_gemm
 from .cpu import narrow
 from .dispatch_guard import plain, seen
-from .fastest import is_settled, prefers_other
 from .large_pages import in_large_pages
 from .layer_parts import usable_parts
 from .workspace import scratch
@@ -80,23 +79,6 @@ def _add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
         some_y.copy_(scratch(some_y.shape, dtype, x.device).copy_(some_y).addmm_(between, up.t()))
 
 
-def prefers_whole(
-    spec: PackedSpec, rank: int, x: Tensor, by_parts: Callable[[], object], whole: Callable[[], object]
-) -> bool:
-    """Return whether the product with the whole weight, decoded with its branch, is the faster one; it is measured at
-    the first product of a size."""
-    return prefers_other(_kind(spec, rank, x), x.numel() // spec.shape[1], x.device, by_parts, whole)
-
-
-def is_by_parts(spec: PackedSpec, rank: int, x: Tensor) -> bool:
-    """Return whether the product with the parts has been found to be the faster one, or may not be measured."""
-    return not verdicts.tunes() or is_settled(_kind(spec, rank, x), x.numel() // spec.shape[1], x.device)
-
-
-def _kind(spec: PackedSpec, rank: int, x: Tensor) -> tuple[object, ...]:
-    return "branch", spec.scheme.name, spec.shape, rank, x.dtype
-
-
 class LinearWithBranch:
     """The same, prepared for a layer."""
 
@@ -106,11 +88,9 @@ class LinearWithBranch:
         "columns",
         "dtype",
         "inner",
-        "is_same",
         "multiply",
         "names",
         "own",
-        "rank",
         "spec",
     )
 
@@ -123,8 +103,6 @@ class LinearWithBranch:
         inner: Prepared | None,
         multiply: Multiply,
         at_once: Prepared | None,
-        rank: int,
-        is_same: bool,
     ) -> None:
         """Prepare a product for activations of `dtype`.
 
@@ -133,30 +111,20 @@ class LinearWithBranch:
             inner: the prepared product with the residual, if there is one.
             multiply: that product for what `inner` leaves to others.
             at_once: the prepared product with the whole weight, if there is one, for the rows that it takes.
-            rank: of the branch. is_same: whether `at_once` gives the same numbers as products by parts, and is faster.
         """
         self.spec, self.columns, self.dtype = spec, spec.shape[1], dtype
         self.branch, self.own = branch, branch.under(prefix)
         of_branch = (self.own.down, self.own.up, self.own.smooth, self.own.rows)
         self.names = {name: name for name in (*self.own.residual, *filter(None, of_branch))}
         self.inner, self.multiply = inner, multiply
-        self.at_once, self.rank, self.is_same = at_once, rank, is_same
+        self.at_once = at_once
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
         if x.dtype is not self.dtype or x.requires_grad or not x.ndim or x.shape[-1] != self.columns:
             return None
-        at_once = self.at_once
-        if at_once is not None and self.is_same:
-            y = at_once(x, own)
-            return self._by_parts(x, own) if y is None else y
-        if at_once is not None and not is_by_parts(self.spec, self.rank, x):
-            y = at_once(x, own)
-            if y is not None and prefers_whole(
-                self.spec, self.rank, x, lambda: self._by_parts(x, own), lambda: at_once(x, own)
-            ):
-                return y
-        return self._by_parts(x, own)
+        y = None if self.at_once is None else self.at_once(x, own)
+        return self._by_parts(x, own) if y is None else y
 
     def _by_parts(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         parts, bias = usable_parts(x, own, self.names), own.get("bias")

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core import input_scale_of
-from . import block_scaled, dispatch, fp8_linear, int8_linear
-from .base import EightBit
+from . import dispatch, fp8_linear, int8_linear
+from .branch_preparation import eight_of, with_branch
 from .int8_convolution import Int8Convolution
 from .linear_of_integers import LinearOfIntegers, bound_to_layer
 from .linear_with_branch import LinearWithBranch
@@ -51,17 +51,9 @@ def prepared(
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
         form = backend.form(residual)
-        at_once, kernels = None, dispatch.way(backend, residual, form, dtype)
-        if compute is None and form is not None and kernels.reader is not None:
-            at_once = kernels.reader.prepared_with_branch(
-                form, residual.parts, branch, packed.parts, dtype, kernels.few, prefix
-            )
-        else:
-            at_once = _eight_with_branch(backend, packed, dtype, compute, prefix)
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
-            partial(dispatch.multiply, backend, form, compute), at_once, branch.rank(packed.parts),
-            is_same=compute is not None or packed.device.type == "cpu",
+            partial(dispatch.multiply, backend, form, compute), _with_branch(backend, packed, dtype, compute, prefix),
         )  # fmt: skip
     kernels = dispatch.way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:
@@ -69,7 +61,7 @@ def prepared(
     # It has no effect elsewhere, which `dispatch.linear` says; and kernels that quantize activations do so by rows.
     if compute == fp8_linear.NAME and (packed.device.type != "cuda" or input_scale_of(packed) is not None):
         return None
-    eight = _eight(backend, packed, form, dtype, compute)
+    eight = eight_of(backend, packed, form, dtype, compute)
     few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
     return kernels.reader.prepared(form, packed.parts, dtype, few, prefix, eight)
 
@@ -101,35 +93,12 @@ def _expansion(backend: Backend, packed: Packed) -> Expansion[Packed]:
     return expand
 
 
-def _eight(
-    backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, compute: str | None
-) -> EightBit | None:
-    """Return the product in 8 bits that a reader may prepare, or leave to others."""
-    if block_scaled.block_of(packed, form, compute, dtype):
-        return EightBit(block_scaled.ROWS, None)
-    if compute == int8_linear.NAME:
-        return int8_linear.prepared(backend, packed, form, dtype)
-    if compute == fp8_linear.NAME and packed.device.type == "cuda":
-        return fp8_linear.prepared(packed, form, dtype)
-    return None
-
-
-def _eight_with_branch(
+def _with_branch(
     backend: Backend, packed: Packed, dtype: torch.dtype, compute: str | None, prefix: str, rotation: int = 0
 ) -> Prepared | None:
-    """Return the product in 8 bits that does all of a weight with a branch at once, if there is one."""
-    branch = backend.low_rank(packed)
-    if branch is None:
-        return None
-    residual = replace(packed, parts=branch.residual_of(packed.parts))
-    form = backend.form(residual)
-    kernels = dispatch.way(backend, residual, form, dtype)
-    eight = None if form is None else _eight(backend, residual, form, dtype, compute)
-    if form is None or kernels.reader is None or eight is None:
-        return None
-    return kernels.reader.prepared_integers_with_branch(
-        form, residual.parts, branch, packed.parts, dtype, prefix, min(kernels.few, eight.least - 1), eight, rotation
-    )
+    form, kernels = dispatch.of_residual(backend, packed, dtype)
+    reader, few = kernels.reader, kernels.few
+    return with_branch(backend, packed, form, reader, few, dtype, compute, prefix, rotation)
 
 
 def _prepared_with_rotation(
@@ -138,10 +107,10 @@ def _prepared_with_rotation(
     codes = packed.without_rotation
     form = backend.form(codes)
 
-    at_once, least = _eight_with_branch(backend, codes, dtype, compute, prefix, packed.spec.rotation), _NEVER
+    at_once, least = _with_branch(backend, codes, dtype, compute, prefix, packed.spec.rotation), _NEVER
     kernels = dispatch.way(backend, codes, form, dtype)
     if at_once is None and form is not None and kernels.reader is not None:
-        eight = _eight(backend, codes, form, dtype, compute)
+        eight = eight_of(backend, codes, form, dtype, compute)
         few = kernels.few if eight is None else min(kernels.few, eight.least - 1)
         least = 0 if eight is None else eight.least
         at_once = kernels.reader.prepared_with_rotation(

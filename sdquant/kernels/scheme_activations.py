@@ -92,8 +92,10 @@ def linear(
     beside = x.device == packed.device and x.numel()
     if how is not None and form is not None and beside and _by_launches(backend, packed, form, how, x.dtype):
         return _launched(form, packed.parts, how, x, bias)
-    y = as_floats(backend, packed, form, x)
-    y = backend.linear(packed, x) if y is None else y
+    y = as_floats(backend, packed, form, x, bias=bias)
+    if y is not None:
+        return y
+    y = backend.linear(packed, x)
     return y if bias is None else y + bias
 
 
@@ -110,7 +112,7 @@ def convolution(
     y = convolve(backend, packed, form, how, x, bias, geometry)
     if y is not None:
         return y
-    y = as_floats(backend, packed, form, x, geometry)
+    y = as_floats(backend, packed, form, x, geometry=geometry)
     y = backend.convolve(packed, x, geometry) if y is None else y
     return y if bias is None else y + bias.view(-1, *[1] * len(geometry.stride))
 
@@ -140,9 +142,11 @@ def convolve(
 
 
 def as_floats(
-    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, geometry: Geometry | None = None
-) -> Tensor | None:
-    """Compute `backend.linear` or, with `geometry`, `backend.convolve`, if that is a float product; else None."""
+    backend: Backend, packed: Packed, form: PackedLayout | None, x: Tensor, *, bias: Tensor | None = None,
+    geometry: Geometry | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Compute `backend.linear` and add the bias or, with `geometry`, `backend.convolve`, if that is a float product;
+    else None."""
     if (
         form is None
         or x.device.type not in ("cpu", "cuda")
@@ -157,11 +161,18 @@ def as_floats(
         return None
     if geometry is None:
         y = dispatch.linear(backend, packed, of_codes, operands.x, None)
+        if len(operands.scales) == 2:  # of rows of x, and of outputs
+            kernels, (of_x, of_weight) = imports.scaling(x.device), operands.scales
+            if kernels is not None and of_x.numel() * y.shape[-1] == y.numel() and of_weight.numel() == y.shape[-1]:
+                of_bias = None if bias is None else bias.to(x.dtype).contiguous()
+                result: Tensor = kernels.scale_results(y, of_x.contiguous(), of_weight.contiguous(), of_bias, x.dtype)
+                return result
     else:
         y = dispatch.convolve(backend, packed, of_codes, operands.x, None, geometry)
     for scale in operands.scales:
         y = y.mul_(scale if scale.dtype in torch_dtypes.COMPUTE_DTYPES else scale.float())
-    return y.to(x.dtype)
+    y = y.to(x.dtype)
+    return y if bias is None else y + bias
 
 
 @lru_cache(maxsize=4096)

@@ -122,6 +122,23 @@ def test_at_most_twenty_operators_for_what_is_read(name: str) -> None:
     assert len(names) <= MOST, names
 
 
+GGUF = [row.name for row in backends.schemes() if row.backend == "gguf"]
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_at_most_twenty_operators_for_gguf(name: str) -> None:
+    kind = "_".join(name.split("_")[:2]) if name.startswith("q") else name  # of most of the weights of a mix
+    details = {"type": kind}
+    spec = PackedSpec(scheme=backends.scheme(name), shape=(ROWS, COLUMNS), dtype="bfloat16", details=details)
+    layout = spec.scheme.codec.layout(backends.parse(name), spec.shape, spec.dtype)
+    names = operators(spec, {part: shapes(of.dtype, of.shape) for part, of in layout.items()})
+    assert len(names) <= MOST, names
+
+
+def test_every_scheme_is_counted() -> None:
+    assert {*SCHEMES, *GGUF, *(scheme for scheme, _, _ in FILES.values())} == {row.name for row in backends.schemes()}
+
+
 @pytest.mark.parametrize("text", [*SCHEMES, *VARIANTS])
 def test_the_same_weights_in_few_operators(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other devices, done on the CPU."""

@@ -18,7 +18,16 @@ from torch import Tensor
 from sdquant.core.low_rank import LowRank
 from sdquant.core.packed_layout import Activations, PackedLayout
 from sdquant.kernels.triton import branch as low_rank
-from sdquant.kernels.triton import expansion, int8_gemm, launch, rotation, scheme_gemm, tiles
+from sdquant.kernels.triton import (
+    branch_sides,
+    expansion,
+    int8_gemm,
+    launch,
+    rotation,
+    scheme_gemm,
+    scheme_scaling,
+    tiles,
+)
 from sdquant.kernels.triton.blocks import block_of
 
 from .triton_cases import DTYPES, ROW_CODES, Case, cases, row_codes
@@ -119,6 +128,8 @@ def requantizations(target: Target) -> Iterator[Configuration]:
             of = int8_gemm.requantization(form, case.parts, codes, scale, target.is_amd)
             held = form.columns if of.arguments["WHOLE"] else _chunks(of) * of.arguments["PLANES"]
             yield Configuration("again", case.name, of, held)
+            of = int8_gemm.requantization(form, case.parts, stand(torch.float8_e4m3fn, 1), scale, target.is_amd)
+            yield Configuration("again as float8", case.name, of, held)
 
 
 def quantizations(target: Target) -> Iterator[Configuration]:
@@ -145,7 +156,7 @@ def rotations(target: Target) -> Iterator[Configuration]:
 def branches(target: Target) -> Iterator[Configuration]:
     dtypes, sides = cycle(DTYPES), cycle((torch.bfloat16, torch.float16))
     for case, form, _ in weights():
-        of, out, rank = next(sides), torch.empty(1, dtype=next(dtypes)), 32
+        of, dtype, rank = next(sides), next(dtypes), 32
         stored = {
             "up": stand(of, form.rows, rank), "down": stand(of, form.columns, rank), "smooth": stand(of, form.columns)
         }  # fmt: skip
@@ -153,9 +164,38 @@ def branches(target: Target) -> Iterator[Configuration]:
         block = block_of(form)
         if block is None or block.family != "form" or not launch.multiplies(form):
             continue
-        made = low_rank.decoding_with_branch(form, case.parts, branch, stored, out)
-        name = f"{case.name} as {out.dtype}, with sides of {of}"
-        yield Configuration("branch", name, made, _chunks(made) * made.arguments["PLANES"])
+        for columns, kernel in ((form.columns, "branch"), (form.columns + rank, "side")):
+            out = stand(dtype, form.rows, columns)
+            made = low_rank.decoding_with_branch(form, case.parts, branch, stored, out)
+            name = f"{case.name} as {dtype}, with sides of {of}"
+            yield Configuration(kernel, name, made, _chunks(made) * made.arguments["PLANES"])
+
+
+def of_sides(target: Target) -> Iterator[Configuration]:
+    """In float32, and of sides in another dtype than float16, without tensor cores."""
+    inputs = cycle((None, torch.int8, torch.float8_e4m3fn, torch.int8))
+    both = ((dtype, of) for dtype in DTYPES for of in (torch.bfloat16, torch.float16))
+    for (dtype, of), (rank, turned, group) in product(both, ((32, False, 0), (128, True, 0), (32, True, 256))):
+        m, rows, columns = 4608, 3072, 3072
+        by_matrices = dtype == torch.bfloat16 or dtype == of
+        stored = {"up": stand(of, rows, rank), "smooth": stand(of, columns), "rows": stand(of, rows)}
+        stored["down"] = stand(of, rank, columns) if turned else stand(of, columns, rank)
+        more = "" if group else "smooth"
+        branch = LowRank(residual=(), down="down", up="up", smooth=more, rows="rows" * turned, is_turned=turned)
+        between = stand(branch_sides.dtype_between(dtype), m, branch_sides.width_of(rank))
+        name = f"rank {rank} of {of}, turned: {turned}, rotated by {group}, as {dtype}"
+        for codes in (next(inputs), next(inputs)) if dtype != torch.float32 else (next(inputs),):
+            to = branch_sides.Inputs(stand(codes or dtype, m, columns))
+            if codes is not None:
+                to = branch_sides.Inputs(stand(codes, m, columns), torch.empty(1), None)
+            made = branch_sides.down(stand(dtype, m, columns), branch, stored, to, between, group)
+            kernel = "by down" if by_matrices else "down"
+            numbers = made.arguments["BLOCK_M"] * made.arguments["BLOCK_K"]
+            yield Configuration(f"{kernel} {rank}{' rotated' * bool(group)}", f"{name}, {codes}", made, numbers)
+        y = stand(dtype, m, rows)
+        made = branch_sides.up(y, branch, stored, between, y, stand(dtype, rows) if turned else None)
+        numbers = made.arguments["BLOCK_M"] * made.arguments["BLOCK_N"]
+        yield Configuration(f"{'by ' * (dtype == torch.bfloat16)}up {rank}", name, made, numbers)
 
 
 def expansions(target: Target) -> Iterator[Configuration]:
@@ -268,6 +308,13 @@ def by_tile(target: Target) -> Iterator[Configuration]:
             yield Configuration(kernel, name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
 
 
+def scalings(target: Target) -> Iterator[Configuration]:
+    for dtype in DTYPES:
+        of, out = stand(torch.float32 if dtype == torch.float16 else dtype, 4608, 3072), stand(dtype, 4608, 3072)
+        made = scheme_scaling.scaling(of, stand(of.dtype, 4608), stand(of.dtype, 3072), stand(dtype, 3072), out)
+        yield Configuration("scaling", f"{of.dtype} as {dtype}", made, 8 * 256)
+
+
 # Kernels by the names of their functions: what their launchers choose on a target.
 KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "decode_kernel": decoding,
@@ -277,12 +324,15 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "quantize_kernel": quantizations,
     "rotate_kernel": rotations,
     "branch_kernel": branches,
+    "down_kernel": of_sides,
+    "up_kernel": of_sides,
     "expand_kernel": expansions,
     "finish_kernel": finishing,
     "product_kernel": by_row,
     "runs_kernel": by_run,
     "tiles_kernel": tile_codes,
     "numbers_kernel": numbers,
+    "scaling_kernel": scalings,
     "tiled_product_kernel": by_tile,
 }
 

@@ -109,9 +109,7 @@ def test_what_it_was_not_compiled_for_is_left_to_others(change: Any) -> None:
         assert bound(x, layer._parameters) is not None
 
 
-@pytest.mark.parametrize(
-    ("compute", "few"), [(None, linear_of_integers._FEW), ("", linear_of_integers._FEW), ("int8", None), ("fp8", 0)]
-)
+@pytest.mark.parametrize(("compute", "few"), [(None, 64), ("", 64), ("int8", None), ("fp8", 0)])
 def test_a_layer_on_a_card_is_bound(compute: str | None, few: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernels work; products in 8-bit floats have steps of torch's between."""
     layer, bound = _bound("w4a8", compute)

@@ -27,6 +27,7 @@ from sdquant.kernels.triton import (  # noqa: E402
     bound_linear,
     bound_scheme,
     branch,
+    branch_sides,
     expansion,
     launch,
     products,
@@ -41,7 +42,8 @@ SCHEMES = ("nf4", "nf4,double_quant", "int8_sym", "int8", "int4", "qint4", "q8_0
 KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
     activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
-    branch.branch_kernel, scheme_gemm.tiles_kernel, scheme_gemm.tiled_product_kernel, expansion.expand_kernel,
+    branch.branch_kernel, branch_sides.down_kernel, branch_sides.up_kernel, scheme_gemm.tiles_kernel,
+    scheme_gemm.tiled_product_kernel, expansion.expand_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 
@@ -99,23 +101,57 @@ def test_the_arguments_are_those_of_tritons_own_launch(scheme: str, rows: int, b
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("scheme", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])
-def test_a_weight_with_a_branch_is_decoded_whole(scheme: str, bias: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "scheme", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true", "sdnq-uint4,svd=true,hadamard=true"]
+)
+def test_the_launches_beside_a_branch(
+    scheme: str, dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row, of many with either way to decode the weight, and in integers."""
     spec = backends.parse(scheme)
-    floats = nn.Linear(512, 64, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    floats = nn.Linear(512, 64, bias=bias, dtype=dtype).requires_grad_(False)
     layer: Any = quantized_layer(floats, spec.scheme.codec.encode(floats.weight.data, spec))
-    of, parts = layer._backend.low_rank(layer.packed), layer.packed.parts
-    residual = replace(layer.packed, parts=of.residual_of(parts))
+    codes = layer.packed.without_rotation if layer.packed.spec.rotation else layer.packed
+    of, parts = layer._backend.low_rank(codes), codes.parts
+    residual = replace(codes, parts=of.residual_of(parts))
     form = layer._backend.form(residual)
-    bound = bound_branch.BoundBranch(form, residual.parts, of, parts, torch.bfloat16, 4, PREFIX)
-    assert bound(torch.ones(4, 512, dtype=torch.bfloat16), layer._parameters) is None  # the products of its parts
-    x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
-    kept = [bound(x, layer._parameters) for _ in range(3)]
-    assert all(y is not None and y.shape == (1, 40, 64) for y in kept)
-    first, *others = LAUNCHED
-    assert len(others) == 2
-    for other in others:
-        _same(first, other, branch.branch_kernel, ("out",))
+    eight = EightBit(100, coding(residual, form), sums=needs_sums(form), timed=False)
+    bound = bound_branch.bind_with_branch(
+        form, residual.parts, of, parts, dtype, 4, 4, PREFIX, eight, layer.packed.spec.rotation
+    )
+    assert bound is not None
+    kernels = {kernel.fn.__name__: kernel for kernel in KERNELS}
+    rotates = ["rotate_kernel"] if layer.packed.spec.rotation else []
+    wholes = [["down_kernel", "branch_kernel"], [*rotates, "branch_kernel"]]
+    cases = [(4, False, ["down_kernel", "rows_kernel", "up_kernel"])]
+    cases += [(40, whole, wholes[whole or dtype == torch.float16]) for whole in (False, True)]
+    cases += [(100, False, ["down_kernel", "again_kernel", "product_kernel", "up_kernel"])]
+    for rows, whole, wanted in cases:
+        monkeypatch.setattr(bound_branch, "prefers_other", lambda kind, *of, whole=whole: whole and kind[0] == "whole")
+        LAUNCHED.clear()
+        x = torch.ones(1, rows, 512, dtype=dtype)
+        kept = [bound(x, layer._parameters) for _ in range(3)]
+        assert all(y is not None and (y.shape, y.dtype) == ((1, rows, 64), dtype) for y in kept)
+        names = [name for name, _, _ in LAUNCHED]
+        assert names == 3 * wanted, (names, wanted)
+        many = len(wanted)
+        for at, name in enumerate(wanted):
+            mine = FRESH_OF_A_BRANCH if name != "rotate_kernel" else ("out",)
+            for turn in (1, 2):
+                _same(LAUNCHED[at], LAUNCHED[turn * many + at], kernels[name], mine)
+        first = dict(zip(kernels[wanted[0]].arg_names, LAUNCHED[0][2], strict=True))
+        if wanted[0] == "down_kernel":
+            assert (first["x"], first["down"]) == (x.data_ptr(), parts[of.down].data_ptr())
+            last = dict(zip(kernels[wanted[-1]].arg_names, LAUNCHED[-1][2], strict=True))
+            assert last["up"] == parts[of.up].data_ptr()
+    for other in (x.double(), x[..., ::2], x.clone().requires_grad_(), x[:, :0]):
+        assert bound(other, layer._parameters) is None
+
+
+FRESH_OF_A_BRANCH = (
+    "out", "y", "inputs", "between", "scale", "sums", "x", "codes", "out_scale", "row_scale", "weight", "zero", "bias",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "comfy:nvfp4", "mxfp8"])

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdquant import backends
-from sdquant.core import code_tables
 from sdquant.core.backend import Packed
 from sdquant.core.packed_layout import Geometry
 from sdquant.kernels import (
     dispatch,
     exact_or_eight,
     fastest,
-    fp8_linear,
-    hadamard,
     int8_linear,
     int8_reference,
     int_matmul,
     linear_of_integers,
-    linear_with_branch,
     scheme_activations,
     verdicts,
 )
@@ -36,101 +29,9 @@ from sdquant.kernels.triton import imports
 from sdquant.rules import PtqProvider, QuantizationRule
 from sdquant.rules.core import fast_activations
 
+from .card_launches import Count
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-
-# What makes another view of memory, or memory that nothing is written to.
-FREE = (
-    "view", "slice", "select", "detach", "t", "transpose", "expand", "alias", "_unsafe_view", "permute", "unsqueeze",
-    "as_strided", "numpy_T", "split", "device", "reshape", "flatten", "empty", "empty_like", "new_empty",
-)  # fmt: skip
-
-
-# What needs a number of the card's on the host.
-WAITS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "_assert_async")
-
-
-class Count(TorchDispatchMode):
-    """The operators of torch that launch something, how often memory is asked for; nothing may wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.allocations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func).split(".")[1]
-        assert name not in WAITS, name
-        if name in ("empty", "new_empty", "empty_like"):
-            self.allocations += 1
-        elif name not in FREE:
-            self.names.append(name)
-        made = func(*args, **(kwargs or {}))
-        assert not isinstance(made, Tensor) or made.device.type == "cuda", f"{name} has a result on the host"
-        return made
-
-
-def _item(self: Tensor, key: Any) -> Tensor:
-    """Slices without torch's own way to them, which asks the card that is not there."""
-    for dimension, one in enumerate(key if isinstance(key, tuple) else (key,)):
-        self = torch.ops.aten.slice.Tensor(self, dimension, one.start, one.stop)
-    return self
-
-
-def _movedim(self: Tensor, source: int, target: int) -> Tensor:
-    order = [axis for axis in range(self.ndim) if axis != source % self.ndim]
-    order.insert(target % self.ndim, source % self.ndim)
-    return torch.ops.aten.permute(self, order)
-
-
-def _contiguous(self: Tensor) -> Tensor:
-    return self if self.is_contiguous() else torch.ops.aten.clone(self, memory_format=torch.contiguous_format)
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of kernels that are launched, on a card where everything works."""
-    from sdquant.kernels import expansion as by_kernels
-    from sdquant.kernels.triton import (
-        branch,
-        expansion,
-        int8_gemm,
-        launch,
-        launch_config,
-        rotation,
-        scheme_gemm,
-    )
-
-    names: list[str] = []
-    monkeypatch.setenv("SDQUANT_TUNE", "0")
-    monkeypatch.setattr(fastest, "_verdicts", {})
-    monkeypatch.setattr(launch_config.Launch, "__call__", lambda self, device: names.append(self.kernel.fn.__name__))
-    for module in (launch_config, launch):
-        monkeypatch.setattr(module, "works_on", lambda device: True)
-    monkeypatch.setattr(dispatch, "plain", lambda x: True)
-    monkeypatch.setattr(dispatch, "_passes", lambda *of: True)
-    monkeypatch.setattr(dispatch, "_ways", {})
-    monkeypatch.setattr(imports, "eight", lambda device: int8_gemm)
-    monkeypatch.setattr(imports, "products", lambda device: int8_gemm)
-    monkeypatch.setattr(imports, "rotation", lambda device, group: rotation)
-    monkeypatch.setattr(imports, "branch", lambda device: branch)
-    monkeypatch.setattr(imports, "expansion", lambda device: expansion)
-    monkeypatch.setattr(imports, "scheme_kernels", lambda device: scheme_gemm)
-    monkeypatch.setattr(scheme_activations, "_verdicts", {})
-    monkeypatch.setattr(scheme_activations, "_right", lambda *of: True)
-    monkeypatch.setattr(imports, "decoder", lambda: None)  # it needs addresses
-    monkeypatch.setattr(by_kernels, "plain", lambda x: True)
-    monkeypatch.setattr(hadamard, "plain", lambda x: True)
-    monkeypatch.setattr(hadamard, "seen", lambda x: False)
-    monkeypatch.setattr(int8_reference.InTriton, "_agrees", lambda self, *of: True)
-    monkeypatch.setattr(int8_reference, "_quantize", {})
-    monkeypatch.setattr(int_matmul, "fast", lambda device: True)
-    monkeypatch.setattr(fp8_linear, "way", lambda device, dtype: fp8_linear.Way(torch.bfloat16))
-    monkeypatch.setattr(launch_config, "table_of", lambda name, arithmetic, device: torch.empty(256, device=device))
-    monkeypatch.setattr(code_tables, "dynamic_code", lambda device: torch.empty(256, device=device))
-    monkeypatch.setattr(FakeTensor, "__getitem__", _item, raising=False)
-    monkeypatch.setattr(FakeTensor, "movedim", _movedim, raising=False)
-    monkeypatch.setattr(FakeTensor, "contiguous", _contiguous, raising=False)
-    yield names
 
 
 def launches(text: str, compute: str | None, m: int, dtype: torch.dtype, names: list[str], most: int = 6) -> list[str]:
@@ -192,8 +93,8 @@ def test_a_rotated_weight(text: str, stored: bool, compute: str, launched: list[
     names = launches(text, compute, 4608, torch.bfloat16, launched)
     if compute == "int8":
         assert names == ["quantize_kernel", *([] if stored else ["again_kernel"]), "product_kernel"]
-    elif compute == "fp8":  # x, and the weight decoded and quantized again
-        assert sorted(names) == ["_scaled_mm", "decode_kernel", "quantize_kernel", "quantize_kernel"]
+    elif compute == "fp8":  # x, and the weight as it is decoded
+        assert sorted(names) == ["_scaled_mm", "again_kernel", "quantize_kernel"]
     else:
         assert names == ["rotate_kernel", "decode_kernel", "addmm"]
         assert launches(text, compute, 1, torch.bfloat16, launched) == ["rotate_kernel", "one_row_kernel"]
@@ -285,7 +186,7 @@ def test_a_convolution_of_a_rule(weight: str, more: list[str], kernel: int, laun
 
 @pytest.mark.parametrize(
     ("weight", "activations", "by_torch"),
-    [("nf4", "int8", ["mm", "add"]), ("float8_e4m3fn", "float8_e4m3fn", ["mm", "mul_", "mul_", "add"])],
+    [("nf4", "int8", ["mm", "add"]), ("float8_e4m3fn", "float8_e4m3fn", ["mm"])],
 )
 def test_a_rule_whose_codes_are_floats(
     weight: str, activations: str, by_torch: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
@@ -304,7 +205,8 @@ def test_a_rule_whose_codes_are_floats(
         with Count() as count:
             y = scheme_activations.linear(layer._backend, packed, layer._form, layer._activations, x, bias)
     assert (y.shape, y.dtype, str(y.device)) == ((4608, 512), torch.bfloat16, "cuda:0")
-    assert launched == ["numbers_kernel", "decode_kernel"] and count.names == by_torch
+    assert launched[:2] == ["numbers_kernel", "decode_kernel"] and count.names == by_torch
+    assert launched[2:] == ["scaling_kernel"] * (activations != "int8")
 
 
 def _rule_on_a_card() -> tuple[Any, Packed]:
@@ -345,12 +247,13 @@ def test_kernels_that_fail_on_a_card_are_left_to_torch(
 
 @pytest.mark.parametrize("text", ["svdq-int4", "svdq-nvfp4", "sdnq-uint4,svd=true"])
 def test_a_weight_with_a_branch(text: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from sdquant.kernels.triton import bound_branch
+
     names = launches(text, None, 4608, torch.bfloat16, launched)
-    assert {"decode_kernel", "addmm"} < set(names) and len(names) <= 7, names
-    monkeypatch.setattr(linear_with_branch, "is_by_parts", lambda *of: False)
-    monkeypatch.setattr(linear_with_branch, "prefers_whole", lambda *of: True)
+    assert names == ["down_kernel", "branch_kernel", "addmm"]
+    monkeypatch.setattr(bound_branch, "prefers_other", lambda *of: True)
     assert launches(text, None, 4608, torch.bfloat16, launched) == ["branch_kernel", "addmm"]
-    assert len(launches(text, None, 1, torch.bfloat16, launched)) <= 5
+    assert launches(text, None, 4608, torch.float16, launched) == ["branch_kernel", "addmm"]
 
 
 def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +264,7 @@ def test_torchs_product_where_it_is_faster(launched: list[str], monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("qfloat8", 3), ("fp8,packing=float8", 2), ("nf4", 4), ("int8_sym", 4), ("q4_k", 4)]
+    ("text", "count"), [("qfloat8", 3), ("fp8,packing=float8", 2), ("nf4", 3), ("int8_sym", 3), ("q4_k", 3)]
 )
 def test_a_product_of_8_bit_floats(text: str, count: int, launched: list[str]) -> None:
     names = launches(text, "fp8", 4608, torch.bfloat16, launched)
@@ -425,22 +328,3 @@ def test_what_is_timed_on_datacenter_blackwell_decides(
     for _ in range(2):
         names = launches("int8_sym", "int8", 4608, torch.bfloat16, launched)
         assert ("_int_mm" in names) == other_is_faster and ("product_kernel" in names) != other_is_faster
-
-
-# SVDQuant has a division and two products beside the residual's.
-BESIDE = {"svdquant_w4a4": 3, "svdquant_nvfp4": 3}
-EVERY = [row.name for row in backends.schemes() if row.on_the_fly]
-
-
-@pytest.mark.parametrize("m", [1, 4608])
-@pytest.mark.parametrize("text", EVERY)
-def test_every_scheme_takes_three_launches(text: str, m: int, launched: list[str]) -> None:
-    names = launches(text, None, m, torch.bfloat16, launched)
-    assert len(names) <= 3 + BESIDE.get(text, 0), names
-
-
-@pytest.mark.parametrize("compute", ["int8", "fp8"])
-@pytest.mark.parametrize("text", EVERY)
-def test_every_scheme_takes_four_launches_in_8_bits(text: str, compute: str, launched: list[str]) -> None:
-    names = launches(text, compute, 4608, torch.bfloat16, launched, most=8)
-    assert len(names) <= 4 + BESIDE.get(text, 0), names

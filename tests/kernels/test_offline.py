@@ -18,7 +18,7 @@ from .offline import TARGETS, Code, Target, compiled, measured  # noqa: E402
 LIMITS = yaml.safe_load(Path(__file__).with_name("limits.yaml").read_text())
 DAILY = ("sm_80", "sm_89", "sm_90", "sm_120", "gfx942")
 OTHERS = tuple(name for name in TARGETS if name not in DAILY and name != "sm_75")
-MATRICES = re.compile(r"\d+ rows|by r|branch")
+MATRICES = re.compile(r"\d+ rows|by |branch")
 
 
 def limit(of: Configuration, target: Target) -> float | None:
@@ -33,7 +33,7 @@ def instructions(of: Configuration, code: Code, target: Target) -> float:
     """Instructions for a number: of the loop, if there is one. Weights that are quantized again are read in two."""
     if not code.loops:
         return code.instructions / of.each(target)
-    return (sum(code.loops) if of.kernel == "again" else max(code.loops)) / of.each(target)
+    return (sum(code.loops) if of.kernel.startswith("again") else max(code.loops)) / of.each(target)
 
 
 def faults(of: Configuration, target: Target) -> Iterator[str]:

@@ -314,6 +314,91 @@ def wrong_branch(case: Case, rank: int, of: torch.dtype, dtype: torch.dtype, dev
         error = (to.cpu().double() - wanted).abs()
         if bool((error > 2 * DTYPES[dtype] * wanted.abs() + 2.0**-18 * sizes).any()):
             return f"numbers differ with {branch}"
+        width = max(16, 1 << (rank - 1).bit_length())
+        out = torch.full((form.rows * (form.columns + width) + 1,), 7.0, dtype=dtype, device=device)
+        to = out[:-1].view(form.rows, form.columns + width)
+        kernels.decoding_with_branch(form, parts, branch, parts, to)(to.device)
+        found, right = to.cpu()[:, : form.columns], to.cpu()[:, form.columns :]
+        wanted = residual * of_rows.double()[:, None] if by_rows else residual
+        error = (found.double() - wanted).abs()
+        if bool((error > 2 * DTYPES[dtype] * wanted.abs() + 2.0**-18 * residual.abs()).any()) or out[-1] != 7.0:
+            return f"numbers to the left of the second side differ with {branch}"
+        if not torch.equal(right[:, :rank], up.to(dtype)) or right[:, rank:].any():
+            return f"the second side differs with {branch}"
+    return ""
+
+
+Sides = tuple[int, int, int, int, torch.dtype, torch.dtype | None, int]  # m, columns, rows, rank, of, codes, rotation
+SIDES: tuple[Sides, ...] = (
+    (19, 160, 70, 20, torch.bfloat16, torch.int8, 0),
+    (5, 384, 40, 16, torch.float16, None, 128),
+    (1, 512, 64, 32, torch.bfloat16, None, 256),
+    (33, 256, 130, 40, torch.bfloat16, torch.float8_e4m3fn, 64),
+    (17, 96, 33, 5, torch.float16, torch.int8, 0),
+    (40, 128, 96, 128, torch.bfloat16, None, 0),
+)
+
+
+def wrong_sides(of: Sides, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with the launches before and after the product with a residual, in all ways of storing branches."""
+    from sdquant.kernels.triton import branch_sides, int8_gemm, rotation
+
+    m, columns, rows, rank, side, eight, group = of
+    generator = torch.Generator().manual_seed(rank)
+    up, down = (torch.randn(n, rank, generator=generator).to(side) for n in (rows, columns))
+    smooth, of_rows = (torch.rand(n, generator=generator).add_(0.5).to(side) for n in (columns, rows))
+    x, y = (torch.randn(m, n, generator=generator).to(dtype) for n in (columns, rows))
+    bias, width, middle = torch.randn(rows).to(dtype), branch_sides.width_of(rank), branch_sides.dtype_between(dtype)
+    changed = rotation.butterflies(x, group).to(dtype) if group else x
+    product = changed.double() @ (down.to(dtype) if dtype == torch.bfloat16 else down).double()
+    sizes = changed.double().abs() @ down.double().abs()
+    for shape, is_smooth, by_rows in cartesian(BRANCHES, (True, False), (True, False)):
+        branch = replace(shape, smooth="smooth" if is_smooth else "", rows="rows" if by_rows else "")
+        stored = {
+            "up": up,
+            "down": down.T.contiguous() if branch.is_turned else down,
+            "smooth": smooth,
+            "rows": of_rows,
+        }
+        parts = {name: part.to(device) for name, part in stored.items()}
+        left = (changed / smooth).to(dtype) if is_smooth else changed
+        wide = torch.full((m + 1, columns + 16), 7.0, dtype=dtype, device=device)
+        inputs, between = branch_sides.Inputs(wide[:-1, :columns]), torch.empty(m, width, dtype=middle, device=device)
+        codes = scale = sums = None
+        if eight is not None:
+            codes = torch.empty(m, columns, dtype=eight, device=device)
+            scale = torch.empty(m, 1, device=device)
+            sums = torch.empty(m, 1, dtype=torch.int32, device=device) if eight == torch.int8 else None
+            inputs = branch_sides.Inputs(codes, scale, sums)
+        branch_sides.down(x.to(device), branch, parts, inputs, between, group)(between.device)
+        if codes is None:
+            values = wide.cpu()
+            if (
+                not torch.equal(values[:m, :columns], left)
+                or (values[m] != 7).any()
+                or (values[:, columns:] != 7).any()
+            ):
+                return f"what the residual is multiplied by differs with {branch}"
+        else:
+            wanted = int8_gemm.quantize_rows(left.to(device), eight, sums=sums is not None)
+            if not torch.equal(codes.view(torch.uint8), wanted[0].view(torch.uint8)) or not torch.equal(
+                scale, wanted[1]
+            ):
+                return f"codes or scales differ with {branch}"
+            if sums is not None and not torch.equal(sums, wanted[2]):
+                return f"sums differ with {branch}"
+        error = (between.cpu()[:, :rank].double() - product).abs()
+        if bool((error > 2 * DTYPES[middle] * product.abs() + 2.0**-18 * sizes).any()) or between[:, rank:].any():
+            return f"the product with the first side differs with {branch}"
+        out = torch.full((m * rows + 1,), 7.0, dtype=dtype, device=device)
+        to = out[:-1].view(m, rows).copy_(y)
+        branch_sides.up(to, branch, parts, between, to, bias.to(device) if by_rows else None)(to.device)
+        before = (y * of_rows.to(dtype) + bias) if by_rows else y
+        right = (up.to(dtype) if dtype == torch.bfloat16 else up).double()
+        results = before.double() + between.cpu()[:, :rank].double() @ right.T
+        bound = 4 * DTYPES[dtype] * (results.abs() + before.double().abs() + bias.double().abs())
+        if out[-1] != 7.0 or bool(((to.cpu().double() - results).abs() > bound + 2.0**-12).any()):
+            return f"the results differ with {branch}"
     return ""
 
 
@@ -358,7 +443,7 @@ def wrong_again(case: Case, device: str) -> str:
     eight = imports.eight(torch.device(device))
     assert eight is not None
     parts = {name: part.to(device) for name, part in case.parts.items()}
-    found, scale = eight.quantize_weight(case.form, parts)
+    found, scale = eight.quantize_weight(case.form, parts, torch.int8)
     wide = case.weight().numpy()
     most = np.abs(wide).max(1)
     if not np.array_equal(scale.cpu().numpy(), most / np.float32(127)):
@@ -378,7 +463,7 @@ def wrong_long_rows(text: str, columns: int, device: str) -> str:
     packed = replace(packed, parts={name: part.to(device) for name, part in packed.parts.items()})
     form, wide = backend.form(packed), backend.decode(packed, torch.float32).cpu().numpy()
     assert form is not None
-    codes, scale = int8_gemm.quantize_weight(form, packed.parts)
+    codes, scale = int8_gemm.quantize_weight(form, packed.parts, torch.int8)
     most = np.abs(wide).max(1)
     right = np.rint(wide * (np.float32(127) / most)[:, None])
     same = np.array_equal(scale.cpu().numpy(), most / np.float32(127)) and np.array_equal(codes.cpu().numpy(), right)
@@ -690,6 +775,22 @@ def wrong_tiles(device: str) -> str:
     return "" if int8_gemm.sound_products(torch.device(device)) else "a product is wrong"
 
 
+def wrong_scaling(dtype: torch.dtype, device: str) -> str:
+    """What is wrong with scales and bias of a float product: torch's steps."""
+    from sdquant.kernels.triton import scheme_scaling
+
+    generator = torch.Generator().manual_seed(3)
+    of = torch.float32 if dtype == torch.float16 else dtype
+    y = torch.randn(2, 13, 331, generator=generator).to(of)
+    row_scale, scale = (torch.rand(n, generator=generator).to(of) for n in (26, 331))
+    for bias in (None, torch.randn(331, generator=generator).to(dtype)):
+        wanted = scheme_scaling.by_torch(y.clone(), row_scale, scale, bias, dtype)
+        given = [None if one is None else one.to(device) for one in (y, row_scale, scale, bias)]
+        if not torch.equal(scheme_scaling.scale_results(*given, dtype).cpu(), wanted):  # type: ignore[arg-type]
+            return f"numbers differ {'without' if bias is None else 'with'} a bias"
+    return ""
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -714,6 +815,11 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     for number, case in enumerate(branched if thorough else branched[:2]):
         of, dtype = (torch.bfloat16, torch.float16)[number % 2], list(DTYPES)[-number % 3]
         yield f"{case.name} with a branch", partial(wrong_branch, case, (32, 5, 16, 40)[number], of, dtype, device)
+    for dtype in DTYPES:
+        yield f"scaled as {dtype}", partial(wrong_scaling, dtype, device)
+    for number, sides in enumerate(SIDES if thorough else SIDES[:2]):
+        for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
+            yield f"sides of a branch {number} as {dtype}", partial(wrong_sides, sides, dtype, device)
     for bits, group, of_rows in ((4, 16, False), (4, 64, True), (6, 16, False), (4, 4, False)):
         for dtype in (torch.float32, torch.float8_e4m3fn) if thorough else (torch.float8_e4m3fn,):
             name = f"{bits} bits in groups of {group} expanded{' by tables of rows' * of_rows}, {dtype}"

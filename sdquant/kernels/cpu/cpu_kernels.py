@@ -146,13 +146,6 @@ class Native(Reader):
         return Integers(form, parts, dtype, eight.coding, eight.least, None, prefix, rotation)
 
     def prepared_with_branch(
-        self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
-    ) -> Prepared | None:
-        if not few or branch.rows or not narrow.can(dtype, form.columns, branch.rank(of)):
-            return None
-        return FewWithBranch(form, parts, branch, dtype, few, prefix)
-
-    def prepared_integers_with_branch(
         self,
         form: PackedLayout,
         parts: Parts,
@@ -161,14 +154,16 @@ class Native(Reader):
         dtype: torch.dtype,
         prefix: str,
         few: int,
-        eight: EightBit,
+        eight: EightBit | None,
         rotation: int,
     ) -> Prepared | None:
-        if eight.coding is None or eight.coding & Coding.BOTH:  # runs of inputs are quantized as they are
-            return None
         if branch.rows or not narrow.can(dtype, form.columns, branch.rank(of)):
             return None
-        if rotation and (branch.smooth or not hadamard.is_regular(rotation)):
+        if rotation and (eight is None or branch.smooth or not hadamard.is_regular(rotation)):
+            return None
+        if eight is None:
+            return FewWithBranch(form, parts, branch, dtype, few, prefix) if few else None
+        if eight.coding is None or eight.coding & Coding.BOTH:  # runs of inputs are quantized as they are
             return None
         return IntegersWithBranch(form, parts, branch, dtype, eight, prefix, few, rotation)
 

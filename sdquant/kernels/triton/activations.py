@@ -44,15 +44,17 @@ def float8_code(v):
 
 @triton.jit
 def of_largest(size, LARGEST: tl.constexpr):
-    """Return the factor for the values of a row and the scale of their codes, from the largest `magnitude` in the row.
+    """Return the factor for the values of a row and the scale of their codes, from the largest `magnitude` in the row,
+    or those of several rows.
 
     The scale of a row that is not finite is NaN, as in torch. Rows of numbers so small that LARGEST / largest overflows
     count as zeros.
     """
     largest = size.to(tl.float32, bitcast=True)
     zero = largest < 7.888609052210118e-31  # 2 ** -100
-    by = tl.where(zero, 0.0, tl.div_rn(tl.full([], LARGEST, tl.float32), tl.where(zero, 1.0, largest)))
-    step = tl.div_rn(largest, tl.full([], LARGEST, tl.float32))
+    most = tl.full(largest.shape, LARGEST, tl.float32)
+    by = tl.where(zero, 0.0, tl.div_rn(most, tl.where(zero, 1.0, largest)))
+    step = tl.div_rn(largest, most)
     return by, tl.where(zero, 0.0, tl.where(size < 0x7F800000, step, float("nan")))
 
 
@@ -183,10 +185,11 @@ def store_plane(
 
 @triton.jit
 def store_codes(
-    row, columns, v, by, first, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr, COUNT: tl.constexpr
-):
-    """Store the int8 codes of `row_values`, whose factor is `by`."""
-    code = code_of(v * by, False).to(tl.int8)
+    row, columns, v, by, first, FLOAT8: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    """Store the codes of `row_values`, whose factor is `by`."""
+    code = code_of(v * by, FLOAT8).to(row.dtype.element_ty)
     if PLANES == 1:
         store_plane(row, columns, code, first, 0, PLANES, LANES, ORDER, COUNT)
     elif PLANES == 2:
@@ -212,9 +215,9 @@ def again_kernel(
     SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
     Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_C: tl.constexpr, REST: tl.constexpr,
+    LARGEST: tl.constexpr, FLOAT8: tl.constexpr, WHOLE: tl.constexpr, BLOCK_C: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Requantize one row of a packed weight to int8 codes `out` and their scale, without storing the float weight.
+    """Requantize one row of a packed weight to 8-bit codes `out` and their scale, without storing the float weight.
 
     WHOLE: a row is BLOCK_C and REST chunks at most, which stay in registers. A longer one is decoded twice, BLOCK_C
     chunks at a time.
@@ -234,10 +237,10 @@ def again_kernel(
                 FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, REST,
             )  # fmt: skip
             largest = tl.maximum(largest, largest_of(w))
-        by, s = of_largest(largest, 127.0)
-        store_codes(row, columns, v, by, 0, PLANES, LANES, ORDER, BLOCK_C)
+        by, s = of_largest(largest, LARGEST)
+        store_codes(row, columns, v, by, 0, FLOAT8, PLANES, LANES, ORDER, BLOCK_C)
         if REST > 0:
-            store_codes(row, columns, w, by, BLOCK_C, PLANES, LANES, ORDER, REST)
+            store_codes(row, columns, w, by, BLOCK_C, FLOAT8, PLANES, LANES, ORDER, REST)
     else:
         largest = tl.full([], 0, tl.int32)
         for start in range(0, per_row, BLOCK_C):
@@ -247,12 +250,12 @@ def again_kernel(
                 FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
             )  # fmt: skip
             largest = tl.maximum(largest, largest_of(v))
-        by, s = of_largest(largest, 127.0)
+        by, s = of_largest(largest, LARGEST)
         for start in range(0, per_row, BLOCK_C):
             v = row_values(
                 per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number,
                 count, many, start, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS,
                 FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS, BLOCK_C,
             )  # fmt: skip
-            store_codes(row, columns, v, by, start, PLANES, LANES, ORDER, BLOCK_C)
+            store_codes(row, columns, v, by, start, FLOAT8, PLANES, LANES, ORDER, BLOCK_C)
     tl.store(out_scale + tl.program_id(0), s)

@@ -41,9 +41,14 @@ def bind(
     bound = BoundLinear(form, parts, dtype, few, prefix, None if eight is None else eight.least, rotation, most)
     if eight is not None and eight.coding is not None:
         bound.eight = Int8(form, eight) if eight.floats is None else Float8(form, eight)
-        how = "int8" if eight.floats is None else "fp8"
-        bound.timed, bound.kind_of_eight = eight.timed, ("bound", how, int(eight.coding), rotation, *bound.sizes)
+        bound.timed, bound.kind_of_eight = eight.timed, name_of(eight, rotation, bound.sizes)
     return bound
+
+
+def name_of(eight: EightBit, rotation: int, sizes: tuple[object, ...]) -> tuple[object, ...]:
+    """Return what a product in 8 bits is called among what is measured; `sizes`: of the layer."""
+    assert eight.coding is not None
+    return "bound", "int8" if eight.floats is None else "fp8", int(eight.coding), rotation, *sizes
 
 
 class _Eight:
@@ -88,8 +93,7 @@ class Int8(_Eight):
         memory = empty(steps.size, dtype=int8, device=bound.where)
         out = empty(steps.out, dtype=bound.dtype, device=bound.where)
         base = memory.data_ptr()
-        scale, sums, again, again_scale = steps.pieces
-        addresses += (out.data_ptr(), base, base + scale, base + sums, base + again, base + again_scale)
+        addresses += (out.data_ptr(), base, *[base + at for at in steps.pieces])
         if steps.launches is None:
             steps.first(self._launches(bound, x, own, memory, out, bias, steps), bound.where)
             return out
@@ -120,10 +124,8 @@ class Int8(_Eight):
         """Yield the launches, and which address each pointer is."""
         columns, rows, run, m, form = bound.columns, bound.rows, self.run, steps.m, self.form
         to, x_codes, x_scale, x_sums, again, again_scale = range(bound.more, bound.more + 6)
-        scale_at, sums_at, codes_at, scales_at = steps.pieces
-        codes = piece(memory, 0, int8, m, columns)
-        scale = piece(memory, scale_at, float32, m, columns // run if run else 1)
-        sums = piece(memory, sums_at, int32, m, 1) if self.sums else None
+        codes_at, scales_at = steps.pieces[2:4]
+        codes, scale, sums = self.codes_of(bound, memory, steps)
         flat = (x.view(-1, run), codes.view(-1, run)) if run else (x.view(m, -1), codes)
         rows_of_x = int8_gemm.quantization(*flat, scale, sums, bound.rotation)
         yield rows_of_x, {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_sums}
@@ -150,21 +152,44 @@ class Int8(_Eight):
         at |= {"sums": x_scale, "zero": again}
         yield int8_gemm.product(codes, scale, RowCodes(again_codes, row_scales), bias, results, None), at
 
+    def codes_of(
+        self, bound: BoundWeight, memory: Tensor, steps: LaunchSequence
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the codes of x, their scales, and their sums if the product needs them."""
+        scale_at, sums_at, *_ = steps.pieces
+        codes = piece(memory, 0, int8, steps.m, bound.columns)
+        scale = piece(memory, scale_at, float32, steps.m, bound.columns // self.run if self.run else 1)
+        return codes, scale, piece(memory, sums_at, int32, steps.m, 1) if self.sums else None
+
 
 class Float8(_Eight):
     """The product in 8-bit floats of a weight, whose codes are multiplied as they are or quantized again."""
 
-    __slots__ = ("product",)
+    __slots__ = ("at_once", "product")
 
     def __init__(self, form: PackedLayout, eight: EightBit) -> None:
         assert eight.coding is not None and eight.floats is not None
         super().__init__(form, eight.coding)
-        self.product = eight.floats
+        self.product, self.at_once = eight.floats, eight.at_once
 
     def __call__(
         self, bound: BoundWeight, x: Tensor, own: Own, addresses: list[int], bias: Tensor | None
     ) -> Tensor | None:
         """Return x [..., columns] times the transposed weight, plus the bias: [..., rows] in x's dtype."""
+        operands = self.operands(bound, x, own, addresses)
+        if operands is None:
+            return None
+        y = self.product(*operands, bias).view(*x.shape[:-1], bound.rows)
+        return y if y.dtype is x.dtype else y.to(x.dtype)  # on most cards it is bfloat16
+
+    def operands(
+        self, bound: BoundWeight, x: Tensor, own: Own, addresses: list[int], between: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Return codes and scales of x and of the weight.
+
+        Args:
+            between: of the sides of a branch, which is written if there is one.
+        """
         key, rows, columns, where = (x.shape,), bound.rows, bound.columns, bound.where
         steps = self.steps.get(key) or self.keep(key, self._sizes(bound, x))
         codes = empty(steps.m, columns, dtype=_FLOAT8, device=where)
@@ -178,11 +203,13 @@ class Float8(_Eight):
             weight, scale, floats = self._stored(bound, own), bound.part(own, "scale"), codes
             row_scale = empty(steps.m, 1, dtype=float32, device=where)
             addresses += (codes.data_ptr(), row_scale.data_ptr())
+        if between is not None:
+            addresses.append(between.data_ptr())
         if steps.launches is None:
-            steps.first(self._launches(bound, x, own, codes, row_scale, floats, weight, scale), where)
+            steps.first(self._launches(bound, x, own, codes, row_scale, floats, weight, scale, between), where)
         elif not steps.again(bound.device, addresses):
             return None
-        return self.product(codes, row_scale, weight, scale, bias).view(steps.out)
+        return codes, row_scale, weight, scale
 
     def _stored(self, bound: BoundWeight, own: Own) -> Tensor:
         codes = bound.part(own, "codes")
@@ -193,18 +220,29 @@ class Float8(_Eight):
         """Scales of the weight, the weight itself, and scales of x, as numbers of float32: sides of the weight are
         multiples of 16, so that all begin where kernels want them."""
         m, decoded = x.numel() // bound.columns, bound.rows * bound.columns * bound.dtype.itemsize // 4
+        decoded = 0 if self.at_once else decoded
         return LaunchSequence(m, (*x.shape[:-1], bound.rows), bound.rows + decoded + m, (bound.rows, decoded, m))
 
     def _launches(
         self, bound: BoundWeight, x: Tensor, own: Own, codes: Tensor, row_scale: Tensor, floats: Tensor, weight: Tensor,
-        scale: Tensor,
+        scale: Tensor, between: Tensor | None,
     ) -> Iterator[tuple[Launch, dict[str, int]]]:  # fmt: skip
         """Yield the launches, and which address each pointer is."""
-        x_codes, x_scale, floats_at, to, scale_at = range(bound.more, bound.more + 5)
-        rows_of_x = int8_gemm.quantization(x.view(len(codes), -1), codes, row_scale, None, bound.rotation)
-        yield rows_of_x, {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_scale}
-        if self.again:
+        floats_at, to, scale_at = range(bound.more + 2, bound.more + 5)
+        yield self.of_rows(bound, x.view(len(codes), -1), own, codes, row_scale, between)
+        if self.at_once:
+            requantization = int8_gemm.requantization(bound.form, bound.tensors(own), weight, scale)
+            yield requantization, {"out": to, "out_scale": scale_at, **{name: bound.at[name] for name in _AGAIN}}
+        elif self.again:
             decoded = floats.view(-1).view(bound.dtype).view(bound.rows, bound.columns)
             yield decode(bound.form, bound.tensors(own), decoded), {"out": floats_at, **bound.at}
             quantization = int8_gemm.quantization(decoded, weight, scale, None)
             yield quantization, {"x": floats_at, "codes": to, "scale": scale_at, "sums": scale_at}
+
+    def of_rows(
+        self, bound: BoundWeight, x: Tensor, own: Own, codes: Tensor, scale: Tensor, between: Tensor | None
+    ) -> tuple[Launch, dict[str, int]]:
+        """Return the launch that quantizes x [m, columns], and which address each pointer is."""
+        rows_of_x = int8_gemm.quantization(x, codes, scale, None, bound.rotation)
+        x_codes, x_scale = bound.more, bound.more + 1
+        return rows_of_x, {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_scale}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, empty, int8
 from torch.nn import functional as F
 
+from ..fastest import prefers_other
 from . import bound_linear, expansion
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class BoundExpansion(bound_linear.BoundParts):
     """x [..., columns] times the transposed weight, plus the bias.
 
     For more than `few` rows of x the weight is decoded to floats and torch multiplies; else, and for any number of them
-    if `few` is None, `inner` multiplies its integers.
+    if `few` is None, `inner` multiplies its integers. Of 2 to `most` rows the way that is faster is found by measuring.
     """
 
-    __slots__ = ("few", "inner", "of", "rows")
+    __slots__ = ("few", "inner", "most", "of", "rows", "sizes")
 
     def __init__(
         self, of: ExpansionParts, parts: Parts, shape: tuple[int, int], dtype: torch.dtype, prefix: str, rotation: int,
@@ -62,6 +63,9 @@ class BoundExpansion(bound_linear.BoundParts):
         super().__init__(parts[of.codes], names, columns, dtype, rotation)
         self.of, self.inner = of, inner
         self.few = None if few is None else few * columns
+        self.most, self.sizes = inner.most, ("expanded", of.bits, shape, self.rotation, str(dtype))
+        if few is not None:
+            inner.most = 0  # what its integers are decoded to is made of codes at once
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -71,7 +75,19 @@ class BoundExpansion(bound_linear.BoundParts):
             return None
         if self.of.levels is not None:
             addresses[_TABLE] = self.of.levels.data_ptr()
-        in_floats = self.few is not None and size > self.few
+        if self.few is None:
+            return self.expanded(False, x, own, addresses)
+        usual, rows = size > self.few, size // self.columns
+        if not 1 < rows <= self.most:
+            return self.expanded(usual, x, own, addresses)
+        is_other = prefers_other(
+            (usual, *self.sizes), rows, x.device,
+            lambda: self.expanded(usual, x, own, [*addresses]), lambda: self.expanded(not usual, x, own, [*addresses]),
+        )  # fmt: skip
+        return self.expanded(usual != is_other, x, own, addresses)
+
+    def expanded(self, in_floats: bool, x: Tensor, own: Own, addresses: list[int]) -> Tensor | None:
+        """Multiply x by the weight's integers, or by their values; see `addresses`."""
         weight = empty(self.rows, self.columns, dtype=self.dtype if in_floats else int8, device=self.where)
         addresses.append(weight.data_ptr())
         if not self.again(in_floats, addresses) and not self._expand(in_floats, own, weight):

@@ -1,7 +1,8 @@
-"""Weights with a low-rank branch, decoded whole: the residual, its factors, and the product of the branch's two sides.
+"""Weights with a low-rank branch, decoded for one product of torch's: whole, or with the second side to their right.
 
-Beside the product with the residual a branch takes two narrow ones, and three passes over activations and results: the
-larger part of the time for many rows. Which way is faster is measured on each card (`prefers_whole`).
+A whole weight is the residual, with its factors, and the product of the branch's two sides. It is multiplied by
+activations as they are; that with a side to its right by those that `branch_sides.down` divides, with their product
+with the first side to their right: decoding is cheaper then. Which way is faster is measured on each card.
 """
 
 # ruff: noqa: SIM108  (branches on what is compiled in read better in full)
@@ -29,22 +30,23 @@ __all__ = ["decoding_with_branch", "fits", "of_branch", "sound_branch"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS, _COLUMNS = 32, 128  # of a tile
-_LEAST_RANK, _MOST_RANK = 16, 128
+LEAST_RANK, MOST_RANK = 16, 128
 
 
 @triton.jit
 def branch_kernel(
-    out, up, down, smooth, of_rows, rank, rows, columns, per_row, codes, scale, nested, zero, shift, table, dynamic,
-    group, plane_size, offset, factor, number, count, many,
+    out, up, down, smooth, of_rows, rank, rows, columns, apart, per_row, codes, scale, nested, zero, shift, table,
+    dynamic, group, plane_size, offset, factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
     SHIFT: tl.constexpr, TAPS: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
     Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
-    OUT: tl.constexpr, SMOOTH: tl.constexpr, OF_ROWS: tl.constexpr, TURNED: tl.constexpr,
+    OUT: tl.constexpr, SMOOTH: tl.constexpr, OF_ROWS: tl.constexpr, TURNED: tl.constexpr, BESIDE: tl.constexpr,
     RANK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of of_rows * residual / smooth + up down^T, computed in float32 and rounded once.
+    """Write a tile of of_rows * residual / smooth + up down^T, computed in float32 and rounded once, to rows of `out`
+    that are `apart`. BESIDE: of of_rows * residual, and `up` to the right of its `columns`.
 
     Tiles of the same rows follow each other: those that are in work at a time lie together in memory.
     """
@@ -57,6 +59,10 @@ def branch_kernel(
     left = tl.load(up + n[:, None] * rank + r[None, :], mask=n_there[:, None] & (r < rank)[None, :], other=0.0)
     if OF_ROWS:
         by_row = tl.load(of_rows + n, mask=n_there, other=0.0).to(tl.float32)
+    row = out + n[:, None] * apart
+    if BESIDE:
+        side = rounded(left.to(tl.float32), OUT, BITS).to(out.dtype.element_ty)
+        tl.store(row + columns + r[None, :], side, mask=(n < tl.where(tl.program_id(0) > 0, 0, rows))[:, None])
     for p in tl.static_range(PLANES):
         v = values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
@@ -70,17 +76,18 @@ def branch_kernel(
             w = w / tl.load(smooth + k, mask=k_there, other=1.0).to(tl.float32)[None, :]
         if OF_ROWS:
             w = w * by_row[:, None]
-        if TURNED:
-            at = down + r[:, None] * columns + k[None, :]
-        else:
-            at = down + k[None, :] * rank + r[:, None]
-        right = tl.load(at, mask=(r < rank)[:, None] & k_there[None, :], other=0.0)
-        if BITS:  # the interpreter has no products of bfloat16
-            w += tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-        else:
-            w += tl.dot(left, right)
+        if not BESIDE:
+            if TURNED:
+                at = down + r[:, None] * columns + k[None, :]
+            else:
+                at = down + k[None, :] * rank + r[:, None]
+            right = tl.load(at, mask=(r < rank)[:, None] & k_there[None, :], other=0.0)
+            if BITS:  # the interpreter has no products of bfloat16
+                w += tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
+            else:
+                w += tl.dot(left, right)
         y = rounded(w, OUT, BITS).to(out.dtype.element_ty)
-        tl.store(out + n[:, None] * columns + k[None, :], y, mask=n_there[:, None] & k_there[None, :])
+        tl.store(row + k[None, :], y, mask=n_there[:, None] & k_there[None, :])
 
 
 def of_branch(branch: LowRank, parts: Mapping[str, Part]) -> dict[str, Part]:
@@ -102,17 +109,19 @@ def fits(form: PackedLayout, block: "Block", branch: LowRank, parts: Mapping[str
     if sides["up"].dtype != sides["down"].dtype or sides["up"].dtype == torch.float32:  # no tensor cores for those
         return False
     whole = block.family == "form" and block.weights > 1 and form.columns % block.weights == 0
-    return whole and sides["up"].shape[1] <= _MOST_RANK
+    return whole and sides["up"].shape[1] <= MOST_RANK
 
 
 def decoding_with_branch(
     form: PackedLayout, parts: Mapping[str, Tensor], branch: LowRank, of: Mapping[str, Tensor], out: Tensor
 ) -> Launch:
-    """Return the launch that dequantizes a weight into `out`, contiguous [rows, columns].
+    """Return the launch that dequantizes a weight into `out`, contiguous [rows, columns]; or [rows, columns and more],
+    with the second side of its branch to the right.
 
     Args:
         form, parts: of the residual. of: all parts of the weight, which `branch` names.
     """
+    is_beside = out.shape[1] > form.columns
     plan, sides = plan_of(form, parts), of_branch(branch, of)
     rank, per_row = sides["up"].shape[1], form.columns // plan.block.weights
     at_once = max(1, _COLUMNS // plan.block.weights)
@@ -122,15 +131,17 @@ def decoding_with_branch(
         "rank": rank,
         "rows": form.rows,
         "columns": form.columns,
+        "apart": out.shape[1],
         "per_row": per_row,
         **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
         "OUT": dtype_name(out.dtype),
-        "SMOOTH": bool(branch.smooth),
+        "SMOOTH": bool(branch.smooth) and not is_beside,
         "OF_ROWS": bool(branch.rows),
         "TURNED": branch.is_turned,
-        "RANK": max(_LEAST_RANK, triton.next_power_of_2(rank)),
+        "BESIDE": is_beside,
+        "RANK": max(LEAST_RANK, triton.next_power_of_2(rank)),
         "BLOCK_N": _ROWS,
         "BLOCK_C": at_once,
     }

@@ -70,6 +70,24 @@ def branch(device: torch.device) -> ModuleType | None:
 
 
 @cache
+def branch_sides(device: torch.device) -> ModuleType | None:
+    """Return the module `branch_sides`; None if its kernels or that of `branch` do not run on `device` or are wrong."""
+    if branch(device) is None or eight(device) is None:
+        return None
+    return _checked(device, "the sides of low-rank branches", "sound_sides", name="branch_sides")
+
+
+@cache
+def branch_binder() -> Callable[..., Prepared | None] | None:
+    """Return `bound_branch.bind_with_branch`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_branch import bind_with_branch
+
+    return bind_with_branch
+
+
+@cache
 def eight(device: torch.device) -> ModuleType | None:
     """Return the module `int8_gemm`; None if its kernels do not run on `device` or give wrong results there.
 
@@ -97,6 +115,12 @@ def scheme_kernels(device: torch.device) -> ModuleType | None:
     from . import scheme_gemm
 
     return scheme_gemm
+
+
+@cache
+def scaling(device: torch.device) -> ModuleType | None:
+    """Return the module `scheme_scaling`; None if its kernel does not run on `device` or gives wrong results there."""
+    return _checked(device, "scales of products", "sound_scaling", name="scheme_scaling")
 
 
 @cache

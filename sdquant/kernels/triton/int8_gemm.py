@@ -92,13 +92,11 @@ def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor | None, r
     return Launch(quantize_kernel, (x.shape[0],), arguments, {"num_warps": min(16, max(4, block // 512)), **EXACT})
 
 
-def quantize_weight(form: PackedLayout, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Requantize a packed weight, as its float32 values, to int8 codes [rows, columns] and scales, float32 [rows].
-
-    Only for forms that `quantizes` accepts.
-    """
+def quantize_weight(form: PackedLayout, parts: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Requantize a packed weight that `quantizes` accepts, as its float32 values, to codes [rows, columns] of `dtype`
+    (int8 or float8_e4m3fn) and scales, float32 [rows]."""
     device = parts[form.codes].device
-    codes = torch.empty((form.rows, form.columns), dtype=torch.int8, device=device)
+    codes = torch.empty((form.rows, form.columns), dtype=dtype, device=device)
     scale = torch.empty(form.rows, dtype=torch.float32, device=device)
     requantization(form, parts, codes, scale)(device)
     return codes, scale
@@ -122,13 +120,15 @@ def requantization(
     rest = triton.next_power_of_2(per_row - first) if whole and per_row > first else 0
     warps = 4 if branches else min(8, triton.next_power_of_2(math.ceil(first * plan.block.weights / _HELD / 32)))
     arguments = {
-        "out": codes,
+        "out": codes if codes.dtype == torch.int8 else codes.view(torch.uint8),
         "out_scale": scale,
         "per_row": per_row,
         "columns": form.columns,
         **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
+        "LARGEST": LARGEST[codes.dtype],
+        "FLOAT8": codes.dtype != torch.int8,
         "WHOLE": whole,
         "BLOCK_C": first,
         "REST": rest,

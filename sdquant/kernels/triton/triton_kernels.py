@@ -14,7 +14,6 @@ from .tensor_cores import has_tensor_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from torch import Tensor
 
@@ -76,35 +75,31 @@ class TritonReader(Reader):
         else:
             decode_into(form, parts, out)
 
-    def decode_with_branch(self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, out: Tensor) -> bool:
-        kernels = self._branch(form, branch, of)
-        if kernels is None:
-            return False
-        kernels.decoding_with_branch(form, parts, branch, of, out)(out.device)
-        return True
-
     def prepared_with_branch(
-        self, form: PackedLayout, parts: Parts, branch: LowRank, of: Parts, dtype: torch.dtype, few: int, prefix: str
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        branch: LowRank,
+        of: Parts,
+        dtype: torch.dtype,
+        prefix: str,
+        few: int,
+        eight: EightBit | None,
+        rotation: int,
     ) -> Prepared | None:
-        if imports.binder() is None or self._branch(form, branch, of) is None:
+        bind, device = imports.branch_binder(), of[branch.up].device
+        if bind is None or imports.branch_sides(device) is None:
             return None
-        from .bound_branch import BoundBranch
-
-        return BoundBranch(form, parts, branch, of, dtype, few, prefix)
-
-    @staticmethod
-    def _branch(form: PackedLayout, branch: LowRank, of: Parts) -> ModuleType | None:
-        """Return the module `branch` if its kernel decodes such weights."""
-        kernels, block = imports.branch(of[branch.up].device), block_of(form)
-        return kernels if kernels is not None and block is not None and kernels.fits(form, block, branch, of) else None
+        if rotation and imports.rotation(device, rotation) is None:
+            return None
+        most = self._most_below(form, parts, dtype, eight)
+        return bind(form, parts, branch, of, dtype, few, most, prefix, eight, rotation)
 
     def few(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         launcher = imports.launcher()
         if launcher is None or not launcher.multiplies(form):
             return 0
-        if dtype == torch.float32:
-            return _FEW_FLOAT32
-        return _few(parts[form.codes].device)
+        return few_rows(dtype, parts[form.codes].device)
 
     def most(self, form: PackedLayout, parts: Parts, dtype: torch.dtype) -> int:
         few, device = self.few(form, parts, dtype), parts[form.codes].device
@@ -156,8 +151,12 @@ class TritonReader(Reader):
         return bind(form, parts, dtype, few, prefix, eight, rotation, self._most_below(form, parts, dtype, eight))
 
 
+def few_rows(dtype: torch.dtype, device: torch.device) -> int:
+    """Return up to how many rows of activations of `dtype` the product is better than decoding on a device."""
+    return _FEW_FLOAT32 if dtype == torch.float32 else _few(device)
+
+
 def _few(device: torch.device) -> int:
-    """Return up to how many rows the product is better than decoding on a device."""
     if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
         return _FEW
     if not has_tensor_cores(device):

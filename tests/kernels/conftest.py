@@ -1,0 +1,3 @@
+"""What several files of tests here use."""
+
+from .card_launches import launched as launched
