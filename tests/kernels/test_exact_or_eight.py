@@ -1,7 +1,5 @@
 """Products in 8 bits give way to exact ones where these are measured to be faster: `exact_or_eight`."""
 
-# ruff: noqa: F811  (the fixture that others have, too)
-
 from __future__ import annotations
 
 from typing import Any
@@ -23,7 +21,7 @@ from sdquant.nn import quantized_layer
 from sdquant.nn.quantized_layers import PREFIX
 
 from .test_bound_triton import LAUNCHED, _bound, _no_card  # noqa: F401  (a fixture of all tests here)
-from .test_launches import launched, launches  # noqa: F401
+from .test_launches import launches
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 
