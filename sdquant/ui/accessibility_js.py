@@ -191,7 +191,8 @@ SCRIPT = """
         box.dispatchEvent(new Event("input", { bubbles: true }));
     });
     new MutationObserver(refocus).observe(document.body, { childList: true, subtree: true });
-    const watched = { childList: true, subtree: true, attributeFilter: ["class"] };  // which opens a part
+    // A part is opened by its class; a progress bar is a new one or, if Gradio changes what is there, has a new label.
+    const watched = { childList: true, subtree: true, attributeFilter: ["class", "aria-label"] };
     new MutationObserver(mend).observe(document.body, watched);
     mend();
 

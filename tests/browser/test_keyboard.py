@@ -141,6 +141,30 @@ def test_inspect_and_compare_without_one_of_the_schemes(keys: Keys) -> None:
     expect(chosen).to_have_count(many - 1)
 
 
+BAR = """() => {
+    const bar = document.body.appendChild(document.createElement("div"));
+    [bar.id, bar.className, bar.textContent] = ["bar", "sq-progress", "a bar"];
+    [bar.ariaLabel, bar.ariaValueNow] = ["Loading", "0"];
+}"""
+STEP = "([label, share]) => { [bar.ariaValueNow, bar.ariaLabel] = [share, label] }"
+
+
+def test_a_bar_that_is_changed_and_not_replaced_is_told_of(keys: Keys) -> None:
+    """Gradio does either: a reader heard "Loading" to the end of a drawing."""
+    page, told = keys.page, keys.page.locator("#progress-told[aria-live=polite]")
+    page.evaluate(BAR)
+    expect(told).to_have_text("Loading")
+    for label, share, text in (
+        ("Generating, step 1 of 200", "0", "Generating"),
+        ("Generating, step 60 of 200", "30", "Generating, 25 %"),
+        ("Saving", "0", "Saving"),
+    ):
+        page.evaluate(STEP, [label, share])
+        expect(told).to_have_text(text)
+    page.evaluate("bar.remove()")
+    expect(told).to_have_text("")
+
+
 ORDER = {
     "Generate": ["model", "again", "prompt", "draw", "steps", "seed"],
     "Settings": [
