@@ -229,7 +229,7 @@ def test_products_of_floats(kind: str, name: str, dtype: torch.dtype) -> None:
     x = torch.randn(*((2, 9, 256) if kind == "linear" else (2, 256, 5, 6))).to(dtype)
     how = None if kind == "linear" else Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
     with torch.no_grad():
-        found = scheme_activations.as_floats(layer._backend, layer.packed, layer._form, x, how)
+        found = scheme_activations.as_floats(layer._backend, layer.packed, layer._form, x, geometry=how)
         if (kind, name) == ("linear", "tiles"):
             assert found is None  # in integers
             return
