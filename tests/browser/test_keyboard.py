@@ -97,7 +97,7 @@ def test_draw_and_cancel(keys: Keys, person: Person) -> None:
     assert page.locator("#prompt textarea").input_value() == "a handwritten two"
 
     keys.write("steps", "200")
-    person.size(512)  # else it may have ended before Cancel is reached
+    person.size(256)  # else it may have ended before Cancel is reached
     keys.press("draw")
     expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
     told = page.locator("#progress-told[aria-live=polite]")
