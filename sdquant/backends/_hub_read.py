@@ -233,7 +233,9 @@ def _hqq(weight: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> 
     if facts.get("nbits", bits) != bits:
         raise bad(weight.keys["nbits"], f"it says {facts['nbits']} bits, but other tensors or the config say {bits}")
     dims = tuple(facts.get("shape", size or ()))
-    if len(dims) != 2:
+    if "shape" in facts and len(dims) != 2:
+        raise bad(weight.keys["shape"], f"it has {len(dims)} numbers, and the shape of a linear layer's weight has two")
+    if not dims:
         raise Unfit(f"the tensors of {weight.name} alone do not tell its shape")
     rows, columns = dims
     key, codes = require(weight, "codes", get)

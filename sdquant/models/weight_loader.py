@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core import dtype_name, packed_reader, packed_rows, read_weight, require_sound
+from ..core import Unfit, dtype_name, packed_reader, packed_rows, read_weight, require_sound
 from ..errors import BadFileError, UnsupportedFileError
 from ..nn import kind_of, quantized_layer
 from ..utils.malloc_trim import Trimmer
@@ -127,6 +127,10 @@ class WeightLoader:
         except BadFileError as error:
             file = src.home[next(iter(match.keys.values()))]
             raise BadFileError(f"Cannot load {file}: {error.inner}", error.why, error.fix) from error
+        except Unfit as reason:  # though the model tells the shape
+            file = src.home[next(iter(match.keys.values()))]
+            what = f"Cannot load {file}: cannot read {name!r}"
+            raise BadFileError(what, str(reason), packed_reader.AGAIN) from reason
         if common_kind(self.model, self._names(name)) is None:
             # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
             log.info("%s is dequantized: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)

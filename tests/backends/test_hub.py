@@ -333,6 +333,7 @@ def test_a_target_that_takes_for_ever(tmp_path: Path) -> None:
         ("hqq", "zero", None, "zero"),
         ("hqq", "nbits", lambda t: t + 4, "8 bits"),
         ("hqq", "view_as_float", lambda t: t + 1, "view_as_float"),
+        ("hqq", "shape", lambda t: t[:1], "has two"),
     ],
 )
 def test_a_damaged_file(name: str, last: str, change: Any, words: str, tmp_path: Path) -> None:
