@@ -42,7 +42,9 @@ def products_of(weight: str, settings: Mapping[str, Any]) -> str:
     """Return how the settings of a weight say that it lies: "" as [out, in], or `BY_RULE`, or `EITHER`."""
     if not (settings.get("use_quantized_matmul") or settings.get("use_quantized_matmul_conv")):
         return ""
-    if settings.get("quantized_matmul_dtype") is not None or stored_as(weight, settings)[1].keys() & {SCALE, CODEBOOK}:
+    code = settings.get("weights_dtype", "int8")
+    usual = code if code == "uint8" else "int8" if "int" in code else "float8_e4m3fn" if "8" in code else "float16"
+    if settings.get("quantized_matmul_dtype") not in (None, usual):
         return EITHER
     if not settings.get("use_quantized_matmul") or _matches(weight, settings.get("modules_to_not_use_matmul") or ()):
         return ""
@@ -155,15 +157,17 @@ def upright(
     weight, scale = parts["weight"], parts["scale"]
     if len(shape) < 2 or way.code.fields or tuple(weight.shape) != turned:
         return made
+    if way.codebook or way.scales is not None or way.code.sdnq in _NOT_OF_PRODUCTS:
+        return made  # for a product they are quantized again; only the factors of an SVD are turned
     if tuple(scale.shape) != (1, shape[0]):
         if scale.numel() != 1:
             return made
-        if turned == shape and not low_rank:  # a square with one scale
-            if up is not None or not products:
+        if turned == shape:  # a square with one scale
+            if not low_rank and (up is not None or not products):
                 return made
-            if products != BY_RULE or way.code.sdnq not in (*_OF_PRODUCTS, *_NOT_OF_PRODUCTS):
+            if products != BY_RULE or way.code.sdnq not in _OF_PRODUCTS:
                 return None
-            if way.code.sdnq in _NOT_OF_PRODUCTS or shape[0] < 32 or shape[0] % 16:
+            if not low_rank and (shape[0] < 32 or shape[0] % 16):
                 return made
     made["weight"] = dense(weight.t()).view(shape)
     for part in {"scale", "zero_point"} & parts.keys():

@@ -337,15 +337,29 @@ def test_a_square_lies_as_its_config_says(sdnq: Any, dtype: str, channels: int, 
     check(layer, settings, torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")
+@pytest.mark.parametrize("svd", [False, True])
+@pytest.mark.parametrize(
+    "extra",
+    [{"scale_dtype": "int8"}, {"scale_dtype": "uint8"}, {"weights_dtype": "int16"}, {"use_codebook": True}],
+    ids=_id,
+)
+def test_what_is_quantized_again_for_a_product_lies_as_it_is(sdnq: Any, extra: dict[str, Any], svd: bool) -> None:
+    """Only the factors of its SVD are turned: a square was turned with them, in silence."""
+    extra = {"weights_dtype": "uint8" if "use_codebook" in extra else "int8", **extra}
+    layer, settings = made(sdnq, linear(channels=96), use_quantized_matmul=True, group_size=-2, use_svd=svd,
+                           codebook_steps=2, **extra)  # fmt: skip
+    check(layer, settings, torch.float32)
+
+
 def test_a_square_that_may_lie_either_way_is_refused(sdnq: Any) -> None:
-    products = {
-        "use_quantized_matmul": True, "weights_dtype": "int8", "group_size": -2, "quantized_matmul_dtype": "int8",
-    }  # fmt: skip
-    layer, settings = made(sdnq, linear(channels=96), **products)
-    with pytest.raises(UnsupportedFileError, match="quantized products"):
+    products = {"use_quantized_matmul": True, "weights_dtype": "int8", "group_size": -2}
+    for svd in (False, True):
+        layer, settings = made(sdnq, linear(channels=96), **products, use_svd=svd, quantized_matmul_dtype="int8")
         check(layer, settings, torch.float32)
-    layer, settings = made(sdnq, linear(channels=96), **products, use_svd=True)
-    check(layer, settings, torch.float32)  # whose factors tell
+        settings["quantized_matmul_dtype"] = "float8_e4m3fn"  # for which it is quantized again, by versions known today
+        with pytest.raises(UnsupportedFileError, match="quantized products"):
+            check(layer, settings, torch.float32)
 
 
 @pytest.mark.parametrize("channels", [64, 256, 160, 640, 100, 90])
