@@ -65,3 +65,6 @@ def hand_over() -> None:
     for one in (counter.flop_registry, *lists):
         for op, formula in _FORMULAS.items():
             one.setdefault(op, formula)
+
+
+declare(torch.ops.aten._int_mm, _of_product)  # of which torch's own list has no formula (2.13)

@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from .dispatch_guard import undisturbed
+
 # cuBLAS takes these multiples only, and more rows than 16.
 CUDA_MULTIPLE, CUDA_LEAST_ROWS = 8, 17
 _PIECE = 2**24 // 2**14  # products of two bytes whose sum float32 holds
@@ -68,6 +70,7 @@ def exactly(left: Tensor, right: Tensor) -> Tensor:
 
 
 @cache
+@undisturbed
 def has_float64(device: torch.device) -> bool:
     """Return whether a device computes in float64."""
     try:
@@ -95,6 +98,7 @@ def _padded(x: Tensor, columns: int, rows: int) -> Tensor:
 
 
 @cache
+@undisturbed
 def _good_on_cuda(device: torch.device) -> bool:
     """Return whether a GPU multiplies int8 exactly: some of AMD's and those before Turing have no kernel for it."""
     try:
@@ -108,6 +112,7 @@ def _good_on_cuda(device: torch.device) -> bool:
 
 
 @cache
+@undisturbed
 def _good_on_cpu() -> bool:
     """Return whether the CPU's int8 kernel is fast and does not saturate: without VNNI it may add pairs of products in
     16 bits, and if torch knows that, it uses a loop that is a hundred times slower than float64."""

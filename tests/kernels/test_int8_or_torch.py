@@ -17,7 +17,7 @@ from sdquant.nn.layer_factory import set_compute
 pytestmark = pytest.mark.skipif(
     cpu.extension() is None or not int_matmul.fast(torch.device("cpu")), reason="there is nothing to choose from"
 )
-ROWS = 40
+ROWS = 200  # with AMX fewer are multiplied exactly where codes are made again
 
 
 @pytest.fixture(autouse=True)

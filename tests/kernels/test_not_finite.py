@@ -15,7 +15,7 @@ from sdquant.kernels.int8_reference import InC, Steps, quantized_rows
 from sdquant.nn import quantized_layer
 
 INF, NAN = float("inf"), float("nan")
-ROWS = 40
+ROWS = 200  # with AMX fewer are multiplied exactly where codes are made again
 SCHEMES = (  # multiplied directly, by runs, quantized again by row and by run, rotated, expanded, with a branch
     "int8", "int8_row", "qint8", "bnb-int8", "sdnq-int8", "q8_0", "int4", "nf4", "fp8", "mxfp8", "int8_convrot", "w4a8",
     "svdq-int4",
