@@ -30,6 +30,7 @@ from ._hub_find import (
     COMPRESSED,
     DTYPE,
     GROUP_SIZE,
+    MXFP4,
     PACKING,
     float_dtype,
     lacking,
@@ -133,7 +134,7 @@ def _weight(
     if tensors[codes].dtype == "uint8" and f"{stem}.weight_global_scale" not in tensors:
         keys, stored = {"blocks": codes, "scale": scale}, tensors[codes].shape
         words = "4-bit floats (MXFP4), powers of two as scales of 32"
-        weight = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, "type": "mxfp4"}, None)
+        weight = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, **MXFP4}, None)
         return replace(weight, shape=(stored[0], stored[1] * 2))
     if tensors[codes].dtype == "uint8":
         keys = {"codes": codes, "scale": scale, "factor": f"{stem}.weight_global_scale"}

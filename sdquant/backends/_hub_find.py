@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core import COMPUTE_DTYPES, TensorInfo
+from ..core import COMPUTE_DTYPES, PLAIN_ONLY, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 
 # Keys in the details of weights in files. Those of packed weights are `_hub_codes`'.
@@ -20,6 +20,8 @@ NIBBLES = "nibbles"  # the even column in the low half, scales [groups, rows]; t
 HIGH_FIRST = "high first"  # the even column in the high half, 8 added; the inverse of the scales, [rows * groups, 1]
 PAIRS = "pairs of rows"  # the even row in the low half, scales [rows, groups]
 READABLE = (2, 3, 4, 8)  # bits of codes that are read
+# Details of MXFP4. It becomes blocks of GGUF's scheme, but no GGUF file has it, nor the limits of a GGUF file's model.
+MXFP4: Mapping[str, Any] = {"type": "mxfp4", PLAIN_ONLY: True}
 
 
 def told(config: Mapping[str, Any], methods: tuple[str, ...]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
-from ._hub_find import BYTES, DTYPE, GROUP_SIZE, HIGH_FIRST, PACKING, PAIRS, float_dtype, told, unread
+from ._hub_find import BYTES, DTYPE, GROUP_SIZE, HIGH_FIRST, MXFP4, PACKING, PAIRS, float_dtype, told, unread
 
 SCALE = "weight_quantizer._scale"
 _DOUBLE, _COLUMNS = "weight_quantizer._double_scale", "input_quantizer._pre_quant_scale"
@@ -139,7 +139,7 @@ def _by_exponents(
     if each == 1:
         return _row(name, "mxfp8", keys, f"8-bit floats (MXFP8), {how}", details)
     parts = {"blocks": name, "scale": keys["scale"]}
-    weight = _row(name, "mxfp4", parts, f"4-bit floats (MXFP4), {how}", details | {"type": "mxfp4"})
+    weight = _row(name, "mxfp4", parts, f"4-bit floats (MXFP4), {how}", {**details, **MXFP4})
     return replace(weight, shape=(info.shape[0], info.shape[1] * 2))
 
 

@@ -16,7 +16,7 @@ from ..core import FACTOR, PrequantizedWeight, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from ._comfy_find import LOW_FIRST, TILED
-from ._hub_find import BYTES, GROUP_SIZE, NIBBLES, PACKING
+from ._hub_find import BYTES, GROUP_SIZE, MXFP4, NIBBLES, PACKING
 
 _NAMES = "tensor_names"
 _QDATA = "_weight_qdata"
@@ -261,7 +261,7 @@ def _mx(weight: _Weight) -> tuple[str, dict[str, Any]]:
     word = element.get("_data") if isinstance(element, Mapping) else element
     if word not in _MX or weight.data.get("block_size") != 32:
         raise _unknown(weight.name, f"an MXTensor of {word!r:.40} in blocks of {weight.data.get('block_size')!r:.20}")
-    return _MX[word], _tiles(weight) | ({"type": "mxfp4"} if _MX[word] == "mxfp4" else {})
+    return _MX[word], {**_tiles(weight), **(MXFP4 if _MX[word] == "mxfp4" else {})}
 
 
 def _nvfp4(weight: _Weight) -> tuple[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -25,7 +26,11 @@ from sdquant.training import digits
 from .. import encoders
 from ..entry_points import answers, copied, one_answer
 from ..hub_formats import KINDS, Kind, is_packable, rewrite
+from ..test_load_modes import images
+from . import torchao_layers
 from .comfy_layers import GOLDEN
+from .test_modelopt import KINDS as MODELOPT_KINDS
+from .test_modelopt import METHOD
 
 DAILY = ("fp8 blocks", "ct w4a16 asymmetric", "ct w8a8", "ct nvfp4", "gptq shuffled", "awq", "hqq")
 # The library computes the golden weight in the dtype of its scales.
@@ -34,6 +39,8 @@ ROUNDED = {
     "gptq_w4_asym_autoround": "float16", "gptq_w4_asym_v1": "float16", "gptq_w4_sym_v1": "float16",
     "awq_gemm_w4_g32": "float16", "transformers_fp8_block16x32": "float32",
 }  # fmt: skip
+
+MODELOPT = Kind("mxfp4", "MXFP4", METHOD, MODELOPT_KINDS["mxfp4"][1])
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -169,6 +176,20 @@ def test_in_a_pipeline(name: str, tmp_path: Path) -> None:
     size = {"height": digits.SIZE, "width": digits.SIZE}  # Flux by default: 512 pixels
     image = pipe("3", num_inference_steps=1, output_type="pt", **size).images
     assert torch.isfinite(image).all()
+
+
+@pytest.mark.parametrize("who", ["compressed-tensors", "torchao", "ModelOpt"])
+def test_mxfp4_is_moved_as_any_plain_weight(who: str, tmp_path: Path) -> None:
+    """It becomes blocks of GGUF's scheme; that a GGUF file's model is not to be moved is no matter to it."""
+    folder = copied(Path(sdquant.demo.path("digits-flux")), tmp_path / "pipe")
+    if who == "torchao":
+        torchao_layers.digits(folder / "transformer", ["mxfp4"])
+    else:
+        rewrite(folder / "transformer", KINDS["ct mxfp4"] if who == "compressed-tensors" else MODELOPT)
+    values: dict[str, Any] = {"dtype": "float32", "progress": False}
+    wanted, pipe = (sdquant.load_model(folder, offload=mode, **values) for mode in ("none", "model"))
+    assert {packed.spec.scheme.name for _, packed in quantized(pipe.transformer)} == {"mxfp4"}
+    assert np.array_equal(images(pipe, 1), images(wanted, 1))
 
 
 @pytest.mark.slow

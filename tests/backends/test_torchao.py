@@ -106,7 +106,7 @@ def test_a_folder_of_all_kinds(mixed: tuple[Path, dict[str, Tensor]], tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sequential", "balanced", "group"])
+@pytest.mark.parametrize("mode", ["model", "sequential", "balanced", "group"])
 def test_offloaded(mode: str, mixed: tuple[Path, dict[str, Tensor]]) -> None:
     values: dict[str, Any] = {"dtype": "float32", "progress": False}
     expected = images(sdquant.load_model(mixed[0], **values), 1)
