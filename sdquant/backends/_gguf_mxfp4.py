@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core import Packed, PackedSpec, dtype_name, registry
+from ..core import PLAIN_ONLY, Packed, PackedSpec, dtype_name, registry
 from ._blocked_scales import untiled
 from ._bnb_codec import bad, require
 from ._comfy_codec import dtype_of
@@ -49,5 +49,6 @@ def read(weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callabl
     values = torch.stack((by_block & 15, by_block >> 4), dim=2).flatten(1)
     blocks = torch.cat((exponents, values[:, :_HALF] | values[:, _HALF:] << 4), dim=1)
     kind = registry.scheme(weight.scheme)
-    spec = PackedSpec(scheme=kind, shape=(rows, columns), dtype=dtype_of(weight), details={"type": kind.name})
+    details = {"type": kind.name} | ({PLAIN_ONLY: True} if weight.plain_only else {})
+    spec = PackedSpec(scheme=kind, shape=(rows, columns), dtype=dtype_of(weight), details=details)
     return Packed(spec=spec, parts={"blocks": blocks})

@@ -14,6 +14,7 @@ from ..core import (
     GPTQ_OPTION,
     IMATRIX,
     IMATRIX_OPTION,
+    PLAIN_ONLY,
     Backend,
     Packed,
     PackedLayout,
@@ -250,7 +251,8 @@ class GGUF(Backend):
                 f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, but the model needs {list(shape)}",
                 "Check that the file and base= (or the config.json next to it) are for the same model",
             )
-        spec = PackedSpec(scheme=registry.scheme(kind.name), shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
+        details = {"type": kind.name} | ({PLAIN_ONLY: True} if found.plain_only else {})
+        spec = PackedSpec(scheme=registry.scheme(kind.name), shape=shape, dtype=READ_DTYPE, details=details)
         return Packed(spec=spec, parts={BLOCKS: blocks})
 
 

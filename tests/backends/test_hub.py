@@ -189,7 +189,11 @@ def test_mxfp4_is_moved_as_any_plain_weight(who: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {"dtype": "float32", "progress": False}
     wanted, pipe = (sdquant.load_model(folder, offload=mode, **values) for mode in ("none", "model"))
     assert {packed.spec.scheme.name for _, packed in quantized(pipe.transformer)} == {"mxfp4"}
-    assert np.array_equal(images(pipe, 1), images(wanted, 1))
+    drawn = images(wanted, 1)
+    assert np.array_equal(images(pipe, 1), drawn)
+    sdquant.save(pipe, tmp_path / "saved")
+    again = sdquant.load_model(tmp_path / "saved", offload="model", **values)
+    assert np.array_equal(images(again, 1), drawn)
 
 
 @pytest.mark.slow
