@@ -25,6 +25,7 @@ SHIFTED = "act_unsigned"  # of SVDQuant: what is added to its activations was ta
 GROUP = 16  # columns of asym_w4a8_int8 that share a scale, unless a file says another number
 ORIGINAL_SHAPE = "orig_shape"  # before weights were padded: convert_to_quant says it
 LINEAR_DTYPE = "linear_dtype"  # of convrot_w4a4: what comfy-kitchen rounds activations to, "int4" or "int8"
+EXACT = "full_precision_matrix_mult"  # that ComfyUI multiplies with activations as they are
 _GROUPS = (256, 64, 16)  # of rotations that are made, the first that divides the inputs
 
 
@@ -164,7 +165,8 @@ def entry(spec: PackedSpec) -> dict[str, Any]:
     turned = {"convrot_groupsize": spec.rotation} if spec.rotation else {}
     shift = {"act_unsigned": False} if form == SVDQUANT else {}  # of some layers ComfyUI assumes it
     eight = {LINEAR_DTYPE: spec.details[LINEAR_DTYPE]} if LINEAR_DTYPE in spec.details else {}
-    return {"format": form, **of_groups, **flag, **turned, **eight, **shift}
+    exact = {EXACT: True} if spec.details.get(EXACT) else {}
+    return {"format": form, **of_groups, **flag, **turned, **eight, **shift, **exact}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
@@ -206,7 +208,7 @@ def _weight(name: str, tensors: Mapping[str, TensorInfo], row: Mapping[str, Any]
         evidence=f"ComfyUI's {form.name}: {evidence}",
         details={
             **form.details,
-            **{option: row[option] for option in (ROTATION, GROUP_SIZE, LINEAR_DTYPE) if option in row},
+            **{option: row[option] for option in (ROTATION, GROUP_SIZE, LINEAR_DTYPE, EXACT) if option in row},
             **({SHIFTED: True} if is_shifted else {}),
         },
         nbytes=_nbytes(form, tensors[name], tensors.get(keys.get("scale", ""))),

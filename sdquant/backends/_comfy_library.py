@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..core import FACTOR
 from ..kernels import block_floats
-from ._comfy_find import LINEAR_DTYPE
+from ._comfy_find import EXACT, LINEAR_DTYPE
 from ._comfy_int4 import SIGNS
 
 if TYPE_CHECKING:
@@ -49,10 +49,11 @@ def is_installed() -> bool:
 def linear(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply x [..., in] by the transposed weight and add the bias, in x's dtype: [..., out] in x's dtype.
 
-    Return None if the library has no kernel for such activations or on their device.
+    Return None if the library has no kernel for such activations or on their device, or if the file says that they are
+    not to be rounded for this layer.
     """
     multiply = _PRODUCTS.get(packed.spec.scheme.name)
-    if multiply is None or not x.numel() or not is_installed():
+    if multiply is None or not x.numel() or not is_installed() or packed.spec.details.get(EXACT):
         return None
     try:
         y = multiply(packed, x.reshape(-1, x.shape[-1]).contiguous(), bias)

@@ -7,6 +7,7 @@ What is made is equal to what comfy-kitchen makes of a float32 weight. Each form
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -186,7 +187,11 @@ class Comfy(Backend):
             from . import _nunchaku
 
             return _nunchaku.read(found, shape, get)
-        return _codecs()[found.scheme].read(found, shape, get)
+        packed = _codecs()[found.scheme].read(found, shape, get)
+        if not found.details.get(_comfy_find.EXACT):
+            return packed
+        details = {**packed.spec.details, _comfy_find.EXACT: True}
+        return replace(packed, spec=replace(packed.spec, details=details))
 
 
 @lru_cache(maxsize=1)

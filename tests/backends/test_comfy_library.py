@@ -28,7 +28,7 @@ from sdquant.nn import quantized, quantized_layer
 
 from ..compat.machines import machine
 from ..test_load_modes import images
-from .comfy_layers import GOLDEN, read
+from .comfy_layers import GOLDEN, read, write
 
 LAYERS = {
     "comfy_int8_convrot_g16": "output", "comfy_int8_convrot_g256": "output", "comfy_int8_rowwise": "output",
@@ -94,6 +94,24 @@ def test_the_activations_that_a_file_asks_for(
     written = packed.spec.scheme.codec.export("layer.weight", packed)["layer.comfy_quant"]
     again = json.loads(bytes(written.tolist()))
     assert again.get("linear_dtype") == (said if said == "int8" else None)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_layer_whose_activations_are_not_to_be_rounded(exact: bool, listed: bool, tmp_path: Path) -> None:
+    """`full_precision_matrix_mult` in its line, as ComfyUI heeds it; what is written of it says it again."""
+    file = load_file(GOLDEN / "comfy_int8_convrot_g256.safetensors")
+    said = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256, "full_precision_matrix_mult": exact}
+    tensors = {key.removeprefix("layer."): file[key] for key in ("layer.weight", "layer.weight_scale")}
+    path = write(tmp_path, said, tensors, listed)
+    assert sdquant.verify(path).warnings == []
+    packed, x = read(path), file["golden.input"].float()
+    with torch.no_grad():
+        got, plain = _layer(packed, file["layer.bias"])(x), _layer(packed, file["layer.bias"], compute="float")(x)
+    assert torch.equal(got, plain) == exact and torch.equal(got, file["golden.output_f32"]) != exact
+    written = packed.spec.scheme.codec.export("proj.weight", packed)["proj.comfy_quant"]
+    again = json.loads(bytes(written.tolist()))
+    assert again == (said if exact else {key: value for key, value in said.items() if value is not False})
 
 
 @pytest.mark.parametrize("scheme", ["int8_convrot", "int8_row", "w4a8", "w6a8", "w4a4"])
