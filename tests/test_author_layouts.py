@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import sdquant
 from sdquant import backends
 from sdquant.errors import MissingComponentError, UnsupportedFileError
-from sdquant.formats import model_families
+from sdquant.formats import known_configs, model_families
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
 
@@ -106,6 +106,20 @@ def test_lone_flux_transformer(scheme: str | None, prefix: str, bfl: layouts.Sta
     else:
         assert np.array_equal(images(pipe), images(whole))
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
+
+
+@pytest.mark.parametrize("scheme", [None, "int8_convrot"])
+def test_flux_as_comfyui_saves_it(scheme: str | None, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    """Norms have the names of its own classes there. Without a base its config is made as of the published file."""
+    names = [name.replace("_norm.scale", "_norm.weight") for name in bfl]
+    assert names != list(bfl)
+    file, published = tmp_path / "saved.safetensors", tmp_path / "published.safetensors"
+    for path, keys in ((file, names), (published, bfl)):
+        save_file({f"model.diffusion_model.{key}": t for key, t in zip(keys, bfl.values(), strict=True)}, path)
+    _same_weights(*(sdquant.load_model(path, scheme, base=flux, progress=False) for path in (file, published)))
+    wide = {name: (128,) if "_norm." in name else tuple(tensor.shape) for name, tensor in bfl.items()}
+    config = known_configs.known("flux", wide)
+    assert config and known_configs.known("flux", dict(zip(names, wide.values(), strict=True))) == config
 
 
 def test_tensors_that_its_model_does_not_use(bfl: layouts.State, flux: Path, tmp_path: Path) -> None:

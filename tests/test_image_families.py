@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -16,12 +17,13 @@ import diffusers
 import pytest
 import torch
 from accelerate import init_empty_weights
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdquant
 from sdquant import backends
 from sdquant.core.packed_reader import read_weight
+from sdquant.errors import BadFileError
 from sdquant.formats.gguf.file import read_header
 from sdquant.models.components import quiet, single_file
 from sdquant.models.single_file import original_names
@@ -115,6 +117,22 @@ def wide(name: str) -> tuple[Any, dict[str, Tensor]]:
         model = getattr(diffusers, MODELS[name].kind)(**depth)
     shapes = {key: (t.shape[0], *(min(2, n) for n in t.shape[1:])) for key, t in model.state_dict().items()}
     return model.config, {key: torch.randn(shape) for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", ["chroma", "flux2"])
+def test_norms_by_the_names_that_comfyui_leaves_them(name: str, folder_of: Folder, tmp_path: Path) -> None:
+    """Its node ModelSave writes the names that its own classes have. `verify` still finds what the file lacks."""
+    file, row = file_of(MODELS[name], folder_of(name), tmp_path), MODELS[name]
+    there = {re.sub(r"(_norm|norms\.\d+)\.scale$", r"\1.weight", key): t for key, t in load_file(file).items()}
+    assert any(key.endswith(".norm.query_norm.weight") for key in there)
+    save_file(there, file)
+    equal(sdquant.load_model(file, progress=False).state_dict(), loaded(folder_of(name)))
+    assert sdquant.verify(file).family == row.family
+    gone = next(key for key in there if key.endswith(".norm.query_norm.weight"))
+    save_file({key: tensor for key, tensor in there.items() if key != gone}, file)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(BadFileError, match=re.escape(gone.removesuffix("weight"))):
+        sdquant.verify(file)
 
 
 @pytest.mark.parametrize("name", ["chroma", "lumina2"])

@@ -35,6 +35,6 @@ __all__ = [
     "SafetensorsFile", "TensorFile", "TypeRow", "checkpoint", "closing_files", "component_configs", "config_numbers",
     "folders", "gguf_conventions", "gguf_file", "gguf_header", "gguf_text_names", "gguf_vision_names",
     "known_configs", "main_dtype", "model_families", "over_files", "quantization_methods", "refuse_endless",
-    "refused_files", "safetensors", "safetensors_writer", "sdquant_metadata", "single_file", "sized_configs",
-    "suffix_hint", "text_encoders", "type_histogram", "without_quantization", "write_gguf",
+    "refused_files", "resaved_names", "safetensors", "safetensors_writer", "sdquant_metadata", "single_file",
+    "sized_configs", "suffix_hint", "text_encoders", "type_histogram", "without_quantization", "write_gguf",
 ]  # fmt: skip

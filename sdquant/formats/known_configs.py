@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from . import resaved_names
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 _SD = {"_class_name": "UNet2DConditionModel", "sample_size": 64, "out_channels": 4, "layers_per_block": 2}
@@ -100,6 +102,7 @@ def known(family: str | None, shapes: Shapes) -> dict[str, Any]:
     """
     if family is None or family not in _FAMILIES:
         return {}
+    shapes = resaved_names.published(shapes)
     name, size = _SURE[family]
     if name not in shapes or shapes[name][0] != size:
         return {}

@@ -101,9 +101,9 @@ def heads(width: Size, common: int) -> dict[str, Size]:
 
 
 HEAD = majority(  # of models whose norms of queries and keys show it
-    "query_norm.scale", "key_norm.scale", "norm_q.weight", "norm_k.weight", "norm_added_q.weight",
-    "norm_added_k.weight", "q_norm.weight", "k_norm.weight", "ln_q.weight", "ln_k.weight", "q_norm_x.weight",
-    "k_norm_x.weight", "q_norm_y.weight", "k_norm_y.weight", "to_q.1.weight", "to_k.1.weight",
+    "query_norm.scale", "key_norm.scale", "query_norm.weight", "key_norm.weight", "norm_q.weight", "norm_k.weight",
+    "norm_added_q.weight", "norm_added_k.weight", "q_norm.weight", "k_norm.weight", "ln_q.weight", "ln_k.weight",
+    "q_norm_x.weight", "k_norm_x.weight", "q_norm_y.weight", "k_norm_y.weight", "to_q.1.weight", "to_k.1.weight",
 )  # fmt: skip
 IMAGE = ("img_in.weight", "x_embedder.weight")
 TEXT = ("txt_in.weight", "context_embedder.weight")

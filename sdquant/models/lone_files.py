@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core import TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import model_families, sized_configs, text_encoders
+from ..formats import model_families, resaved_names, sized_configs, text_encoders
 from .single_file import original_names
 from .single_file.convert import prefix_of
 
@@ -161,7 +161,10 @@ class _Compared:
 def _compared(file: LoneFile, row: model_families.Family) -> _Compared:
     prefix = prefix_of(file.shapes.keys())
     there = {name.removeprefix(prefix): shape for name, shape in file.shapes.items() if name.startswith(prefix)}
-    expected = _expected(sized_configs.sized(file.family, there), row.foreign)
+    published = resaved_names.published(there)
+    now = dict(zip(published, there, strict=True))
+    shapes = _expected(sized_configs.sized(file.family, published), row.foreign)
+    expected = {now.get(name, name): shape for name, shape in shapes.items()}
     wrong = [
         prefix + name
         for name, shape in there.items()

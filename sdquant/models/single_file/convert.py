@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core import FLOATS, Cut, PrequantizedWeight, Unfit, dtype_named, read_weight
 from ...errors import BadFileError, UnsupportedFileError
-from ...formats import closing_files, main_dtype, model_families, over_files, text_encoders
+from ...formats import closing_files, main_dtype, model_families, over_files, resaved_names, text_encoders
 from . import converters, original_names
 from .converter_patches import completed
 
@@ -206,11 +206,12 @@ def _converter(
         return None
     own = converters.ours(kind, names, owner, row is not None)
     if own is not None:
-        return lambda state: own(_within(state, prefix))
+        return lambda state: own(resaved_names.published(_within(state, prefix)))
     assert row is not None  # else the converter is ours
     required, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
-        {required + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
+        {required + key: value for key, value in resaved_names.published(_within(state, prefix)).items()},
+        config=dict(owner.config),
     )
 
 
