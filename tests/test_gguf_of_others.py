@@ -104,6 +104,13 @@ def folded_five(name: str, tensor: Tensor) -> Row:
     return replace(mixed(name, tensor), stored=_without_leading_ones(tensor))
 
 
+def sdcpp_five(name: str, tensor: Tensor) -> Row:
+    """stable-diffusion.cpp's Conv3d weights: the first two dimensions as one, for ggml has four."""
+    if tensor.ndim == 5:
+        return Row("F16", (tensor.shape[0] * tensor.shape[1], *tensor.shape[2:]))
+    return mixed(name, tensor)
+
+
 def _without_leading_ones(tensor: Tensor) -> tuple[int, ...]:
     first = next(at for at, n in enumerate(tensor.shape) if n > 1)
     return tuple(tensor.shape[first:])
@@ -319,10 +326,11 @@ def _kinds(model: nn.Module) -> set[str]:
     [
         (five_dimensions("F32"), {"QuantizedLinear"}),
         (five_dimensions("BF16"), {"QuantizedLinear"}),
+        (sdcpp_five, {"QuantizedLinear"}),
         (folded_five, {"QuantizedLinear", "QuantizedConv3d"}),
         (all_in_blocks, {"QuantizedLinear", "QuantizedConv3d"}),
     ],
-    ids=["F32", "BF16", "orig_shape", "blocks everywhere"],
+    ids=["F32", "BF16", "stable-diffusion.cpp", "orig_shape", "blocks everywhere"],
 )
 def test_five_dimensions(rule: Rule, kinds: set[str], prefix: str, tmp_path: Path) -> None:
     model = _load(WAN, rule, "ltx2" if prefix else "wan", prefix, tmp_path)
@@ -331,6 +339,8 @@ def test_five_dimensions(rule: Rule, kinds: set[str], prefix: str, tmp_path: Pat
               "encoder_hidden_states": torch.randn(1, 4, 64)}  # fmt: skip
     with torch.no_grad():
         assert torch.isfinite(model(**inputs).sample).all()
+    (tmp_path / "config.json").unlink()
+    assert sdquant.verify(tmp_path / "model.gguf").warnings == []
 
 
 @pytest.mark.parametrize("rule", [mixed, five_dimensions("F32"), all_in_blocks], ids=["mixed", "dropped", "blocks"])

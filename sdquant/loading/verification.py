@@ -178,7 +178,8 @@ class _Contents:
         if src.path.is_dir() or src.config:
             return []
         file = lone_files.LoneFile(
-            shapes=self.shapes, quantized=src.prequantized, guessed=self.guessed, family=self.family,
+            shapes=lone_files.unfolded(self.shapes) if src.container == "gguf" else self.shapes,
+            quantized=src.prequantized, guessed=self.guessed, family=self.family,
             integers=[key for key, info in src.plain.items() if "float" not in info.dtype], filename=src.path.name,
         )  # fmt: skip
         fault = lone_files.fault(file)

@@ -135,6 +135,18 @@ def _absent_mark(file: LoneFile, row: model_families.Family, name: str) -> Fault
     return None
 
 
+def unfolded(shapes: Shapes) -> Shapes:
+    """Return shapes with five dimensions for what stable-diffusion.cpp folds into ggml's four: the first two are one
+    then, and a bias has the first."""
+    whole = dict(shapes)
+    for name, shape in shapes.items():
+        bias = shapes.get(f"{name.removesuffix('weight')}bias", ())
+        rows = bias[0] if len(bias) == 1 and name.endswith(".weight") and len(shape) == 4 else 0
+        if 0 < rows < shape[0] and shape[0] % rows == 0 and shape[1] != rows:  # transposed ones have it second
+            whole[name] = (rows, shape[0] // rows, *shape[1:])
+    return whole
+
+
 def _unlike_bias(file: LoneFile) -> Fault | None:
     for name, shape in file.shapes.items():
         bias = file.shapes.get(f"{name.removesuffix('weight')}bias")
@@ -168,10 +180,16 @@ def _compared(file: LoneFile, row: model_families.Family) -> _Compared:
     wrong = [
         prefix + name
         for name, shape in there.items()
-        if expected.get(name, shape) != shape and (prefix + name not in file.guessed or len(expected[name]) == 2)
+        if _without_ones(expected.get(name, shape)) != _without_ones(shape)
+        and (prefix + name not in file.guessed or len(expected[name]) == 2)
     ]
     absent = [prefix + name for name in expected if name not in there and prefix + name not in file.quantized]
     return _Compared(prefix, expected, wrong, absent)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    """Return the dimensions that loading compares: ggml drops those of 1."""
+    return [size for size in shape if size != 1]
 
 
 def _unlike_config(file: LoneFile, row: model_families.Family, *, complete: bool) -> Fault | None:

@@ -192,8 +192,10 @@ def _asked(key: str, file: Path | None) -> str:
 
 
 def misfit(shape: tuple[int, ...], floats: bool, expected: Tensor) -> str | None:
-    """Return the reason that a tensor does not match the model's; None if it does. Dimensions of 1 are ignored."""
-    if [n for n in shape if n != 1] != [n for n in expected.shape if n != 1]:
+    """Return the reason that a tensor does not match the model's; None if it does. Dimensions of 1 are ignored, and the
+    first two of five may be one, as stable-diffusion.cpp writes them: ggml has four."""
+    folded = (expected.shape[0] * expected.shape[1], *expected.shape[2:]) if expected.ndim == 5 else None
+    if shape != folded and [n for n in shape if n != 1] != [n for n in expected.shape if n != 1]:
         return f"it has shape {list(shape)}, but the model expects {list(expected.shape)}"
     if expected.is_floating_point() and not floats:
         return "it holds integers, but the model expects floats; it is probably quantized in an unknown format"
