@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..utils import strict_json
 from ..utils.special_files import not_regular
+from .other_runtimes import converted, converted_in, runtime_of
 from .pickle import refused
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
@@ -112,13 +113,16 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
             f"it contains several weight files: {', '.join(p.name for p in others)}",
             "Pass the path of one of them",
         )
-    pickles = visible_weights(folder, PICKLES)
+    pickles = [path for path in visible_weights(folder, PICKLES) if runtime_of(path) is None]
     if pickles and allow_pickle:
         return _pickled(folder, pickles)
     if pickles:
         raise refused(pickles[0])
     if (folder / MODULAR).is_file():
         raise modular_pipeline(str(folder))
+    other = converted_in(folder)
+    if other is not None:
+        raise converted(other)
     raise MissingComponentError(
         f"Cannot load {folder}", "it contains no weights", "Pass a folder with .safetensors or .gguf weights"
     )

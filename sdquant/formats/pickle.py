@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import DTYPE_BITS, TensorInfo, dtype_name
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils.special_files import not_regular
+from .other_runtimes import converted, runtime_of
 from .tensor_file import Header, TensorFile, refuse_shortened
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ _DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOF
 
 
 def refused(path: Path) -> UnsupportedFileError:
-    """Return the error for a pickle without `allow_pickle`."""
+    """Return the error for a pickle without `allow_pickle`, or for a file that has the suffix of one and is none."""
+    if runtime_of(path) is not None:
+        return converted(path)
     return UnsupportedFileError(
         f"Cannot load {path}",
         "it is a pickle, which can run arbitrary code when it is opened",
@@ -49,6 +52,8 @@ class PickleHeader(Header):
 
 def read_header(path: Path) -> PickleHeader:
     """Read names and shapes from a checkpoint, whose tensors are mapped for that."""
+    if runtime_of(path) is not None:
+        raise converted(path)
     with PickleFile(path) as opened:
         status = path.stat()
         return PickleHeader(

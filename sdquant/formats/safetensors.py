@@ -21,6 +21,7 @@ from ..core import DTYPE_BITS, TensorInfo, dtype_named
 from ..errors import BadFileError
 from ..utils import strict_json
 from ..utils.special_files import not_regular
+from .other_runtimes import converted, runtime_of
 from .tensor_file import Header, TensorFile, refuse_shortened
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ def _raw_header(path: Path) -> tuple[os.stat_result, int, str]:
                     return status, length, strict_json.text(raw)
             file.seek(0)
             head = file.read(32)
+        if runtime_of(path) is not None:
+            raise converted(path)
     except ValueError as error:
         raise _bad(path, f"its header is damaged: {error}") from error
     except OSError as error:

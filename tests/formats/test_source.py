@@ -192,6 +192,27 @@ class TestWhichFile:
             assert "pickle" in _refused(folder, UnsupportedFileError).why
             assert "pickle" in _refused(folder / name, UnsupportedFileError).why
 
+    @pytest.mark.parametrize(
+        ("names", "runtime"),
+        [
+            (("openvino_model.xml", "openvino_model.bin"), "OpenVINO"), (("model.onnx",), "ONNX Runtime"),
+            (("unet.engine",), "TensorRT"), (("diffusion_flax_model.msgpack",), "Flax"),
+        ],
+    )  # fmt: skip
+    def test_models_for_another_runtime_are_refused_by_its_name(
+        self, names: tuple[str, ...], runtime: str, tmp_path: Path
+    ) -> None:
+        """OpenVINO's weights are called as torch's pickles are, and its graph begins like a web page."""
+        for name in names:
+            (tmp_path / name).write_bytes(b'<?xml version="1.0"?><net name="Model0" version="11"></net>')
+        for path in (tmp_path, *(tmp_path / name for name in names)):
+            error = _refused(path, UnsupportedFileError)
+            assert runtime in error.why and "pickle" not in f"{error.why} {error.fix}"
+            with pytest.raises(UnsupportedFileError, match=runtime):
+                sdquant.load_model(path, allow_pickle=True, progress=False)
+        torch.save(A, tmp_path / "pytorch_model.bin")  # beside it, as in many repositories
+        assert "pickle" in _refused(tmp_path, UnsupportedFileError).why
+
     def test_safetensors_win_over_pickles(self, tmp_path: Path) -> None:
         (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
         save_file(A, tmp_path / "model.safetensors")
