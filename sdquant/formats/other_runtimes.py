@@ -23,8 +23,7 @@ _RUNTIMES = {
 def runtime_of(path: Path) -> str | None:
     """Return the runtime that a file or folder is a model for; None if its name tells of none.
 
-    OpenVINO has the graph in an .xml file, and the weights beside it in a .bin file of the same name, as torch calls its
-    pickles.
+    OpenVINO has the graph in an .xml file, and the weights in a .bin file of the same name, as torch calls its pickles.
     """
     suffix = path.suffix.lower()
     pair = {".xml": ".bin", ".bin": ".xml"}.get(suffix)
