@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdquant import backends
-from sdquant.core.packed_layout import BYTES, PACKED
 from sdquant.kernels import cpu
 from sdquant.kernels.cpu.cpu_kernels import Native
 
@@ -23,11 +22,15 @@ from .reference import multiplied
 SCHEMES = (
     "nf4", "fp4,block_size=4096", "rules,weight_qtype=nf4,tile_size=64", "qint4", "qint8", "bnb-int8", "int8",
     "int4_sym", "int4", "sdnq-uint4", "q8_0", "q4_0", "q4_1", "q5_0", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k",
-    "q3_k", "q4_k", "q5_k", "q6_k", "iq3_s", "tq1_0", "qint3",
+    "q3_k", "q4_k", "q5_k", "q6_k", "iq3_s", "tq1_0", "qint3", "qint2", "sdnq-uint3", "sdnq-int6", "fp8", "qfloat8",
+    "sdnq-fp8", "mxfp8", "comfy:nvfp4", "int4_sym,group_size=32", "sdnq-uint4,group_size=32",
+    "rules,weight_qtype=float8_e5m2", "rules,weight_qtype=mxfp4,tile_size=32",
+    *(f"rules,weight_qtype=int{bits}" for bits in (2, 3, 5, 6, 7)),
 )  # fmt: skip
 # Up to 8 rows weights are never in memory; four and three rows are worked on at once, 64 before the next.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 11, 64, 65)
-FOURS, WHOLE = ("nibbles-low", "nibbles-high", "planes4"), ("int8", "uint8")
+FOURS = ("nibbles-low", "nibbles-high", "planes4")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -59,9 +62,8 @@ def test_rows(text: str, dtype: torch.dtype) -> None:
     packed = backend.encode(weight, spec)
     form, reader = backend.form(packed), Native()
     assert form is not None and reader.reads(form, packed.parts, dtype)
-    numbers = form.packing in (*FOURS, *WHOLE) and not form.table
     sixteen = form.packing in FOURS and form.arithmetic == "float32"
-    whole = numbers or sixteen or form.packing not in (*BYTES, *PACKED)
+    whole = not form.table or sixteen or form.packing in FLOAT8 or form.table == "e4m3"
     assert reader.unrounded(form, packed.parts, dtype) is (whole and dtype == torch.bfloat16)
     decoded = multiplied(reader, backend, packed, dtype)
     for m in ROWS:
@@ -106,6 +108,34 @@ def test_columns(text: str, columns: int) -> None:
         out = torch.full((m, 37), torch.nan, dtype=torch.bfloat16)
         Native().product(form, packed.parts, x, None, out)
         assert close(out, x, decoded, torch.zeros(37)), m
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("text", ["qfloat8", "mxfp8", "rules,weight_qtype=float8_e5m2", "fp8"])
+def test_every_code_of_float8(text: str, dtype: torch.dtype) -> None:
+    """By the instruction for float16; NaN, infinity and bitsandbytes' smallest numbers are looked up."""
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    packed = backend.encode(torch.randn(12, 512).to(dtype), spec)
+    form = backend.form(packed)
+    assert form is not None
+    codes = packed.parts[form.codes].view(torch.uint8)
+    codes.copy_(torch.arange(codes.numel()).view(codes.shape).to(torch.uint8))
+    found, exact = torch.empty(12, 512, dtype=dtype), backend.decode(packed, dtype)
+    Native().decode_into(form, packed.parts, found)
+    assert torch.equal(found.isnan(), exact.isnan())
+    assert torch.equal(found.nan_to_num(0.0).view(torch.uint8), exact.nan_to_num(0.0).view(torch.uint8))
+    assert (text == "fp8") == bool(exact.isfinite().all())
+    for m in (1, 3, 9):
+        for first in range(0, 512, m):  # one code alone in each sum
+            x = torch.zeros(m, 512, dtype=dtype)
+            columns = torch.arange(first, min(first + m, 512))
+            x[torch.arange(len(columns)), columns] = 1.0
+            out = torch.full((m, 12), 77.0, dtype=dtype)
+            clean = exact.isfinite().all(1)
+            Native().product(form, packed.parts, x, None, out)
+            assert torch.allclose(out[: len(columns), clean], exact[clean][:, columns].T, rtol=1e-2, atol=0), (m, first)
+            assert clean.any() or out.isnan().all()
 
 
 def test_scales_that_are_no_numbers() -> None:

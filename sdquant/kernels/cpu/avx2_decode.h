@@ -1,5 +1,6 @@
 /* Codes with scales in parts of their own, decoded with AVX2: the numbers of portable.h, whose `decode_plain` takes
    what is not here. Included after it. */
+#include "avx2_float8.h"
 #include "avx2_steps.h"
 
 /* Sixteen that are rounded to `type`. */
@@ -68,43 +69,81 @@ INLINE __m256 eight_of(const uint8_t *codes, int is_signed) {
     return _mm256_cvtepi32_ps(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 }
 
-INLINE void decode_run(const Steps *steps, const uint8_t *codes, int is_signed, int64_t run, Type arithmetic, Type type,
-                       int ordinary, char *to) {
+/* What sixteen codes stand for, to the last bit. 0: one has to be looked up. */
+INLINE int numbers_of_bytes(Float8Kind kind, const Form *form, const uint8_t *codes, __m256 *numbers) {
+    if (kind == NO_FLOAT8) {
+        const int is_signed = form->packing == SIGNED_BYTES;
+        numbers[0] = eight_of(codes, is_signed), numbers[1] = eight_of(codes + 8, is_signed);
+        return 1;
+    }
+    const int all = sixteen_numbers(kind, &form->float8, codes, numbers);
+    const __m256 factor = _mm256_set1_ps(factor_of(kind, &form->float8));
+    for (int i = 0; all && i < 2; i++) numbers[i] = _mm256_mul_ps(numbers[i], factor);
+    return all;
+}
+
+/* Any sixteen or fewer. Not inlined: GCC 12 warns of a loop over a known number of them. */
+__attribute__((noinline)) static void decode_some(const Form *form, const Parts *parts, int64_t group, const uint8_t *codes, int64_t count, Type type,
+                        char *to) {
+    float values[16];
+    numbers_of(form, codes, count, values);
+    scale_run(form, parts, group, count, values);
+    convert(values, type, to, count);
+}
+
+INLINE void decode_run(const Steps *steps, Float8Kind kind, const Form *form, const Parts *parts, int64_t group,
+                       const uint8_t *codes, int64_t run, Type arithmetic, Type type, int ordinary, char *to) {
     const int size = type == F32 ? 4 : 2;
     for (int64_t i = 0; i < run; i += 16) {
-        const __m256 a = weights8(steps, eight_of(codes + i, is_signed), arithmetic, type, ordinary);
-        const __m256 b = weights8(steps, eight_of(codes + i + 8, is_signed), arithmetic, type, ordinary);
+        __m256 numbers[2];
+        if (!numbers_of_bytes(kind, form, codes + i, numbers)) {
+            decode_some(form, parts, group, codes + i, 16, type, to + i * size);
+            continue;
+        }
+        const __m256 a = weights8(steps, numbers[0], arithmetic, type, ordinary);
+        const __m256 b = weights8(steps, numbers[1], arithmetic, type, ordinary);
         store16(a, b, type, to + i * size);
     }
 }
 
-/* Bytes that are numbers: no table. */
-static void decode_bytes(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
-    const int is_signed = form->packing == SIGNED_BYTES, size = type == F32 ? 4 : 2;
+/* Bytes that are numbers, or float8: no table. */
+INLINE void decode_numbers(Float8Kind kind, const Form *form, const Parts *parts, int64_t first, int64_t count, Type type,
+                           void *out) {
+    const int size = type == F32 ? 4 : 2;
     char *to = out;
     while (count > 0) {
         const int64_t group = first / form->group, left = (group + 1) * form->group - first;
         const int64_t run = left < count ? left : count, most = run / 16 * 16;
         const uint8_t *codes = parts->codes + first;
         const Steps steps = steps_of(form, parts, group);
-#define RUN(arithmetic, type, ordinary) decode_run(&steps, codes, is_signed, most, arithmetic, type, ordinary, to)
+#define RUN(arithmetic, type, ordinary) \
+    decode_run(&steps, kind, form, parts, group, codes, most, arithmetic, type, ordinary, to)
         IN_CASES(steps, form, type, RUN)
 #undef RUN
-        if (most < run) {
-            float values[16];
-            numbers_of(form, codes + most, run - most, values);
-            scale_run(form, parts, group, run - most, values);
-            convert(values, type, to + most * size, run - most);
-        }
+        if (most < run) decode_some(form, parts, group, codes + most, run - most, type, to + most * size);
         to += run * size;
         first += run;
         count -= run;
     }
 }
 
+#define DECODER(name, kind) \
+    static void name(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) { \
+        decode_numbers(kind, form, parts, first, count, type, out); \
+    }
+DECODER(decode_bytes, NO_FLOAT8)
+DECODER(decode_e4m3, E4M3_BITS)
+DECODER(decode_e5m2, E5M2_BITS)
+
+static Decode *decoder_of_table(const Form *form) {
+    if (!form->float8.exact || form->zeros >= 0) return decode_plain;
+    return form->float8.kind == E4M3_BITS ? decode_e4m3 : form->float8.kind == E5M2_BITS ? decode_e5m2 : decode_plain;
+}
+
 /* The decoder for codes with one scale a group. */
 static Decode *decoder_avx2(const Form *form) {
     if (form->taps > 1) return decode_plain;
-    if (form->packing == SIGNED_BYTES || form->packing == BYTES) return form->looked_up ? decode_plain : decode_bytes;
+    if (form->packing == SIGNED_BYTES) return form->looked_up ? decode_plain : decode_bytes;
+    if (form->packing == BYTES) return form->looked_up ? decoder_of_table(form) : decode_bytes;
     return bits_of_code(form->packing) <= 4 && form->group >= SHORT ? decode_choices : decode_plain;
 }

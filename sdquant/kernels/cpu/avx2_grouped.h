@@ -37,7 +37,7 @@ INLINE void chosen_of(Packing packing, const Choices *table, const Form *form, c
         no_sums(m, sum);
         for (int64_t at = 0; at < run; at += UNIT, codes += packing == NIBBLES_LOW ? UNIT / 2 : UNIT, x += UNIT) {
             _mm_prefetch((const char *)codes + AHEAD / 2, _MM_HINT_T0);
-            unit_of(packing, table, 0, codes, upper, 0, x, stride, m, sum);
+            sixty_four(packing, table, 0, codes, upper, 0, x, stride, m, sum);
         }
         add_group(scale_of(form, parts, group) * form->factor, sum, m, whole);
         first += run, count -= run;
@@ -142,6 +142,14 @@ static Unrounded unrounded_ways(const Form *form) {
     static const struct { int packing, looked_up; Unrounded ways; } rows[] = {
         {SIGNED_BYTES, 0, {floats_as_signed, dot_as_signed, SIGNED_BYTES}},
         {BYTES, 0, {floats_as_bytes, dot_as_bytes, BYTES}},
+        {PLANES2, 0, {floats_as_planes2, dot_as_planes2, PLANES2}},
+        {TWOS, 0, {floats_as_twos, dot_as_twos, TWOS}},
+        {THREES, 0, {floats_as_threes, dot_as_threes, THREES}},
+        {FIVES, 0, {floats_as_fives, dot_as_fives, FIVES}},
+        {SIXES, 0, {floats_as_sixes, dot_as_sixes, SIXES}},
+        {SEVENS, 0, {floats_as_sevens, dot_as_sevens, SEVENS}},
+        {SDNQ3, 0, {floats_as_sdnq3, dot_as_sdnq3, SDNQ3}},
+        {SDNQ6, 0, {floats_as_sdnq6, dot_as_sdnq6, SDNQ6}},
         {PLANES4, 0, {floats_as_planes, dot_as_planes, PLANES4}},
         {PLANES4, 1, {floats_of_planes, dot_of_planes, PLANES4}},
         {NIBBLES_LOW, 0, {floats_as_nibbles, dot_as_nibbles, NIBBLES_LOW}},
@@ -153,7 +161,17 @@ static Unrounded unrounded_ways(const Form *form) {
         {PACKING_iq4_nl, 0, {0, dot_iq4_nl, PLANES4}},
         {PACKING_mxfp4, 0, {0, dot_mxfp4, PLANES4}},
     };
+    static const Unrounded of_float8[] = {
+        [E4M3_BITS] = {floats_as_e4m3, dot_as_e4m3, BYTES},
+        [E5M2_BITS] = {floats_as_e5m2, dot_as_e5m2, BYTES},
+        [E4M3_SORTED] = {floats_as_sorted_e4m3, dot_as_sorted_e4m3, BYTES},
+    };
+    static const Unrounded of_short = {floats_of_nibbles, dot_of_short_nibbles, NIBBLES_LOW};
+    static const Unrounded of_short_high = {floats_of_nibbles, dot_of_short_nibbles, NIBBLES_HIGH};
     const int looked_up = form->packing < CODED && form->looked_up;
+    if (looked_up && form->group < UNIT && form->packing == NIBBLES_LOW) return of_short;
+    if (looked_up && form->group < UNIT && form->packing == NIBBLES_HIGH) return of_short_high;
+    if (form->packing == BYTES && looked_up && form->float8.kind != NO_FLOAT8) return of_float8[form->float8.kind];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].packing == (int)form->packing && rows[i].looked_up == looked_up) return rows[i].ways;
     return (Unrounded){0, 0, form->packing};

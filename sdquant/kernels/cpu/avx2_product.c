@@ -127,8 +127,10 @@ static void turn_in_place(const Form *form, float *x, int64_t count, int64_t ste
    or choose among sixteen, which 16 bits would round, and have nothing more. */
 static int in_floats(const Form *form) {
     if (form->packing > CODED) return 1;
-    if (form->scale == NONE || form->taps > 1 || form->columns % UNIT || form->group % UNIT) return 0;
-    if (form->looked_up && (form->arithmetic != F32 || form->zeros >= 0 || form->zero != 0 || form->shift != NONE)) return 0;
+    if (form->scale == NONE || form->taps > 1 || !fits_units(form)) return 0;
+    const int is_float8 = form->float8.kind != NO_FLOAT8;
+    if (form->looked_up && !is_float8 && form->arithmetic != F32) return 0;
+    if (form->looked_up && (form->zeros >= 0 || form->zero != 0 || form->shift != NONE)) return 0;
     return unrounded_ways(form).dot != 0;
 }
 

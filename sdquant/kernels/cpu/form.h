@@ -36,6 +36,19 @@ typedef enum {
     CODED, /* those above are codes with scales in parts of their own */
 } Packing;
 
+/* Which float8 a table of 256 is, so that its numbers need not be looked up: float8.c. E4M3_SORTED is bitsandbytes', whose
+   codes go from the lowest number to the highest. */
+typedef enum { NO_FLOAT8, E4M3_BITS, E5M2_BITS, E4M3_SORTED } Float8Kind;
+
+/* Sizes are codes without their sign. Of `least` to `most`, and of zero, the table has float8's own numbers times `factor`:
+   to the last bit if `exact`, else nearly. Others, as those of NaN and infinity, are looked up. */
+typedef struct {
+    Float8Kind kind;
+    int exact;
+    uint8_t least, most;
+    float factor;
+} Float8;
+
 /* `taps`: scales of a group, by turns; more than one only for codes of `packing` below CODED whose `zero` is a number and
    whose scales are not nested. */
 typedef struct {
@@ -47,6 +60,7 @@ typedef struct {
     int added, fused;    /* see core/packed_layout.py */
     int looked_up;       /* whether a code stands for its entry in `table` */
     float zero, factor, offset;
+    Float8 float8;       /* of `table` */
     float table[256];
     float dynamic[256];  /* what codes of scales stand for */
 } Form;
@@ -122,6 +136,9 @@ extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, amx_kernels
 int packing_of(const char *name); /* -1: unknown */
 int planes_of(Packing packing);   /* how many rows share a byte */
 int64_t packed_bytes(const Form *form, int64_t weights); /* of whole blocks, or of codes of several rows */
+
+/* float8.c */
+Float8 float8_of(const float *table);
 
 /* isa.c */
 const Kernels *kernels(void);

@@ -56,6 +56,7 @@ static PyObject *py_form(PyObject *module, PyObject *args) {
     const int known = packing_of(packing);
     form->zeros = *zeros ? packing_of(zeros) : -1;
     form->packing = known;
+    if (known == BYTES && form->looked_up) form->float8 = float8_of(form->table);
     if (known < 0 || rows < 1 || columns < 1 || group < 1 || taps < 1 ||
         taps > MOST_TAPS || group % taps || !kernels()->decoder(form)) {
         free(form);
