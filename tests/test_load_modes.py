@@ -24,16 +24,19 @@ from .alternating_models import by_turns
 from .foreign import ROWS as FOREIGN
 
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
+# Nunchaku's kernels are for NVIDIA's cards alone.
+WAYS = [
+    (row.name, turn, runtime)
+    for row in backends.schemes() if row.on_the_fly
+    for turn, runtime in enumerate(row.runtimes)
+    if (row.name, runtime) != ("svdquant_nvfp4", "library")
+]  # fmt: skip
 # OpenVINO compiles for seconds: one of its schemes in the default run.
 RUNTIMES = [
-    pytest.param(row.name, runtime, marks=[pytest.mark.slow] if runtime == "openvino" and row.name != "int8" else [])
-    for row in backends.schemes()
-    if row.on_the_fly
-    for runtime in row.runtimes
+    pytest.param(name, runtime, marks=[pytest.mark.slow] if runtime == "openvino" and name != "int8" else [])
+    for name, _, runtime in WAYS
 ]
-TURNS = [
-    FLY.index(row.name) + turn for row in backends.schemes() if row.on_the_fly for turn in range(len(row.runtimes))
-]
+TURNS = [FLY.index(name) + turn for name, turn, _ in WAYS]
 # One scheme of each backend in the default run.
 EMBEDDED = [
     pytest.param(name, marks=[] if name in ("nf4", "int8", "qint3", "sdnq-uint4") else pytest.mark.slow) for name in FLY
