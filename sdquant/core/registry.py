@@ -234,7 +234,7 @@ def parse(text: str) -> QuantSpec:
 
 
 def _refuse_unrotated(row: Scheme, value: str) -> None:
-    """Raise SettingsError for `hadamard=false` of a scheme that always rotates. `hadamard` itself is no option of it."""
+    """Raise SettingsError for `hadamard=false` of a scheme that always rotates, and so has no such option."""
     rotation = Option(default=True, help="rotate inputs before the weight is quantized, as this scheme always does")
     if not _value(row, HADAMARD, rotation, value):
         raise SettingsError(
