@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 # Schemes by family, coarse to fine: of the bits that they take, those with the least noise, and quick to make. The
 # first family is for models in memory and sdquant's own folders; the others are what a file of that kind can hold.
 OWN, GGUF = "own", "gguf"
-_K = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")
+_BLOCKS = ("q2_k", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0")
 _SDNQ = ("sdnq-uint3,hadamard", "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-int6", "sdnq-int6,hadamard")
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    OWN: (*_K, "q4_0", "q5_0", *_SDNQ, "int8_row"),
-    GGUF: (*_K, "q4_0", "q5_0"),
+    OWN: (*_BLOCKS, "q4_0", "q5_0", *_SDNQ, "int8_row"),
+    GGUF: (*_BLOCKS, "q4_0", "q5_0"),
 }
 
 
