@@ -55,11 +55,16 @@ PACKAGES = (
 
 
 def schemes() -> list[str]:
-    """What is measured: all schemes that are made but plain floats, with options, calibrated ones, mixes and peers."""
+    """All schemes that are made but plain floats, and nf4 and fp4 with double quantization."""
     made = [row for row in backends.schemes() if row.on_the_fly or row.backend == "gguf"]
     names = [row.name for row in made if row.bits < 16]
     names += [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
-    return [*names, *CALIBRATED, *MIXES, *PEERS]
+    return names
+
+
+def row_names() -> list[str]:
+    """What is measured: schemes, those that calibration improves, mixes, and what other libraries calibrate."""
+    return [*schemes(), *CALIBRATED, *MIXES, *PEERS]
 
 
 def digest(model: str) -> str:
@@ -259,7 +264,7 @@ def _peak() -> int:
 def todo(args: argparse.Namespace) -> list[tuple[str, str | None, int]]:
     """Model, scheme and steps of every row, references first."""
     models = [args.model] if args.model else list(demo.MODELS)
-    wanted = args.only or schemes()
+    wanted = args.only or row_names()
     rows: list[tuple[str, str | None, int]] = [(model, None, args.steps) for model in models]
     if not args.only:
         rows += [(model, None, LONG) for model in models if args.steps != LONG]
@@ -340,7 +345,7 @@ def _in_process(model: str, scheme: str | None, steps: int, images: int) -> dict
 
 
 def _write(out: Path, rows: list[dict[str, Any]], args: argparse.Namespace, packages: dict[str, str]) -> None:
-    order = {name: number for number, name in enumerate([None, *schemes()])}
+    order = {name: number for number, name in enumerate([None, *row_names()])}
     rows.sort(key=lambda row: (row["model"], order.get(row["scheme"], len(order)), row["steps"]))
     values = {
         "steps": args.steps,
