@@ -237,7 +237,7 @@ def _of_one_component(rows: Sequence[Mapping[str, Any]]) -> str:
     if not names:
         return ""
     verb = "leaves" if len(names) == 1 else "leave"
-    return f" {', '.join(names)} {verb} these as floats, and so what they do to images: no comparison with the others."
+    return f" {', '.join(names)} {verb} the text encoders as floats, which is no comparison with the other lines."
 
 
 def glyphs(root: Path) -> str:
