@@ -36,6 +36,7 @@ from sdquant import backends, demo
 from sdquant.core import QuantSpec, Unfit, gguf_mixes, registry
 from sdquant.models import main_part
 from sdquant.nn import quantized
+from sdquant.planning import mix
 from sdquant.rules import with_statistics
 from sdquant.saving.export_gguf import quantize_file
 from sdquant.utils.metrics import decibels
@@ -175,14 +176,19 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=MODELS, help="default: both digits models")
     parser.add_argument("-q", dest="schemes", action="append", metavar="SCHEME", help="these alone (repeat)")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
+    parser.add_argument(
+        "--choose", action="append", default=[], metavar="SCHEME", help="mixes may choose it, too; keeps no row (repeat)"
+    )
     args = parser.parse_args()
+    mix.FAMILIES = {**mix.FAMILIES, mix.OWN: (*mix.FAMILIES[mix.OWN], *args.choose)}
     kept = {(row["name"], row["case"]): row for row in read(args.json)} if args.json.exists() else {}
     for name in (args.model,) if args.model else demo.MODELS:
         for row in measure(name, tuple(args.schemes or SCHEMES)):
             found = row.get("error") or f"{row['bits']:5.2f} bits {row['snr']:6.2f} dB"
             print(f"{name:12} {row['name']:28} {found}", flush=True)
-            kept[row["name"], name] = row
-            write(args.json, "better_codes", list(kept.values()))
+            if not args.choose:
+                kept[row["name"], name] = row
+                write(args.json, "better_codes", list(kept.values()))
 
 
 if __name__ == "__main__":
