@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("-q", dest="schemes", action="append", metavar="SCHEME", help="these alone (repeat)")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
     parser.add_argument(
-        "--choose", action="append", default=[], metavar="SCHEME", help="mixes may choose it, too; keeps no row (repeat)"
+        "--choose", action="append", default=[], metavar="SCHEME", help="let mixes choose it, too; keeps no row"
     )
     args = parser.parse_args()
     mix.FAMILIES = {**mix.FAMILIES, mix.OWN: (*mix.FAMILIES[mix.OWN], *args.choose)}
