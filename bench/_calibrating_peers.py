@@ -7,6 +7,7 @@ AutoRound is measured where it can be imported (0.16 was; it is no dependency of
 from __future__ import annotations
 
 import copy
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,27 @@ from torch import nn
 
 NNCF = {"AWQ": "awq", "scale estimation": "scale_estimation", "GPTQ": "gptq"}
 GROUP = 32  # of AutoRound's int4, whose scales are float16: 4.5 bits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compressed:
+    """What a library made of a network.
+
+    Attributes:
+        model: computes in float32. nbytes: of the weights that are quantized. values: the numbers in these.
+        layers: how many they are. total: the numbers in the weights of all linear and convolution layers.
+    """
+
+    model: nn.Module
+    nbytes: float
+    values: int
+    layers: int
+    total: int
+
+    @property
+    def bits(self) -> float:
+        """Return the bits of all layers' weights for each number, of those as well that are left as bfloat16."""
+        return 8 * (self.nbytes + 2 * (self.total - self.values)) / self.total
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -33,25 +55,29 @@ def nncf_ways(fresh: Any, calls: list[dict[str, Any]]) -> Iterator[tuple[str, An
         yield f"NNCF int4, {way}", lambda option=option: _nncf(fresh(), calls, option)
 
 
-def _nncf(model: nn.Module, calls: list[dict[str, Any]], option: str) -> tuple[nn.Module, float]:
-    """Return a copy of the model in int4 in groups of 64, and the bits of its layers' weights for each number."""
+def _nncf(model: nn.Module, calls: list[dict[str, Any]], option: str) -> Compressed:
+    """Compress the linear and convolution layers of a copy of the model to int4 in groups of 64."""
     import nncf
 
     parameters = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.IGNORE)
     compressed: nn.Module = nncf.compress_weights(
         copy.deepcopy(model), dataset=nncf.Dataset(calls), subset_size=len(calls),
         mode=nncf.CompressWeightsMode.INT4_ASYM, group_size=64, ratio=1.0, all_layers=True,
-        advanced_parameters=parameters, **{option: True},
+        advanced_parameters=parameters, ignored_scope=nncf.IgnoredScope(types=["embedding"], validate=False),
+        **{option: True},
     )  # fmt: skip
-    weights = {f"{name}.weight" for name in layers_of(model)}
+    numbers = {f"{name}.weight": layer.weight.numel() for name, layer in layers_of(model).items()}
     plain = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    nbytes = 0
-    for name, tensor in compressed.state_dict().items():
-        if tensor.is_floating_point() and plain.get(name) == tensor.shape:  # NNCF has left it as it is
-            nbytes += 2 * tensor.numel() if name in weights else 0
-        else:
-            nbytes += tensor.numel() * tensor.element_size()
-    return compressed, 8 * nbytes / sum(layer.weight.numel() for layer in layers_of(model).values())
+    kept = {
+        name
+        for name, tensor in compressed.state_dict().items()
+        if tensor.is_floating_point() and plain.get(name) == tensor.shape  # NNCF has left it as it is
+    }
+    nbytes = sum(t.numel() * t.element_size() for name, t in compressed.state_dict().items() if name not in kept)
+    quantized = [count for name, count in numbers.items() if name not in kept]
+    return Compressed(
+        model=compressed, nbytes=nbytes, values=sum(quantized), layers=len(quantized), total=sum(numbers.values())
+    )
 
 
 def has_autoround() -> bool:
@@ -63,8 +89,8 @@ def has_autoround() -> bool:
     return True
 
 
-def autoround(folder: Path, prompts: Sequence[str], steps: int, size: int) -> tuple[nn.Module, float]:
-    """Return the float32 model with the values of AutoRound's int4 (W4A16), and bits as above.
+def autoround(folder: Path, prompts: Sequence[str], steps: int, size: int) -> Compressed:
+    """Return the model with the values of AutoRound's int4 (W4A16).
 
     Args:
         folder: of the pipeline. prompts: it calibrates with. size: of an image's sides, in pixels.
@@ -81,6 +107,9 @@ def autoround(folder: Path, prompts: Sequence[str], steps: int, size: int) -> tu
             enable_torch_compile=False, device_map="cpu", pipeline_call_kwargs={"height": size, "width": size},
         )  # fmt: skip
         model, config = tuner.quantize()
-    bits = {name: 4 + 16 / GROUP if config.get(name, {}).get("bits", 16) < 16 else 16 for name in layers_of(model)}
     numbers = {name: layer.weight.numel() for name, layer in layers_of(model).items()}
-    return model.float(), sum(bits[name] * numbers[name] for name in numbers) / sum(numbers.values())
+    quantized = [count for name, count in numbers.items() if config.get(name, {}).get("bits", 16) < 16]
+    return Compressed(
+        model=model.float(), nbytes=sum(quantized) * (4 + 16 / GROUP) / 8, values=sum(quantized),
+        layers=len(quantized), total=sum(numbers.values()),
+    )  # fmt: skip

@@ -26,22 +26,22 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
-from bench import _pictures
-from bench._calibrated import AUTO, IMAGES, MEASURED, STEPS, load_mix, task, write_statistics
+from bench._calibrated import AUTO, MEASURED, STEPS, load_mix, task, write_statistics
 from bench._calibrated import COMPONENTS as MODELS
 from bench._calibrating_peers import autoround, has_autoround, layers_of, nncf_ways
-from bench._pictures import path, prompt, wanted
+from bench._peer_pipelines import AUTOROUND, SIDES, calls_of
+from bench._pictures import path
 from bench._results import read, write
 from sdquant import backends, demo
 from sdquant.core import QuantSpec, Unfit, gguf_mixes, registry
-from sdquant.models import draw, main_part
+from sdquant.models import main_part
 from sdquant.nn import quantized
+from sdquant.planning import mix
 from sdquant.rules import with_statistics
 from sdquant.saving.export_gguf import quantize_file
 from sdquant.utils.metrics import decibels
 
 RESULTS = Path(__file__).parent / "results" / "better_codes.json"
-SIDES = {"digits-flux": 32, "digits-sd": 32, "glyphs-flux": 16}  # of an image, in pixels
 # By size; formats of others first, without and with calibration of their own, then those that calibration improves.
 SCHEMES = (
     "q4_k", "q4_k,imatrix", "q4_1", "iq4_xs", "iq4_xs,imatrix", "nf4", "comfy:nvfp4", "int4", "int4,group_size=32",
@@ -55,31 +55,6 @@ SCHEMES = (
 )  # fmt: skip
 SHARES = (0.28, 0.2, 0.24, 0.32, 0.38, 0.46)  # of bf16, for "auto"
 PEERS = ("NNCF", "AutoRound")  # which calibrate in ways of their own
-
-
-def calls_of(name: str, pipe: Any, model: nn.Module, seed: int) -> list[dict[str, Any]]:
-    """Return the keyword arguments of each call of the model while images are drawn, as float32."""
-    calls: list[dict[str, Any]] = []
-
-    def keep(module: nn.Module, args: tuple[Any, ...], values: dict[str, Any]) -> None:
-        names = ("sample", "timestep")[: len(args)]
-        both = {**dict(zip(names, args, strict=True)), **values, "return_dict": False}
-        calls.append({name: _float(value) for name, value in both.items()})
-
-    handle = model.register_forward_pre_hook(keep, with_kwargs=True)
-    for number, thing in enumerate(wanted(name, IMAGES, seed)):
-        if name == "glyphs-flux":
-            _pictures.draw(name, pipe, [thing], [seed + number], STEPS)
-        else:
-            draw(pipe, [prompt(thing, number // 10)], seeds=[seed + number], steps=STEPS)
-    handle.remove()
-    return calls
-
-
-def _float(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.float() if value.is_floating_point() else value.clone()
 
 
 def outputs(model: nn.Module, calls: list[dict[str, Any]]) -> Tensor:
@@ -120,7 +95,7 @@ def mixes(name: str, model: nn.Module, stats: Path) -> Iterator[tuple[str, float
     total = sum(layer.weight.numel() for layer in layers.values())
     exact = {path: layer.weight.data.clone() for path, layer in layers.items()}
     for title in (title.format(share=share) for share in SHARES for title in (AUTO, MEASURED)):
-        yield title, _put(load_mix(name, title, stats, total), layers, exact)
+        yield title, _put(load_mix(name, title, stats, total, (MODELS[name],)), layers, exact)
 
 
 def file_mixes(name: str, model: nn.Module, stats: Path, schemes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
@@ -182,14 +157,14 @@ def measure(name: str, schemes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         pipe = sdquant.load_model(path(name), progress=False)
         peers += nncf_ways(fresh, calls_of(name, pipe, main_part(pipe), 0))
     if "AutoRound" in schemes and has_autoround():
-        peers.append(("AutoRound int4", lambda: autoround(path(name), task(name).prompts, STEPS, SIDES[name])))
+        peers.append((AUTOROUND, lambda: autoround(path(name), task(name).prompts, STEPS, SIDES[name])))
     for peer, make in peers:
         row: dict[str, Any] = {"name": peer, "case": name}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compressed, bits = make()
-            row |= {"bits": round(bits, 3), "snr": snr(compressed)}
+                compressed = make()
+            row |= {"bits": round(compressed.bits, 3), "snr": snr(compressed.model)}
         except Exception as error:  # another library's own failure is what there is to say of it
             row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
         yield row
@@ -201,14 +176,19 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=MODELS, help="default: both digits models")
     parser.add_argument("-q", dest="schemes", action="append", metavar="SCHEME", help="these alone (repeat)")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
+    parser.add_argument(
+        "--choose", action="append", default=[], metavar="SCHEME", help="let mixes choose it, too; keeps no row"
+    )
     args = parser.parse_args()
+    mix.FAMILIES = {**mix.FAMILIES, mix.OWN: (*mix.FAMILIES[mix.OWN], *args.choose)}
     kept = {(row["name"], row["case"]): row for row in read(args.json)} if args.json.exists() else {}
     for name in (args.model,) if args.model else demo.MODELS:
         for row in measure(name, tuple(args.schemes or SCHEMES)):
             found = row.get("error") or f"{row['bits']:5.2f} bits {row['snr']:6.2f} dB"
             print(f"{name:12} {row['name']:28} {found}", flush=True)
-            kept[row["name"], name] = row
-            write(args.json, "better_codes", list(kept.values()))
+            if not args.choose:
+                kept[row["name"], name] = row
+                write(args.json, "better_codes", list(kept.values()))
 
 
 if __name__ == "__main__":

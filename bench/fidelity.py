@@ -23,23 +23,29 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench import _pictures
-from bench._calibrated import AUTO, COMPONENTS, MEASURED, is_mix, load_mix, write_statistics
+from bench import _peer_pipelines, _pictures
+from bench._calibrated import AUTO, COMPONENTS, MEASURED, is_mix, load_mix, quantized_components, write_statistics
 from bench._calibrating_peers import layers_of
+from bench._peer_pipelines import PEERS
 from bench._pictures import MODELS, path
 from sdquant import __version__, backends, demo
+
+if TYPE_CHECKING:
+    from bench._calibrating_peers import Compressed
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "fidelity.json"
 GLYPHS = HERE / "results" / "fidelity-glyphs.json"  # of that model alone
 CACHE = HERE / "results" / ".cache"  # the unquantized model's images and outputs, which the schemes are held to
-# Beside all schemes: mixes, and what calibration improves; SDNQ's and llama.cpp's best formats are among the schemes.
+# Beside all schemes: mixes, what calibration improves, and what other libraries calibrate (PEERS); SDNQ's best formats
+# and llama.cpp's without calibration are among the schemes.
 MIXES = tuple(title.format(share=share) for share in (0.28, 0.2) for title in (AUTO, MEASURED))
-CALIBRATED = ("int4,gptq", "q4_k,imatrix", "q3_k,imatrix")
+CALIBRATED = ("int4,gptq", "q4_k,imatrix", "q3_k,imatrix", "q4_k_m,imatrix")
 BATCH = 50
 LONG = 28  # steps of the second unquantized row
 PACKAGES = (
@@ -49,11 +55,16 @@ PACKAGES = (
 
 
 def schemes() -> list[str]:
-    """What is measured: all schemes that are made but plain floats, nf4 and fp4 with double quantization, and mixes."""
+    """All schemes that are made but plain floats, and nf4 and fp4 with double quantization."""
     made = [row for row in backends.schemes() if row.on_the_fly or row.backend == "gguf"]
     names = [row.name for row in made if row.bits < 16]
     names += [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
-    return [*names, *CALIBRATED, *MIXES]
+    return names
+
+
+def row_names() -> list[str]:
+    """What is measured: schemes, those that calibration improves, mixes, and what other libraries calibrate."""
+    return [*schemes(), *CALIBRATED, *MIXES, *PEERS]
 
 
 def digest(model: str) -> str:
@@ -94,22 +105,21 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     import numpy as np
     from tqdm import tqdm
 
-    from sdquant.models import main_part
-    from sdquant.models.pipelines import weight_bytes
-
     imported = _peak()
     with tempfile.TemporaryDirectory(prefix="sdquant-fidelity-") as work:
-        pipe, begin = None, time.perf_counter()
-        if quant is not None and is_mix(quant):
-            weights = sum(layer.weight.numel() for layer in layers_of(main_part(load(path(model), None))).values())
-            pipe = load_mix(model, quant, statistics(model), weights)
+        networks, begin = None, time.perf_counter()
+        if quant in PEERS:
+            peer = _peer_pipelines.load_peer(model, quant)
+            pipe, networks = peer.pipe, peer.networks
+        elif quant is not None and is_mix(quant):
+            parts, whole = quantized_components(model), load(path(model), None)
+            layers = [layer for part in parts for layer in layers_of(getattr(whole, part)).values()]
+            weights = sum(layer.weight.numel() for layer in layers)
+            pipe = load_mix(model, quant, statistics(model), weights, parts)
         else:
             source, scheme = _source(model, quant, Path(work))
             begin = time.perf_counter()
-            known = scheme in CALIBRATED
-            pipe = load(
-                source, scheme, statistics(model) if known else None, _components(model) if known else None
-            )  # fmt: skip
+            pipe = load(source, scheme, statistics(model) if scheme in CALIBRATED else None)
         load_seconds = time.perf_counter() - begin
     wanted = _pictures.wanted(model, images)
     pictures: list[Any] = []
@@ -120,9 +130,6 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     image_seconds = (time.perf_counter() - begin) / images
     pixels = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
     output = one_step(pipe, model)
-    parts = pipe.sdquant.plan.components
-    packed = sum(weight.bytes for part in parts for weight in part.weights)
-    packed_bf16 = sum(weight.bytes_bf16 for part in parts for weight in part.weights)
     row: dict[str, Any] = {
         "model": model,
         "scheme": quant,
@@ -130,12 +137,7 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
         "images": images,
         "right": _pictures.right(model, wanted, pictures),
         "judge": _pictures.judge(model).accuracy,
-        "packed_bytes": packed,
-        "packed_bytes_bf16": packed_bf16,
-        "ratio": round(packed / packed_bf16, 4) if packed_bf16 else None,
-        "quantized_weights": sum(len(part.weights) for part in parts),
-        "bytes": weight_bytes(pipe),
-        "bytes_bf16": sum(part.bytes_bf16 for part in parts),
+        **(_bytes(pipe) if networks is None else _bytes_of_peer(pipe, networks)),
         "load_seconds": round(load_seconds, 3),
         "image_seconds": round(image_seconds, 4),
         "peak_rss": _peak(),
@@ -155,6 +157,40 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     return row
 
 
+def _bytes(pipe: Any) -> dict[str, Any]:
+    """Of a pipeline that sdquant loaded: what is quantized, and its bytes."""
+    from sdquant.models.pipelines import weight_bytes
+
+    parts = pipe.sdquant.plan.components
+    weights = [weight for part in parts for weight in part.weights]
+    packed, packed_bf16 = sum(weight.bytes for weight in weights), sum(weight.bytes_bf16 for weight in weights)
+    return {
+        "components": sorted(part.name for part in parts if part.weights),
+        "packed_bytes": packed,
+        "packed_bytes_bf16": packed_bf16,
+        "ratio": round(packed / packed_bf16, 4) if packed_bf16 else None,
+        "quantized_weights": len(weights),
+        "bytes": weight_bytes(pipe),
+        "bytes_bf16": sum(part.bytes_bf16 for part in parts),
+    }
+
+
+def _bytes_of_peer(pipe: Any, networks: Mapping[str, Compressed]) -> dict[str, Any]:
+    """The same of another library's: bytes as its files have them, not as it computes."""
+    packed = round(sum(made.nbytes for made in networks.values()))
+    packed_bf16 = 2 * sum(made.values for made in networks.values())
+    whole = sum(part.bytes_bf16 for part in pipe.sdquant.plan.components)
+    return {
+        "components": sorted(name for name, made in networks.items() if made.layers),
+        "packed_bytes": packed,
+        "packed_bytes_bf16": packed_bf16,
+        "ratio": round(packed / packed_bf16, 4),
+        "quantized_weights": sum(made.layers for made in networks.values()),
+        "bytes": whole - packed_bf16 + packed,
+        "bytes_bf16": whole,
+    }
+
+
 def _source(model: str, quant: str | None, work: Path) -> tuple[Path, str | None]:
     """What to load, and as what: a GGUF scheme is written to files first, and those are loaded as found."""
     if quant is None or backends.parse(quant).scheme.on_the_fly:
@@ -162,12 +198,11 @@ def _source(model: str, quant: str | None, work: Path) -> tuple[Path, str | None
     from sdquant.saving.export_gguf import quantize_file
 
     stats = statistics(model) if quant in CALIBRATED else None
-    parts = _components(model) if stats is not None else None
-    return quantize_file(path(model), quant, work / "gguf", components=parts, quant_stats=stats, progress=False), None
+    return quantize_file(path(model), quant, work / "gguf", quant_stats=stats, progress=False), None
 
 
 def statistics(model: str) -> Path:
-    """What calibration finds of the UNet or transformer, kept beside the unquantized model's arrays."""
+    """What calibration finds of all that is quantized, kept beside the unquantized model's arrays."""
     file = CACHE / f"{model}-{digest(model)}-statistics.safetensors"
     if not file.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -175,15 +210,11 @@ def statistics(model: str) -> Path:
     return file
 
 
-def _components(model: str) -> tuple[str, ...]:
-    return (COMPONENTS[model],)
-
-
-def load(source: Path, scheme: str | None, stats: Path | None = None, parts: tuple[str, ...] | None = None) -> Any:
+def load(source: Path, scheme: str | None, stats: Path | None = None) -> Any:
     """The pipeline."""
     from sdquant import load_model
 
-    return load_model(source, scheme, quant_stats=stats, components=parts, progress=False)
+    return load_model(source, scheme, quant_stats=stats, progress=False)
 
 
 def one_step(pipe: Any, model: str) -> Any:
@@ -233,11 +264,16 @@ def _peak() -> int:
 def todo(args: argparse.Namespace) -> list[tuple[str, str | None, int]]:
     """Model, scheme and steps of every row, references first."""
     models = [args.model] if args.model else list(demo.MODELS)
-    wanted = args.only or schemes()
+    wanted = args.only or row_names()
     rows: list[tuple[str, str | None, int]] = [(model, None, args.steps) for model in models]
     if not args.only:
         rows += [(model, None, LONG) for model in models if args.steps != LONG]
-    return rows + [(model, scheme, args.steps) for scheme in wanted for model in models]
+    return rows + [(model, scheme, args.steps) for scheme in wanted for model in models if _is_possible(scheme, model)]
+
+
+def _is_possible(scheme: str, model: str) -> bool:
+    """Whether it can be measured here: another library may be missing, or take no such network."""
+    return scheme not in PEERS or _peer_pipelines.can_quantize(scheme, model)
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -247,7 +283,12 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def fresh(row: dict[str, Any], digests: dict[str, str], images: int, packages: dict[str, str]) -> bool:
     """Whether a stored row still holds."""
-    return bool(row["digest"] == digests[row["model"]] and row["images"] == images and row["versions"] == packages)
+    scheme, model = row["scheme"], row["model"]
+    parts = [] if scheme is None else sorted(quantized_components(model))
+    if scheme == _peer_pipelines.AUTOROUND:
+        parts = [COMPONENTS[model]]
+    same = row["digest"] == digests[model] and row["components"] == parts
+    return bool(same and row["images"] == images and row["versions"] == packages)
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -270,7 +311,7 @@ def run_all(args: argparse.Namespace) -> None:
     def keep(row: tuple[str, str | None, int]) -> None:
         made = _in_process(*row, args.images)
         with lock:
-            done[row] = made | {"digest": digests[row[0]], "versions": packages}
+            done[row] = made | {"digest": digests[row[0]], "device": machine()["device"], "versions": packages}
             _write(args.out, list(done.values()), args, packages)
 
     with tqdm(total=len(rows), unit="scheme", desc="Fidelity", disable=None) as bar:
@@ -304,7 +345,7 @@ def _in_process(model: str, scheme: str | None, steps: int, images: int) -> dict
 
 
 def _write(out: Path, rows: list[dict[str, Any]], args: argparse.Namespace, packages: dict[str, str]) -> None:
-    order = {name: number for number, name in enumerate([None, *schemes()])}
+    order = {name: number for number, name in enumerate([None, *row_names()])}
     rows.sort(key=lambda row: (row["model"], order.get(row["scheme"], len(order)), row["steps"]))
     values = {
         "steps": args.steps,

@@ -26,9 +26,10 @@ import sdquant
 from bench._calibrated import COMPONENTS as MODELS
 from bench._calibrated import write_statistics
 from bench._calibrating_peers import layers_of
+from bench._peer_pipelines import calls_of
 from bench._pictures import path
 from bench._results import read, write
-from bench.better_codes import calls_of, outputs
+from bench.better_codes import outputs
 from sdquant import backends, demo
 from sdquant.backends import _gptq
 from sdquant.core import GPTQ, Packed, QuantSpec, Unfit, registry

@@ -12,11 +12,14 @@ import torch
 
 import sdquant
 from sdquant.cli import main
+from sdquant.core import registry
 from sdquant.demo import path
 from sdquant.errors import BudgetError, SdquantError, SettingsError
+from sdquant.formats.gguf.conventions import FOLDED
+from sdquant.kernels.triton import blocks
 from sdquant.models import draw
 from sdquant.nn.weights import quantized
-from sdquant.planning import knapsack, make_request, mix_errors, prepare
+from sdquant.planning import knapsack, make_request, mix, mix_errors, prepare
 from sdquant.planning.knapsack import Cost
 from sdquant.rules import ComponentStatistics, MixSpec, statistics_file
 from sdquant.training import digits
@@ -398,3 +401,9 @@ def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
     statistics_file.write_statistics(file, values, {})
     with pytest.raises(SettingsError, match=r"(?s)another model.*Calibrate this model"):
         sdquant.plan(sdquant.demo.path("digits-flux"), quant="auto", size="4MB", quant_stats=file)
+
+
+def test_schemes_to_choose_from_have_kernels_and_readers() -> None:
+    """On a card each GGUF type is decoded by a kernel; and what a GGUF file mixes ComfyUI-GGUF decodes by itself."""
+    types = [word for word in mix.FAMILIES[mix.OWN] if registry.parse(word).scheme.backend == "gguf"]
+    assert set(types) <= set(blocks.GGUF) and set(mix.FAMILIES[mix.GGUF]) <= FOLDED

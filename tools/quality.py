@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from bench.fidelity import CALIBRATED, MIXES
+from bench.fidelity import CALIBRATED, MIXES, PEERS
 from sdquant import backends
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +32,7 @@ def quality() -> dict[str, float]:
     """The SNR of the images of each scheme, in dB."""
     rows = defaultdict(list)
     for row in json.loads((RESULTS / "fidelity.json").read_text(encoding="utf-8"))["rows"]:
-        if row["scheme"] and row["snr"] is not None and row["scheme"] not in (*CALIBRATED, *MIXES):
+        if row["scheme"] and row["snr"] is not None and row["scheme"] not in (*CALIBRATED, *MIXES, *PEERS):
             rows[str(backends.parse(row["scheme"]))].append((row["ratio"], row["snr"]))
     return {
         name: round(statistics.mean(snr for ratio, snr in found if ratio <= OWN * min(found)[0]), 1)

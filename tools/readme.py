@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,12 +225,19 @@ def fidelity(root: Path, kept: Path = FIDELITY, drawn: str = "real digits") -> s
     head = (
         f"{measured['images']} images a scheme, {measured['steps']} steps, judged by a classifier that is right on "
         f"{judge:.1%} of {drawn}. SNR is of the UNet's or transformer's output at the first step, PSNR of the "
-        "images, both in dB against the unquantized model; bytes are of the quantized layers. Mixes, and formats with "
-        "`gptq` or `imatrix`, are of the UNet or transformer alone; with the others text encoders are quantized, too, "
-        "so that lines of the two kinds are no comparison. That is in "
-        "[mixes-measured.md](mixes-measured.md#what-it-brings), of the same layers."
+        "images, both in dB against the unquantized model; bytes are of the quantized layers, those of the text "
+        "encoders among them."
     )
-    return head + "\n\n" + markdown(header, rows)
+    return head + _of_one_component(measured["rows"]) + "\n\n" + markdown(header, rows)
+
+
+def _of_one_component(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence about lines that leave text encoders as floats, which are no comparison with the others."""
+    names = dict.fromkeys(f"`{row['scheme']}`" for row in rows if len(row.get("components", ())) == 1)
+    if not names:
+        return ""
+    verb = "leaves" if len(names) == 1 else "leave"
+    return f" {', '.join(names)} {verb} the text encoders as floats, which is no comparison with the other lines."
 
 
 def glyphs(root: Path) -> str:

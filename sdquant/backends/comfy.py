@@ -48,6 +48,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, o
         name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=on_the_fly,
         runtimes=("plain", "library"), library_kinds=frozenset({"linear"}),
         options={GPTQ: GPTQ_OPTION} if name in ("w4a4", "comfy:nvfp4") else {},
+        rotates=name in ("int8_convrot", "w4a8", "w6a8", "w4a4"),
     )  # fmt: skip
 
 

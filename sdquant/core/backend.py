@@ -65,6 +65,7 @@ class Scheme:
         aliases: other names of this scheme.
         calibrated: weights are better quantized with the magnitudes of their inputs (`QuantSpec.magnitudes`).
         moments: the same, with the second moments of their inputs (`QuantSpec.second_moments`).
+        rotates: each weight is rotated first, as option `hadamard` of others does; it belongs to the format.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Scheme:
     least_bits: float | None = None
     calibrated: bool = False
     moments: bool = False
+    rotates: bool = False
     codec: Backend = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 EMBEDDINGS = "embeddings"
 # The options of those whose codes can be chosen anew, and whose scales, by what calibration measured.
 GPTQ, IMATRIX = "gptq", "imatrix"
+# An option of some schemes, and what others do whatever is said: inputs and weight are rotated before it is quantized.
+HADAMARD = "hadamard"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import SettingsError, UnknownQuantError
 from ..utils.suggestions import did_you_mean, similar
 from .backend import Backend, PackedSpec, QuantSpec, Scheme
-from .options import EMBEDDINGS, Option
+from .options import EMBEDDINGS, HADAMARD, Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -212,6 +212,9 @@ def parse(text: str) -> QuantSpec:
         if name == EMBEDDINGS:
             embeddings = _value(row, name, _EMBEDDINGS, value) is True
             continue
+        if name == HADAMARD and row.rotates:
+            _refuse_unrotated(row, value)
+            continue
         if name not in row.options:
             raise SettingsError(
                 f"Unknown option {name!r} of {row.name}",
@@ -228,6 +231,17 @@ def parse(text: str) -> QuantSpec:
                 f"Write {row.name},{other},{name}={options[name]}, or leave {name} out",
             )
     return QuantSpec(row, tuple(sorted(options.items())), embeddings)
+
+
+def _refuse_unrotated(row: Scheme, value: str) -> None:
+    """Raise SettingsError for `hadamard=false` of a scheme that always rotates, and so has no such option."""
+    rotation = Option(default=True, help="rotate inputs before the weight is quantized, as this scheme always does")
+    if not _value(row, HADAMARD, rotation, value):
+        raise SettingsError(
+            f"Cannot quantize to {row.name} without its rotation",
+            "its format is that of rotated weights, and what reads it rotates the inputs",
+            f"Leave {HADAMARD} out, or choose a scheme that does not rotate, such as int8_row or sdnq-uint4",
+        )
 
 
 def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..core import LONE, dtype_name
+from ..core import dtype_name
 from ..errors import ConflictError, IncompatibleError, SettingsError
 from ..models import peft_hooks
 from ..planning import (
@@ -22,8 +22,9 @@ from ..planning import (
     planner,
     resolve_loaded,
     rule_checks,
+    statistics_arguments,
 )
-from ..rules import RulesSpec, weight_samples
+from ..rules import RulesSpec
 from ..utils.arguments import answered
 from ..utils.inference_mode import ordinary
 from ..utils.progress import count_bar
@@ -91,6 +92,9 @@ def quantize(
     parts = weight_parts(model)
     resolved = resolve_loaded(options.path, parts, options, target)
     planner.refuse_conflicts(resolved)
+    origin = statistics_arguments.refuse_other_weights(
+        options.quant_stats, {name: parts[name] for name in planner.floats_to_quantize(resolved)}
+    )
     if options.mixed:
         resolved = mix.choose_mix(
             resolved, here, lambda _, name: nullcontext(lambda key: parts[name].get_parameter(key).data)
@@ -105,7 +109,7 @@ def quantize(
     names = {name: {weight.name for weight in part.weights} for name, part in chosen.items()}
     for name, weights in names.items():
         _refuse_empty(name, parts[name], weights)
-    for line in (*plan.warnings, *_refuse_other_weights(options.quant_stats, {name: parts[name] for name in names})):
+    for line in (*plan.warnings, *origin):
         log.warning("%s", line)
     finishing.prepare_libraries(chosen.values(), target)
     total = sum(map(len, names.values()))
@@ -159,16 +163,6 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
                 f"layerwise casting stores its layer {path!r} in {dtype_name(weight.dtype)}",
                 "Load the model again and quantize it without enable_layerwise_casting()",
             )
-
-
-def _refuse_other_weights(file: str | None, models: Mapping[str, nn.Module]) -> list[str]:
-    """See `planning.statistics_arguments.refuse_other_weights`."""
-    lines: list[str] = []
-    for name, model in models.items() if file is not None else ():
-        weights = dict(model.named_parameters())
-        which = "" if name == LONE else name
-        lines += weight_samples.refuse_other_weights(str(file), which, weights, weights.__getitem__)
-    return lines
 
 
 def _refuse_empty(name: str, model: nn.Module, selected: set[str]) -> None:

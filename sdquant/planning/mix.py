@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 # Schemes by family, coarse to fine: of the bits that they take, those with the least noise, and quick to make. The
 # first family is for models in memory and sdquant's own folders; the others are what a file of that kind can hold.
 OWN, GGUF = "own", "gguf"
-_K = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")
+_BLOCKS = ("q2_k", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0")
 _SDNQ = ("sdnq-uint3,hadamard", "sdnq-uint4", "sdnq-uint4,hadamard", "sdnq-int6", "sdnq-int6,hadamard")
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    OWN: (*_K, "q4_0", "q5_0", *_SDNQ, "int8_row"),
-    GGUF: (*_K, "q4_0", "q5_0"),
+    OWN: (*_BLOCKS, "q4_0", "q5_0", *_SDNQ, "int8_row"),
+    GGUF: (*_BLOCKS, "q4_0", "q5_0"),
 }
 
 
@@ -64,30 +64,40 @@ class BytesBeside:
 Beside = Callable[[Mapping[str, "Checkpoint"], Mapping[str, Mapping[str, Collection[str]]], str], BytesBeside]
 
 
+def open_mix(request: Request, here: Machine) -> Resolved:
+    """Resolve a request for a mix, which `resolve_mix` then chooses.
+
+    Raises:
+        SdquantError: as `auto.resolve`.
+    """
+    partial = resolve_request(request, device_of(request, here))
+    planner.refuse_conflicts(partial)
+    return completed(partial)
+
+
 def resolve_mix(
-    request: Request,
+    resolved: Resolved,
     here: Machine,
     *,
     read: bool = True,
     on_weights: OnWeights | None = None,
     beside: Beside | None = None,
 ) -> Resolved:
-    """Resolve a request for a mix, and choose it. Reads the weights once; a second time, what was found is known.
+    """Choose the mix of a request. Reads the weights once; a second time, what was found is known.
 
     Args:
+        resolved: by `open_mix`.
         read: whether weights may be read; without, and nothing known from before, their errors are typical ones.
         on_weights: called with the number of weights read and of all of a component.
         beside: for a size of files; without it, the size is that of the weights.
 
     Raises:
-        BudgetError: not even the coarsest schemes fit. SdquantError: as `auto.resolve`.
+        BudgetError: not even the coarsest schemes fit. SdquantError: as `auto.settle`.
     """
     from . import auto
 
-    partial = resolve_request(request, device_of(request, here))
-    planner.refuse_conflicts(partial)
-    resolved = choose_mix(completed(partial), here, from_files if read else None, on_weights, beside)
-    return resolved if request.offload_mode is not None else auto.settle(resolved, here)
+    resolved = choose_mix(resolved, here, from_files if read else None, on_weights, beside)
+    return resolved if resolved.request.offload_mode is not None else auto.settle(resolved, here)
 
 
 def choose_mix(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import compat
 from ..core import LONE, registry
 from ..errors import SdquantError, SettingsError
-from ..rules import ComponentStatistics, weight_samples
+from ..rules import ComponentStatistics
 from . import mix_errors, planner
 from .weight_selection import nbytes, select
 
@@ -123,9 +123,6 @@ def errors_of(
                 on_weights(next(done), len(pool.bytes))
 
         with opening(resolved, name) as read:
-            if pool.statistics is not None:  # before all weights are read
-                which = "" if name == LONE else name
-                weight_samples.refuse_other_weights(str(request.quant_stats), which, pool.bytes, read)
             return mix_errors.measure_errors(list(pool.bytes), read, schemes, pool.statistics, report, errors)
 
     stats = None if pool.statistics is None else mix_errors.file_identity(str(request.quant_stats))

@@ -152,6 +152,17 @@ def spec_for(name: str, resolved: Resolved) -> tuple[bool, QuantSpec | None]:
     return True, None if spec is None else spec.of_component("" if name == LONE else name)
 
 
+def floats_to_quantize(resolved: Resolved) -> dict[str, Checkpoint]:
+    """Return the components of floats that the request wants quantized, before a mix is chosen for them."""
+    request = resolved.request
+    return {
+        name: src
+        for name, src in resolved.detected.sources.items()
+        if not src.prequantized
+        and (_chosen(name, request) if request.mixed else spec_for(name, resolved)[1] is not None)
+    }
+
+
 def _chosen(name: str, request: Request) -> bool:
     if request.components is not None:
         return name in request.components

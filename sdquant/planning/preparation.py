@@ -71,10 +71,10 @@ def prepare(
     if request.automatic:
         from . import auto, mix
 
+        whole = mix.open_mix(request, here) if request.mixed else auto.resolve(request, here)
+        origin = _origin(whole, read)  # before all weights are read for a mix
         if request.mixed:
-            whole = mix.resolve_mix(request, here, read=read, on_weights=on_weights, beside=beside)
-        else:
-            whole = auto.resolve(request, here)
+            whole = mix.resolve_mix(whole, here, read=read, on_weights=on_weights, beside=beside)
         check_schemes(request, whole.specs, whole.offload_mode.name, device, here)
         _check_files(whole, here)
     else:
@@ -84,10 +84,14 @@ def prepare(
         again = planner.to_quantize_again(found) if convert else frozenset()
         planner.refuse_conflicts(found, again)
         whole = completed(found, again)
+        origin = _origin(whole, read)
     plan = plan_resolved(whole, here)
-    known = {part.name: plan.detected.sources[part.name] for part in plan.components if part.action == "encode"}
-    origin = refuse_other_weights(request.quant_stats if read else None, known)
     return dataclasses.replace(plan, warnings=(*plan.warnings, *origin, *_second_roundings(plan), *_needs(plan)))
+
+
+def _origin(resolved: Resolved, read: bool) -> tuple[str, ...]:
+    """Return what `refuse_other_weights` says of the components to quantize; nothing where no weight may be read."""
+    return refuse_other_weights(resolved.request.quant_stats if read else None, planner.floats_to_quantize(resolved))
 
 
 def plan_resolved(

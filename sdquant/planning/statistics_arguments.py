@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core import LONE
 from ..errors import SettingsError
-from ..formats import closing_files
+from ..formats import Checkpoint, closing_files
 from ..rules import calibrated_schemes, weight_samples, with_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor, nn
+
     from ..core import QuantSpec
-    from ..formats import Checkpoint
 
 
 def calibrated(specs: Mapping[str, QuantSpec | None], file: str | None) -> Mapping[str, QuantSpec | None]:
@@ -42,19 +45,34 @@ def refuse_useless(specs: Mapping[str, QuantSpec | None], file: str | None) -> N
     )
 
 
-def refuse_other_weights(file: str | None, sources: Mapping[str, Checkpoint]) -> tuple[str, ...]:
+def refuse_other_weights(file: str | None, components: Mapping[str, Checkpoint | nn.Module]) -> tuple[str, ...]:
     """Read a few values of the weights of components, and return a sentence for each that is far from what a file of
-    statistics was calibrated with.
+    statistics was calibrated with. Every path to quantized weights calls this once, before any is chosen or written.
+
+    Args:
+        components: those to be quantized, as files or as modules.
 
     Raises:
         SettingsError: the file is about weights that have nothing to do with these.
     """
     lines: list[str] = []
-    for name, src in sources.items() if file is not None else ():
-        with closing_files(src.open()) as files:
-            read = partial(src.read, files)
-            lines += weight_samples.refuse_other_weights(str(file), "" if name == LONE else name, src.plain, read)
+    for name, component in components.items() if file is not None else ():
+        with _opened(component) as (names, read):
+            lines += weight_samples.refuse_other_weights(str(file), "" if name == LONE else name, names, read)
     return tuple(lines)
+
+
+@contextmanager
+def _opened(component: Checkpoint | nn.Module) -> Iterator[tuple[Container[str], Callable[[str], Tensor]]]:
+    """Yield the names of a component's float weights that have values, and what returns one."""
+    if isinstance(component, Checkpoint):
+        with closing_files(component.open()) as files:
+            yield component.plain, partial(component.read, files)
+        return
+    weights = {
+        name: row for name, row in component.named_parameters() if row.is_floating_point() and row.device.type != "meta"
+    }
+    yield weights, weights.__getitem__
 
 
 def _require(specs: Mapping[str, QuantSpec | None]) -> None:

@@ -28,17 +28,13 @@ def samples_of(models: Mapping[str, nn.Module], paths: Container[str]) -> dict[s
     Args:
         models: by component. paths: "<component>.<path>" of the layers that count.
     """
-    from ..nn import kind_of
-
     samples = {}
     for component, model in models.items():
         state = model.state_dict()  # has the weights that an offload mode keeps elsewhere, which is suspended once
-        for path, module in model.named_modules():
+        for path, _ in model.named_modules():  # layers of rules among them, which compute in ways of their own
             name = f"{component}.{path}".rstrip(".")
-            if name not in paths or kind_of(module) not in ("linear", "conv"):
-                continue
-            weight = state.get(f"{path}.weight".lstrip("."))
-            if weight is not None and weight.device.type != "meta":
+            weight = state.get(f"{path}.weight".lstrip(".")) if name in paths else None
+            if weight is not None and weight.ndim > 1 and weight.device.type != "meta":
                 samples[f"{name}{SAMPLE}"] = sample(weight)
     return samples
 

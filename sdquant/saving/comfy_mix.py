@@ -17,7 +17,7 @@ from ..core import GPTQ, LONE, QuantSpec, TensorSpec, registry
 from ..errors import SettingsError
 from ..formats import METADATA_KEY
 from ..models import detect
-from ..planning import make_request, statistics_arguments
+from ..planning import make_request
 from ..rules import with_statistics
 from . import export_single_file, file_mix, original_layout
 
@@ -72,10 +72,8 @@ def write_comfy_mix(
     if not request.mixed:
         raise SettingsError(f"Cannot write {goal} with quant='auto'", "it needs a size or quality", "Add size='4GB'")
     detected = detect(path, allow_pickle=allow_pickle, config=config)
-    sources = original_layout.chosen(detected, request.components, single=True)
+    sources = original_layout.floats_to_quantize(detected, request, single=True, floats=export_single_file.floats_of)
     file, by_format, floats = _opened(sources, request)
-    origin = statistics_arguments.refuse_other_weights(request.quant_stats, {file.name or LONE: file.src})
-    original_layout.warn_of(*origin)
     rows = _rows(file, by_format, floats, request, on_weights)
     src = file.src
     return export_single_file.write_rows(goal, src, rows, f"a mix for {goal.name}", skip, progress, on_bytes)

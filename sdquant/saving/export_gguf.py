@@ -24,7 +24,7 @@ from ..core import AUTO, FLOATS, GPTQ, LONE, QuantSpec, Unfit, gguf_mixes, gguf_
 from ..errors import BadFileError, SettingsError, UnsupportedFileError
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, folders, gguf_conventions, gguf_header, main_dtype
 from ..models import RoundingLoss, detect, original_names
-from ..planning import make_request, mix, planner, statistics_arguments
+from ..planning import make_request, mix, planner
 from ..rules import CalibratedSpec, ComponentStatistics, require_magnitudes, unweighed, with_statistics
 from ..utils.home_paths import with_home
 from ..utils.progress import byte_bar
@@ -104,9 +104,9 @@ def quantize_file(
     if automatic and not options.mixed:
         raise SettingsError("Cannot write GGUF with quant='auto'", "it needs a size or quality", "Add size='4GB'")
     detected = detect(place, allow_pickle=allow_pickle, config=config)
-    sources = original_layout.chosen(detected, options.components, single=goal.suffix == ".gguf")
-    sources = {name: original_layout.as_floats(src) for name, src in sources.items()}
-    original_layout.warn_of(*statistics_arguments.refuse_other_weights(options.quant_stats, sources))
+    sources = original_layout.floats_to_quantize(
+        detected, options, single=goal.suffix == ".gguf", floats=original_layout.as_floats
+    )
     types = file_mix.formats_of(_mixed(sources, options), options, on_weights) if automatic else {}
     choice = _spec_of_mix(types, options.quant_stats) if automatic else options.specs["*"]
     assert choice is not None

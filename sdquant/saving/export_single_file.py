@@ -30,7 +30,7 @@ from ..backends import COMFY_METADATA, comfy, comfy_details, comfy_entry, gguf
 from ..core import LONE, Packed, PackedSpec, QuantSpec, TensorSpec, dtype_name, dtype_named, registry
 from ..formats import FORMAT_VERSION, METADATA_KEY, Checkpoint, closing_files, gguf_conventions, safetensors_writer
 from ..models import RoundingLoss, detect, original_names
-from ..planning import NOT_QUANTIZED, make_request, planner, statistics_arguments
+from ..planning import NOT_QUANTIZED, make_request, planner
 from ..rules import require_magnitudes, unweighed
 from ..utils.progress import byte_bar
 from . import original_layout
@@ -83,19 +83,17 @@ def quantize_file(
     refuse_existing(goal, overwrite)
     options = make_request(path, quant=quant, components=components, skip=skip, quant_stats=quant_stats, config=config)
     detected = detect(path, allow_pickle=allow_pickle, config=config)
-    sources = original_layout.chosen(detected, options.components, single=True)
+    sources = original_layout.floats_to_quantize(detected, options, single=True, floats=floats_of)
     ((component, src),) = sources.items()
     choice = options.specs["*"]
     assert choice is not None
     spec = choice.of_component("" if component == LONE else component)
-    src = floats_of(src)
     rows = list(rows_of(src, spec, options.skip))
     if not options.skip:
         original_layout.refuse_unchanged(src, spec, any(row.spec for row in rows))
     weights = [(row.part.sources[0], row.shape) for row in rows if row.spec is not None]
     require_magnitudes(spec, weights)
-    origin = statistics_arguments.refuse_other_weights(options.quant_stats, {component: src})
-    original_layout.warn_of(*origin, *unweighed(spec, weights))
+    original_layout.warn_of(*unweighed(spec, weights))
     return write_rows(goal, src, rows, str(spec), options.skip, progress, on_bytes, _whole_file(spec))
 
 

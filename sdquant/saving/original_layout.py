@@ -6,7 +6,7 @@ Shared by `export_gguf` and `export_single_file`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..core import LONE, MAIN, dtype_name
 from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from ..formats import model_families, refused_files
 from ..models import OutputTensor, convert, original_names
-from ..planning import is_quantized_by_default, rounded_twice
+from ..planning import is_quantized_by_default, rounded_twice, statistics_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..core import QuantSpec
     from ..formats import Checkpoint, TensorFile
     from ..models import Detected, RoundingLoss
+    from ..planning import Request
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,19 @@ def chosen(detected: Detected, named: tuple[str, ...] | None, *, single: bool) -
             f"Cannot quantize {detected.path}", "none of its components is quantized by default", "Name a component"
         )
     return {name: detected.sources[name] for name in names}
+
+
+def floats_to_quantize(
+    detected: Detected, request: Request, *, single: bool, floats: Callable[[Checkpoint], Checkpoint]
+) -> dict[str, Checkpoint]:
+    """Return the components to quantize as `floats` makes them, by name; see `chosen`.
+
+    Raises:
+        SettingsError: the request's statistics are those of other weights.
+    """
+    sources = {name: floats(src) for name, src in chosen(detected, request.components, single=single).items()}
+    warn_of(*statistics_arguments.refuse_other_weights(request.quant_stats, sources))
+    return sources
 
 
 def main_only(src: Checkpoint) -> Checkpoint:

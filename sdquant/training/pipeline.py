@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .settings import TrainingSettings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,9 @@ def _ruled(main: str, settings: TrainingSettings) -> dict[str, frozenset[str]]:
     from ..planning import prepare, rule_checks, weight_selection
 
     request = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
-    plan = prepare(request)
+    plan = prepare(request)  # refuses statistics of other weights
+    for line in plan.warnings:
+        log.warning("%s", line)
     extents = rule_checks.extents_of(plan.components, plan.detected.sources)
     weight_selection.require_something(request.path, {name: part for name, part in extents.items() if name == main})
     components = {

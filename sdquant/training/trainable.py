@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .settings import TrainingSettings
-
-log = logging.getLogger(__name__)
 
 
 def trainable(model: nn.Module, settings: TrainingSettings, quantized: Collection[str] | None) -> Any:
@@ -51,7 +48,7 @@ def quantize_for_training(model: nn.Module, settings: TrainingSettings, quantize
     loaded with the rules.
     """
     from ..nn import kind_of
-    from ..rules import QtProvider, load_quant_stats, quantize_model, statistics_file, weight_samples
+    from ..rules import QtProvider, load_quant_stats, quantize_model, statistics_file
 
     others = [
         re.escape(path)
@@ -61,9 +58,6 @@ def quantize_for_training(model: nn.Module, settings: TrainingSettings, quantize
     first = [QuantizationRule(module_path="|".join(others))] if others else []
     net = quantize_model(model, QtProvider([*first, *settings.rules]))
     if settings.quant_stats is not None:
-        weights = dict(model.named_parameters())
-        for line in weight_samples.refuse_other_weights(settings.quant_stats, "", weights, weights.__getitem__):
-            log.warning("%s", line)
         load_quant_stats(net, statistics_file.of_component(statistics_file.read_statistics(settings.quant_stats), ""))
     return net
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import sdquant
 from sdquant.training import config
 from sdquant.training.run import Summary, train
 from sdquant.training.settings import TrainingSettings, settings_of
@@ -74,3 +76,19 @@ def settings(asked: Callable[..., RunConfig]) -> Callable[..., TrainingSettings]
 def short(asked: Callable[..., RunConfig]) -> Short:
     """short(**values): such a training, run."""
     return lambda **values: train(asked(**values))
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same layers whose UNet has been trained to something else: its values are in another order."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("others") / "model"
+    shutil.copytree(sdquant.demo.path("digits-sd"), folder)
+    (weights,) = (folder / "unet").glob("*.safetensors")
+    random = torch.Generator().manual_seed(0)
+    state = {name: row.flatten()[torch.randperm(row.numel(), generator=random)].view_as(row)
+             for name, row in load_file(weights).items()}  # fmt: skip
+    save_file(state, weights, {"format": "pt"})
+    return folder

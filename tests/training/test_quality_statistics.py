@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import sdquant
@@ -246,19 +244,6 @@ def test_specs_read_them(file: Path) -> None:
         sdquant.plan(path("digits-sd"), "int8", quant_stats=file)
     # SVDQuant takes the magnitudes from it, too.
     assert sdquant.plan(path("digits-sd"), "svdq-int4", quant_stats=file, components="unet").components
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the same layers whose UNet has been trained to something else: its values are in another order."""
-    folder = tmp_path_factory.mktemp("others") / "model"
-    shutil.copytree(path("digits-sd"), folder)
-    (weights,) = (folder / "unet").glob("*.safetensors")
-    random = torch.Generator().manual_seed(0)
-    state = {name: row.flatten()[torch.randperm(row.numel(), generator=random)].view_as(row)
-             for name, row in load_file(weights).items()}  # fmt: skip
-    save_file(state, weights, {"format": "pt"})
-    return folder
 
 
 OTHER = "calibrated with other weights: the values that it keeps of 12 layers"
