@@ -23,6 +23,7 @@ from .branch_preparation import with_branch
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
+from .input_gathering import gather_inputs
 from .linear_of_integers import multiply_decoded
 from .reader_checks import is_right
 from .workspace import scratch
@@ -182,7 +183,7 @@ def linear(
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
     if input_columns.has_any(packed):
         codes = input_columns.without(packed)
-        return linear(backend, codes, backend.form(codes), input_columns.gather(packed, x), bias, compute)
+        return linear(backend, codes, backend.form(codes), gather_inputs(packed, x), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))

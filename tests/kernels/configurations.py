@@ -21,6 +21,7 @@ from sdquant.kernels.triton import branch as low_rank
 from sdquant.kernels.triton import (
     branch_sides,
     expansion,
+    gathering,
     int8_gemm,
     launch,
     rotation,
@@ -315,6 +316,14 @@ def scalings(target: Target) -> Iterator[Configuration]:
         yield Configuration("scaling", f"{of.dtype} as {dtype}", made, 8 * 256)
 
 
+def gatherings(target: Target) -> Iterator[Configuration]:
+    order, factors = torch.empty(1, dtype=torch.int32), torch.empty(1)
+    for dtype, of in product(DTYPES, ((order, factors), (order, None), (None, factors))):
+        made = gathering.gathering(stand(dtype, 4608, 3072), *of, stand(dtype, 4608, 3072))
+        name = f"{dtype}, {'in order' if of[0] is None else 'ordered'}{'' if of[1] is None else ', times factors'}"
+        yield Configuration("gather", name, made, made.arguments["BLOCK_M"] * made.arguments["BLOCK_K"])
+
+
 # Kernels by the names of their functions: what their launchers choose on a target.
 KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "decode_kernel": decoding,
@@ -333,6 +342,7 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "tiles_kernel": tile_codes,
     "numbers_kernel": numbers,
     "scaling_kernel": scalings,
+    "gather_kernel": gatherings,
     "tiled_product_kernel": by_tile,
 }
 

@@ -71,9 +71,6 @@ UNREAD = {"iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "t
 MORE = {
     **{(name, "int8"): 17 for name in ("f32", "f16", "bf16")},
     ("sdnq-int8,svd=true", "int8"): 6,
-    ("gptq with an order", None): 5,
-    ("gptq with an order", "int8"): 6,
-    ("gptq with an order", "fp8"): 6,
 }
 MADE = [name for name in SCHEMES if name not in {scheme for scheme, _, _ in FILES.values()}]
 

@@ -36,6 +36,7 @@ FEW = (
     "sides of a branch 0 as torch.bfloat16",
     "sides of a branch 1 as torch.float16",
     "scaled as torch.bfloat16",
+    "gathered as torch.float16",
     "6 bits in groups of 16 expanded, torch.float8_e4m3fn",
     "rule ('int4', 'int8', 128, 256, 'absmax') as torch.float16",
     "('float8_e4m3fn', 300, 300, False) as torch.float16",
@@ -44,7 +45,7 @@ PARTS = 16
 CHECKS = {"decode_kernel", "one_row_kernel", "rows_kernel", "again_kernel", "quantize_kernel", "finish_kernel",
           "product_kernel", "runs_kernel", "rotate_kernel", "branch_kernel", "down_kernel", "up_kernel",
           "expand_kernel", "tiles_kernel", "tiled_product_kernel", "numbers_kernel",
-          "scaling_kernel"}  # fmt: skip
+          "scaling_kernel", "gather_kernel"}  # fmt: skip
 
 
 @pytest.fixture

@@ -791,6 +791,22 @@ def wrong_scaling(dtype: torch.dtype, device: str) -> str:
     return ""
 
 
+def wrong_gathering(dtype: torch.dtype, device: str) -> str:
+    """What is wrong with activations whose columns are multiplied and gathered; torch's."""
+    from sdquant.kernels.triton import gathering
+
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 9, 331, generator=generator).to(dtype)
+    order, factors = torch.randperm(331, generator=generator).to(torch.int32), torch.rand(331, generator=generator) * 3
+    for one, by in ((order, factors), (order, None), (None, factors)):
+        wanted = x if by is None else (x * by).to(dtype)
+        wanted = wanted if one is None else wanted.index_select(-1, one)
+        given = [None if of is None else of.to(device) for of in (one, by)]
+        if not torch.equal(gathering.gather_columns(x.to(device), *given).cpu(), wanted):
+            return f"numbers differ {'in their order' if by is None else 'with factors'}"
+    return "" if gathering.sound_gathering(torch.device(device)) else "its own check fails"
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -817,6 +833,7 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
         yield f"{case.name} with a branch", partial(wrong_branch, case, (32, 5, 16, 40)[number], of, dtype, device)
     for dtype in DTYPES:
         yield f"scaled as {dtype}", partial(wrong_scaling, dtype, device)
+        yield f"gathered as {dtype}", partial(wrong_gathering, dtype, device)
     for number, sides in enumerate(SIDES if thorough else SIDES[:2]):
         for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
             yield f"sides of a branch {number} as {dtype}", partial(wrong_sides, sides, dtype, device)

@@ -124,6 +124,12 @@ def scaling(device: torch.device) -> ModuleType | None:
 
 
 @cache
+def gathering(device: torch.device) -> ModuleType | None:
+    """Return the module `gathering`; None if its kernel does not run on `device` or gives wrong results there."""
+    return _checked(device, "inputs in another order", "sound_gathering", name="gathering")
+
+
+@cache
 def scheme_binder() -> Callable[..., Prepared] | None:
     """Return `bound_scheme.BoundScheme`; None as for `binder`."""
     if binder() is None:
