@@ -251,7 +251,8 @@ def by_run(target: Target) -> Iterator[Configuration]:
         columns = 10 * each * taps
         codes, weight = stand(torch.int8, 4608, columns), stand(torch.int8, 3072, columns)
         out, bias = stand(dtype, 4608, 3072), stand(dtype, 3072) if each == 64 else None
-        scale, row_scale = stand(torch.float32, 3072, 10, taps), stand(torch.float32, 4608, 10 if both else 1)
+        of_scale = torch.float32 if both else dtype  # those of a file, if the weight is not quantized again
+        scale, row_scale = stand(of_scale, 3072, 10, taps), stand(torch.float32, 4608, 10 if both else 1)
         of = int8_gemm.product_by_run(codes, weight, scale, row_scale, bias, out, tile)
         name = f"{tile.rows}x{tile.columns}, runs of {each}{' of both' * both}, {taps} taps, as {dtype}"
         yield Configuration("by run", name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])

@@ -189,8 +189,6 @@ FRESH = ("x", "out", "codes", "scale", "sums", "row_scale", "weight", "bias", "z
 def test_the_launches_of_a_product_in_integers_are_those_of_triton(scheme: str, bias: bool) -> None:
     layer, _ = _bound(scheme, bias)
     of = coding(layer.packed, layer._form)
-    if of is Coding.BY_RUN:
-        pytest.skip("codes with several scales for a row need torch before they are multiplied")
     layer, bound = _bound(scheme, bias, EightBit(32, of, sums=needs_sums(layer._form), run=AGAIN_RUN))
     x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
     kept = [bound(x, layer._parameters) for _ in range(3)]

@@ -573,6 +573,9 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
         x, weight = (random.integers(-127, 128, (n, groups, each, taps), dtype=np.int8) for n in (m, rows))
         of_rows = (m, groups if both else 1)
         scale, row = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in ((rows, groups, taps), of_rows))
+        stored = torch.from_numpy(scale).to(torch.float32 if both else dtype)  # of any dtype, and times a factor
+        factor = 1.0 if both else 0.3
+        scale = stored.float().numpy() * np.float32(factor)
         bias = torch.from_numpy(random.normal(size=rows).astype(np.float32)).to(dtype) if biased else None
         total = np.zeros((m, rows), np.float32)
         for tap in range(taps):
@@ -582,11 +585,12 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
                 total += part * scale[:, group, tap]
         total = total if both else total * row
         wanted = total if bias is None else total + bias.float().numpy()
-        tensors = [torch.from_numpy(array).to(device) for array in (x, weight, scale, row)]
+        tensors = [torch.from_numpy(array).to(device) for array in (x, weight, row)]
+        tensors.insert(2, stored.to(device))
         tensors[:2] = [tensors[0].view(m, -1), tensors[1].view(rows, -1)]
         wide = torch.full((m, rows + 3), 7.0, dtype=dtype, device=device)
         of_bias = None if bias is None else bias.to(device)
-        eight.product_by_run(*tensors, of_bias, wide[:, :rows])(torch.device(device))
+        eight.product_by_run(*tensors, of_bias, wide[:, :rows], factor=factor)(torch.device(device))
         if not bool((wide[:, rows:] == 7.0).all()):
             return "it writes beyond the end"
         if not torch.equal(wide[:, :rows].cpu(), torch.from_numpy(wanted).to(dtype)):
