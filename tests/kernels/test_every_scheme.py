@@ -63,9 +63,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, tuple[int, ...]
     },
 }  # fmt: skip
 # Whose codes no kernel reads: torch decodes them, in as many operators as `tests/backends/test_few_launches.py` allows.
-UNREAD = {"iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq2_0", "tq1_0", "mxfp4", "nvfp4"} | {
-    name for name, (scheme, _, _) in FILES.items() if scheme == "sdnq-other"
-}
+UNREAD = {name for name, (scheme, _, _) in FILES.items() if scheme == "sdnq-other"}
 MADE = [name for name in SCHEMES if name not in {scheme for scheme, _, _ in FILES.values()}]
 
 

@@ -115,8 +115,22 @@ def blocks_of(kind: str, rows: int, columns: int) -> Case:
     for at in TYPES[kind].halves:
         numbers = _floats(random, count, "float16")
         blocks[:, at : at + 2] = numbers.view(torch.uint8).view(count, 2)
+    if kind == "iq1_m":  # whose number is in the upper four bits of four others
+        bits = _floats(random, count, "float16").view(torch.uint8).view(count, 2)
+        fours = torch.stack((bits & 15, bits >> 4), dim=2).flatten(1)
+        blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | fours << 4
+    if kind == "mxfp4":
+        blocks[:, 0] = torch.from_numpy(random.integers(110, 125, count, dtype=np.uint8))
     form = PackedLayout(rows=rows, columns=columns, codes="codes", packing=kind, group=row.block)
     return Case(f"{kind} {rows}x{columns}", form, {"codes": blocks})
+
+
+def every_scale_of(kind: str, bytes_of: int) -> Case:
+    """Blocks whose scales, in their first bytes, are all numbers of a byte; of rows that have no products."""
+    count = 256 // bytes_of
+    case = blocks_of(kind, count * TYPES[kind].block // 16, 16)
+    case.parts["codes"][:, :bytes_of] = torch.arange(256).to(torch.uint8).view(count, bytes_of)
+    return replace(case, name=f"{kind} of every scale")
 
 
 def apart_of(case: Case) -> Case:
@@ -175,6 +189,7 @@ def cases() -> Iterator[Case]:
     ]
     blocks.append(blocks_of("q4_k", 6, 128))  # blocks that cross rows, as in a reshaped convolution
     blocks.append(blocks_of("q4_0", 4, 24))
+    blocks += [every_scale_of("mxfp4", 1), every_scale_of("nvfp4", 4)]
     for case in blocks:
         yield case
         yield apart_of(case)
@@ -818,8 +833,10 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     """Each thing to look at: its name, and what says what is wrong with it."""
     reader = TritonReader()
     for number, case in enumerate(cases()):
-        one = torch.float32 if case.form.fused else list(DTYPES)[number % 3]  # where one rounding or two shows
-        dtypes = list(DTYPES) if thorough else [one]
+        # Where one rounding or two shows; and Triton's interpreter makes zeros of bfloat16's smallest numbers.
+        alone = case.name.endswith(("of every scale", "of every scale apart"))
+        one = torch.float32 if case.form.fused or alone else list(DTYPES)[number % 3]
+        dtypes = list(DTYPES) if thorough and not alone else [one]
         for dtype in dtypes:
             yield f"{case.name} as {dtype}", partial(wrong_weight, case, dtype, device)
         if not reader.few(case.form, case.parts, torch.bfloat16):

@@ -32,10 +32,9 @@ def gather_kernel(
     there = k < columns
     live = (m < m_rows)[:, None] & there[None, :]
     row = m[:, None].to(tl.int64) * columns
+    of = k
     if ORDERED:
         of = tl.load(order + k, mask=there, other=0)
-    else:
-        of = k
     v = tl.load(x + row + of[None, :], mask=live, other=0.0).to(tl.float32)
     if SCALED:
         v = rounded(v * tl.load(factors + of, mask=there, other=0.0)[None, :], OUT, BITS)
