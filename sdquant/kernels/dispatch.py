@@ -133,7 +133,13 @@ def embedding(
     rows, width = packed.spec.shape
     # Beside a branch the sums of some rows may be rounded in another way than those of all.
     if indices.numel() < rows and backend.by_row(packed) and backend.low_rank(packed) is None:
-        values = backend.decode(packed_rows.take(packed, indices.reshape(-1)), dtype)
+        some = packed_rows.take(packed, indices.reshape(-1))
+        reader = way(backend, packed, form, dtype).reader if indices.numel() else None
+        form = None if reader is None else backend.form(some)
+        if reader is None or form is None or not reader.reads(form, some.parts, dtype):
+            return backend.decode(some, dtype).view(*indices.shape, width)
+        values = torch.empty(form.rows, form.columns, dtype=dtype, device=packed.device)
+        reader.decode_into(form, some.parts, values)
         return values.view(*indices.shape, width)
     table = scratch(packed.spec.shape, dtype, packed.device)
     decode_into(backend, packed, form, table)

@@ -184,9 +184,8 @@ def cases() -> Iterator[Case]:
     yield _case("int8 taps", 7, 288, "int8", 144, taps=9, zero=3, arithmetic="bfloat16", scales="bfloat16")
     yield _case("int4 turns", 12, 64, "nibbles-low", 768, taps=24, zero=8, **shifted)  # HQQ, axis 0
     yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
-    blocks = [
-        blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96) for kind in GGUF
-    ]
+    columns = {32: 96, 64: 192, 256: 512}
+    blocks = [blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, columns[TYPES[kind].block]) for kind in GGUF]
     blocks.append(blocks_of("q4_k", 6, 128))  # blocks that cross rows, as in a reshaped convolution
     blocks.append(blocks_of("q4_0", 4, 24))
     blocks += [every_scale_of("mxfp4", 1), every_scale_of("nvfp4", 4)]

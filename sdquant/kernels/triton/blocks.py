@@ -90,7 +90,7 @@ GGUF: Mapping[str, Block] = {
     "iq2_xs": _of_grid(16, "iq2_xs"),
     "iq2_xxs": _of_grid(32, "iq2_xxs"),
     "iq1_m": _of_grid(16, "iq1_m"),
-    "iq1_s": _of_grid(32, "iq1_s"),
+    "iq1_s": _of_grid(16, "iq1_s"),
 }
 
 # Packings of `packed_layout` other than blocks. float8 is decoded by arithmetic: GPUs before Ada have no such type.

@@ -309,7 +309,7 @@ def block_values(
         digit = tl.where(d < 10, d >> 1, tl.where(d < 15, d - 10, lane >> 2))
         start = tl.where(d < 10, (d & 1) * 16, 32) + lane
         packed = byte(codes, at_codes + start, alive & (d < 15)) + byte(codes, at_high + (lane & 3), alive & (d == 15))
-        power = tl.where(digit & 1, 3, 1) * tl.where(digit & 2, 9, 1) * tl.where(digit & 4, 81, 1)
+        power = (1 + 2 * (digit & 1)) * (1 + 8 * ((digit >> 1) & 1)) * (1 + 80 * (digit >> 2))
         code = (((packed * power) & 255) * 3) >> 8
     else:
         # Sixteen scales: half h of the block, plane p, and j says which 16 of 32 lanes.

@@ -76,8 +76,8 @@ def grid_values(
         of_scale = byte(codes, at_scales + c // 2, live) >> ((c & 1) * 4)
         scale = scale * half_and_more(of_scale & 15) * 0.25
     elif KIND == "iq1_s":
-        both = short(codes, at_high // 2 + c, live)
-        high = (both[:, :, None] >> (3 * (w >> 1))) & 7
+        both = short(codes, at_high // 2 + c * LANES // 32, live)
+        high = (both[:, :, None] >> (3 * (eight & 3))) & 7
         index = byte(codes, at_codes[:, :, None] + eight, alive) | (high << 8)
         shift = tl.where((both & 0x8000) > 0, -0.125, 0.125)[:, :, None]
         scale = scale * (2 * ((both >> 12) & 7) + 1).to(tl.float32)

@@ -122,8 +122,8 @@ def runs_kernel(
     registers. All runs are one loop, so that the next columns are on their way when a run ends, too.
 
     x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
-    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps], in any dtype. SPREAD: there are several taps. BOTH:
-    row_scale is [m_rows, groups], of runs, and multiplies their sums before `scale` does. Rows of `out` are
+    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps], in any dtype. SPREAD: there are several taps.
+    BOTH: row_scale is [m_rows, groups], of runs, and multiplies their sums before `scale` does. Rows of `out` are
     `out_columns` apart.
     """
     i, j = tile_of(tl.program_id(0), tl.cdiv(m_rows, BLOCK_M), tl.cdiv(rows, BLOCK_N), BAND)
