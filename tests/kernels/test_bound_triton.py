@@ -33,6 +33,7 @@ from sdquant.kernels.triton import (  # noqa: E402
     products,
     rotation,
     scheme_gemm,
+    scheme_scaling,
 )
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
@@ -43,7 +44,8 @@ KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
     activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
     branch.branch_kernel, branch_sides.down_kernel, branch_sides.up_kernel, scheme_gemm.tiles_kernel,
-    scheme_gemm.tiled_product_kernel, expansion.expand_kernel,
+    scheme_gemm.tiled_product_kernel, expansion.expand_kernel, scheme_gemm.numbers_kernel,
+    scheme_scaling.scaling_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 

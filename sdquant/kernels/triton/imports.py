@@ -140,6 +140,16 @@ def scheme_binder() -> Callable[..., Prepared] | None:
 
 
 @cache
+def floats_binder() -> Callable[..., Prepared] | None:
+    """Return `bound_floats.BoundFloats`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_floats import BoundFloats
+
+    return BoundFloats
+
+
+@cache
 def rotation(device: torch.device, group: int) -> ModuleType | None:
     """Return the module `rotation`; None if its kernels do not run on `device` or rotate `group` columns wrongly."""
     if eight(device) is None or _checked(device, f"rotations of {group} columns", "sound_rotation", group) is None:
