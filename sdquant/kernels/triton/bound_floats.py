@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .launch_config import Launch
 
 
+_PARTS = BIAS + 1  # where the addresses of a weight's parts begin
+
+
 class BoundFloats(BoundParts):
     """`scheme_activations.as_floats` plus the bias, for layers that hold a weight."""
 
@@ -38,12 +41,12 @@ class BoundFloats(BoundParts):
         Args:
             few, most: up to how many rows of activations the packed weight is multiplied, or may be.
         """
-        names = () if how.decoded else (prefix + form.scale,)
-        super().__init__(parts[form.codes], names, form.columns, dtype, 0)
         self.how, self.rows = how, form.rows
         self.of = float32 if dtype == float16 else dtype  # of scales, and of codes as numbers
         weight, operand = (form, dtype) if how.decoded else (replace(form, scale=""), self.of)
         self.inner = BoundLinear(weight, parts, operand, few, prefix, None, most=most)
+        names = (*self.inner.names, *(() if how.decoded else (prefix + form.scale,)))
+        super().__init__(parts[form.codes], names, form.columns, dtype, 0)
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -57,7 +60,9 @@ class BoundFloats(BoundParts):
         key: tuple[object, ...] = ("numbers", size)
         if not self.again(key, addresses) and not self._round(key, x, numbers, scale):
             return None
-        y, bias = inner(numbers, {name: own[name] for name in inner.names}), own.get("bias")
+        # What the parts' addresses are checked for is the same there.
+        begin, bias = numbers.data_ptr(), own.get("bias")
+        y = inner.of_addresses(numbers, own, [begin, begin, *addresses[_PARTS : inner.more]], None)
         if y is None or self.how.decoded:
             return y if y is None or bias is None else y + bias
         out = empty(y.shape, dtype=self.dtype, device=where)
@@ -70,19 +75,19 @@ class BoundFloats(BoundParts):
             how = self.how
             return scheme_gemm.rounding(x, how.tile, how.limits, how.kind != "int", how.decoded, numbers, scale)
 
-        first = BIAS + 1 + len(self.names)
+        first = _PARTS + len(self.names)
         return self.first(key, make, {"x": X, "out": first, "scale": first + 1})
 
     def _scale(
         self, key: object, y: Tensor, row_scale: Tensor, own: Own, bias: Tensor | None, out: Tensor
     ) -> bool:  # fmt: skip
-        scale = own[self.names[0]]
+        scale = own[self.names[-1]]
         assert scale is not None  # or there would be no addresses
 
         def make() -> Launch:
             flat = y.view(-1, self.rows), row_scale, scale.data.view(-1), bias, out.view(-1, self.rows)
             return scheme_scaling.scaling(*flat)
 
-        of_weight, _, of_rows, results, to = range(BIAS + 1, BIAS + 6)
+        of_weight, _, of_rows, results, to = range(self.inner.more, self.inner.more + 5)
         at = {"y": results, "out": to, "row_scale": of_rows, "scale": of_weight, "bias": to if bias is None else BIAS}
         return self.first(key, make, at)
