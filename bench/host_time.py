@@ -26,7 +26,7 @@ from sdquant import backends
 from sdquant.kernels import linear_with_branch, preparation
 from sdquant.kernels.base import Coding, EightBit
 from sdquant.kernels.int8_reference import AGAIN_RUN, coding, needs_sums
-from sdquant.kernels.triton import bound_branch, bound_eight, bound_expansion, bound_linear, bound_scheme
+from sdquant.kernels.triton import bound_branch, bound_eight, bound_expansion, bound_floats, bound_linear, bound_scheme
 from sdquant.nn import quantized_layer
 from sdquant.nn.quantized_layers import PREFIX
 
@@ -100,6 +100,12 @@ def rule(layer: Any) -> Any:
     return bound_scheme.BoundScheme(layer._form, layer.packed.parts, BF16, layer._activations, PREFIX)
 
 
+def floats(layer: Any) -> Any:
+    """What a rule becomes whose products are of floats."""
+    how = layer._backend.float_rounding(layer.packed, BF16)
+    return bound_floats.BoundFloats(layer._form, layer.packed.parts, BF16, how, PREFIX, FEW, FEW)
+
+
 def codes_of_integers(compute: str | None) -> Callable[[Any], Any]:
     """A weight whose codes stand for 8-bit integers: those, or the values of them for many rows of x, in one launch."""
 
@@ -155,6 +161,8 @@ def kinds() -> Iterator[tuple[str, Any, torch.Tensor]]:
     yield "w4a8 in int8: expand, quantize, multiply", layer_of("w4a8", codes_of_integers("int8")), many
     yield "rule w8a8: quantize, multiply", layer_of("rules,act_qtype=int8", rule), many
     yield "rule w4a8: unpack, quantize, multiply", layer_of("rules,weight_qtype=int4,act_qtype=int8", rule), many
+    of_floats = "rules,weight_qtype=float8_e4m3fn,act_qtype=float8_e4m3fn"
+    yield "rule in float8: round, decode, scale", layer_of(of_floats, floats), many
     yield "nf4 convolution: decode", layer_of("nf4", convolution, nn.Conv2d(64, 32, 3, padding=1)), image
     yield "svdq-int4, one row: down, multiply, up", layer_of("svdq-int4", branch, nn.Linear(INPUTS, 128)), one
     yield "svdq-int4, many rows: decode with its branch", layer_of("svdq-int4", branch, nn.Linear(INPUTS, 128)), many

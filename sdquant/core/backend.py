@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .expansion import Expansion
     from .low_rank import LowRank
-    from .packed_layout import Activations, PackedLayout
+    from .packed_layout import Activations, FloatRounding, PackedLayout
 
 # All that a backend is written with.
 __all__ = [
@@ -306,6 +306,11 @@ class Backend(LibraryRuntime[Packed, QuantSpec], ABC):
 
     def as_floats(self, packed: Packed, x: Tensor) -> FloatGemm | None:
         """Express `linear` or `convolve` as a floating-point GEMM, which kernels can run; None if impossible."""
+        return None
+
+    def float_rounding(self, packed: Packed, dtype: torch.dtype) -> FloatRounding | None:
+        """Return how `as_floats` rounds activations [..., in] of `dtype` for a linear layer, if it does no more; else
+        None."""
         return None
 
     def low_rank(self, packed: Packed) -> LowRank | None:

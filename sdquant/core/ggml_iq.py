@@ -27,7 +27,7 @@ GRIDS = {
     "iq1_s": "iq1_s", "iq1_m": "iq1_s",
 }  # fmt: skip
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4's 16 values
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
+E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
 _DELTA = 0.125  # shift of IQ1's weights
 _THREES = (1, 3, 9, 27, 81)
 
@@ -203,7 +203,7 @@ def _tq2_0(blocks: Tensor, out: Tensor) -> None:
 
 def _mxfp4(blocks: Tensor, out: Tensor) -> None:
     scale = _exponents(out.device)[blocks[:, :1].long()]
-    _put(out, scale, _looked_up(_E2M1, blocks, 1, 17, 16))
+    _put(out, scale, _looked_up(E2M1_TWICE, blocks, 1, 17, 16))
 
 
 @constant
@@ -216,7 +216,7 @@ def _exponents(device: torch.device) -> Tensor:
 
 def _nvfp4(blocks: Tensor, out: Tensor) -> None:
     scale = _halves_of_e4m3(out.device)[blocks[:, :4].long()]
-    _put(out, scale, _looked_up(_E2M1, blocks, 4, 36, 8))
+    _put(out, scale, _looked_up(E2M1_TWICE, blocks, 4, 36, 8))
 
 
 @constant

@@ -142,3 +142,21 @@ class FloatGemm:
 
     x: Tensor
     scales: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatRounding:
+    """Activations [m, columns] of `Backend.as_floats` that are rounded to codes: each run of `tile` columns in units of
+    its scale, or `decoded`, in the dtype of scales (float32 for float16).
+
+    Attributes:
+        limits: the number that the largest magnitude of a tile becomes, the smallest code and the largest one.
+        kind: of codes: "int", or a float8 dtype.
+        decoded: whether the product is one with the dequantized weight; else its codes are multiplied as numbers, and
+            the results by the scales of rows of activations and of the weight.
+    """
+
+    limits: tuple[float, float, float]
+    kind: str
+    tile: int
+    decoded: bool

@@ -23,6 +23,7 @@ from .branch_preparation import with_branch
 from .dispatch_guard import plain, require_beside
 from .hadamard import rotate
 from .im2col import few_patches, is_of_one_pixel, outputs
+from .input_gathering import gather_inputs
 from .linear_of_integers import multiply_decoded
 from .reader_checks import is_right
 from .workspace import scratch
@@ -132,7 +133,13 @@ def embedding(
     rows, width = packed.spec.shape
     # Beside a branch the sums of some rows may be rounded in another way than those of all.
     if indices.numel() < rows and backend.by_row(packed) and backend.low_rank(packed) is None:
-        values = backend.decode(packed_rows.take(packed, indices.reshape(-1)), dtype)
+        some = packed_rows.take(packed, indices.reshape(-1))
+        reader = way(backend, packed, form, dtype).reader if indices.numel() else None
+        form = None if reader is None else backend.form(some)
+        if reader is None or form is None or not reader.reads(form, some.parts, dtype):
+            return backend.decode(some, dtype).view(*indices.shape, width)
+        values = torch.empty(form.rows, form.columns, dtype=dtype, device=packed.device)
+        reader.decode_into(form, some.parts, values)
         return values.view(*indices.shape, width)
     table = scratch(packed.spec.shape, dtype, packed.device)
     decode_into(backend, packed, form, table)
@@ -182,7 +189,7 @@ def linear(
         return linear(backend, codes, form, rotate(x, rotation), bias, compute)
     if input_columns.has_any(packed):
         codes = input_columns.without(packed)
-        return linear(backend, codes, backend.form(codes), input_columns.gather(packed, x), bias, compute)
+        return linear(backend, codes, backend.form(codes), gather_inputs(packed, x), bias, compute)
     branch = backend.low_rank(packed)
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))

@@ -31,8 +31,8 @@ from ..utils.tensors import divided
 from .base import Coding, EightBit
 from .dispatch_guard import undisturbed
 from .hadamard import rotate
-from .int8_reference import scaled_rows
 from .row_codes import RowCodes
+from .row_quantization import scaled_rows
 from .triton import imports
 from .workspace import scratch
 

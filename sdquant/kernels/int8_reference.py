@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ..core import packed_rows, torch_dtypes
-from ..utils.tensors import divided
 from . import int_matmul
 from .base import Coding, EightBit
 from .cpu import extension, int8_epilogue
 from .dispatch_guard import undisturbed
 from .fastest import is_settled, prefers_other
 from .row_codes import RowCodes
+from .row_quantization import quantized_rows
 from .triton import imports
 from .workspace import scratch
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LARGEST = 127.0
-# Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
-LEAST = 2.0**-100
 # Columns of one run are a multiple of this: what AMX multiplies at a time.
 RUN = 64
 # Those of a run when a weight is quantized again: with as many, 8 bits cost no more than SDNQ's groups.
@@ -93,27 +90,6 @@ def in_runs(form: PackedLayout, taps: int) -> bool:
         and form.columns % form.group == 0
         and form.group % (taps * RUN) == 0
     )
-
-
-def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Quantize rows x [m, k] of any float dtype to codes, int8 [m, k], and scales, float32 [m, 1]; see the module.
-
-    A row that is not finite gets NaN as its scale: its results are NaN.
-    """
-    codes, scale = scaled_rows(x, LARGEST)
-    codes = codes.round_()
-    return (codes.to(torch.int8) if out is None else out.copy_(codes)), scale
-
-
-def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Scale rows x [m, k] so that the largest magnitude in each is `most`. Return them, float32, and scales [m, 1]."""
-    values = x.to(torch.float32)
-    largest = values.abs().amax(1, keepdim=True)
-    zero = largest < LEAST
-    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
-    factor = largest.new_full((), most).div(largest).masked_fill_(zero, 0.0)
-    scale = divided(largest.sub(largest).add_(largest), most).masked_fill_(zero, 0.0)  # NaN instead of infinity
-    return values.mul(factor), scale
 
 
 def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -264,9 +240,11 @@ class InTriton(Steps):
         return quantized
 
     def again(self, backend: Backend, packed: Packed, form: PackedLayout | None, codes: Tensor) -> Tensor:
-        if form is None or not self.quantizes(backend, packed, form):
-            return super().again(backend, packed, form, codes)
         scale = torch.empty(len(codes), dtype=torch.float32, device=self.device)
+        if form is None or not self.quantizes(backend, packed, form):  # as rows of activations are
+            weight = backend.decode(packed, torch.float32).view(codes.shape)
+            self.kernels.quantization(weight, codes, scale, None)(self.device)
+            return scale
         self.kernels.requantization(_of_width(form, codes.shape[1]), packed.parts, codes, scale)(self.device)
         return scale
 
@@ -315,6 +293,12 @@ class WholeInTriton(InTriton):
 
     sums_in_memory: ClassVar[bool] = False
 
+    def weight_by_run(self, backend: Backend, packed: Packed, form: PackedLayout) -> tuple[Tensor, Tensor]:
+        if coding(packed, form) is not Coding.BY_RUN or form.factor != 1.0:
+            return super().weight_by_run(backend, packed, form)
+        scale = packed.parts[form.scale].view(form.rows, -1, form.taps)  # of any dtype
+        return packed.parts[form.codes].view(form.rows, form.columns), scale
+
     def by_row(
         self, codes: Tensor, row_scale: Tensor, sums: Tensor | None, weight: RowCodes, bias: Tensor | None, out: Tensor
     ) -> None:
@@ -346,8 +330,10 @@ def _fits_torch(rows: int, inner: int, columns: int) -> bool:
 def launched(backend: Backend, packed: Packed, form: PackedLayout, dtype: torch.dtype, least: int) -> EightBit:
     """Return the product with a weight on a GPU for a reader that launches its kernels without more ado."""
     device, of = packed.device, coding(packed, form)
-    if of is Coding.BY_RUN or device.type != "cuda" or imports.products(device) is None:
+    if device.type != "cuda" or imports.products(device) is None:
         return EightBit(least, None)
+    if of is Coding.BY_RUN:
+        return EightBit(least, of)
     if of & Coding.AGAIN and not WholeInTriton(device).quantizes(backend, packed, form):
         return EightBit(least, None)
     if of & Coding.BY_RUN:

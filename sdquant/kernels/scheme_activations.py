@@ -80,6 +80,30 @@ def prepared(
     return Codes(form, packed.parts, dtype, codes, how, prefix)
 
 
+def prepared_floats(
+    backend: Backend, packed: Packed, form: PackedLayout | None, dtype: torch.dtype, prefix: str
+) -> Prepared | None:
+    """Return the product of `Backend.as_floats` with bias, prepared as `prepared` is, on a card."""
+    how = None if form is None or packed.device.type != "cuda" else backend.float_rounding(packed, dtype)
+    if form is None or how is None:
+        return None
+    bind, scale, of = imports.floats_binder(), packed.parts[form.scale], _computed_in(dtype)
+    if bind is None or (not how.decoded and (imports.scaling(packed.device) is None or scale.numel() != form.rows)):
+        return None
+    operand = form if how.decoded else _bare(form)
+    reader = dispatch.way(backend, packed, form, dtype).reader
+    kernels = dispatch.way(backend, packed, operand, dtype if how.decoded else of)
+    if reader is None or kernels.reader is None:
+        return None
+    most = kernels.reader.most(operand, packed.parts, dtype if how.decoded else of)
+    return bind(form, packed.parts, dtype, how, prefix, kernels.few, most)
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the scales of activations of `dtype`."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
 def linear(
     backend: Backend, packed: Packed, form: PackedLayout | None, how: Activations | None, x: Tensor, bias: Tensor | None
 ) -> Tensor:

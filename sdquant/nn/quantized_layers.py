@@ -257,6 +257,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
             )
         elif not self._backend.computes(self.spec):
             self._prepared = preparation.prepared(self._backend, packed, self._form, x.dtype, self.compute, PREFIX)
+        else:
+            self._prepared = scheme_activations.prepared_floats(self._backend, packed, self._form, x.dtype, PREFIX)
         return True
 
     def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

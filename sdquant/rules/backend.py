@@ -13,6 +13,7 @@ from ..core import (
     Activations,
     Backend,
     FloatGemm,
+    FloatRounding,
     Geometry,
     Option,
     Packed,
@@ -36,6 +37,7 @@ from .qconfig import QuantizationRule, rule_of
 from .quant_spec import RuleSpec, operation_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 TYPES = tuple(row.name for row in QTYPES)
@@ -200,18 +202,15 @@ class RulesBackend(Backend):
         """Return the activations for a float GEMM: dequantized if the codes cannot be multiplied, else (a float type on
         either side) as codes with scales. None for integers on both sides, which are multiplied as integers."""
         from .core import fast_activations
-        from .core.dot_general import LEAST_TILE
         from .core.numerics import from_codes
         from .core.qarray import dequantize
         from .packed_qarray import activations_of
 
-        rule, scale, (_, inputs, *space) = _rule_of(packed.spec), packed.parts["scale"], packed.spec.shape
-        of_weight, of_x = qtype(rule.weight_qtype or ""), qtype(rule.act_qtype or "")
-        tiles = scale.shape[1] if space else max(scale.shape[1], _tiles_of_x(rule, inputs))
-        whole = tiles == 1 or (not space and inputs // tiles >= LEAST_TILE)  # a convolution's sums are of all inputs
-        by_codes = whole and {of_weight.kind, of_x.kind} <= {"int", "float"}
-        if by_codes and (of_weight.kind == of_x.kind == "int" or tiles > 1 or 16 in (of_weight.bits, of_x.bits)):
+        rule, scale, space = _rule_of(packed.spec), packed.parts["scale"], packed.spec.shape[2:]
+        by_codes = _multiplies_codes(packed)
+        if by_codes is None:
             return None
+        of_x = qtype(rule.act_qtype or "")
         fast = None if space else fast_activations.numbers(x, rule, decoded=not by_codes)
         if fast is not None and not by_codes:
             return FloatGemm(x=fast[0].to(x.dtype))
@@ -226,6 +225,18 @@ class RulesBackend(Backend):
         if array.zero_point is not None:
             return None
         return FloatGemm(x=from_codes(array.qvalue, of_x, array.scale.dtype), scales=(array.scale, of_outputs))
+
+    def float_rounding(self, packed: Packed, dtype: torch.dtype) -> FloatRounding | None:
+        from .core import fast_activations
+
+        if not self.computes(packed.spec) or len(packed.spec.shape) != 2:
+            return None
+        by_codes = _multiplies_codes(packed)
+        if by_codes is None or (by_codes and "zero_point" in packed.parts):
+            return None
+        return fast_activations.rounding_of(
+            _rule_of(packed.spec), (1, packed.spec.shape[1]), dtype, packed.device, decoded=not by_codes
+        )
 
     def by_row(self, packed: Packed) -> bool:
         count = packed.spec.shape[0]
@@ -243,6 +254,19 @@ class RulesBackend(Backend):
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return prequantized_files.read(found, shape, get)
+
+
+def _multiplies_codes(packed: Packed) -> bool | None:
+    """Return whether codes of both sides are multiplied, as floats, or dequantized numbers; None for integers."""
+    from .core.dot_general import LEAST_TILE
+
+    rule, scale, (_, inputs, *space) = _rule_of(packed.spec), packed.parts["scale"], packed.spec.shape
+    of_weight, of_x = qtype(rule.weight_qtype or ""), qtype(rule.act_qtype or "")
+    tiles = scale.shape[1] if space else max(scale.shape[1], _tiles_of_x(rule, inputs))
+    whole = tiles == 1 or (not space and inputs // tiles >= LEAST_TILE)  # a convolution's sums are of all inputs
+    by_codes = whole and {of_weight.kind, of_x.kind} <= {"int", "float"}
+    is_integer = of_weight.kind == of_x.kind == "int"
+    return None if by_codes and (is_integer or tiles > 1 or 16 in (of_weight.bits, of_x.bits)) else by_codes
 
 
 def _tiles_of_x(rule: QuantizationRule, inputs: int) -> int:

@@ -18,6 +18,7 @@ from sdquant.kernels import (
     fastest,
     fp8_linear,
     hadamard,
+    input_gathering,
     int8_reference,
     int_matmul,
     scheme_activations,
@@ -103,6 +104,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         branch,
         branch_sides,
         expansion,
+        gathering,
         int8_gemm,
         launch,
         launch_config,
@@ -139,6 +141,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(scheme_activations, "_right", lambda *of: True)
     monkeypatch.setattr(imports, "decoder", lambda: None)  # it needs addresses
     monkeypatch.setattr(by_kernels, "plain", lambda x: True)
+    monkeypatch.setattr(imports, "gathering", lambda device: gathering)
+    monkeypatch.setattr(input_gathering, "plain", lambda x: True)
+    monkeypatch.setattr(input_gathering, "seen", lambda x: False)
     monkeypatch.setattr(hadamard, "plain", lambda x: True)
     monkeypatch.setattr(hadamard, "seen", lambda x: False)
     monkeypatch.setattr(int8_reference.InTriton, "_agrees", lambda self, *of: True)

@@ -21,6 +21,7 @@ from sdquant.kernels.triton import branch as low_rank
 from sdquant.kernels.triton import (
     branch_sides,
     expansion,
+    gathering,
     int8_gemm,
     launch,
     rotation,
@@ -250,7 +251,8 @@ def by_run(target: Target) -> Iterator[Configuration]:
         columns = 10 * each * taps
         codes, weight = stand(torch.int8, 4608, columns), stand(torch.int8, 3072, columns)
         out, bias = stand(dtype, 4608, 3072), stand(dtype, 3072) if each == 64 else None
-        scale, row_scale = stand(torch.float32, 3072, 10, taps), stand(torch.float32, 4608, 10 if both else 1)
+        of_scale = torch.float32 if both else dtype  # those of a file, if the weight is not quantized again
+        scale, row_scale = stand(of_scale, 3072, 10, taps), stand(torch.float32, 4608, 10 if both else 1)
         of = int8_gemm.product_by_run(codes, weight, scale, row_scale, bias, out, tile)
         name = f"{tile.rows}x{tile.columns}, runs of {each}{' of both' * both}, {taps} taps, as {dtype}"
         yield Configuration("by run", name, of, of.arguments["BLOCK_N"] * of.arguments["BLOCK_K"])
@@ -315,6 +317,14 @@ def scalings(target: Target) -> Iterator[Configuration]:
         yield Configuration("scaling", f"{of.dtype} as {dtype}", made, 8 * 256)
 
 
+def gatherings(target: Target) -> Iterator[Configuration]:
+    order, factors = torch.empty(1, dtype=torch.int32), torch.empty(1)
+    for dtype, of in product(DTYPES, ((order, factors), (order, None), (None, factors))):
+        made = gathering.gathering(stand(dtype, 4608, 3072), *of, stand(dtype, 4608, 3072))
+        name = f"{dtype}, {'in order' if of[0] is None else 'ordered'}{'' if of[1] is None else ', times factors'}"
+        yield Configuration("gather", name, made, made.arguments["BLOCK_M"] * made.arguments["BLOCK_K"])
+
+
 # Kernels by the names of their functions: what their launchers choose on a target.
 KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "decode_kernel": decoding,
@@ -333,6 +343,7 @@ KERNELS: dict[str, Callable[[Target], Iterator[Configuration]]] = {
     "tiles_kernel": tile_codes,
     "numbers_kernel": numbers,
     "scaling_kernel": scalings,
+    "gather_kernel": gatherings,
     "tiled_product_kernel": by_tile,
 }
 

@@ -33,6 +33,7 @@ from sdquant.kernels.triton import (  # noqa: E402
     products,
     rotation,
     scheme_gemm,
+    scheme_scaling,
 )
 from sdquant.nn import quantized_layer  # noqa: E402
 from sdquant.nn.quantized_layers import PREFIX  # noqa: E402
@@ -43,7 +44,8 @@ KERNELS = (
     launch.decode_kernel, launch.one_row_kernel, launch.rows_kernel, activations.quantize_kernel,
     activations.again_kernel, products.product_kernel, products.runs_kernel, rotation.rotate_kernel,
     branch.branch_kernel, branch_sides.down_kernel, branch_sides.up_kernel, scheme_gemm.tiles_kernel,
-    scheme_gemm.tiled_product_kernel, expansion.expand_kernel,
+    scheme_gemm.tiled_product_kernel, expansion.expand_kernel, scheme_gemm.numbers_kernel,
+    scheme_scaling.scaling_kernel,
 )  # fmt: skip
 LAUNCHED: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
 
@@ -189,8 +191,6 @@ FRESH = ("x", "out", "codes", "scale", "sums", "row_scale", "weight", "bias", "z
 def test_the_launches_of_a_product_in_integers_are_those_of_triton(scheme: str, bias: bool) -> None:
     layer, _ = _bound(scheme, bias)
     of = coding(layer.packed, layer._form)
-    if of is Coding.BY_RUN:
-        pytest.skip("codes with several scales for a row need torch before they are multiplied")
     layer, bound = _bound(scheme, bias, EightBit(32, of, sums=needs_sums(layer._form), run=AGAIN_RUN))
     x = torch.ones(1, 40, 512, dtype=torch.bfloat16)
     kept = [bound(x, layer._parameters) for _ in range(3)]

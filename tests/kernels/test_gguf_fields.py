@@ -109,11 +109,6 @@ def test_rows_of_it(kind: str) -> None:
     assert whole is not None and wanted is not None and same(whole, wanted)
 
 
-def test_types_that_no_kernel_reads_stay_blocks() -> None:
-    packed = packed_as("tq2_0", 4, 256)
-    assert BACKEND.for_kernels(packed) is packed
-
-
 def test_readers_for_cpus_leave_it_alone() -> None:
     for kind in KINDS:
         fields = BACKEND.for_kernels(packed_as(kind, 4, 512))
@@ -143,7 +138,7 @@ class TestWanted:
         assert prepack.laid_out(packed, device) is packed
 
     def test_not_of_other_schemes(self) -> None:
-        for scheme in ("nf4", "int8", "tq2_0"):
+        for scheme in ("nf4", "int8"):
             spec = backends.parse(scheme)
             packed = backends.get(spec.scheme.backend).encode(torch.randn(64, 256), spec)
             assert prepack.laid_out(packed, "cuda") is packed

@@ -32,10 +32,14 @@ FEW = (
     "by runs as torch.float16",
     "rotated by 16",
     "nvfp4 as torch.bfloat16",
+    "iq2_xxs 6x512 as torch.bfloat16",
+    "iq1_m 6x512 apart times 17 rows of torch.float16",
+    "tq1_0 6x512 apart as torch.float16",
     "nvfp4 with a branch",
     "sides of a branch 0 as torch.bfloat16",
     "sides of a branch 1 as torch.float16",
     "scaled as torch.bfloat16",
+    "gathered as torch.float16",
     "6 bits in groups of 16 expanded, torch.float8_e4m3fn",
     "rule ('int4', 'int8', 128, 256, 'absmax') as torch.float16",
     "('float8_e4m3fn', 300, 300, False) as torch.float16",
@@ -44,7 +48,7 @@ PARTS = 16
 CHECKS = {"decode_kernel", "one_row_kernel", "rows_kernel", "again_kernel", "quantize_kernel", "finish_kernel",
           "product_kernel", "runs_kernel", "rotate_kernel", "branch_kernel", "down_kernel", "up_kernel",
           "expand_kernel", "tiles_kernel", "tiled_product_kernel", "numbers_kernel",
-          "scaling_kernel"}  # fmt: skip
+          "scaling_kernel", "gather_kernel"}  # fmt: skip
 
 
 @pytest.fixture

@@ -115,8 +115,23 @@ def blocks_of(kind: str, rows: int, columns: int) -> Case:
     for at in TYPES[kind].halves:
         numbers = _floats(random, count, "float16")
         blocks[:, at : at + 2] = numbers.view(torch.uint8).view(count, 2)
+    if kind == "iq1_m":  # whose number is in the upper four bits of four others
+        bits = _floats(random, count, "float16").view(torch.uint8).view(count, 2)
+        fours = torch.stack((bits & 15, bits >> 4), dim=2).flatten(1)
+        blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | fours << 4
+    if kind == "mxfp4":
+        blocks[:, 0] = torch.from_numpy(random.integers(110, 125, count, dtype=np.uint8))
     form = PackedLayout(rows=rows, columns=columns, codes="codes", packing=kind, group=row.block)
     return Case(f"{kind} {rows}x{columns}", form, {"codes": blocks})
+
+
+def every_scale_of(kind: str, bytes_of: int) -> Case:
+    """Blocks whose scales, in their first bytes, are all numbers of a byte that files may have; of rows that have no
+    products."""
+    count, largest = 256 // bytes_of, 252 if kind == "mxfp4" else 255  # above, 12 times a power of two is no float32
+    case = blocks_of(kind, count * TYPES[kind].block // 16, 16)
+    case.parts["codes"][:, :bytes_of] = torch.arange(256).clamp(max=largest).to(torch.uint8).view(count, bytes_of)
+    return replace(case, name=f"{kind} of every scale")
 
 
 def apart_of(case: Case) -> Case:
@@ -170,11 +185,11 @@ def cases() -> Iterator[Case]:
     yield _case("int8 taps", 7, 288, "int8", 144, taps=9, zero=3, arithmetic="bfloat16", scales="bfloat16")
     yield _case("int4 turns", 12, 64, "nibbles-low", 768, taps=24, zero=8, **shifted)  # HQQ, axis 0
     yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
-    blocks = [
-        blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96) for kind in GGUF
-    ]
+    columns = {32: 96, 64: 192, 256: 512}
+    blocks = [blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, columns[TYPES[kind].block]) for kind in GGUF]
     blocks.append(blocks_of("q4_k", 6, 128))  # blocks that cross rows, as in a reshaped convolution
     blocks.append(blocks_of("q4_0", 4, 24))
+    blocks += [every_scale_of("mxfp4", 1), every_scale_of("nvfp4", 4)]
     for case in blocks:
         yield case
         yield apart_of(case)
@@ -573,6 +588,9 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
         x, weight = (random.integers(-127, 128, (n, groups, each, taps), dtype=np.int8) for n in (m, rows))
         of_rows = (m, groups if both else 1)
         scale, row = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in ((rows, groups, taps), of_rows))
+        stored = torch.from_numpy(scale).to(torch.float32 if both else dtype)  # of any dtype, and times a factor
+        factor = 1.0 if both else 0.3
+        scale = stored.float().numpy() * np.float32(factor)
         bias = torch.from_numpy(random.normal(size=rows).astype(np.float32)).to(dtype) if biased else None
         total = np.zeros((m, rows), np.float32)
         for tap in range(taps):
@@ -582,11 +600,12 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
                 total += part * scale[:, group, tap]
         total = total if both else total * row
         wanted = total if bias is None else total + bias.float().numpy()
-        tensors = [torch.from_numpy(array).to(device) for array in (x, weight, scale, row)]
+        tensors = [torch.from_numpy(array).to(device) for array in (x, weight, row)]
+        tensors.insert(2, stored.to(device))
         tensors[:2] = [tensors[0].view(m, -1), tensors[1].view(rows, -1)]
         wide = torch.full((m, rows + 3), 7.0, dtype=dtype, device=device)
         of_bias = None if bias is None else bias.to(device)
-        eight.product_by_run(*tensors, of_bias, wide[:, :rows])(torch.device(device))
+        eight.product_by_run(*tensors, of_bias, wide[:, :rows], factor=factor)(torch.device(device))
         if not bool((wide[:, rows:] == 7.0).all()):
             return "it writes beyond the end"
         if not torch.equal(wide[:, :rows].cpu(), torch.from_numpy(wanted).to(dtype)):
@@ -791,6 +810,22 @@ def wrong_scaling(dtype: torch.dtype, device: str) -> str:
     return ""
 
 
+def wrong_gathering(dtype: torch.dtype, device: str) -> str:
+    """What is wrong with activations whose columns are multiplied and gathered; torch's."""
+    from sdquant.kernels.triton import gathering
+
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 9, 331, generator=generator).to(dtype)
+    order, factors = torch.randperm(331, generator=generator).to(torch.int32), torch.rand(331, generator=generator) * 3
+    for one, by in ((order, factors), (order, None), (None, factors)):
+        wanted = x if by is None else (x * by).to(dtype)
+        wanted = wanted if one is None else wanted.index_select(-1, one)
+        given = [None if of is None else of.to(device) for of in (one, by)]
+        if not torch.equal(gathering.gather_columns(x.to(device), *given).cpu(), wanted):
+            return f"numbers differ {'in their order' if by is None else 'with factors'}"
+    return "" if gathering.sound_gathering(torch.device(device)) else "its own check fails"
+
+
 Look = tuple[str, Callable[[], str]]
 
 
@@ -798,8 +833,10 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
     """Each thing to look at: its name, and what says what is wrong with it."""
     reader = TritonReader()
     for number, case in enumerate(cases()):
-        one = torch.float32 if case.form.fused else list(DTYPES)[number % 3]  # where one rounding or two shows
-        dtypes = list(DTYPES) if thorough else [one]
+        # Where one rounding or two shows; and Triton's interpreter makes zeros of bfloat16's smallest numbers.
+        alone = case.name.endswith(("of every scale", "of every scale apart"))
+        one = torch.float32 if case.form.fused or alone else list(DTYPES)[number % 3]
+        dtypes = list(DTYPES) if thorough and not alone else [one]
         for dtype in dtypes:
             yield f"{case.name} as {dtype}", partial(wrong_weight, case, dtype, device)
         if not reader.few(case.form, case.parts, torch.bfloat16):
@@ -817,6 +854,7 @@ def looks(device: str, *, thorough: bool) -> Iterator[Look]:
         yield f"{case.name} with a branch", partial(wrong_branch, case, (32, 5, 16, 40)[number], of, dtype, device)
     for dtype in DTYPES:
         yield f"scaled as {dtype}", partial(wrong_scaling, dtype, device)
+        yield f"gathered as {dtype}", partial(wrong_gathering, dtype, device)
     for number, sides in enumerate(SIDES if thorough else SIDES[:2]):
         for dtype in DTYPES if thorough else [list(DTYPES)[number % 3]]:
             yield f"sides of a branch {number} as {dtype}", partial(wrong_sides, sides, dtype, device)

@@ -1,9 +1,10 @@
 """Kernels for GPUs, written in Triton. Importing this package imports neither triton nor torch.
 
 * `blocks`: the chunks of each packing, as rows of a table. No triton.
-* `decoding`: device functions from packed codes to numbers. `weights`: kernels on them: decode, and two products.
+* `loads`, `decoding`, `grids`: device functions from packed codes to numbers. `weights`: kernels on them: decode, and
+  two products.
 * `activations`, `products`: device code for `int8_gemm`, products of 8-bit codes. `tiles`: their sizes. No triton.
-* `rotation`: rotations of activations, alone or while rows are quantized.
+* `rotation`: rotations of activations, alone or while rows are quantized. `gathering`: columns in another order.
 * `launch_config`: a launch, and its arguments for a form. `launch`: launches over weights.
 * `bound_linear`, `bound_eight`: the same launches bound to a layer's weight, so that a call replaces addresses alone.
 * `triton_kernels`: the reader for `dispatch`.

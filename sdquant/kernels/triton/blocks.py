@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Weights in a chunk of a packing that keeps its scales elsewhere: the first, of which usual groups are multiples, or
 # the second, the group of NVFP4.
 CHUNKS = (32, 16)
+GRIDS = "grids"  # family of blocks whose codes are indices of tables
 # The largest weight that is read: indices are 32-bit numbers, and a GGUF block has more bytes than weights.
 MOST = 1 << 30
 
@@ -60,6 +61,11 @@ def _simple(**fields: int | str) -> Block:
     return Block(family="nibbles", planes=2, lanes=16, **fields)  # type: ignore[arg-type]
 
 
+def _of_grid(lanes: int, table: str) -> Block:
+    """Return a block of 256 weights that are in a table, in chunks with one scale."""
+    return Block(family=GRIDS, planes=1, lanes=lanes, chunks=256 // lanes, table=table)
+
+
 # The arithmetic is that of `backends/_gguf_decode` and `_gguf_iq`.
 GGUF: Mapping[str, Block] = {
     "q8_0": Block(family="bytes", planes=1, lanes=32),
@@ -74,6 +80,17 @@ GGUF: Mapping[str, Block] = {
     "q3_k": Block(family="q3_k", planes=4, lanes=16, order="halves", chunks=4, zero=4),
     "q6_k": Block(family="q6_k", planes=4, lanes=16, order="halves", chunks=4, zero=32),
     "iq4_xs": Block(family="iq4_xs", planes=2, lanes=16, chunks=8, table="iq4"),
+    "mxfp4": Block(family="mxfp4", planes=2, lanes=16, table="e2m1 twice"),
+    "nvfp4": Block(family="nvfp4", planes=2, lanes=8, chunks=4, table="e2m1 twice"),
+    "tq2_0": Block(family="tq2_0", planes=4, lanes=32, chunks=2, zero=1),
+    "tq1_0": Block(family="tq1_0", planes=1, lanes=16, chunks=16, zero=1),
+    "iq3_s": _of_grid(32, "iq3_s"),
+    "iq3_xxs": _of_grid(32, "iq3_xxs"),
+    "iq2_s": _of_grid(16, "iq2_s"),
+    "iq2_xs": _of_grid(16, "iq2_xs"),
+    "iq2_xxs": _of_grid(32, "iq2_xxs"),
+    "iq1_m": _of_grid(16, "iq1_m"),
+    "iq1_s": _of_grid(16, "iq1_s"),
 }
 
 # Packings of `packed_layout` other than blocks. float8 is decoded by arithmetic: GPUs before Ada have no such type.

@@ -79,7 +79,7 @@ class Int8(_Eight):
         self.run = eight.run if eight.coding & Coding.BOTH else 0
         # Rows as those that are quantized again: of one run each.
         self.stored = form
-        if self.by_run:
+        if self.by_run and self.again:
             self.stored = replace(form, rows=form.rows * form.columns // eight.run, columns=eight.run)
 
     def __call__(
@@ -131,6 +131,11 @@ class Int8(_Eight):
         yield rows_of_x, {"x": X, "codes": x_codes, "scale": x_scale, "sums": x_sums}
         parts, results = bound.tensors(own), out.view(m, rows)
         at = {"x": x_codes, "row_scale": x_scale, "out": to, "bias": to if bias is None else BIAS}
+        if self.by_run and not self.again:
+            at |= {"weight": bound.at["codes"], "scale": bound.at["scale"]}
+            of_runs = parts[form.codes].view(rows, -1), parts[form.scale].view(rows, -1, form.taps)
+            yield int8_gemm.product_by_run(codes, *of_runs, scale, bias, results, factor=form.factor), at
+            return
         if not self.again:
             zero = form.zero if isinstance(form.zero, int) else parts[form.zero]
             of = RowCodes(

@@ -14,6 +14,9 @@ Triton takes the annotations of parameters as they are, hence no `from __future_
 import triton
 import triton.language as tl
 
+from .grids import grid_values
+from .loads import byte, half
+
 GATHERS = tl.constexpr(hasattr(tl, "gather"))  # since Triton 3.3
 
 
@@ -41,18 +44,6 @@ def position(g, lane, p: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr
     else:
         at = g * (PLANES * LANES) + LANES * p + lane
     return at
-
-
-@triton.jit
-def byte(codes, at, live):
-    """int32, signed where `codes` is."""
-    return tl.load(codes + at, mask=live, other=0).to(tl.int32)
-
-
-@triton.jit
-def half(codes, at, live):
-    """Load the half-precision number at index `at` as float32."""
-    return tl.load(codes.to(tl.pointer_type(tl.float16)) + at, mask=live, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -267,7 +258,8 @@ def block_values(
     at_codes = (Q * many + block * Q_STEP)[:, :, None]
     at_high = (H * many + block * H_STEP)[:, :, None]
     at_scales = S * many + block * S_STEP
-    scale = half(codes, D * many + block * D_STEP, live)
+    if D >= 0:
+        scale = half(codes, D * many + block * D_STEP, live)
     if FAMILY == "bytes":
         code = (byte(codes, at_codes + lane, alive) ^ 128) - 128
     elif FAMILY == "nibbles":
@@ -296,6 +288,29 @@ def block_values(
         low = (byte(codes, at_scales + 2 + c // 2, live) >> ((c & 1) * 4)) & 15
         scale = scale * ((low | (high << 4)) - 32).to(tl.float32)
         code = (byte(codes, at_codes + 16 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
+    elif FAMILY == "mxfp4":
+        # Half of the power of two, as the table has twice the values.
+        exponent = byte(codes, at_scales, live)
+        bits = tl.where(exponent < 2, 0x00200000 << (exponent & 1), (exponent - 1) << 23)
+        scale = bits.to(tl.float32, bitcast=True)
+        code = (byte(codes, at_codes + lane, alive) >> (4 * p)) & 15
+    elif FAMILY == "nvfp4":
+        # As in `float8`, but without a sign, half as large, and zero for NaN.
+        eight = byte(codes, at_scales + c, live)
+        scale = ((eight & 0x7F) << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 128.0
+        scale = tl.where(eight == 0x7F, 0.0, scale)
+        code = (byte(codes, at_codes + 8 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
+    elif FAMILY == "tq2_0":
+        code = (byte(codes, at_codes + 32 * c[:, :, None] + lane, alive) >> (2 * p)) & 3
+    elif FAMILY == "tq1_0":
+        # Five numbers of three values in a byte, the last four bytes four: of the fraction that a byte is, the digits
+        # in base 3. Ten chunks of the first 32 bytes by turns, five of the next 16, one of the last.
+        d = c[:, :, None] + lane * 0
+        digit = tl.where(d < 10, d >> 1, tl.where(d < 15, d - 10, lane >> 2))
+        start = tl.where(d < 10, (d & 1) * 16, 32) + lane
+        packed = byte(codes, at_codes + start, alive & (d < 15)) + byte(codes, at_high + (lane & 3), alive & (d == 15))
+        power = (1 + 2 * (digit & 1)) * (1 + 8 * ((digit >> 1) & 1)) * (1 + 80 * (digit >> 2))
+        code = (((packed * power) & 255) * 3) >> 8
     else:
         # Sixteen scales: half h of the block, plane p, and j says which 16 of 32 lanes.
         h = c >> 1
@@ -349,6 +364,8 @@ def values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
             g, live, p, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, TAPS, FUSED, ARITHMETIC, BITS,
         )  # fmt: skip
+    elif FAMILY == "grids":
+        v = grid_values(codes, table, many, g, live, PACKING, LANES, CHUNKS, D, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP)
     else:
         v = block_values(
             codes, table, many, g, live, p, FAMILY, LANES, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z,

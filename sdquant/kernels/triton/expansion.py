@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...core import dtype_name
 from .activations import nearest
-from .decoding import byte, float8, nibbles, of_sixteen, rounded, sixteen
+from .decoding import float8, nibbles, of_sixteen, rounded, sixteen
 from .launch_config import EXACT, FLOAT8_SCALES, INTERPRETED, Launch
+from .loads import byte
 
 BLOCK = 1024  # columns for each program
 _LARGEST = 127

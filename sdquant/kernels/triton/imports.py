@@ -124,6 +124,12 @@ def scaling(device: torch.device) -> ModuleType | None:
 
 
 @cache
+def gathering(device: torch.device) -> ModuleType | None:
+    """Return the module `gathering`; None if its kernel does not run on `device` or gives wrong results there."""
+    return _checked(device, "inputs in another order", "sound_gathering", name="gathering")
+
+
+@cache
 def scheme_binder() -> Callable[..., Prepared] | None:
     """Return `bound_scheme.BoundScheme`; None as for `binder`."""
     if binder() is None:
@@ -131,6 +137,16 @@ def scheme_binder() -> Callable[..., Prepared] | None:
     from .bound_scheme import BoundScheme
 
     return BoundScheme
+
+
+@cache
+def floats_binder() -> Callable[..., Prepared] | None:
+    """Return `bound_floats.BoundFloats`; None as for `binder`."""
+    if binder() is None:
+        return None
+    from .bound_floats import BoundFloats
+
+    return BoundFloats
 
 
 @cache

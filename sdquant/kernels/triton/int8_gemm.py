@@ -239,21 +239,16 @@ def _processors(device: torch.device) -> int:
 
 
 def product_by_run(
-    codes: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    tile: Tile | None = None,
-) -> Launch:
+    codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor,
+    tile: Tile | None = None, factor: float = 1.0,
+) -> Launch:  # fmt: skip
     """Return the launch of a product with several scales per row, from codes to results.
 
     Args:
         codes, weight: int8 [m, columns] and [rows, columns], contiguous. row_scale: float32 [m, 1], of the codes, or
             [m, groups], of their runs, where taps are 1.
-        scale: float32 [rows, groups, taps], contiguous, of columns [groups, columns / groups / taps, taps].
-        out: [m, rows]; may be some columns of a wider tensor. tile: None for the best one.
+        scale: [rows, groups, taps], contiguous, of columns [groups, columns / groups / taps, taps], in any float dtype.
+        out: [m, rows]; may be some columns of a wider tensor. tile: None for the best one. factor: of all scales.
     """
     (m, columns), (rows, groups, taps) = codes.shape, scale.shape
     each = columns // groups // taps
@@ -273,6 +268,7 @@ def product_by_run(
         "groups": groups,
         "each": each,
         "taps": taps,
+        "factor": factor,
         "BIASED": bias is not None,
         "OUT": dtype_name(out.dtype),
         "BITS": INTERPRETED,
@@ -385,7 +381,7 @@ def _multiplies_by_run(device: torch.device, tile: Tile, taps: int = 1, both: bo
     """Multiply codes in two runs, scaled on one side or `both`: side by side, or by turns, as taps of convolutions."""
     m, rows, columns = 70, 140, 2 * 2 * RUN
     left, right = _codes(m, columns, 7, device), _codes(rows, columns, 1, device)
-    scale = _scales(2 * rows, device).view(rows, 2 // taps, taps)
+    scale = _scales(2 * rows, device).view(rows, 2 // taps, taps).to(torch.float32 if both else torch.bfloat16)
     row_scale = _scales((1 + both) * m, device).view(m, -1)
     one = row_scale.new_ones(m, 2)
     of_runs, of_rows = (row_scale, one[:, :1]) if both else (one, row_scale)

@@ -14,7 +14,7 @@ import triton
 
 from ...core import code_tables, ggml_iq, gguf_fields, torch_dtypes
 from ...utils.device_constants import constant
-from .blocks import Block, block_of
+from .blocks import GRIDS, Block, block_of
 from .decoding import rounded
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _plan(form: PackedLayout, scales: str) -> LaunchConfig:
     step = {name: at[name].step if name in at else 0 for name in _FIELDS}
     compiled = {
         "FAMILY": block.family,
-        "PACKING": form.packing if own else "",
+        "PACKING": form.packing if own or block.family == GRIDS else "",
         "PLANES": block.planes,
         "LANES": block.lanes,
         "ORDER": block.order,
@@ -163,9 +163,14 @@ def pointers(form: PackedLayout, parts: Mapping[str, Tensor], block: Block) -> d
     }
 
 
+_SIXTEEN = {"iq4": ggml_iq.NON_LINEAR, "e2m1 twice": ggml_iq.E2M1_TWICE}
+
+
 @constant
 def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
-    """Return the values of a table's codes, float32."""
-    if name == "iq4":
-        return torch.tensor(ggml_iq.NON_LINEAR, dtype=torch.float32, device=device)
+    """Return the values of a table's codes, float32; those of grids are int8, in words of four."""
+    if name in _SIXTEEN:
+        return torch.tensor(_SIXTEEN[name], dtype=torch.float32, device=device)
+    if name in ggml_iq.GRIDS:
+        return ggml_iq.grid(name).view(-1, 4).view(torch.int32).view(-1).to(device)
     return code_tables.code_table(name, arithmetic, device)

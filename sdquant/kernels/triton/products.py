@@ -111,19 +111,19 @@ def product_kernel(
 
 @triton.jit
 def runs_kernel(
-    x, weight, scale, row_scale, bias, out, m_rows, rows, columns, out_columns, groups, each, taps,
+    x, weight, scale, row_scale, bias, out, m_rows, rows, columns, out_columns, groups, each, taps, factor,
     BIASED: tl.constexpr, OUT: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BAND: tl.constexpr, SPREAD: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = (sum over runs of float32(x * weight) * scale) * row_scale + bias, rounding after each step, for
-    weights with several scales per row, each for a run of columns.
+    """Compute out = (sum over runs of float32(x * weight) * (scale * factor)) * row_scale + bias, rounding after each
+    step, for weights with several scales per row, each for a run of columns.
 
     cuBLAS would need one GEMM for each run, and as many passes over the results. Here the sums of a run stay in
     registers. All runs are one loop, so that the next columns are on their way when a run ends, too.
 
     x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
-    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. SPREAD: there are several taps. BOTH:
-    row_scale is [m_rows, groups], of runs, and multiplies their sums before `scale` does. Rows of `out` are
+    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps], in any dtype. SPREAD: there are several taps.
+    BOTH: row_scale is [m_rows, groups], of runs, and multiplies their sums before `scale` does. Rows of `out` are
     `out_columns` apart.
     """
     i, j = tile_of(tl.program_id(0), tl.cdiv(m_rows, BLOCK_M), tl.cdiv(rows, BLOCK_N), BAND)
@@ -157,7 +157,7 @@ def runs_kernel(
             part = sums.to(tl.float32)
             if BOTH:
                 part = part * tl.load(row_scale + tl.minimum(m, m_rows - 1) * groups + run)[:, None]
-            total += part * s[None, :]
+            total += part * (s.to(tl.float32) * factor)[None, :]
             sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
     y = total
     if not BOTH:

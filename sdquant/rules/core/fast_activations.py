@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core import torch_dtypes
+from ...core import FloatRounding, torch_dtypes
 from ...kernels import cpu_int8 as native
 from ...kernels import dispatch_guard, scheme_numbers
 from ..packed_layout import act_how
@@ -32,24 +32,31 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
     Return None for what is not done here: methods other than "absmax", static ranges, types with scales of
     their own, other devices.
     """
-    if (
-        rule.act_static_scale
-        or x.dtype not in torch_dtypes.COMPUTE_DTYPES
-        or x.device.type not in ("cpu", "cuda")
-        or not x.numel()
-        or not x.ndim
-    ):
+    if not x.numel() or not x.ndim:
         return None
-    how, inputs = act_how(rule, x.ndim, conv=False), x.shape[-1]
-    last = x.ndim - 1
-    tile = tile_sizes(x.shape, how).get(last, inputs)
-    plain = how.calibration_method == "absmax" and len(how.channelwise_axes) == last and not how.row.scale_type
-    if not plain or (tile != inputs and not decoded) or not _rounds(_kind(how), x.device):
+    of = rounding_of(rule, tuple(x.shape), x.dtype, x.device, decoded=decoded)
+    if of is None:
         return None
-    if not _right(x.dtype, how.qtype, decoded, x.device):
-        return None
-    values, scale = _rounded(x.contiguous(), how, tile, decoded)
+    values, scale = _rounded(x.contiguous(), of)
     return values, scale.view(*x.shape[:-1], -1).to(values.dtype)
+
+
+def rounding_of(
+    rule: QuantizationRule, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, decoded: bool
+) -> FloatRounding | None:
+    """Return how `numbers` rounds activations of a shape; None as there."""
+    if rule.act_static_scale or dtype not in torch_dtypes.COMPUTE_DTYPES or device.type not in ("cpu", "cuda"):
+        return None
+    how, inputs, last = act_how(rule, len(shape), conv=False), shape[-1], len(shape) - 1
+    tile = tile_sizes(shape, how).get(last, inputs)
+    plain = how.calibration_method == "absmax" and len(how.channelwise_axes) == last and not how.row.scale_type
+    if not plain or (tile != inputs and not decoded) or not _rounds(_kind(how), device):
+        return None
+    return _of(how, tile, decoded) if _right(dtype, how.qtype, decoded, device) else None
+
+
+def _of(how: HowToQuantize, tile: int, decoded: bool) -> FloatRounding:
+    return FloatRounding(limits=(how.row.bound, *how.row.limits), kind=_kind(how), tile=tile, decoded=decoded)
 
 
 def _kind(how: HowToQuantize) -> str:
@@ -65,9 +72,9 @@ def _rounds(kind: str, device: torch.device) -> bool:
     return scheme_numbers.rounds(kind, device)
 
 
-def _rounded(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tensor, Tensor]:
-    row, by = how.row, native.numbers_of if x.is_cpu else scheme_numbers.numbers_of
-    return by(x, x.numel() // tile, (row.bound, *row.limits), _kind(how), decoded)
+def _rounded(x: Tensor, of: FloatRounding) -> tuple[Tensor, Tensor]:
+    by = native.numbers_of if x.is_cpu else scheme_numbers.numbers_of
+    return by(x, x.numel() // of.tile, of.limits, of.kind, of.decoded)
 
 
 @cache
@@ -80,7 +87,7 @@ def _right(dtype: torch.dtype, name: str, decoded: bool, device: torch.device) -
     x[1] = 0
     expected = quantize(x, how)
     try:
-        result, scale = _rounded(x, how, 100, decoded)
+        result, scale = _rounded(x, _of(how, 100, decoded))
     except Exception as error:  # whatever it is: Triton's kernel does not work here, and torch does
         log.warning(
             "Activations are rounded to %s by torch, which is slower: %s: %s", name, type(error).__name__, error
