@@ -63,6 +63,12 @@ def benchmark(*rows: BenchmarkRow, **values: Any) -> Benchmark:
 # The command, in processes.
 
 
+def test_a_scheme_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused by what the command calls, which takes all that it passes on."""
+    assert cli.main(["bench", str(UNET), "-q", "int9", "--no-progress"]) == 2
+    assert "int9" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_component_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One scheme that runs, one that the matrix refuses, and all that is written."""

@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         require()
     request = _common.request_of(args, quant=None)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
-    del values["quant"]
+    for name in ("quant", "size", "quality"):  # of each scheme by itself: "auto,size=6GB"
+        del values[name]
     with report_bar("Measuring", "turn", args.progress) as on_progress:
         result = bench(
             values.pop("path"),
