@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from .quantize_weight import encode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..core import Packed, PackedSpec, PrequantizedWeight, QuantSpec
+    from ..core import Cut, Packed, PackedSpec, PrequantizedWeight, QuantSpec
     from ..formats import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # Values of a plain tensor up to which they are all looked at while it is loaded: norms and biases. Larger ones may be
 # gigabytes that are mapped and not read before they are used; `verify` looks at those.
 SMALL = 1 << 16
+_PADDED_TO = 32  # ComfyUI pads the rows of NVFP4 to a multiple of 16, those of MXFP8 to one of 32
 
 
 class WeightLoader:
@@ -217,8 +219,9 @@ def read_packed(
         return read_weight(match, spec, shape, get)
     if not match.cut.rows:
         return read_weight(match.cut.of, None, match.cut.shape if shape is None else shape, get)
-    whole = read_weight(match.cut.of, None, match.cut.shape, get)
-    packed = packed_rows.cut(whole.spec.scheme.codec.cuttable(whole), match.cut.rows)
+    cut = match.cut if shape is None else _without_padding(match.cut, shape[0])
+    whole = read_weight(cut.of, None, cut.shape, get)
+    packed = packed_rows.cut(whole.spec.scheme.codec.cuttable(whole), cut.rows)
     if shape not in (None, packed.spec.shape):
         raise BadFileError(
             f"Cannot load weight {match.name!r} in {match.scheme}",
@@ -226,6 +229,18 @@ def read_packed(
             "Check that base= is a pipeline of the same model",
         )
     return packed
+
+
+def _without_padding(cut: Cut, rows: int) -> Cut:
+    """Return a cut that the model has so many rows of: where it has fewer than the file, in which nothing but the model
+    tells that the last rows are padding, the cut of as many rows as its parts have without these."""
+    edges = [edge * rows for part in (*cut.rows, (0, cut.shape[0])) for edge in part]
+    if rows >= cut.count or any(edge % cut.count for edge in edges):
+        return cut
+    scaled = [edge // cut.count for edge in edges]
+    if cut.shape[0] - scaled[-1] >= _PADDED_TO:
+        return cut
+    return replace(cut, shape=(scaled[-1], *cut.shape[1:]), rows=tuple(zip(scaled[:-2:2], scaled[1:-2:2], strict=True)))
 
 
 def _with_layout(packed: Packed) -> Packed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
-from sdquant.core import Packed, packed_rows, read_weight
+from sdquant.core import Cut, Packed, packed_rows, read_weight
 from sdquant.errors import BadFileError, ConflictError, IncompatibleError, SettingsError, UnknownQuantError
 from sdquant.formats.checkpoint import single_file
 from sdquant.kernels import dispatch
+from sdquant.models.weight_loader import read_packed
 from sdquant.nn import quantized, quantized_layer
 from sdquant.saving.export_gguf import quantize_file
 
@@ -95,6 +97,25 @@ def test_what_is_made_is_that_of_comfy_kitchen(
     if shape[0] > 1:
         some = COMFY.decode(packed_rows.cut(back, [(1, shape[0] - 1)]), torch.float32)
         assert torch.equal(some, COMFY.decode(back, torch.float32)[1 : shape[0] - 1])
+
+
+@pytest.mark.parametrize("scheme", ["comfy:nvfp4", "mxfp8"])
+def test_parts_of_a_weight_whose_padding_only_the_model_tells(scheme: str, tmp_path: Path) -> None:
+    """Mochi's `w1` has 680 rows, which is no multiple of 16 or 32, and no bias; diffusers has each half of it."""
+    weight = _weight((680, 64), torch.bfloat16)
+    file, floats = _theirs(scheme, weight)
+    path = write(tmp_path, _format(scheme), file)
+    (stored,) = single_file(path).prequantized.values()
+    padded = file["weight"].shape[0]
+    assert padded > 680
+    for begin in (0, 1):
+        rows = ((begin * padded // 2, (begin + 1) * padded // 2),)
+        half = replace(stored, name="half.weight", cut=Cut(of=stored, shape=(padded, 64), rows=rows, nbytes=0))
+        packed = read_packed(half, None, (340, 64), load_file(path).__getitem__)
+        assert packed.spec.shape == (340, 64)
+        assert torch.equal(COMFY.decode(packed, torch.float32), floats[340 * begin : 340 * (begin + 1)])
+    with pytest.raises(BadFileError, match=r"has shape \[\d+, 64\] in the file, but the model expects \[300, 64\]"):
+        read_packed(half, None, (300, 64), load_file(path).__getitem__)
 
 
 @pytest.mark.parametrize("metadata", [False, True])
