@@ -245,7 +245,7 @@ def test_other_files_of_minimax_are_refused(change: State | None, why: str, tmp_
 @pytest.mark.slow
 def test_hunyuan_at_the_published_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There diffusers splits the fused layers itself, and finds what our rows wrote."""
-    config = {"num_attention_heads": 24, "attention_head_dim": 128, "rope_axes_dim": [16, 56, 56], "num_layers": 0,
+    config = {"num_attention_heads": 24, "attention_head_dim": 128, "rope_axes_dim": [16, 56, 56], "num_layers": 1,
               "num_single_layers": 1, "num_refiner_layers": 1, "mlp_ratio": 0.5}  # fmt: skip
     monkeypatch.setitem(MODELS, "wide", video_models.changed(MODELS["hunyuan"], config))
     made = video_models.made("wide", tmp_path)

@@ -61,7 +61,7 @@ _IDLE_ENDS = (
     "logvar_linear.bias",
 )  # fmt: skip
 # Constants inside modules: of CLIP, of AnimateDiff, of Wan Animate.
-_COMPUTED = re.compile(r"position_ids$|\.pos_encoder\.pe$|^motion_encoder\..*\.kernel$")
+_COMPUTED = re.compile(r"position_ids$|\.pos_encoder\.pe$|(^|\.)motion_encoder\..*\.kernel$")
 
 
 def convert(src: Checkpoint, name: str, owner: Checkpoint) -> Checkpoint | None:
