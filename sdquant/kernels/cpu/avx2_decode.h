@@ -83,8 +83,8 @@ INLINE int numbers_of_bytes(Float8Kind kind, const Form *form, const uint8_t *co
 }
 
 /* Any sixteen or fewer. Not inlined: GCC 12 warns of a loop over a known number of them. */
-__attribute__((noinline)) static void decode_some(const Form *form, const Parts *parts, int64_t group, const uint8_t *codes, int64_t count, Type type,
-                        char *to) {
+__attribute__((noinline)) static void decode_some(const Form *form, const Parts *parts, int64_t group,
+                                                  const uint8_t *codes, int64_t count, Type type, char *to) {
     float values[16];
     numbers_of(form, codes, count, values);
     scale_run(form, parts, group, count, values);
