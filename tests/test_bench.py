@@ -69,6 +69,12 @@ def test_a_scheme_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert "int9" in capsys.readouterr().err
 
 
+def test_a_mix_is_no_scheme_with_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was told that no backend has a scheme `auto`."""
+    assert cli.main(["bench", str(UNET), "-q", "auto,size=1MB", "--no-progress"]) == 2
+    assert "Cannot measure auto" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_component_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One scheme that runs, one that the matrix refuses, and all that is written."""

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         require()
     request = _common.request_of(args, quant=None)
     values = {row.name: getattr(request, row.name) for row in dataclasses.fields(request)}
-    for name in ("quant", "size", "quality"):  # of each scheme by itself: "auto,size=6GB"
+    for name in ("quant", "size", "quality"):  # schemes are named one by one, and the size is the image's
         del values[name]
     with report_bar("Measuring", "turn", args.progress) as on_progress:
         result = bench(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...compat import hardware
+from ...core import AUTO
 from ...errors import SettingsError
 from ...planning import make_request
 from ...utils.atomic_write import whole_file
@@ -97,7 +98,12 @@ def bench(
     values.setdefault("progress", False)
     base_request = make_request(path, **values)
     for text in schemes or ():
-        make_request(path, **(values | {"quant": text}))  # one that does not exist is no row
+        if make_request(path, **(values | {"quant": text})).quant == AUTO:  # one that does not exist is no row
+            raise SettingsError(
+                "Cannot measure auto",
+                "it chooses by itself, and each row of a benchmark has a scheme that is named",
+                "Save what it chooses with `sdquant quantize MODEL OUT -q auto --size 6GB`, and measure OUT",
+            )
     if base_request.quant is not None:
         raise SettingsError(
             f"Cannot use quant={base_request.quant!r}",
