@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._bnb_library import library as bnb_library
     from ._calibrated_options import without_effect
     from ._chunks import by_rows
+    from ._comfy_find import EXACT as COMFY_EXACT
     from ._comfy_find import FORMATS as COMFY_FORMATS
     from ._comfy_find import METADATA as COMFY_METADATA
     from ._comfy_find import ORIGINAL_SHAPE as COMFY_ORIGINAL_SHAPE
@@ -50,8 +51,8 @@ else:
 Found = PrequantizedWeight  # its name in the first backends outside of this package
 
 __all__ = [
-    "COMFYUI", "COMFY_FORMATS", "COMFY_METADATA", "COMFY_ORIGINAL_SHAPE", "COMFY_REFUSED", "COMFY_SHIFTED",
-    "FLOAT8_FORMATS", "FLOAT8_MARKER",
+    "COMFYUI", "COMFY_EXACT", "COMFY_FORMATS", "COMFY_METADATA", "COMFY_ORIGINAL_SHAPE", "COMFY_REFUSED",
+    "COMFY_SHIFTED", "FLOAT8_FORMATS", "FLOAT8_MARKER",
     "NUNCHAKU_KERNELS", "NUNCHAKU_ORDER", "NUNCHAKU_REPOSITORY", "NUNCHAKU_SCHEMES", "NUNCHAKU_SPLITS", "Backend",
     "Found", "Lack", "PrequantizedWeight",
     "QuantSpec", "Scheme", "bnb_library", "by_rows", "comfy", "comfy_bias", "comfy_details", "comfy_entry",

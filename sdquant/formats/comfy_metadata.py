@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import (
+    COMFY_EXACT,
     COMFY_FORMATS,
     COMFY_ORIGINAL_SHAPE,
     COMFY_REFUSED,
@@ -46,7 +47,6 @@ _SCALES = ("weight_scale", "weight_s_rel")  # one of which weights of all format
 _GROUP = 256  # of a rotation whose size is not said
 # Other options that change what a weight means, or its product.
 _OPTIONS = ("group_size", "layout", "act_unsigned", "lowrank_branch_input_basis", "linear_dtype")
-_EXACT = "full_precision_matrix_mult"  # that ComfyUI leaves the activations of a layer as they are
 # What ModelOpt's export calls by the same names and writes otherwise: with `enable_layerwise_quant_metadata` it lists
 # layers as ComfyUI does, the even column in the low half of a byte, and scales in tiles only where it was told to.
 _ALSO_MODELOPT = ("nvfp4", "mxfp8")
@@ -254,7 +254,7 @@ def _in_words(row: Mapping[str, Any]) -> str:
 
 def _meaning(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without what only helps to read it, and what says of products alone."""
-    return {option: value for option, value in row.items() if option not in (COMFY_ORIGINAL_SHAPE, _EXACT)}
+    return {option: value for option, value in row.items() if option not in (COMFY_ORIGINAL_SHAPE, COMFY_EXACT)}
 
 
 def _is_marker(key: str) -> bool:
@@ -324,7 +324,7 @@ def _read(row: Any) -> dict[str, Any]:
     if type(is_rotated) is not bool:
         raise TypeError(f"convrot {is_rotated!r} is neither true nor false")
     turned = {ROTATION: options.get("convrot_groupsize", _GROUP)} if is_rotated or kind in _ROTATED else {}
-    names, exact = (*_OPTIONS, COMFY_ORIGINAL_SHAPE), {_EXACT: True} if options.get(_EXACT) is True else {}
+    names, exact = (*_OPTIONS, COMFY_ORIGINAL_SHAPE), {COMFY_EXACT: True} if options.get(COMFY_EXACT) is True else {}
     return {"format": kind, **turned, **exact, **{option: options[option] for option in names if option in options}}
 
 
