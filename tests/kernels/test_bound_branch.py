@@ -32,7 +32,7 @@ def threads(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "sdnq-int8,svd,hadamard", "svdquant_w4a4"])
 def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not narrow.can(dtype, SIZE, 32):
-        pytest.skip("torch's products of such numbers are as fast on this machine")
+        pytest.skip("no such kernels on this machine")
     monkeypatch.setattr(pairs, "SIZE", SIZE)
     monkeypatch.setenv("SDQUANT_TUNE", "0")
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, mon
 @pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "svdquant_w4a4"])
 def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     if not narrow.can(dtype, SIZE, 32):
-        pytest.skip("torch's products of such numbers are as fast on this machine")
+        pytest.skip("no such kernels on this machine")
     monkeypatch.setattr(pairs, "SIZE", SIZE)
     torch.manual_seed(0)
     floats = nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False)
@@ -70,7 +70,8 @@ def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pyte
         y, at_once = layer(x), layer._prepared.at_once
         assert isinstance(at_once, FewWithBranch)
         got, wanted = at_once(x, layer._parameters), layer._linear(x, layer._bias(x))
-        assert torch.equal(y, wanted) and (rows == 1000) == (got is None) and (got is None or torch.equal(got, wanted))
+        is_left = rows > 5 and x.numel() > at_once.few.most  # with AMX a thousand are not
+        assert torch.equal(y, wanted) and is_left == (got is None) and (got is None or torch.equal(got, wanted))
     for other in (x[:5].half(), x[:5, ::2], x[:5].to("meta"), x[:5].clone().requires_grad_(), x[:0]):
         assert at_once(other, layer._parameters) is None
 

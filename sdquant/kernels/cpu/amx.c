@@ -37,7 +37,7 @@ static void lay_out(const uint16_t *x, int64_t m, int64_t columns, int64_t tile,
 static void both(const char *w, int64_t stride, const char *x, int64_t steps, float *sums) {
     zero_tiles();
     MEMORY_IS_WRITTEN;
-    multiply_tiles(w, w + TILE_ROWS * stride, stride, TILE_BYTES, x, x + steps * TILE_ROWS * TILE_BYTES,
+    multiply_tiles(w, w + TILE_ROWS * stride, stride, TILE_BYTES, x, x + steps * TILE_ROWS * TILE_BYTES, TILE_BYTES,
                    TILE_ROWS * TILE_BYTES, steps);
     store_tiles(sums, sums + 256, sums + 512, sums + 768);
 }

@@ -32,14 +32,14 @@ static const Tiles WHOLE_TILES __attribute__((aligned(64))) = {
 #define MEMORY_IS_WRITTEN __asm__ volatile("" ::: "memory")
 
 /* Adds products in bf16 to the sums in tiles 0 to 3: two tiles at `a` and `a1` by two at `b` and `b1`, `steps` times.
-   Rows of a are `a_row` bytes apart, those of b one after another; from step to step it is `a_step` and `b_step`. */
+   Rows of a are `a_row` bytes apart, those of b `b_row`; from step to step it is `a_step` and `b_step`. */
 INLINE void multiply_tiles(const char *a, const char *a1, int64_t a_row, int64_t a_step, const char *b, const char *b1,
-                           int64_t b_step, int64_t steps) {
+                           int64_t b_row, int64_t b_step, int64_t steps) {
     for (int64_t s = 0; s < steps; s++, a += a_step, a1 += a_step, b += b_step, b1 += b_step) {
         _tile_loadd(4, a, a_row);
-        _tile_loadd(6, b, TILE_BYTES);
+        _tile_loadd(6, b, b_row);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b1, TILE_BYTES);
+        _tile_loadd(7, b1, b_row);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, a1, a_row);
         _tile_dpbf16ps(2, 5, 6);

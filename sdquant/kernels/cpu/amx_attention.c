@@ -12,8 +12,8 @@ static void score(const Attention *a, const Room *room, int64_t key, int64_t key
         const char *k = room->keys + (group + g) * 2 * room->steps * TILE;
         float *to = room->scores + g * STEP * 16, *to1 = to + BLOCK * 16;
         zero_tiles();
-        multiply_tiles(k, k + room->steps * TILE, TILE_BYTES, TILE, room->queries, room->queries + TILE, SIDES * TILE,
-                       room->steps);
+        multiply_tiles(k, k + room->steps * TILE, TILE_BYTES, TILE, room->queries, room->queries + TILE, TILE_BYTES,
+                       SIDES * TILE, room->steps);
         store_tiles(to, to1, to + 256, to1 + 256);
     }
     MEMORY_IS_WRITTEN;
@@ -30,7 +30,8 @@ static void gather(const Attention *a, const Room *room, int64_t key, int64_t ke
         _tile_loadd(1, sums1, TILE_BYTES);
         _tile_loadd(2, sums + 256, TILE_BYTES);
         _tile_loadd(3, sums1 + 256, TILE_BYTES);
-        multiply_tiles(v, v + TILE, TILE_BYTES, room->steps * 2 * TILE, p, p + BLOCK / 2 * TILE_BYTES, TILE, groups);
+        multiply_tiles(v, v + TILE, TILE_BYTES, room->steps * 2 * TILE, p, p + BLOCK / 2 * TILE_BYTES, TILE_BYTES,
+                       TILE, groups);
         store_tiles(sums, sums1, sums + 256, sums1 + 256);
     }
     MEMORY_IS_WRITTEN;

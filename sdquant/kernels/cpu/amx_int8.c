@@ -306,7 +306,8 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
                       to->image % TILE_ROWS == 0; /* then no sixteen rows are of two images */
     const int whole = (uintptr_t)to->out % 64 == 0 && to->row_step % 32 == 0; /* results of a panel are lines */
     Wanted wanted = {ahead, 0, ahead_bytes / (count * groups * steps), 0};
-    Results others = {.along = along, .beyond = together && whole && to->bytes >= LARGE};
+    const int read = to->branch != 0; /* afterwards, to add a branch */
+    Results others = {.along = along, .beyond = together && whole && !read && to->bytes >= LARGE};
     int turn = 0;
     _tile_loadconfig(&WHOLE_TILES);
     for (int64_t g = 0; g < groups; g++)

@@ -61,7 +61,7 @@ static void lay_part(const Branch *branch, int64_t column, int64_t start, int64_
     else interleave(BF16, branch->down, rank, column, start, stop, to);
 }
 
-static void lay512(const Branch *branch, uint32_t *laid) {
+void lay512(const Branch *branch, uint32_t *laid) {
     const int64_t units = units_of(branch->type, branch->inputs);
     for (int64_t column = 0; column < branch->rank; column += WIDE)
         lay_part(branch, column, 0, units, laid + column * units);
@@ -128,7 +128,7 @@ TILES(to_pairs, BF16, BF16)
 /* Rows of x that are multiplied together: as many as others. */
 static int64_t groups(int64_t rows) { return (rows + TALL - 1) / TALL; }
 
-static void down512(const Branch *branch, const void *x, int64_t rows, uint32_t *between) {
+void down512(const Branch *branch, const void *x, int64_t rows, uint32_t *between) {
     const int64_t units = units_of(branch->type, branch->inputs), rank = branch->rank;
     Tile *const *tiles = branch->type == BF16 ? of_pairs : of_floats;
     uint32_t copy[TALL * APART] __attribute__((aligned(64))), part[DEEP * WIDE] __attribute__((aligned(64)));
@@ -155,8 +155,8 @@ static void down512(const Branch *branch, const void *x, int64_t rows, uint32_t 
     }
 }
 
-static void up512(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
-                  int64_t step) {
+void up512(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
+           int64_t step) {
     const Type type = branch->type;
     const int64_t rank = branch->rank, units = units_of(type, rank), size = type == BF16 ? 2 : 4;
     const int64_t deep = units < LAID / WIDE ? units : LAID / WIDE, beside = LAID / 2 / deep / WIDE;
@@ -184,7 +184,6 @@ static void up512(const Branch *branch, const uint32_t *between, int64_t rows, i
 }
 
 const Narrow narrow512 = {1 << F32 | 1 << BF16, lay512, down512, up512};
-const Narrow narrow_amx = {1 << F32, lay512, down512, up512}; /* torch multiplies bf16 by tiles, too */
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

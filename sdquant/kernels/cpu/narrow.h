@@ -38,4 +38,9 @@ typedef struct Narrow {
 } Narrow;
 extern const Narrow narrow512, narrow_amx;
 
+/* Those of narrow512. */
+void lay512(const Branch *branch, uint32_t *laid);
+void down512(const Branch *branch, const void *x, int64_t rows, uint32_t *between);
+void up512(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out, int64_t step);
+
 #endif

@@ -1,0 +1,165 @@
+/* Products of narrow.h in bf16 by AMX, where `down` is laid out; all others are those of avx512_narrow.c. */
+#include "amx.h"
+
+#ifdef AMX
+#include <string.h>
+
+#include "avx512_transpose.h"
+#include "narrow.h"
+
+enum {
+    TALL = 2 * TILE_ROWS,           /* rows at a time */
+    WIDE = NARROW_WIDE,             /* columns at a time */
+    DEEP = TILE_BYTES / 4,          /* units of a step */
+    SQUARE = TILE_ROWS * TILE_ROWS, /* sums of a tile */
+    SUMS = TALL * WIDE,
+    LAID = NARROW_MOST / 2 * WIDE,  /* units of a part of `up`, laid out */
+    BESIDE = 4,                     /* such parts at most */
+};
+
+/* So many units of `step` that are not there are zeros: NaN times zero would not be. */
+INLINE __mmask16 units_of(int64_t count) { return count >= DEEP ? 0xffff : (__mmask16)((1u << count) - 1); }
+
+/* Tiles of 16 columns by so many rows, and of the rows after sixteen. */
+static void configure(int rows) {
+    Tiles tiles __attribute__((aligned(64))) = WHOLE_TILES;
+    const int first = rows < TILE_ROWS ? rows : TILE_ROWS, others = rows > TILE_ROWS ? rows - TILE_ROWS : TILE_ROWS;
+    tiles.rows[0] = tiles.rows[1] = tiles.rows[4] = (uint8_t)first;
+    tiles.rows[2] = tiles.rows[3] = tiles.rows[5] = (uint8_t)others;
+    MEMORY_IS_WRITTEN;
+    _tile_loadconfig(&tiles);
+}
+
+/* Adds to the sums in tiles: rows of x, `stride` bytes apart, by WIDE columns of `laid`, in whole steps. */
+INLINE void multiply(int rows, const char *x, int64_t stride, const uint32_t *laid, int64_t steps) {
+    const char *b = (const char *)laid;
+    MEMORY_IS_WRITTEN;
+    if (rows > TILE_ROWS) {
+        multiply_tiles(x, x + TILE_ROWS * stride, stride, TILE_BYTES, b, b + TILE_BYTES, 4 * WIDE, 4 * WIDE * DEEP, steps);
+        return;
+    }
+    for (int64_t s = 0; s < steps; s++, x += TILE_BYTES, b += 4 * WIDE * DEEP) {
+        _tile_loadd(4, x, stride);
+        _tile_loadd(6, b, 4 * WIDE);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + TILE_BYTES, 4 * WIDE);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+}
+
+/* Sixteen columns each: of the first sixteen rows, then of the others. */
+INLINE void store(int rows, float *sums) {
+    _tile_stored(0, sums, TILE_BYTES);
+    _tile_stored(1, sums + SQUARE, TILE_BYTES);
+    if (rows > TILE_ROWS) {
+        _tile_stored(2, sums + 2 * SQUARE, TILE_BYTES);
+        _tile_stored(3, sums + 3 * SQUARE, TILE_BYTES);
+    }
+    MEMORY_IS_WRITTEN;
+}
+
+/* WIDE columns of row i, from the first of `count`, to `out`, or added to what is there. */
+INLINE void put(const float *sums, int i, int64_t count, int adds, uint16_t *out) {
+    const float *from = sums + i / TILE_ROWS * 2 * SQUARE + i % TILE_ROWS * TILE_ROWS;
+    const __mmask32 mask = count >= WIDE ? 0xffffffffu : ((__mmask32)1 << count) - 1;
+    __m512 low = _mm512_load_ps(from), high = _mm512_load_ps(from + SQUARE);
+    if (adds) {
+        const __m512i before = _mm512_maskz_loadu_epi16(mask, out);
+        const __m512i of_low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(before));
+        const __m512i of_high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(before, 1));
+        low = _mm512_add_ps(_mm512_castsi512_ps(_mm512_slli_epi32(of_low, 16)), low);
+        high = _mm512_add_ps(_mm512_castsi512_ps(_mm512_slli_epi32(of_high, 16)), high);
+    }
+    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+/* The last step of rows of x, `stride` bytes apart, of which so many units are left: [rows][DEEP], zeros behind them. */
+static void copy_last(const char *x, int64_t stride, int rows, int64_t left, uint32_t *to) {
+    for (int i = 0; i < rows; i++, x += stride, to += DEEP)
+        _mm512_storeu_si512(to, _mm512_maskz_loadu_epi32(units_of(left), x));
+}
+
+static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t *between) {
+    const int64_t units = branch->inputs / 2, rank = branch->rank, stride = units * 4;
+    const int64_t steps = units / DEEP, left = units % DEEP;
+    float sums[SUMS] __attribute__((aligned(64)));
+    uint32_t last[TALL * DEEP] __attribute__((aligned(64))), laid[DEEP * WIDE] __attribute__((aligned(64)));
+    if (branch->type != BF16 || !branch->laid) {
+        down512(branch, x, rows, between);
+        return;
+    }
+    memset(laid + left * WIDE, 0, (DEEP - left) * WIDE * 4);
+    for (int64_t first = 0, of = 0; first < rows; first += TALL) {
+        const int tall = rows - first < TALL ? (int)(rows - first) : TALL;
+        const char *from = (const char *)x + first * stride;
+        if (tall != of) configure((int)(of = tall));
+        if (left) copy_last(from + steps * TILE_BYTES, stride, tall, left, last);
+        for (int64_t column = 0; column < rank; column += WIDE) {
+            const uint32_t *by = branch->laid + column * units;
+            zero_tiles();
+            multiply(tall, from, stride, by, steps);
+            if (left) {
+                memcpy(laid, by + steps * DEEP * WIDE, left * WIDE * 4);
+                multiply(tall, (const char *)last, TILE_BYTES, laid, 1);
+            }
+            store(tall, sums);
+            for (int i = 0; i < tall; i++) put(sums, i, rank - column, 0, (uint16_t *)(between + (first + i) * rank) + column);
+        }
+    }
+    _tile_release();
+}
+
+/* WIDE rows of `up`, or `count`, as columns: [steps * DEEP][WIDE], zeros where there is nothing. */
+static void turn(const uint32_t *up, int64_t count, int64_t units, int64_t steps, uint32_t *to) {
+    for (int64_t half = 0; half < WIDE; half += TILE_ROWS)
+        for (int64_t s = 0; s < steps; s++) {
+            __m512i square[TILE_ROWS];
+            for (int64_t i = 0; i < TILE_ROWS; i++) {
+                const __mmask16 mask = half + i < count ? units_of(units - s * DEEP) : 0;
+                square[i] = _mm512_maskz_loadu_epi32(mask, up + (half + i) * units + s * DEEP);
+            }
+            transpose(square);
+            for (int64_t i = 0; i < TILE_ROWS; i++) _mm512_store_si512(to + (s * DEEP + i) * WIDE + half, square[i]);
+        }
+}
+
+static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
+                   int64_t step) {
+    const int64_t rank = branch->rank, units = rank / 2, steps = (units + DEEP - 1) / DEEP, deep = steps * DEEP;
+    const int64_t whole = units / DEEP, left = units % DEEP, beside = LAID / (deep * WIDE);
+    const int64_t across = (beside < BESIDE ? beside : BESIDE) * WIDE;
+    float sums[SUMS] __attribute__((aligned(64)));
+    uint32_t laid[LAID] __attribute__((aligned(64))), last[TALL * DEEP] __attribute__((aligned(64)));
+    if (branch->type != BF16 || !branch->laid) {
+        up512(branch, between, rows, first, count, out, step);
+        return;
+    }
+    for (int64_t column = 0, of = 0; column < count; column += across) {
+        const int64_t stop = count - column < across ? count : column + across;
+        for (int64_t c = column; c < stop; c += WIDE)
+            turn((const uint32_t *)branch->up + (first + c) * units, count - c, units, steps, laid + (c - column) * deep);
+        for (int64_t row = 0; row < rows; row += TALL) {
+            const int tall = rows - row < TALL ? (int)(rows - row) : TALL;
+            const char *from = (const char *)(between + row * rank);
+            if (tall != of) configure((int)(of = tall));
+            if (left) copy_last(from + whole * TILE_BYTES, 4 * rank, tall, left, last);
+            for (int64_t c = column; c < stop; c += WIDE) {
+                const uint32_t *by = laid + (c - column) * deep;
+                uint16_t *to = (uint16_t *)out + row * step + c;
+                for (int i = 0; i < tall; i++) _mm_prefetch((const char *)(to + i * step), _MM_HINT_T0);
+                zero_tiles();
+                multiply(tall, from, 4 * rank, by, whole);
+                if (left) multiply(tall, (const char *)last, TILE_BYTES, by + whole * DEEP * WIDE, 1);
+                store(tall, sums);
+                for (int i = 0; i < tall; i++) put(sums, i, count - c, 1, to + i * step);
+            }
+        }
+    }
+    _tile_release();
+}
+
+const Narrow narrow_amx = {1 << F32 | 1 << BF16, lay512, down_amx, up_amx};
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif
