@@ -76,6 +76,33 @@ def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pyte
         assert at_once(other, layer._parameters) is None
 
 
+@pytest.mark.parametrize("compute", ["", " compute=int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quotients_of_unusual_numbers(dtype: torch.dtype, compute: str, threads: int, monkeypatch: Any) -> None:
+    """Kernels divide by means of reciprocals, which very small and large numbers, infinity and NaN do not have."""
+    if not narrow.can(dtype, SIZE, 32):
+        pytest.skip("no such kernels on this machine")
+    monkeypatch.setattr(pairs, "SIZE", SIZE)
+    monkeypatch.setenv("SDQUANT_TUNE", "0")
+    torch.manual_seed(0)
+    floats = nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False)
+    layer: Any = pairs.layer(f"svdquant_w4a4{compute} with its branch", floats, {})
+    x = torch.randn(300, SIZE, dtype=dtype)
+    x[::7] *= 1e-30
+    x[1::7] *= 1e30
+    x[2::7, ::3] = 0
+    x[3::7] = torch.nan
+    for row, number in enumerate((torch.inf, -torch.inf, torch.nan, 1e-41, -0.0)):
+        x[5 + 7 * row, 11] = number
+    with torch.no_grad():
+        layer.packed_smooth[:6] = torch.tensor([1e30, 1e-30, 3e38, 1e-38, 255.0, 0.00390625])
+    y, at_once = layer(x), layer._prepared.at_once
+    got = at_once(x, layer._parameters)
+    wanted = layer._linear(x, layer._bias(x))
+    for of in (y, got) if got is not None else (y,):
+        torch.testing.assert_close(of, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("scheme", ["svdquant_w4a4", "sdnq-uint4,hadamard"])
 def test_inputs_with_scales_by_run_are_changed_before(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No format has such inputs beside a branch or a rotation, but one of another package may."""

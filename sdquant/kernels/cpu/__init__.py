@@ -14,7 +14,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 # Of the functions that are called here, and of those that were built: `VERSION` of module.c.
-VERSION = 7
+VERSION = 8
 # Environment variable: 0 turns the kernels off; the name of an instruction set ("avx2") selects its kernels.
 SWITCH = "SDQUANT_NATIVE"
 _REBUILD = "reinstall sdquant, or in a checkout run `python setup.py -q build_ext --inplace`"

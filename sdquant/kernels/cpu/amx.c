@@ -7,18 +7,37 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "avx512_divide.h"
 #include "avx512_parts.h"
 #include "floats.h"
+#include "narrow.h"
 #include "avx512_transpose.h"
 
 enum {
     STEP = 32,               /* columns of a tile */
     SIDE = 2 * TILE_ROWS,    /* of what is multiplied together */
     PANEL_BYTES = 1 << 20,   /* of a second cache of 2 MB */
+    BATCH = 8 * SIDE,        /* rows of results that a branch is added to while they are in that cache */
 };
 
-/* Rows of x, those of tile `tile`, as `steps` tiles of sixteen pairs of columns. */
-static void lay_out(const uint16_t *x, int64_t m, int64_t columns, int64_t tile, int64_t steps, char *to) {
+/* Pairs of activations, 32 of `mask`, divided. */
+INLINE __m512i divided(__m512i pairs, const Divisors *smooth, int64_t column, __mmask32 mask) {
+    __m512 halves[2];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        const __mmask16 some = (__mmask16)(mask >> 16 * half);
+        const __m256i words = half ? _mm512_extracti64x4_epi64(pairs, 1) : _mm512_castsi512_si256(pairs);
+        const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+        const int64_t at = column + 16 * half;
+        halves[half] = quotient(x, _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->by + at),
+                                _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->reciprocal + at));
+    }
+    return (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]);
+}
+
+/* Rows of x, those of tile `tile`, as `steps` tiles of sixteen pairs of columns, divided by `smooth` if it is not NULL. */
+static void lay_out(const uint16_t *x, int64_t m, int64_t columns, const Divisors *smooth, int64_t tile, int64_t steps,
+                    char *to) {
     const int64_t first = tile * TILE_ROWS, left = m - first;
     for (int64_t s = 0; s < steps; s++, to += TILE_ROWS * TILE_BYTES) {
         const int64_t here = columns - s * STEP;
@@ -27,6 +46,8 @@ static void lay_out(const uint16_t *x, int64_t m, int64_t columns, int64_t tile,
         for (int i = 0; i < TILE_ROWS; i++)
             a[i] = i < left ? _mm512_maskz_loadu_epi16(mask, x + (first + i) * columns + s * STEP)
                             : _mm512_setzero_si512();
+        for (int i = 0; i < TILE_ROWS && smooth; i++)
+            if (i < left) a[i] = divided(a[i], smooth, s * STEP, mask);
         transpose(a);
         for (int i = 0; i < TILE_ROWS; i++) _mm512_store_si512(to + i * TILE_BYTES, a[i]);
     }
@@ -89,6 +110,18 @@ static void order(const Form *form, int planes, int64_t start, int64_t n, int64_
         for (int64_t i = plane; i < n; i += planes) *rows++ = row_at(form, planes, start + i);
 }
 
+/* Adds a branch to results first .. first + m of `count` rows of the weight, which `rows` are. */
+static void add_branch(const Branch *branch, const int64_t *rows, int64_t count, int64_t first, int64_t m, int64_t all,
+                       uint16_t *out) {
+    _tile_release();
+    for (int64_t start = 0, end; start < count; start = end) {
+        for (end = start + 1; end < count && rows[end] == rows[end - 1] + 1;) end++;
+        kernels()->narrow->up(branch, branch->between + first * branch->rank, m, rows[start], end - start,
+                              out + first * all + rows[start], all);
+    }
+    _tile_loadconfig(&WHOLE_TILES);
+}
+
 int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                 const void *bias, void *out) {
     const int planes = planes_of(form->packing);
@@ -102,8 +135,10 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
     char *laid = memory + (TILE_BYTES - (intptr_t)memory % TILE_BYTES), *panel = laid + tiles * tile_bytes;
     int64_t *rows = (int64_t *)(panel + most * stride);
     Decode *decode = kernels()->decoder(form);
+    const Beside *beside = parts->beside;
+    const Divisors *smooth = beside && beside->smooth.by ? &beside->smooth : 0;
     (void)type;
-    for (int64_t t = 0; t < tiles; t++) lay_out(x, m, columns, t, steps, laid + t * tile_bytes);
+    for (int64_t t = 0; t < tiles; t++) lay_out(x, m, columns, smooth, t, steps, laid + t * tile_bytes);
     if (columns % STEP)
         for (int64_t r = 0; r < most; r++) memset(panel + r * stride + columns * 2, 0, steps * TILE_BYTES - columns * 2);
     parts->ahead = AHEAD;
@@ -112,7 +147,7 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
         const int64_t n = stop - first < most ? stop - first : most;
         order(form, planes, first, n, rows);
         for (int64_t r = 0; r < n; r++) decode(form, parts, rows[r] * columns, columns, BF16, panel + r * stride);
-        for (int64_t t = 0; t < tiles; t += 2)
+        for (int64_t t = 0; t < tiles; t += 2) {
             for (int64_t r = 0; r < n; r += SIDE) {
                 float sums[4 * 256] __attribute__((aligned(64)));
                 const char *w = panel + r * stride, *of_x = laid + t * tile_bytes;
@@ -127,6 +162,10 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
                             (uint16_t *)out + at * form->rows);
                 }
             }
+            const int64_t done = t + 2 < tiles ? (t + 2) * TILE_ROWS : m, begun = (done - 1) / BATCH * BATCH;
+            if (beside && (done == m || done % BATCH == 0))
+                add_branch(&beside->branch, rows, n, begun, done - begun, form->rows, out);
+        }
     }
     _tile_release();
     free(memory);

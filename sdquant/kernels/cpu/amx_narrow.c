@@ -134,6 +134,8 @@ static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, 
         up512(branch, between, rows, first, count, out, step);
         return;
     }
+    const char *ahead = (const char *)branch->up + (first + count) * units * 4; /* of the next call; maybe nobody's memory */
+    for (int64_t at = 0; at < WIDE * units * 4; at += TILE_BYTES) _mm_prefetch(ahead + at, _MM_HINT_T1);
     for (int64_t column = 0, of = 0; column < count; column += across) {
         const int64_t stop = count - column < across ? count : column + across;
         for (int64_t c = column; c < stop; c += WIDE)

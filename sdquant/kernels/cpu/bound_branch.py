@@ -14,6 +14,7 @@ from torch import float32, is_grad_enabled
 from ..large_pages import in_large_pages
 from . import int8, narrow
 from .bound_linear import Few, Integers
+from .int8_gemm import packed_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -44,10 +45,23 @@ class FewWithBranch:
         down, up, smooth = factors
         if smooth is not None and smooth.dtype is not x.dtype:
             return None
-        y = self.few(x if smooth is None else x / smooth, own)
-        if y is not None:
-            narrow.add(y, x, down, up, self.turned)
+        y = self._at_once(x, own, down, up, smooth)
+        if y is None:
+            y = self.few(x if smooth is None else x / smooth, own)
+            if y is not None:
+                narrow.add(y, x, down, up, self.turned)
         return y
+
+    def _at_once(self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None) -> Tensor | None:
+        """Return the results of more than a few rows; None where the kernels have no such product."""
+        m = x.numel() // self.few.columns
+        if m <= narrow.STEP or not narrow.is_in_products(x.dtype):
+            return None
+        numbers, _kept = narrow.factors(down, up, m, self.turned)
+        between = narrow.between(x, numbers)
+        by = None if smooth is None else narrow.divisors(smooth)
+        pair = (0, 0) if by is None else (by.data_ptr(), by[1].data_ptr())
+        return self.few(x, own, packed_numbers((*pair, *numbers, between.data_ptr())))
 
 
 class IntegersWithBranch(Integers):
@@ -86,7 +100,8 @@ class IntegersWithBranch(Integers):
             return None
         down, up, smooth = factors
         bias = own.get("bias")
-        floats, divisors = None if bias is None else bias.to(float32), None if smooth is None else smooth.to(float32)
+        floats = None if bias is None else bias.to(float32)
+        divisors = None if smooth is None else narrow.divisors(smooth)
         branch, _kept = narrow.factors(down, up, m, self.turned)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
         weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)

@@ -95,8 +95,12 @@ class Few(_Held):
         self.product: Any = extension().product  # type: ignore[union-attr]
         self.most, self.alone = few * form.columns, ALONE // form.rows
 
-    def __call__(self, x: Tensor, own: Own) -> Tensor | None:
-        """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
+    def __call__(self, x: Tensor, own: Own, beside: bytes = b"") -> Tensor | None:
+        """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply.
+
+        Args:
+            beside: what `product_beside` of module.c takes; only where the kernels have it.
+        """
         size = x.numel()
         if not 0 < size <= self.most:
             return None
@@ -106,12 +110,23 @@ class Few(_Held):
         bias = own.get("bias")
         out = x.new_empty((*x.shape[:-1], self.rows))
         to, of, m, added = out.data_ptr(), x.data_ptr(), size // self.columns, 0 if bias is None else bias.data_ptr()
-        if size < self.alone or get_num_threads() < 2:
+        if beside:
+            self._with(beside, size, (self.plan, self.kind, *at), (to, of, m, added))
+        elif size < self.alone or get_num_threads() < 2:
             self.product(self.plan, self.kind, *at, 0, self.rows, to, of, m, added)
         else:
             common = (self.plan, self.kind, *at)
             over_rows(self.rows, size, lambda start, stop: self.product(*common, start, stop, to, of, m, added))
         return out
+
+    def _with(self, beside: bytes, size: int, common: tuple[Any, ...], last: tuple[int, ...]) -> None:
+        product = extension().product_beside  # type: ignore[union-attr]
+
+        def some(start: int, stop: int) -> None:
+            is_computed = product(*common, start, stop, *last, beside)
+            assert is_computed
+
+        over_rows(self.rows, size, some)
 
 
 class Integers(_Held):

@@ -3,13 +3,13 @@
    portable.h. */
 
 /* x / by, of F32 or BF16, rounded to that. */
-static void divide(Type type, const void *restrict x, const float *restrict by, int64_t count, float *restrict to) {
-    const float *floats = x;
+static void divide(Type type, const void *x, const Divisors *divisors, int64_t count, void *restrict to) {
+    const float *floats = x, *by = divisors->by;
     const uint16_t *halves = x;
     if (type == F32)
-        for (int64_t i = 0; i < count; i++) to[i] = floats[i] / by[i];
+        for (int64_t i = 0; i < count; i++) ((float *)to)[i] = floats[i] / by[i];
     else
-        for (int64_t i = 0; i < count; i++) to[i] = from_bf16(to_bf16(from_bf16(halves[i]) / by[i]));
+        for (int64_t i = 0; i < count; i++) ((uint16_t *)to)[i] = to_bf16(from_bf16(halves[i]) / by[i]);
 }
 
 /* (code - middle) * scale - shift, each step rounded to float32, and the last one to `type`; `shift` may be NULL. Codes are

@@ -72,6 +72,7 @@ typedef struct {
     const float *nested;
     const uint8_t *zeros; /* for a block type of GGUF its grid: see blocks.h */
     int64_t ahead; /* while some weights are read, those so many further on are asked for; 0: none */
+    const struct Beside *beside; /* see narrow.h; NULL but for a `product` that takes it */
 } Parts;
 
 /* Weights first .. first + count, in memory order, into `out` of `type`. For packings above CODED both are multiples of
@@ -98,6 +99,11 @@ typedef void Finish(const int32_t *totals, int32_t sum, const int32_t *added, fl
 typedef int Product(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                     const void *bias, void *out);
 
+/* What columns of activations are divided by, and one divided by that: [columns] each. */
+typedef struct {
+    const float *by, *reciprocal;
+} Divisors;
+
 /* How one instruction set does it. */
 typedef struct {
     const char *name;
@@ -117,10 +123,11 @@ typedef struct {
     void (*expand)(const uint8_t *low, const uint8_t *high, const float *table, const float *scales, int64_t groups,
                    int64_t group, int8_t *out); /* see expand.h */
     const struct Narrow *narrow; /* see narrow.h; NULL: none */
-    void (*divide)(Type type, const void *x, const float *by, int64_t count, float *to); /* see by_turns.h */
+    void (*divide)(Type type, const void *x, const Divisors *by, int64_t count, void *to); /* see by_turns.h */
     void (*decode_by_turns)(const uint8_t *codes, int64_t bits, float middle, const float *scale, const float *shift,
                             int64_t count, Type type, void *out);
     int least; /* rows of activations from which `product` is used; fewer are left to `dots` */
+    int beside; /* whether `product` takes what is beside a weight */
 } Kernels;
 
 enum {

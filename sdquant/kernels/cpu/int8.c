@@ -97,14 +97,16 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
     return int8_kernels()->even ? m * group / groups : at < m ? at : m;
 }
 
-/* Some rows from `start` on, rotated or divided, in the memory of `to`. Rotated rows of a branch keep their type. */
+/* Some rows from `start` on, rotated or divided, in the memory of `to`. Divided ones and rotated ones of a branch keep
+   their type. */
 static void change(const Source *from, int64_t start, int64_t rows, Source *to) {
     const int64_t columns = from->columns, size = from->type == F32 ? 4 : 2;
+    const Divisors by = {from->smooth, from->smooth + columns};
     char *here = (char *)to->x, *spare = here + rows * columns * 4;
-    to->type = from->branch && from->rotation ? from->type : F32, to->stride = columns;
+    to->type = from->smooth || (from->branch && from->rotation) ? from->type : F32, to->stride = columns;
     for (int64_t i = 0; i < rows; i++, here += columns * (to->type == F32 ? 4 : 2)) {
         const char *x = (const char *)from->x + (start + i) * from->stride * size;
-        if (from->smooth) kernels()->divide(from->type, x, from->smooth, columns, (float *)here);
+        if (from->smooth) kernels()->divide(from->type, x, &by, columns, here);
         else if (to->type == F32) rotate_row(from->type, x, columns, from->rotation, (float *)here);
         else rotate_rows(from->type, x, 1, columns, from->rotation, (float *)spare, here);
     }

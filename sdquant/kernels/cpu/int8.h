@@ -55,7 +55,7 @@ typedef struct {
     const float *scale;
     int64_t each;
     int64_t rotation;    /* how many columns of a row of floats are rotated together, see rotate.h; 0: none */
-    const float *smooth; /* what columns are divided by, of F32 or BF16 and not rotated; NULL: nothing */
+    const float *smooth; /* what columns are divided by, of F32 or BF16 and not rotated, then as many reciprocals; NULL: nothing */
     const Branch *branch; /* what rows, rotated but not divided, are multiplied by, too; NULL: nothing */
 } Source;
 

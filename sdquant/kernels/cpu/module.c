@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "form.h"
+#include "narrow.h"
 #include "module_attention.h"
 #include "module_int8.h"
 
@@ -78,6 +79,7 @@ static Form *parts_of(PyObject *form, PyObject *const *args, Parts *parts) {
     parts->zeros = address(args[3]);
     parts->shift = address(args[4]);
     parts->ahead = 0;
+    parts->beside = NULL;
     return PyCapsule_GetPointer(form, FORM);
 }
 
@@ -153,6 +155,32 @@ static PyObject *py_product(PyObject *module, PyObject *const *args, Py_ssize_t 
     Py_END_ALLOW_THREADS
     if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(beside_doc, "product_beside(form, type, codes, scale, nested, zeros, shift, start, stop, out, x, m, bias, numbers)\n"
+                        "--\n\nThe same with what is beside the weight: see narrow.h. False, and nothing is done, where\n"
+                        "these kernels have no such product.");
+
+static PyObject *py_product_beside(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Parts parts;
+    Type type;
+    Beside beside;
+    (void)module;
+    const Form *form = common(args, given, COMMON + 7, &parts, &type);
+    if (!form || !beside_of(args[13], type, form->columns, &beside)) return NULL;
+    const int64_t start = number(args[7]), stop = number(args[8]), m = number(args[11]);
+    void *out = address(args[9]);
+    const void *x = address(args[10]), *bias = address(args[12]);
+    const Kernels *use = kernels();
+    int done;
+    if (PyErr_Occurred()) return NULL;
+    if (!use->beside || !(use->products >> type & 1)) Py_RETURN_FALSE;
+    parts.beside = &beside;
+    Py_BEGIN_ALLOW_THREADS
+    done = use->product(form, &parts, type, start, stop, x, m, bias, out);
+    Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
+    Py_RETURN_TRUE;
 }
 
 PyDoc_STRVAR(quantize_doc, "quantize(type, x, stride, start, stop, k, codes, scales, sums)\n--\n\n"
@@ -255,6 +283,7 @@ static PyMethodDef METHODS[] = {
     {"part", (PyCFunction)(void (*)(void))py_part, METH_FASTCALL, part_doc},
     {"rounded", (PyCFunction)(void (*)(void))py_rounded, METH_FASTCALL, rounded_doc},
     {"product", (PyCFunction)(void (*)(void))py_product, METH_FASTCALL, product_doc},
+    {"product_beside", (PyCFunction)(void (*)(void))py_product_beside, METH_FASTCALL, beside_doc},
     {"quantize", (PyCFunction)(void (*)(void))py_quantize, METH_FASTCALL, quantize_doc},
     {"recode", (PyCFunction)(void (*)(void))py_recode, METH_FASTCALL, recode_doc},
     {"finish", (PyCFunction)(void (*)(void))py_finish, METH_FASTCALL, finish_doc},
@@ -271,7 +300,7 @@ static PyMethodDef METHODS[] = {
 
 /* Raise it here and in __init__.py with any change of a function's arguments, of what they mean, or of what it returns: a
    module that was built before the change is then left alone. */
-#define VERSION 7
+#define VERSION 8
 
 static int add_constants(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
 

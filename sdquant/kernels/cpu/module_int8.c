@@ -65,6 +65,12 @@ static Branch branch_of(Type type, int64_t inputs, const int64_t *n) {
     return (Branch){type, inputs, n[0], address(n[1]), (int)n[2], address(n[3]), address(n[4]), address(n[5])};
 }
 
+int beside_of(PyObject *bytes, Type type, int64_t inputs, Beside *beside) {
+    const int64_t *n = numbers(bytes, 2 + BRANCH);
+    if (n) *beside = (Beside){{address(n[0]), address(n[1])}, branch_of(type, inputs, n + 2)};
+    return n != NULL;
+}
+
 /* Where there is one: `rank` is not 0. */
 static const Branch *if_any(const Branch *branch) { return branch->rank ? branch : NULL; }
 

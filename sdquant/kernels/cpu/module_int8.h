@@ -22,6 +22,9 @@ PyObject *py_branch(PyObject *module, PyObject *bytes);
 PyObject *py_patches(PyObject *module, PyObject *bytes);
 PyObject *py_large_pages(PyObject *module, PyObject *bytes);
 
+/* From bytes of numbers: what divides, the reciprocals of that, and the branch. 0: they are others. */
+int beside_of(PyObject *bytes, Type type, int64_t inputs, Beside *beside);
+
 #define INT8_METHODS                                                                                     \
     {"int8_sizes", py_int8_sizes, METH_O,                                                                \
      "int8_sizes(columns)\n--\n\nBytes of a row of activations, of a panel and of the spare memory of a thread, rows\n" \

@@ -23,6 +23,13 @@ typedef struct Branch {
     uint32_t *between;    /* of all rows, or of those of a block: [rows, rank] */
 } Branch;
 
+/* What a product does beside that with the weight, whose inputs `smooth` divides, if it is not NULL; those of the branch
+   are not divided, and `between` is computed. */
+typedef struct Beside {
+    Divisors smooth;
+    Branch branch;
+} Beside;
+
 enum { NARROW_WIDE = 32, NARROW_MOST = 512 };
 
 typedef struct Narrow {

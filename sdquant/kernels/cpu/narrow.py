@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import extension
+from . import extension, isa
 from .int8_gemm import c_functions, packed_numbers
 from .layout_descriptors import TYPES
 from .threads import over_rows
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TILE = 32  # numbers of the rank that are multiplied together
 _MOST = 512  # of bfloat16, as NARROW_MOST of narrow.h
-_STEP = 12  # rows that are multiplied together; TALL of avx512_narrow.c
+STEP = 12  # rows that are multiplied together; TALL of avx512_narrow.c
 _NONE = (0,) * 6  # a branch of no rank
 _DTYPES = (torch.float32, torch.bfloat16)
 _CPU = torch.device("cpu")
@@ -41,21 +41,48 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
 
 def add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, is_turned: bool) -> None:
     """Do so with what the kernels can, contiguous; y and x may be of more dimensions."""
-    (outputs, rank), inputs = up.shape, x.shape[-1]
-    rows, kind, size = x.numel() // inputs, TYPES[x.dtype], x.element_size()
+    outputs, rows = up.shape[0], x.numel() // x.shape[-1]
     numbers, _kept = factors(down, up, rows, is_turned)
+    _multiply(x, numbers, outputs, y.data_ptr())
+
+
+def between(x: Tensor, numbers: tuple[int, ...]) -> Tensor:
+    """Return x [..., in] times the first factor, rounded to x's dtype, as C has it.
+
+    Args:
+        numbers: of `factors`.
+    """
+    return _multiply(x, numbers, 0, 0)
+
+
+def _multiply(x: Tensor, numbers: tuple[int, ...], outputs: int, to: int) -> Tensor:
+    """Multiply x by both factors, and add the product to `outputs` columns at the address `to`; return what is between
+    the two."""
+    rank, inputs = numbers[0], x.shape[-1]
+    rows, kind, size, of = x.numel() // inputs, TYPES[x.dtype], x.element_size(), x.data_ptr()
     between = torch.empty(rows, rank, dtype=torch.float32, device=_CPU)
-    of, to, at = x.data_ptr(), y.data_ptr(), between.data_ptr()
-    branch = c_functions().branch
+    at, branch = between.data_ptr(), c_functions().branch
 
     def some(start: int, stop: int) -> None:
         here = of + start * inputs * size, stop - start, outputs, to + start * outputs * size
         branch(packed_numbers((kind, inputs, *here, *numbers, at + start * rank * 4)))
 
-    if rows <= _STEP:
+    if rows <= STEP:
         some(0, rows)
     else:
-        over_rows(rows, (inputs + outputs) * rank, some, _STEP)
+        over_rows(rows, (inputs + outputs) * rank, some, STEP)
+    return between
+
+
+def is_in_products(dtype: torch.dtype) -> bool:
+    """Return whether products with a weight take a branch and divisors, too."""
+    return dtype is torch.bfloat16 and isa() == "amx"
+
+
+def divisors(smooth: Tensor) -> Tensor:
+    """Return what divides columns as C takes it: float32 [2, columns], the second row with the reciprocals."""
+    by = smooth.to(torch.float32)
+    return torch.stack((by, by.reciprocal()))
 
 
 def can(dtype: torch.dtype, inputs: int, rank: int) -> bool:
@@ -77,7 +104,7 @@ def factors(down: Tensor, up: Tensor, rows: int, is_turned: bool) -> tuple[tuple
     """
     rank, laid = up.shape[1], None
     numbers = rank, down.data_ptr(), is_turned
-    if rows > _STEP:
+    if rows > STEP:
         inputs = down.numel() // rank
         size = inputs * down.element_size() * -(-rank // _TILE) * _TILE
         laid = torch.empty(size, dtype=torch.int8, device=_CPU)
