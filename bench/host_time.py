@@ -168,8 +168,8 @@ def kinds() -> Iterator[tuple[str, Any, torch.Tensor]]:
     yield "svdq-int4, many rows: decode with its branch", layer_of("svdq-int4", branch, nn.Linear(INPUTS, 128)), many
 
 
-def times() -> dict[str, float]:
-    """Seconds of a call, by kind."""
+def times(of_turns: Callable[[list[float]], float] = statistics.median) -> dict[str, float]:
+    """Return the seconds of a call, by kind, from those of all turns."""
     with card():
         made = [*kinds()]
         for _, layer, x in made:
@@ -182,7 +182,7 @@ def times() -> dict[str, float]:
                 for _ in range(CALLS):
                     layer(x)
                 found[name].append((thread_time() - start) / CALLS)
-    return {name: statistics.median(some) for name, some in found.items()}
+    return {name: of_turns(some) for name, some in found.items()}
 
 
 def main() -> None:
