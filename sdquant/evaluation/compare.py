@@ -22,6 +22,7 @@ from ..core import registry
 from ..errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
 from ..planning import AUTO, NOT_QUANTIZED, Quant, Request, make_request, prepare
 from ..utils.images import difference, largest_difference, psnr
+from ..utils.signals import is_interrupt
 from .compare_figure import sheet
 from .comparison import Comparison, ComparisonRow
 
@@ -197,7 +198,7 @@ def _row(
         plan = prepare(request)
         row = _drawn(request, plan, label, drawing, tell)
     except Exception as error:
-        if held_to is None or error is tell.raised or _interrupted(error):
+        if held_to is None or error is tell.raised or is_interrupt(error):
             raise
         log.info("%s gave no image", label, exc_info=True)
         ours = isinstance(error, SdquantError)
@@ -213,12 +214,6 @@ def _row(
         largest=largest_difference(row.image, held_to.image),
         difference=difference(row.image, held_to.image, amplify),
     )
-
-
-def _interrupted(error: BaseException) -> bool:
-    """Return whether an error was caused by Ctrl-C, which libraries may wrap in other errors during import."""
-    before = error.__cause__ or error.__context__
-    return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
 def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> ComparisonRow:

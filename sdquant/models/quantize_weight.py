@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .. import backends
 from ..core import Unfit, name_patterns, torch_dtypes
 from ..errors import BackendUnavailableError, BadFileError
+from ..utils.signals import is_interrupt
 from ..utils.tensors import is_finite
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
     try:
         packed = backends.encode(weight, spec.of(name, tuple(weight.shape)))
     except ImportError as error:
+        if is_interrupt(error):
+            raise  # the library is not at fault
         raise BackendUnavailableError(
             f"Cannot quantize to {spec}",
             f"its library cannot be imported beside the packages that are installed here: {error}",

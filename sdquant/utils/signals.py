@@ -60,6 +60,12 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(each)
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error was caused by Ctrl-C, which libraries may wrap in other errors during import."""
+    before = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (before is not None and is_interrupt(before))
+
+
 def obey_only_parent() -> None:
     """Exit on SIGTERM, with the cleanup of what is open, and ignore Ctrl-C: that is for the process that started this
     one, which ends it."""
