@@ -185,7 +185,7 @@ def test_a_stop_comes_out(at: str, sd: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(Stopped) as caught:
         compare(sd, ["int8"], prompt=PROMPT, steps=2, offload="model", on_progress=on_progress)
     assert caught.value is stop
-    assert not list(tmp_path.iterdir())
+    assert not [place for place in tmp_path.iterdir() if not place.name.startswith("torchinductor")]  # torch's own
 
 
 def test_an_interrupt_that_a_library_made_an_error_of(sd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
