@@ -138,7 +138,9 @@ def write_encoders(folder: Path) -> None:
         elif name.endswith("gguf"):
             write_text(case.model, file, ARCH.QWEN3, Q8_0, fields=tokenizers._fields_of(tokenizers._byte_level()))
         else:
-            tokenizers._in_a_tensor(case, file, "tokenizer_json", tokenizers._byte_level().to_str().encode())
+            tokenizer = tokenizers._byte_level()
+            tokenizer.add_special_tokens(["<|endoftext|>"])  # or there were nothing to pad texts with
+            tokenizers._in_a_tensor(case, file, "tokenizer_json", tokenizer.to_str().encode())
 
 
 def look(path: Path, *, whole: bool) -> None:

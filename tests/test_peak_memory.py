@@ -93,9 +93,8 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
     with activation_memory.measured(pipe) as seen:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
     weights = offload.weight_bytes(*pipelines.components_of(pipe).values())
-    assert foretold.bytes - foretold.kernels - foretold.unused == pytest.approx(
-        weights + max(seen.values()) + kept, rel=WITHIN
-    )
+    unused = foretold.unused if kept else foretold.unused + foretold.scratch  # AMX multiplies so few rows undecoded
+    assert foretold.bytes - foretold.kernels - unused == pytest.approx(weights + max(seen.values()) + kept, rel=WITHIN)
 
 
 def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded() -> None:
