@@ -34,7 +34,8 @@ from .test_expansion import values_of
 from .test_native import DTYPES, ISAS, multiplied
 from .test_packed_layout import SPECS
 
-SCHEMES = (*SPECS, *(one.name for one in backends.get("gguf").schemes if one.name in BLOCKS))
+BRANCHES = ("sdnq-uint4,svd", "sdnq-int8,svd", "sdnq-uint4,svd,hadamard")
+SCHEMES = (*SPECS, *BRANCHES, *(one.name for one in backends.get("gguf").schemes if one.name in BLOCKS))
 SECONDS = "SDQUANT_FUZZ_SECONDS"
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 31, 32, 33, 63, 64, 65, 77, 96, 97, 130, 255, 257, 512, 600)
 FEATURES = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96, 127, 128, 129, 192, 200, 255, 256, 257)
