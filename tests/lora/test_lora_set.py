@@ -23,8 +23,8 @@ Files = Callable[..., Path]
         ("digits-flux", "int8", "sequential"),
         *(
             pytest.param("digits-sd", scheme, offload, marks=pytest.mark.slow)
-            for scheme in (None, "int8", "q4_k")
-            for offload in ("none", "model", "group", "block", "sequential", "balanced")
+            for scheme in (None, "int8", "sdnq-uint4")
+            for offload in ("none", "model", "group", "sequential", "balanced")
         ),
     ],
 )
