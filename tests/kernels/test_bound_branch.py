@@ -28,16 +28,20 @@ def threads(request: pytest.FixtureRequest) -> Any:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "sdnq-int8,svd,hadamard", "svdquant_w4a4"])
-def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def layer_of(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a layer with a branch, of which no candidate is timed."""
     if not narrow.can(dtype, SIZE, 32):
         pytest.skip("no such kernels on this machine")
     monkeypatch.setattr(pairs, "SIZE", SIZE)
     monkeypatch.setenv("SDQUANT_TUNE", "0")
     torch.manual_seed(0)
-    floats = nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False)
-    layer: Any = pairs.layer(f"{scheme} compute=int8 with its branch", floats, {})
+    return pairs.layer(f"{scheme} with its branch", nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False), {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "sdnq-int8,svd,hadamard", "svdquant_w4a4"])
+def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = layer_of(f"{scheme} compute=int8", dtype, monkeypatch)
     size = int8.sizes(SIZE)
     assert size is not None
     for rows in (1, 12, 30, size.most, size.most + 70):
@@ -59,12 +63,7 @@ def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, mon
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "svdquant_w4a4"])
 def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not narrow.can(dtype, SIZE, 32):
-        pytest.skip("no such kernels on this machine")
-    monkeypatch.setattr(pairs, "SIZE", SIZE)
-    torch.manual_seed(0)
-    floats = nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False)
-    layer: Any = pairs.layer(f"{scheme} with its branch", floats, {})
+    layer = layer_of(scheme, dtype, monkeypatch)
     for rows in (1, 5, 20, 1000):
         x = torch.randn(rows, SIZE, dtype=dtype)
         y, at_once = layer(x), layer._prepared.at_once
@@ -78,15 +77,11 @@ def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pyte
 
 @pytest.mark.parametrize("compute", ["", " compute=int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_quotients_of_unusual_numbers(dtype: torch.dtype, compute: str, threads: int, monkeypatch: Any) -> None:
+def test_quotients_of_unusual_numbers(
+    dtype: torch.dtype, compute: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kernels divide by means of reciprocals, which very small and large numbers, infinity and NaN do not have."""
-    if not narrow.can(dtype, SIZE, 32):
-        pytest.skip("no such kernels on this machine")
-    monkeypatch.setattr(pairs, "SIZE", SIZE)
-    monkeypatch.setenv("SDQUANT_TUNE", "0")
-    torch.manual_seed(0)
-    floats = nn.Linear(SIZE, SIZE, dtype=dtype).requires_grad_(False)
-    layer: Any = pairs.layer(f"svdquant_w4a4{compute} with its branch", floats, {})
+    layer = layer_of(f"svdquant_w4a4{compute}", dtype, monkeypatch)
     x = torch.randn(300, SIZE, dtype=dtype)
     x[::7] *= 1e-30
     x[1::7] *= 1e30
