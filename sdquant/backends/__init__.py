@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from ._comfy_find import SHIFTED as COMFY_SHIFTED
     from ._comfy_find import details_of as comfy_details
     from ._comfy_find import entry as comfy_entry
+    from ._encode import encode
     from ._float8_find import FORMATS as FLOAT8_FORMATS
     from ._float8_find import MARKER as FLOAT8_MARKER
-    from ._gptq import encode, unexplained
+    from ._gptq import unexplained
     from ._nunchaku import bias as nunchaku_bias
     from ._nunchaku import unshifted_bias as comfy_bias
     from ._nunchaku_find import ORDER as NUNCHAKU_ORDER

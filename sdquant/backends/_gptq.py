@@ -2,8 +2,8 @@
 
 Columns are rounded one after another, those with the largest inputs first. What the rounding of one changes in the
 layer's output is taken back by the columns that are still floats, as far as their inputs go with its own. Scales stay
-those that the scheme's own encoder found, so that the result is a weight of the same format, only a better one: where
-it is none, by the same moments, the encoder's own codes are kept.
+those that the weight has, so that the result is a weight of the same format, only a better one: where
+it is none, by the same moments, the codes are kept that it had.
 """
 
 from __future__ import annotations
@@ -14,41 +14,39 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ..core import GPTQ, Packed, hadamard, packed_rows
+from ..core import Packed, packed_rows
 from ..kernels import hadamard as fast_hadamard
 from ..utils.malloc_trim import trim
-from ._code_levels import Levels, is_known, levels_of, with_codes
+from ._code_levels import is_known
+from ._new_codes import Nearest, Target, with_new_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from ..core import LowRank, PackedLayout, QuantSpec
+    from ..core import PackedLayout, QuantSpec
+    from ._code_levels import Levels
 
 _DAMPING = 0.01  # of the mean second moment, which every column counts as having more
 _COLUMNS = 128  # whose errors are taken back at once in all that follow
-WEIGHTS_AT_ONCE = 1 << 21  # rounded at a time; a few float32 numbers are kept of each
 _PLACES, _ROWS = 4, 32  # in a weight and of each, that show whether codes have become better
 
 
-def encode(weight: Tensor, spec: QuantSpec) -> Packed:
-    """Quantize a weight [out, in, ...] as its scheme does and, with the option for that, choose its codes anew.
+def choose_codes(weight: Tensor, packed: Packed, spec: QuantSpec) -> Packed:
+    """Return the packed form of a weight [out, in, ...] with codes that are chosen anew.
 
-    It is left as the scheme's own encoder has it where calibration saw no input, or measured each input alone.
+    It is left as it is where calibration saw no input, or measured each input alone.
     """
-    packed = spec.scheme.codec.encode(weight, spec)
-    if GPTQ not in spec.scheme.options or not spec[GPTQ]:
-        return packed
     moments = spec.second_moments(weight[0].numel())
     if moments is None or moments.shape[1] == 1:
         return packed
     moments = moments.to(weight.device, torch.float32)
     if packed.spec.rotation:
-        moments = _rotated_moments(moments, packed.spec.rotation, weight[0].numel())
+        moments = rotated_moments(moments, packed.spec.rotation, weight[0].numel())
     codes = packed.without_rotation
     branch = packed.spec.scheme.codec.low_rank(codes)
-    target = _Target(weight, packed.spec.rotation, codes, branch)
+    target = Target(weight, packed.spec.rotation, codes, branch)
     if branch is not None:
         moments = moments if target.smooth is None else _divided(moments, target.smooth)
         codes = Packed(spec=codes.spec, parts=branch.residual_of(codes.parts))
@@ -57,7 +55,7 @@ def encode(weight: Tensor, spec: QuantSpec) -> Packed:
         return packed
     trim()  # what the encoder needed
     factors = _factors(moments, form.columns)
-    rounded = _rounded(codes, form, target, factors)
+    rounded = with_new_codes(codes, form, target, lambda values, levels: _round_rows(values, levels, factors))
     if not _noise(rounded, form, target, factors) < _noise(codes, form, target, factors):
         return packed
     return replace(packed, parts={**packed.parts, form.codes: rounded.parts[form.codes]})
@@ -74,10 +72,10 @@ def unexplained(moments: Tensor, columns: int, rotation: int = 0) -> Tensor:
             columns it is then about.
     """
     is_by_block = not rotation or moments.shape[1] % rotation == 0
-    moments = moments if is_by_block else _rotated_moments(moments, rotation, columns)
+    moments = moments if is_by_block else rotated_moments(moments, rotation, columns)
     squares, width = moments.new_zeros(len(moments) * moments.shape[1]), moments.shape[1]
     for number, whole in enumerate(moments):
-        whole = _rotated_moments(whole[None].clone(), rotation, columns)[0] if rotation and is_by_block else whole
+        whole = rotated_moments(whole[None].clone(), rotation, columns)[0] if rotation and is_by_block else whole
         block = whole[: columns - number * width, : columns - number * width]
         order = block.diagonal().argsort(descending=True, stable=True).flip(0)
         squares[number * width + order] = _squared_pivots(block, order).to(squares)
@@ -99,27 +97,7 @@ def _squared_pivots(moments: Tensor, order: Tensor) -> Tensor:
     return _lower_factor(moments, order).diagonal().square()
 
 
-class _Target:
-    """The float32 rows that codes are to stand for: rotated, without the branch. Made when they are asked for."""
-
-    def __init__(self, weight: Tensor, rotation: int, codes: Packed, branch: LowRank | None) -> None:
-        self._weight, self._rotation = weight.detach(), rotation
-        self._up = self._down = self.smooth = None
-        if branch is not None:
-            down = codes.parts[branch.down].float()
-            self._up, self._down = codes.parts[branch.up].float(), down if branch.is_turned else down.T
-            self.smooth = codes.parts[branch.smooth].float() if branch.smooth else None
-
-    def __call__(self, start: int, stop: int) -> Tensor:
-        rows = self._weight[start:stop].reshape(stop - start, -1).float()
-        if self._rotation:
-            rows = hadamard.rotate_by_matrix(rows, self._rotation)
-        if self._up is not None and self._down is not None:
-            rows = torch.addmm(rows, self._up[start:stop], self._down, alpha=-1)
-        return rows if self.smooth is None else rows * self.smooth
-
-
-def _rotated_moments(moments: Tensor, size: int, columns: int) -> Tensor:
+def rotated_moments(moments: Tensor, size: int, columns: int) -> Tensor:
     """Return the moments of inputs that are rotated in groups of `size`.
 
     Blocks of moments that end within a group are joined, as many as end where a group does: what lies between them is
@@ -178,32 +156,6 @@ def _lower_factor(moments: Tensor, order: Tensor) -> Tensor:
         damping *= 10
 
 
-def _rounded(
-    packed: Packed, form: PackedLayout, target: Callable[[int, int], Tensor], factors: list[tuple[Tensor, Tensor]]
-) -> Packed:
-    """Return the packed weight with new codes. `target(start, stop)`: the rows they are for, float32 [n, columns]."""
-    codec, rows = packed.spec.scheme.codec, form.rows
-    step = max(1, WEIGHTS_AT_ONCE // form.columns) if codec.by_row(packed) else rows
-    new = torch.empty_like(packed.parts[form.codes], memory_format=torch.contiguous_format)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        some = packed if step >= rows else packed_rows.cut(packed, [(start, stop)])
-        here = replace(form, rows=stop - start)
-        levels, values, first = levels_of(some, here), target(start, stop), 0
-        codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
-        for order, upper in factors:
-            columns = first + order
-            codes[:, columns] = _round_columns(values, levels, columns, upper)
-            first += len(order)
-        some = with_codes(some, here, codes)
-        if step >= rows:
-            return some
-        new.view(rows, -1)[start:stop] = some.parts[form.codes].reshape(stop - start, -1)
-        del levels, values, codes, some
-        trim()
-    return Packed(spec=packed.spec, parts={**packed.parts, form.codes: new})
-
-
 def _noise(
     packed: Packed, form: PackedLayout, target: Callable[[int, int], Tensor], factors: list[tuple[Tensor, Tensor]]
 ) -> float:
@@ -222,6 +174,16 @@ def _noise(
             total += float(part.square().sum(dtype=torch.float64))
             first += len(order)
     return total
+
+
+def _round_rows(values: Tensor, levels: Levels, factors: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the codes of rows, float32 [n, columns]: uint8 of that shape."""
+    codes, first = torch.empty(values.shape, dtype=torch.uint8, device=values.device), 0
+    for order, upper in factors:
+        columns = first + order
+        codes[:, columns] = _round_columns(values, levels, columns, upper)
+        first += len(order)
+    return codes
 
 
 def _round_columns(target: Tensor, levels: Levels, columns: Tensor, upper: Tensor) -> Tensor:
@@ -244,20 +206,3 @@ def _round_columns(target: Tensor, levels: Levels, columns: Tensor, upper: Tenso
             some[at + 1 :].addr_(inner[at, at + 1 :], errors[at], alpha=-1)
         values[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
     return codes.T
-
-
-class Nearest:
-    """The nearest of the positions in a table, and its code."""
-
-    def __init__(self, table: Tensor) -> None:
-        self._last = len(table) - 1
-        self._is_plain = torch.equal(table, torch.arange(len(table), dtype=table.dtype, device=table.device))
-        self._positions, self._codes = table.sort(stable=True)
-        self._between = (self._positions[1:] + self._positions[:-1]) / 2
-
-    def __call__(self, place: Tensor) -> tuple[Tensor, Tensor]:
-        if self._is_plain:
-            position = place.round_().clamp_(0, self._last)
-            return position, position
-        at = torch.bucketize(place, self._between)
-        return self._codes[at], self._positions[at]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..core import (
     GPTQ,
     GPTQ_OPTION,
+    RANGE,
+    RANGE_OPTION,
     Backend,
     Option,
     Packed,
@@ -52,6 +54,7 @@ _FOUR_BIT_OPTIONS = {
         library=True,
     ),
     GPTQ: GPTQ_OPTION,
+    RANGE: RANGE_OPTION,
     **_EIGHT_BIT_OPTIONS,
 }
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import (
     GPTQ,
     GPTQ_OPTION,
+    RANGE,
+    RANGE_OPTION,
     Backend,
     Expansion,
     LowRank,
@@ -43,11 +45,16 @@ if TYPE_CHECKING:
 _RANK = Option(default=32, help="rank of the branch", choices=(16, 32, 48, 64, 80, 96, 112, 128))
 
 
+def _options(name: str) -> dict[str, Option]:
+    options = {GPTQ: GPTQ_OPTION} if name in ("w4a4", "comfy:nvfp4") else {}
+    return options | ({RANGE: RANGE_OPTION} if name == "comfy:nvfp4" else {})
+
+
 def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, on_the_fly: bool = True) -> Scheme:
     return Scheme(
         name=name, backend="comfy", bits=bits, summary=summary, group=group, on_the_fly=on_the_fly,
         runtimes=("plain", "library"), library_kinds=frozenset({"linear"}),
-        options={GPTQ: GPTQ_OPTION} if name in ("w4a4", "comfy:nvfp4") else {},
+        options=_options(name),
         rotates=name in ("int8_convrot", "w4a8", "w6a8", "w4a4"),
     )  # fmt: skip
 

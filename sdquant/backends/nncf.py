@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import (
     GPTQ,
     GPTQ_OPTION,
+    RANGE,
+    RANGE_OPTION,
     Backend,
     Option,
     Packed,
@@ -67,7 +69,8 @@ def _scheme(name: str, bits: int, what: str) -> Scheme:
     grouped = bits == 4
     return Scheme(
         name=name, backend="nncf", bits=bits, summary=f"NNCF int{bits}, {what}", runtimes=("plain", "openvino"),
-        group=64 if grouped else None, options={"group_size": _GROUP_SIZE, GPTQ: GPTQ_OPTION} if grouped else {},
+        group=64 if grouped else None,
+        options={"group_size": _GROUP_SIZE, GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION} if grouped else {},
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import (
     GPTQ,
     GPTQ_OPTION,
+    RANGE,
+    RANGE_OPTION,
     Backend,
     Option,
     Packed,
@@ -48,7 +50,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, alia
         runtimes=("library", "plain"),
         library_kinds=frozenset({"linear", "Conv2d"}),
         aliases=aliases,
-        options={GPTQ: GPTQ_OPTION} if bits < 8 else {},
+        options={GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION} if bits < 8 else {},
     )
 
 
@@ -72,6 +74,7 @@ class Quanto(Backend):
             options={
                 "group_size": Option(default=128, help="weights that share a scale and a shift", choices=(128, 64, 32)),
                 GPTQ: GPTQ_OPTION,
+                RANGE: RANGE_OPTION,
             },
         ),
         _scheme("qint2", 2, "2-bit integers with scale and shift, in groups of 128", group=128),

@@ -30,6 +30,8 @@ from ..core import (
     GPTQ,
     GPTQ_OPTION,
     INPUT_FIRST,
+    RANGE,
+    RANGE_OPTION,
     ROTATION,
     Backend,
     LowRank,
@@ -99,7 +101,7 @@ def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
         ),
     }
     if bits < 8:
-        options[GPTQ] = GPTQ_OPTION
+        options |= {GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION}
     return Scheme(name=name, backend="sdnq", bits=bits, group=group, summary=summary, options=options)
 
 

@@ -139,7 +139,7 @@ class QuantSpec(InputStatistics):
     def takes_statistics(self) -> bool:
         """Return whether a file of `sdquant calibrate` changes how weights are quantized."""
         known = self.scheme.options
-        has_option = any(value and name in known and known[name].calibrated for name, value in self.options)
+        has_option = any(value and name in known and known[name].keeps_format for name, value in self.options)
         return self.scheme.calibrated or self.scheme.moments or has_option
 
     def described(self) -> str:

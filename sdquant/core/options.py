@@ -8,6 +8,8 @@ from dataclasses import dataclass
 EMBEDDINGS = "embeddings"
 # The options of those whose codes can be chosen anew, and whose scales, by what calibration measured.
 GPTQ, IMATRIX = "gptq", "imatrix"
+# The option of those whose groups can have another range than that of their weights.
+RANGE = "range"
 # An option of some schemes, and what others do whatever is said: inputs and weight are rotated before it is quantized.
 HADAMARD = "hadamard"
 
@@ -20,6 +22,7 @@ class Option:
         library: it applies only to the library's modules, and selects them if the call names no runtime.
         of: the option without which it has no effect; "" if it needs none.
         calibrated: with it, weights are quantized with what calibration found (`QuantSpec.second_moments`).
+        searched: the same if calibration found anything, and it does without.
     """
 
     default: bool | int | str | None
@@ -28,6 +31,12 @@ class Option:
     library: bool = False
     of: str = ""
     calibrated: bool = False
+    searched: bool = False
+
+    @property
+    def keeps_format(self) -> bool:
+        """Return whether it changes the values of scales and codes alone: every reader of the format reads them."""
+        return self.calibrated or self.searched
 
 
 # Of schemes whose codes kernels can unpack one by one; the same bytes, so that every reader profits.
@@ -35,6 +44,11 @@ GPTQ_OPTION = Option(
     default=False,
     help="choose codes that make up for each other's errors in the layer's output (GPTQ): often 2 to 5 dB at 4 bits",
     calibrated=True,
+)
+RANGE_OPTION = Option(
+    default=False,
+    help="search the range of each group that leaves the least error, in the layer's output if there are statistics",
+    searched=True,
 )
 IMATRIX_OPTION = Option(
     default=False, help="choose scales by how large each input of the layer is, as llama.cpp does", calibrated=True

@@ -125,7 +125,7 @@ def calibrated_schemes() -> str:
     """Return which schemes use a file of statistics, for errors."""
     rows = [row for row in registry.schemes() if row.calibrated or row.moments]
     names = [row.aliases[0] if row.aliases else row.name for row in rows]
-    options = {name for row in registry.schemes() for name, one in row.options.items() if one.calibrated}
+    options = {name for row in registry.schemes() for name, one in row.options.items() if one.keeps_format}
     return f"{' and '.join(names)}, and the options {' and '.join(sorted(options))} of other schemes"
 
 

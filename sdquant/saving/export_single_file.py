@@ -135,7 +135,7 @@ def suits(quant: str) -> bool:
     if quant.strip().lower() == NOT_QUANTIZED:
         return False
     spec = registry.parse(quant)
-    of_format = [name for name, _ in spec.options if not spec.scheme.options[name].calibrated]
+    of_format = [name for name, _ in spec.options if not spec.scheme.options[name].keeps_format]
     is_bare = not spec.embeddings and (not of_format or spec.scheme.calibrated)
     return is_bare and spec.scheme.name in SCHEMES
 

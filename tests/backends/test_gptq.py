@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdquant.backends import _code_levels, _gptq, unexplained, without_effect
+from sdquant import backends
+from sdquant.backends import _code_levels, _gptq, _new_codes, unexplained, without_effect
 from sdquant.core import Packed, QuantSpec, hadamard, registry
 from sdquant.utils.metrics import decibels
 
@@ -67,7 +68,7 @@ def test_codes_are_found_again_by_the_values_that_they_stand_for(scheme: str, we
     values = spec.scheme.codec.decode(packed, torch.float32)
     levels = _code_levels.levels_of(packed, form)
     step = torch.where(levels.step == 0, torch.ones_like(levels.step), levels.step)
-    code, position = _gptq.Nearest(levels.table)(((values - levels.low) / step).flatten())
+    code, position = _new_codes.Nearest(levels.table)(((values - levels.low) / step).flatten())
     again = _code_levels.with_codes(packed, form, code.view(ROWS, COLUMNS).to(torch.uint8))
     assert torch.equal(spec.scheme.codec.decode(again, torch.float32), values)
     if levels.table.unique().numel() == len(levels.table):  # others have two zeros
@@ -81,7 +82,7 @@ def test_the_output_is_nearer_in_the_same_bytes(scheme: str, weight: Tensor, inp
     seen, unseen = inputs[:1536], inputs[1536:]
     moments = (seen.T @ seen / len(seen)).unsqueeze(0)
     spec = spec_of(scheme, moments)
-    plain, better = spec.scheme.codec.encode(weight, spec), _gptq.encode(weight, spec)
+    plain, better = spec.scheme.codec.encode(weight, spec), backends.encode(weight, spec)
     exact = unseen @ weight.float().T
 
     def snr(packed: Packed) -> float:
@@ -102,7 +103,7 @@ def test_what_it_leaves_of_noise_is_foretold(scheme: str, weight: Tensor, inputs
     """By the errors of plain codes, for a plan."""
     moments = inputs.T @ inputs / len(inputs)
     spec = spec_of(scheme, moments.unsqueeze(0))
-    plain, better = spec.scheme.codec.encode(weight, spec), _gptq.encode(weight, spec)
+    plain, better = spec.scheme.codec.encode(weight, spec), backends.encode(weight, spec)
     errors, left = (spec.scheme.codec.decode(one, torch.float32) - weight.float() for one in (plain, better))
     rotation = plain.spec.rotation
     errors = hadamard.rotate_by_matrix(errors, rotation) if rotation else errors
@@ -134,12 +135,12 @@ def test_moments_that_single_precision_cannot_factor_are_factored(inputs: Tensor
 def test_blocks_of_moments_are_rounded_each_for_itself(weight: Tensor, inputs: Tensor) -> None:
     moments = inputs.T @ inputs / len(inputs)
     blocks = torch.stack([moments[at : at + 128, at : at + 128] for at in range(0, COLUMNS, 128)])
-    whole = _gptq.encode(weight, spec_of("int4", torch.block_diag(*blocks).unsqueeze(0)))
+    whole = backends.encode(weight, spec_of("int4", torch.block_diag(*blocks).unsqueeze(0)))
     parts = [
-        _gptq.encode(weight[:, at * 128 : at * 128 + 128], spec_of("int4", blocks[at : at + 1])) for at in range(4)
+        backends.encode(weight[:, at * 128 : at * 128 + 128], spec_of("int4", blocks[at : at + 1])) for at in range(4)
     ]
     codes = torch.cat([part.parts["codes"] for part in parts], dim=1)
-    each = _gptq.encode(weight, spec_of("int4", blocks)).parts["codes"]
+    each = backends.encode(weight, spec_of("int4", blocks)).parts["codes"]
     assert torch.equal(each, codes)
     assert (each != whole.parts["codes"]).float().mean() < 0.01  # the order of columns is another, and sums are
 
@@ -153,7 +154,7 @@ def test_blocks_that_end_within_a_rotated_group_are_joined_as_far_as_it_goes(
     count = -(-COLUMNS // block)
     padded = torch.nn.functional.pad(moments, (0, count * block - COLUMNS) * 2)
     blocks = torch.stack([padded[at : at + block, at : at + block] for at in range(0, count * block, block)])
-    turned = _gptq._rotated_moments(blocks.clone(), 128, COLUMNS)
+    turned = _gptq.rotated_moments(blocks.clone(), 128, COLUMNS)
     assert turned.shape == (-(-count * block // joined), joined, joined)
     matrix = hadamard.rotate_by_matrix(torch.eye(COLUMNS), 128)
     whole = torch.block_diag(*blocks)[:COLUMNS, :COLUMNS]
@@ -167,7 +168,7 @@ def test_convolutions(scheme: str, inputs: Tensor) -> None:
     spec = spec_of(scheme, moments)
     errors = [
         spec.scheme.codec.decode(packed, torch.float32).sub_(weight.float()).view(32, -1)
-        for packed in (spec.scheme.codec.encode(weight, spec), _gptq.encode(weight, spec))
+        for packed in (spec.scheme.codec.encode(weight, spec), backends.encode(weight, spec))
     ]
     plain, better = (float((error @ moments[0] * error).sum()) for error in errors)
     assert better < 0.8 * plain
@@ -177,25 +178,25 @@ def test_inputs_that_are_always_zero(weight: Tensor, inputs: Tensor) -> None:
     """Such columns have no moments at all, as behind a ReLU; and a layer may get no input."""
     moments = inputs.T @ inputs / len(inputs)
     moments[:100] = moments[:, :100] = 0
-    packed = _gptq.encode(weight, spec_of("int4", moments.unsqueeze(0)))
+    packed = backends.encode(weight, spec_of("int4", moments.unsqueeze(0)))
     values = packed.spec.scheme.codec.decode(packed, torch.float32)
     assert float((values - weight.float()).abs().max()) < 0.05
-    plain = _gptq.encode(weight, spec_of("int4", None))
-    none = _gptq.encode(weight, spec_of("int4", torch.zeros(1, COLUMNS, COLUMNS)))
+    plain = backends.encode(weight, spec_of("int4", None))
+    none = backends.encode(weight, spec_of("int4", torch.zeros(1, COLUMNS, COLUMNS)))
     assert (none.parts["codes"] != plain.parts["codes"]).float().mean() < 0.01  # the scale is rounded to float16
 
 
 def test_codes_that_are_worse_are_not_kept(weight: Tensor, inputs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounded = _gptq._rounded
+    rounded = _gptq.with_new_codes
 
     def of_other_rows(packed: Packed, *more: Any) -> Packed:
         parts = rounded(packed, *more).parts
         return Packed(spec=packed.spec, parts={**parts, "codes": parts["codes"].roll(1, 0)})
 
-    monkeypatch.setattr(_gptq, "_rounded", of_other_rows)
+    monkeypatch.setattr(_gptq, "with_new_codes", of_other_rows)
     spec = spec_of("int4", (inputs.T @ inputs / len(inputs)).unsqueeze(0))
     plain = spec.scheme.codec.encode(weight, spec)
-    assert torch.equal(_gptq.encode(weight, spec).parts["codes"], plain.parts["codes"])
+    assert torch.equal(backends.encode(weight, spec).parts["codes"], plain.parts["codes"])
 
 
 @pytest.mark.parametrize("scheme", ["q4_k", "int4", "nf4", "sdnq-uint3", "qint3", "comfy:nvfp4", "svdq-int4,rank=16"])
@@ -203,9 +204,9 @@ def test_rows_do_not_know_of_each_other(
     scheme: str, weight: Tensor, inputs: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of(scheme, (inputs.T @ inputs / len(inputs)).unsqueeze(0))
-    at_once = _gptq.encode(weight, spec).parts
-    monkeypatch.setattr(_gptq, "WEIGHTS_AT_ONCE", 7 * COLUMNS)
-    some_by_some = _gptq.encode(weight, spec).parts
+    at_once = backends.encode(weight, spec).parts
+    monkeypatch.setattr(_new_codes, "WEIGHTS_AT_ONCE", 7 * COLUMNS)
+    some_by_some = backends.encode(weight, spec).parts
     assert at_once.keys() == some_by_some.keys()
     for name, part in at_once.items():  # products of fewer rows may be summed up in another order
         changed = some_by_some[name].view(torch.uint8) != part.view(torch.uint8)
@@ -247,6 +248,6 @@ def test_where_the_options_change_nothing(scheme: str, shape: tuple[int, ...], o
     assert [name for name, _ in without_effect(spec, shape)] == options
     with_option = Calibrated(spec.scheme, spec.options, moments=moments.unsqueeze(0))
     without = QuantSpec(spec.scheme, tuple(one for one in spec.options if one[0] not in ("gptq", "imatrix")))
-    one, other = (_gptq.encode(weight, each).parts for each in (with_option, without))
+    one, other = (backends.encode(weight, each).parts for each in (with_option, without))
     same = all(torch.equal(one[name].view(torch.uint8), other[name].view(torch.uint8)) for name in one)
     assert same == bool(options)
