@@ -1,4 +1,5 @@
-"""Codes chosen by what calibration measured: loaded, quantized afterwards, and written to files of other tools."""
+"""Codes, ranges and biases chosen by what calibration measured: loaded, quantized afterwards, and written to files of
+other tools."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sdquant.demo import path
 from sdquant.errors import SettingsError
 from sdquant.models import draw
 from sdquant.nn import quantized
-from sdquant.rules import calibrated_spec, statistics_file
+from sdquant.rules import ComponentStatistics, calibrated_spec, statistics_file
 from sdquant.training import digits
 from sdquant.training.calibration import Calibration, calibrate
 from sdquant.utils.metrics import decibels
@@ -92,6 +93,8 @@ def test_afterwards_saved_and_offloaded(stats: Path, tmp_path: Path) -> None:
         ("iq3_s", "imatrix", "model.gguf"),
         ("nf4", "gptq", "model.safetensors"),
         ("comfy:nvfp4", "gptq", "model.safetensors"),
+        ("nf4", "range", "model.safetensors"),
+        ("comfy:nvfp4", "range", "model.safetensors"),
     ],
 )
 def test_files_of_other_tools(
@@ -111,7 +114,74 @@ def test_files_of_other_tools(
     assert better > plain + (2 if "gptq" in more else 0.3)
 
 
-@pytest.mark.parametrize("scheme", ["int4,gptq", "q4_k,imatrix"])
+@pytest.mark.parametrize(
+    ("scheme", "least"),
+    [("nf4,range", 0.3), ("int4,range", 0.3), ("comfy:nvfp4,range", 1.0), ("qint3,range", 1.0), ("qint3,bias", 0.3)],
+)
+def test_ranges_and_biases_are_nearer_to_the_floats(
+    scheme: str, least: float, stats: Path, snr: Callable[[Any], float]
+) -> None:
+    options = {"components": ["transformer"], "runtime": "plain"}
+    plain = load(quant=scheme.partition(",")[0], **options)
+    better = load(quant=scheme, quant_stats=stats, **options)
+    assert snr(better.transformer) > snr(plain.transformer) + least
+    assert better.sdquant.plan.bytes == plain.sdquant.plan.bytes
+
+
+def biases_of(model: Any) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in model.named_parameters() if name.endswith(".bias")}
+
+
+def test_biases_make_up_for_errors_of_their_weights(stats: Path, tmp_path: Path) -> None:
+    """By what the file says of mean inputs, however they are quantized, kept and written."""
+    values = {"quant": "nf4,bias", "quant_stats": stats, "components": ["transformer"]}
+    floats, pipe = load().transformer, load(**values).transformer
+    packed, known = dict(quantized(pipe)), ComponentStatistics(str(stats), "transformer")
+    before, found = biases_of(floats), biases_of(pipe)
+    changed = {name.removesuffix(".bias") for name in before if not torch.equal(before[name], found[name])}
+    assert changed == {name.removesuffix(".weight") for name in packed} & {
+        name.removesuffix(".bias") for name in before
+    }
+    assert len(changed) > 10
+    for name in changed:
+        mean = known[name].mean_input
+        assert mean is not None
+        row = packed[f"{name}.weight"]
+        errors = row.spec.scheme.codec.decode(row, torch.float32) - floats.get_submodule(name).weight.float()
+        expected = before[f"{name}.bias"].float() - errors.flatten(1) @ mean
+        torch.testing.assert_close(found[f"{name}.bias"].float(), expected, rtol=0.01, atol=2e-4)
+
+    post = sdquant.quantize(load(), progress=False, **values).transformer
+    plain = load(**values, runtime="plain").transformer
+    cached = [load(**values, cache=tmp_path / "cache").transformer for _ in range(2)]
+    sdquant.save(load(**values), tmp_path / "saved")
+    again = sdquant.load_model(tmp_path / "saved", progress=False).transformer
+    for other in (post, plain, *cached, again):
+        there = biases_of(other)
+        assert all(torch.equal(there[name], found[name]) for name in found)
+
+    out = tmp_path / "model.safetensors"
+    arguments = ["quantize", str(path(MODEL)), str(out), "-q", "comfy:nvfp4,bias", "--no-progress"]
+    assert main([*arguments, "--quant-stats", str(stats)]) == 0
+    written = biases_of(sdquant.load_model(out, base=path(MODEL), progress=False).transformer)
+    loaded = biases_of(load(**{**values, "quant": "comfy:nvfp4,bias"}).transformer)
+    assert [name for name in loaded if not torch.equal(loaded[name], before[name])]
+    assert all(torch.equal(written[name], loaded[name]) for name in loaded)
+
+
+def test_statistics_without_mean_inputs(stats: Path, tmp_path: Path) -> None:
+    """As earlier versions wrote them."""
+    old = tmp_path / "old.safetensors"
+    tensors = {name: statistics_file.read_tensor(stats, name) for name in statistics_file.names_in(stats)}
+    kept = {name: value for name, value in tensors.items() if not name.endswith(".total")}
+    assert len(kept) < len(tensors)
+    statistics_file.write_statistics(old, kept, {})
+    with pytest.raises(SettingsError, match=r"(?s)earlier sdquant.*sdquant calibrate"):
+        load(quant="nf4,bias", quant_stats=old, components=["transformer"])
+    load(quant="nf4,range,gptq", quant_stats=old, components=["transformer"])
+
+
+@pytest.mark.parametrize("scheme", ["int4,gptq", "q4_k,imatrix", "nf4,bias"])
 def test_it_needs_what_calibration_found(scheme: str) -> None:
     with pytest.raises(SettingsError, match=r"(?s)without statistics.*sdquant calibrate"):
         load(quant=scheme)

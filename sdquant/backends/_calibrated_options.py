@@ -29,8 +29,8 @@ def without_effect(spec: QuantSpec, shape: tuple[int, ...]) -> Iterator[tuple[st
         if columns % block:
             yield IMATRIX, f"rows are no whole blocks of {block}"
     if searched:
-        block = _RANGES.get(scheme.name)
-        size = spec[block] if isinstance(block, str) else block
+        option = _RANGES.get(scheme.name)
+        size = int(spec[option]) if isinstance(option, str) else option
         if size and columns % size:
             yield RANGE, f"rows are no whole blocks of {size}"
         if has_branch:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..core import (
+    BIAS,
+    BIAS_OPTION,
     GPTQ,
     GPTQ_OPTION,
     RANGE,
@@ -55,6 +57,7 @@ _FOUR_BIT_OPTIONS = {
     ),
     GPTQ: GPTQ_OPTION,
     RANGE: RANGE_OPTION,
+    BIAS: BIAS_OPTION,
     **_EIGHT_BIT_OPTIONS,
 }
 

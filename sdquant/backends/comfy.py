@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    BIAS,
+    BIAS_OPTION,
     GPTQ,
     GPTQ_OPTION,
     RANGE,
@@ -47,7 +49,7 @@ _RANK = Option(default=32, help="rank of the branch", choices=(16, 32, 48, 64, 8
 
 def _options(name: str) -> dict[str, Option]:
     options = {GPTQ: GPTQ_OPTION} if name in ("w4a4", "comfy:nvfp4") else {}
-    return options | ({RANGE: RANGE_OPTION} if name == "comfy:nvfp4" else {})
+    return options | ({RANGE: RANGE_OPTION, BIAS: BIAS_OPTION} if name == "comfy:nvfp4" else {})
 
 
 def _scheme(name: str, bits: float, summary: str, group: int | None = None, *, on_the_fly: bool = True) -> Scheme:

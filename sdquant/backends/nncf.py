@@ -27,6 +27,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    BIAS,
+    BIAS_OPTION,
     GPTQ,
     GPTQ_OPTION,
     RANGE,
@@ -60,6 +62,8 @@ _GROUP_SIZE = Option(
     choices=(*GROUPS, -1),
 )
 
+_BETTER = {GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION, BIAS: BIAS_OPTION}
+
 # Scheme name -> the name of NNCF's mode.
 MODES = {"int8": "INT8_ASYM", "int8_sym": "INT8_SYM", "int4": "INT4_ASYM", "int4_sym": "INT4_SYM"}
 
@@ -70,7 +74,7 @@ def _scheme(name: str, bits: int, what: str) -> Scheme:
     return Scheme(
         name=name, backend="nncf", bits=bits, summary=f"NNCF int{bits}, {what}", runtimes=("plain", "openvino"),
         group=64 if grouped else None,
-        options={"group_size": _GROUP_SIZE, GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION} if grouped else {},
+        options={"group_size": _GROUP_SIZE, **_BETTER} if grouped else {},
     )  # fmt: skip
 
 

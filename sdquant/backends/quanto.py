@@ -14,6 +14,8 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    BIAS,
+    BIAS_OPTION,
     GPTQ,
     GPTQ_OPTION,
     RANGE,
@@ -50,7 +52,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, alia
         runtimes=("library", "plain"),
         library_kinds=frozenset({"linear", "Conv2d"}),
         aliases=aliases,
-        options={GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION} if bits < 8 else {},
+        options={GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION, BIAS: BIAS_OPTION} if bits < 8 else {},
     )
 
 
@@ -75,6 +77,7 @@ class Quanto(Backend):
                 "group_size": Option(default=128, help="weights that share a scale and a shift", choices=(128, 64, 32)),
                 GPTQ: GPTQ_OPTION,
                 RANGE: RANGE_OPTION,
+                BIAS: BIAS_OPTION,
             },
         ),
         _scheme("qint2", 2, "2-bit integers with scale and shift, in groups of 128", group=128),

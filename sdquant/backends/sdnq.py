@@ -26,6 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import (
+    BIAS,
+    BIAS_OPTION,
     DTYPE_BITS,
     GPTQ,
     GPTQ_OPTION,
@@ -101,7 +103,7 @@ def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
         ),
     }
     if bits < 8:
-        options |= {GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION}
+        options |= {GPTQ: GPTQ_OPTION, RANGE: RANGE_OPTION, BIAS: BIAS_OPTION}
     return Scheme(name=name, backend="sdnq", bits=bits, group=group, summary=summary, options=options)
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .input_scale import INPUT_SCALE, input_scale_of, usable_scale
     from .low_rank import LowRank
     from .options import (
+        BIAS,
+        BIAS_OPTION,
         GPTQ,
         GPTQ_OPTION,
         HADAMARD,
@@ -50,13 +52,13 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "AUTO", "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ", "GPTQ_OPTION", "HADAMARD",
-    "IMATRIX", "IMATRIX_OPTION", "INPUT_FIRST", "INPUT_SCALE", "LONE", "MAIN", "METHOD", "NO_OFFLOAD", "NUMBERS",
-    "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE", "RANGE_BUFFER", "RANGE_OPERAND", "RANGE_OPTION", "ROTATION",
-    "Activations", "Backend", "Cut", "Expansion", "ExpansionParts", "FloatGemm", "FloatRounding", "Geometry", "LowRank",
-    "Option", "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight", "QuantSpec", "Requirement", "Scheme",
-    "ShapeUnknown", "TensorInfo", "TensorSpec", "Unfit", "bit_fields", "check_offload_mode", "choices", "code_tables",
-    "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes", "gguf_types", "hadamard", "input_columns",
-    "input_scale_of", "is_range", "layer_name", "leaf", "name_patterns", "packed_reader", "packed_rows", "read_weight",
-    "registry", "require_sound", "torch_dtypes", "usable_scale",
+    "AUTO", "BIAS", "BIAS_OPTION", "BYTE_PACKINGS", "COMPUTE_DTYPES", "DTYPE_BITS", "FACTOR", "FLOATS", "GPTQ",
+    "GPTQ_OPTION", "HADAMARD", "IMATRIX", "IMATRIX_OPTION", "INPUT_FIRST", "INPUT_SCALE", "LONE", "MAIN", "METHOD",
+    "NO_OFFLOAD", "NUMBERS", "OFFLOAD_MODES", "OFFSET", "PLAIN_ONLY", "RANGE", "RANGE_BUFFER", "RANGE_OPERAND",
+    "RANGE_OPTION", "ROTATION", "Activations", "Backend", "Cut", "Expansion", "ExpansionParts", "FloatGemm",
+    "FloatRounding", "Geometry", "LowRank", "Option", "Packed", "PackedLayout", "PackedSpec", "PrequantizedWeight",
+    "QuantSpec", "Requirement", "Scheme", "ShapeUnknown", "TensorInfo", "TensorSpec", "Unfit", "bit_fields",
+    "check_offload_mode", "choices", "code_tables", "dtype_name", "dtype_named", "ggml_iq", "gguf_fields", "gguf_mixes",
+    "gguf_types", "hadamard", "input_columns", "input_scale_of", "is_range", "layer_name", "leaf", "name_patterns",
+    "packed_reader", "packed_rows", "read_weight", "registry", "require_sound", "torch_dtypes", "usable_scale",
 ]  # fmt: skip

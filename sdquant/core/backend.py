@@ -138,8 +138,8 @@ class QuantSpec(InputStatistics):
     @property
     def takes_statistics(self) -> bool:
         """Return whether a file of `sdquant calibrate` changes how weights are quantized."""
-        known = self.scheme.options
-        has_option = any(value and name in known and known[name].keeps_format for name, value in self.options)
+        options = [self.scheme.options[name] for name, value in self.options if value and name in self.scheme.options]
+        has_option = any(one.calibrated or one.searched for one in options)
         return self.scheme.calibrated or self.scheme.moments or has_option
 
     def described(self) -> str:

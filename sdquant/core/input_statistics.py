@@ -27,3 +27,11 @@ class InputStatistics:
             last one filled up with zeros; b = 1 is the diagonal alone. The caller may change them.
         """
         return None
+
+    def mean_input(self, inputs: int) -> Tensor | None:
+        """Return the mean of each input that calibration measured, float32 [inputs]; None without.
+
+        Args:
+            inputs: columns of `weight.flatten(1)`.
+        """
+        return None

@@ -10,6 +10,8 @@ EMBEDDINGS = "embeddings"
 GPTQ, IMATRIX = "gptq", "imatrix"
 # The option of those whose groups can have another range than that of their weights.
 RANGE = "range"
+# The option of those whose layers' biases may make up for errors of the weight.
+BIAS = "bias"
 # An option of some schemes, and what others do whatever is said: inputs and weight are rotated before it is quantized.
 HADAMARD = "hadamard"
 
@@ -23,6 +25,7 @@ class Option:
         of: the option without which it has no effect; "" if it needs none.
         calibrated: with it, weights are quantized with what calibration found (`QuantSpec.second_moments`).
         searched: the same if calibration found anything, and it does without.
+        beside: it changes what is beside the weight in its layer.
     """
 
     default: bool | int | str | None
@@ -32,11 +35,12 @@ class Option:
     of: str = ""
     calibrated: bool = False
     searched: bool = False
+    beside: bool = False
 
     @property
     def keeps_format(self) -> bool:
         """Return whether it changes the values of scales and codes alone: every reader of the format reads them."""
-        return self.calibrated or self.searched
+        return (self.calibrated or self.searched) and not self.beside
 
 
 # Of schemes whose codes kernels can unpack one by one; the same bytes, so that every reader profits.
@@ -49,6 +53,12 @@ RANGE_OPTION = Option(
     default=False,
     help="search the range of each group that leaves the least error, in the layer's output if there are statistics",
     searched=True,
+)
+BIAS_OPTION = Option(
+    default=False,
+    help="take off the layer's bias, if it has one, what the weight's errors make of the mean input: 1 dB at 3 bits",
+    calibrated=True,
+    beside=True,
 )
 IMATRIX_OPTION = Option(
     default=False, help="choose scales by how large each input of the layer is, as llama.cpp does", calibrated=True

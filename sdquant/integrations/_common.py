@@ -16,7 +16,17 @@ from ..compat import hardware
 from ..core import LONE, is_range, read_weight
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors, sdquant_metadata
-from ..models import common_kind, install_packed, key_names, misfit, quantize_weight, set_module, tied, ties_in
+from ..models import (
+    BiasCorrection,
+    common_kind,
+    install_packed,
+    key_names,
+    misfit,
+    quantize_weight,
+    set_module,
+    tied,
+    ties_in,
+)
 from ..nn import QuantizedLayer, float_layer, packed_of, quantized_layer, set_compute
 from ..planning import rule_checks, source_of_model, weight_selection
 from ..rules import (
@@ -59,6 +69,7 @@ class LoadingWeights:
         self.ties: dict[str, tuple[str, ...]] = {}
         self.rules: RulesSpec | None = None
         self.ranges: tuple[str, ...] = ()
+        self._biases = BiasCorrection()
 
     def check(self, *, quantized: bool, device_map: Any = None) -> None:
         """Check the compatibility matrix, and refuse a device map with the disk in it.
@@ -160,13 +171,14 @@ class LoadingWeights:
         return self._files[path].get(key)
 
     def mark(self, model: nn.Module) -> None:
-        """Attach rules, their static ranges and `compute` to the model, after its weights are loaded."""
+        """Correct biases, and attach rules, their static ranges and `compute`, after the model's weights are loaded."""
         rules = self.rules or self.spec
         if isinstance(rules, RulesSpec):
             product_ranges.register_ranges(
                 model, {key: self._read(key) for key in self.ranges}
             )  # the libraries have cast them, if at all
             attach_rules(model, rules)
+        self._biases.apply(model)
         if self.config.compute is not None:
             set_compute(model, self.config.compute)
 
@@ -217,7 +229,9 @@ class LoadingWeights:
         if why is not None:
             fix = "Check that the weights and the config belong together"
             raise BadFileError(f"Cannot load tensor {name!r}", why, fix)
-        packed = quantize_weight.encode(name, tensor.reshape(parameter.shape), self.spec)
+        weight = tensor.reshape(parameter.shape)
+        packed = quantize_weight.encode(name, weight, self.spec)
+        self._biases.add(name, name, weight, packed, self.spec)
         install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import LONE
+from ..core import BIAS, LONE
 from ..errors import BadFileError, DistributedError, SettingsError
 from ..formats import safetensors_writer
 from ..models import classes, key_names, pipeline_folders, pipelines
@@ -53,6 +53,13 @@ def quantize(
             "Cannot quantize with several processes and mode='post'",
             "no process loads the whole model",
             "Leave the mode out: the result is the same",
+        )
+    specs = [component.spec for component in model_plan.components if component.spec is not None]
+    if any(BIAS in spec.scheme.options and spec[BIAS] for spec in specs):
+        raise SettingsError(
+            "Cannot correct biases with several processes",
+            "a process writes a layer's bias that does not quantize its weight",
+            "Leave the option bias out, or run it without torchrun",
         )
     for warning in model_plan.warnings if ranks.first else ():
         loader.log.warning("%s", warning)

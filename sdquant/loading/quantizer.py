@@ -134,19 +134,22 @@ def quantize_module(
     tick: Any = None,
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is), then return freed memory."""
-    from ..models import install_packed, quantize_weight, tied
+    from ..models import BiasCorrection, install_packed, quantize_weight, tied
     from ..utils.malloc_trim import Trimmer, trim
 
-    trimmer, ties = Trimmer(), tied(model)
+    trimmer, ties, biases = Trimmer(), tied(model), BiasCorrection()
     for name in sorted(only):
         weight = model.get_parameter(name).data
         home = weight.device
-        packed = quantize_weight.encode(name, weight.to(device or home), spec).to(home)
-        install_packed(model, ties.get(name, (name,)), packed, runtime, spec)
+        weight = weight.to(device or home)
+        packed = quantize_weight.encode(name, weight, spec)
+        biases.add(name, name, weight, packed, spec)
+        install_packed(model, ties.get(name, (name,)), packed.to(home), runtime, spec)
         trimmer.add(weight.numel() * weight.element_size())
         del weight, packed
         if tick is not None:
             tick(1)
+    biases.apply(model)
     trim()
 
 

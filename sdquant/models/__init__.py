@@ -13,6 +13,7 @@ from ..utils.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from . import names as key_names
     from .activation_memory import Trace
+    from .bias_correction import BiasCorrection
     from .classes import class_of, meta_model
     from .components import PREFIXES as KEY_PREFIXES
     from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied, ties_in
@@ -41,6 +42,7 @@ else:
 
 __all__ = [
     "KEY_PREFIXES",
+    "BiasCorrection",
     "Detected",
     "Inputs",
     "Lora",

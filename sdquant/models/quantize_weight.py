@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import backends
-from ..core import Unfit, name_patterns, torch_dtypes
+from ..core import BIAS, Unfit, name_patterns, torch_dtypes
 from ..errors import BackendUnavailableError, BadFileError
 from ..utils.signals import is_interrupt
 from ..utils.tensors import is_finite
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core import Packed, QuantSpec
+
+_WEIGHTS_AT_ONCE = 1 << 21
 
 
 def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
@@ -47,6 +49,33 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
         if is_scale or part.dtype in torch_dtypes.COMPUTE_DTYPES:
             require_finite(name, part, spec)
     return packed
+
+
+def bias_change(name: str, weight: Tensor, packed: Packed, spec: QuantSpec) -> Tensor | None:
+    """Return what to add to the bias of a layer so that the errors of its weight leave the mean output as it is:
+    (W - W') E[x], float32 [out] (arXiv 1906.04721). None without the option `bias`, or where no input was measured.
+
+    Args:
+        name: as for `encode`. packed: what that returned for `weight` and `spec`.
+    """
+    one = spec.of(name, tuple(weight.shape))
+    if BIAS not in one.scheme.options or not one[BIAS]:
+        return None
+    mean = one.mean_input(weight[0].numel())
+    if mean is None:
+        return None
+    mean = mean.to(weight.device)
+    decoded = packed.spec.scheme.codec.decode(packed, mean.dtype)
+    return _product(weight.detach(), mean) - _product(decoded, mean)
+
+
+def _product(weight: Tensor, mean: Tensor) -> Tensor:
+    """Return a weight [out, in, ...] times its mean input [in * ...], float32 [out], with little more memory."""
+    result = mean.new_empty(len(weight))
+    step = max(1, _WEIGHTS_AT_ONCE // mean.numel())
+    for start in range(0, len(weight), step):
+        result[start : start + step] = weight[start : start + step].flatten(1).to(mean.dtype) @ mean
+    return result
 
 
 def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:

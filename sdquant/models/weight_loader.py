@@ -16,6 +16,7 @@ from ..nn import kind_of, quantized_layer
 from ..utils.malloc_trim import Trimmer
 from ..utils.tensors import is_finite
 from . import components, keep_in_fp32, peft_hooks
+from .bias_correction import BiasCorrection
 from .left_out import TOGETHER, initialize, refuse_lacking, stray_warnings
 from .quantize_weight import encode
 
@@ -53,6 +54,7 @@ class WeightLoader:
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
         self.ties = components.ties_in(components.tied(model), schemes or {}, self.known)
         self.unexpected: list[str] = []
+        self._biases = BiasCorrection()
         self.trimmer = Trimmer()
 
     def plain(self, key: str, tensor: Tensor, file: Path | None = None, *, as_it_is: bool = False) -> None:
@@ -106,7 +108,9 @@ class WeightLoader:
             self.plain(key, tensor, file)
             return
         tensor = self._fitted(key, name, tensor, file)
-        packed = encode(key, tensor.to(device), spec)
+        weight = tensor.to(device)
+        packed = encode(key, weight, spec)
+        self._biases.add(name, key, weight, packed, spec)
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
@@ -170,6 +174,7 @@ class WeightLoader:
         empty = self.missing()
         refuse_lacking(self.model, empty, src.path)
         self.leave_out(empty)
+        self._biases.apply(self.model)
         for line in stray_warnings(src.path, self.unexpected):
             log.warning("%s", line)
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..backends import without_effect
-from ..core import QuantSpec, registry
+from ..core import BIAS, QuantSpec, registry
 from ..errors import SettingsError
 from .quant_spec import digest, operation_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .layer_statistics import LayerStatistics
 
 
 # Rows for each input of a layer, with which half of what they show beside the diagonal counts. A fifth was best for
@@ -53,20 +55,42 @@ class CalibratedSpec(QuantSpec):
         Raises:
             SettingsError: the file has nothing about the layer, or is about another number of inputs.
         """
-        from .layer_statistics import ComponentStatistics
-
-        what = f"Cannot weigh the errors of {self.path!r}"
-        layer = ComponentStatistics(self.statistics, self.component).get(self.path)
-        if layer is None:
-            raise self._unknown(what)
+        layer = self._layer(f"Cannot weigh the errors of {self.path!r}")
         moments = layer.second_moments
         if moments is None:
             return None
         blocks, size, _ = moments.shape
         if -(-inputs // size) != blocks or (blocks == 1 and inputs != size):
             about = size if blocks == 1 else f"{blocks * size - size + 1} to {blocks * size}"
-            raise SettingsError(what, f"quant_stats is about {about} inputs, but it has {inputs}", self._again)
+            raise self._other_size(f"Cannot weigh the errors of {self.path!r}", about, inputs)
         return shrink_moments(moments, layer.rows, inputs)
+
+    def mean_input(self, inputs: int) -> Tensor | None:
+        """See `QuantSpec.mean_input`. None for a layer that calibration knows, and no image needed.
+
+        Raises:
+            SettingsError: the file has nothing about the layer, is about another number of inputs, or is of a version
+                of sdquant that did not measure them.
+        """
+        what = f"Cannot correct the bias of {self.path!r}"
+        layer = self._layer(what)
+        mean = layer.mean_input
+        if mean is None and layer.rows:
+            raise SettingsError(what, "quant_stats is of an earlier sdquant, and has no mean inputs", self._again)
+        if mean is not None and len(mean) != inputs:
+            raise self._other_size(what, len(mean), inputs)
+        return mean
+
+    def _layer(self, what: str) -> LayerStatistics:
+        from .layer_statistics import ComponentStatistics
+
+        layer = ComponentStatistics(self.statistics, self.component).get(self.path)
+        if layer is None:
+            raise self._unknown(what)
+        return layer
+
+    def _other_size(self, what: str, about: object, inputs: int) -> SettingsError:
+        return SettingsError(what, f"quant_stats is about {about} inputs, but it has {inputs}", self._again)
 
     def magnitudes(self, inputs: int) -> Tensor | None:
         """See `QuantSpec.magnitudes`. None for a layer that calibration knows, and no image needed.
@@ -125,7 +149,9 @@ def calibrated_schemes() -> str:
     """Return which schemes use a file of statistics, for errors."""
     rows = [row for row in registry.schemes() if row.calibrated or row.moments]
     names = [row.aliases[0] if row.aliases else row.name for row in rows]
-    options = {name for row in registry.schemes() for name, one in row.options.items() if one.keeps_format}
+    options = {
+        name for row in registry.schemes() for name, one in row.options.items() if one.calibrated or one.searched
+    }
     return f"{' and '.join(names)}, and the options {' and '.join(sorted(options))} of other schemes"
 
 
@@ -138,6 +164,8 @@ def require_magnitudes(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, 
                 one.magnitudes(shape[1])
             else:
                 one.second_moments(math.prod(shape[1:]))
+            if BIAS in spec.scheme.options and spec[BIAS]:
+                one.mean_input(math.prod(shape[1:]))
 
 
 def unweighed(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, ...]]], component: str = "") -> list[str]:

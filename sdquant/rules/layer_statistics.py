@@ -5,6 +5,7 @@ Beside `<operand>.count` and `<operand>.sum_of_absmax` (see `static_range`) a la
 * `<operand>.rows` (int64): how many inputs x were seen, of those that count, and `<operand>.sum_of_moments` (float32
   [blocks, b, b]): the blocks along the diagonal of the sum of x x^T, each weighed by how much noise in its place of the
   layer's output changes the model's, where gradients were measured. See `QuantSpec.second_moments`.
+* `<operand>.total` (float32 [inputs]): the sum of x, weighed the same.
 * `<path>.weight.count` (int32) and `<path>.weight.sum_of_gradient2` (float32 [out]): for how many calls of the model,
   and the sum over these of |row of G|^2, where G is the gradient of (v . y) / |y| by the layer's weight, y the model's
   output in that call and v as many standard normal numbers.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 SUM = "sum_of_"  # as `static_range` has it, which imports torch
 MOMENTS = f"{SUM}moments"
-ROWS = "rows"
+ROWS, TOTAL = "rows", "total"
 GRADIENT = "gradient2"
 _ROWS_AT_ONCE = 256
 WEIGHT = "weight"  # the operand whose gradient it is
@@ -77,6 +78,21 @@ class LayerStatistics:
         """The mean squares of the inputs, the diagonal of `second_moments`, with its padding: float32 [inputs]."""
         blocks = self.second_moments
         return None if blocks is None else blocks.diagonal(dim1=1, dim2=2).flatten()
+
+    @property
+    def mean_input(self) -> Tensor | None:
+        """E[x], float32 [inputs]; None if no input was seen, or if the file is of a version that did not sum them.
+
+        Raises:
+            BadFileError: they are not numbers of this shape, or larger than mean squares allow.
+        """
+        total, squares, rows = self._read(f"{self.operand}.{TOTAL}"), self.mean_square, self.rows
+        if total is None or squares is None:
+            return None
+        mean = self._finite(total, total.ndim == 1 and 0 < total.numel() <= squares.numel()).div_(rows)
+        if bool((mean.square() > 1.3 * squares[: len(mean)] + 1e-6 * squares.amax()).any()):
+            raise self._damaged()
+        return mean
 
     @property
     def sensitivity(self) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Second moments of the inputs of a layer, x^T x, in blocks along the diagonal, summed exactly.
+"""Second moments of the inputs of a layer, x^T x, in blocks along the diagonal, and the inputs, summed exactly.
 
 Inputs count by how much noise in their place of the layer's output changes that of the model (`output_gradients`): the
 padding of a prompt is most of what many layers of a transformer see, and hardly changes the image.
@@ -32,7 +32,7 @@ MAX_ROWS = 1024  # of x that a call adds at most, evenly spaced
 _LEAST = 0.01  # of a mean row's weight is what a row has at least
 _PRECISION = 40  # bits below the largest mean square of a short run
 _ROOM = 62  # bits of a sum
-EXACT, STEP = "exact_moments", "moments_step"
+EXACT, EXACT_TOTAL, STEP = "exact_moments", "exact_total", "moments_step"
 
 
 def columns_of(module: nn.Module) -> int:
@@ -95,20 +95,23 @@ def chosen_rows(count: int, most: int, device: torch.device) -> Tensor:
 
 @dataclass(kw_only=True)
 class InputMoments:
-    """The sum of x x^T of one layer.
+    """The sums of x x^T and of x of one layer.
 
     Attributes:
-        name: of the operand, see `layer_statistics`. shape: [blocks, b, b].
+        name: of the operand, see `layer_statistics`. shape: [blocks, b, b]. columns: of the weight.
         rows: number of x. largest: mean square of the input that has the largest, in the short run.
-        step: exponent of the power of two that the sum is a whole number of. total: int64, on the CPU.
+        step: exponent of the power of two that the sum of x x^T is a whole number of; that of x is one of the root
+            of its largest number (`_step_of_inputs`). total, inputs: int64, on the CPU.
     """
 
     name: str
     shape: tuple[int, int, int]
+    columns: int
     rows: int = 0
     largest: float = 0.0
     step: int = -_PRECISION
     total: Tensor | None = None
+    inputs: Tensor | None = None
 
     def look(self, x: Tensor) -> None:
         """Note how large rows x [rows, columns] are."""
@@ -131,12 +134,14 @@ class InputMoments:
             SettingsError: they are not finite, or a million times what the short run saw.
         """
         blocks, size, _ = self.shape
-        count = len(x)
+        count, scale = len(x), None
         if weights is not None and 0 < float(weights.sum()) < math.inf:
             weights = weights.sqrt()
             weights = weights / weights.sum() + _LEAST / count
             count = max(1, round(float(weights.sum().square() / weights.square().sum())))
-            x = x * (weights * (count / weights.sum())).sqrt().unsqueeze(1)
+            scale = (weights * (count / weights.sum())).sqrt()
+            x = x * scale.unsqueeze(1)
+        inputs = x.sum(0) if scale is None else scale @ x
         x = F.pad(x, (0, blocks * size - x.shape[1]))
         tiles = x.reshape(len(x), blocks, size).transpose(0, 1)  # [blocks, rows, b]
         product = tiles.square().sum(1)[..., None] if size == 1 else tiles.transpose(1, 2) @ tiles
@@ -149,28 +154,46 @@ class InputMoments:
                 "Look for the earlier layer that produces them; bfloat16 instead of float16 often helps",
             )
         added = units.round().to(torch.int64)
+        added_inputs = (inputs.cpu().double() * 2.0**-self._step_of_inputs).round().to(torch.int64)
         self.total = added if self.total is None else self.total.add_(added)
+        self.inputs = added_inputs if self.inputs is None else self.inputs.add_(added_inputs)
         self.rows += count
+
+    @property
+    def _step_of_inputs(self) -> int:
+        """The exponent of the power of two that the sum of x is a whole number of."""
+        return (self.step + _PRECISION) // 2 - _PRECISION
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Return the sums, zero if there was no input."""
+        total = torch.zeros(self.shape, dtype=torch.int64) if self.total is None else self.total
+        inputs = torch.zeros(self.columns, dtype=torch.int64) if self.inputs is None else self.inputs
+        return total, inputs
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
         """Return named tensors: the sum as float32, or exact."""
-        total = torch.zeros(self.shape, dtype=torch.int64) if self.total is None else self.total
+        total, inputs = self._sums()
         rows = {f"{self.name}.{layer_statistics.ROWS}": torch.tensor(self.rows, dtype=torch.int64)}
         if exact:
             step = torch.tensor(self.step, dtype=torch.int32)
-            return {**rows, f"{self.name}.{EXACT}": total, f"{self.name}.{STEP}": step}
+            exact_sums = {f"{self.name}.{EXACT}": total, f"{self.name}.{EXACT_TOTAL}": inputs}
+            return {**rows, **exact_sums, f"{self.name}.{STEP}": step}
         if not self.rows:
             return rows
         sums = torch.ldexp(total.double(), torch.tensor(self.step)).float()
-        return {**rows, f"{self.name}.{layer_statistics.MOMENTS}": sums}
+        inputs = torch.ldexp(inputs.double(), torch.tensor(self._step_of_inputs)).float()
+        return {
+            **rows,
+            f"{self.name}.{layer_statistics.MOMENTS}": sums,
+            f"{self.name}.{layer_statistics.TOTAL}": inputs,
+        }
 
     def load(self, known: Mapping[str, Tensor]) -> None:
         """Load what `to_dict(exact=True)` returned, without the name."""
         self.rows, self.step = int(known[layer_statistics.ROWS]), int(known[STEP])
-        self.total = known[EXACT].clone()
+        self.total, self.inputs = known[EXACT].clone(), known[EXACT_TOTAL].clone()
 
     def merge(self, processes: Processes) -> None:
         """Add the sums of all processes."""
-        total = torch.zeros(self.shape, dtype=torch.int64) if self.total is None else self.total
-        self.total = processes.summed(total)
+        self.total, self.inputs = map(processes.summed, self._sums())
         self.rows = sum(processes.gathered(self.rows))

@@ -191,9 +191,11 @@ def _layer(component: str, path: str, module: nn.Module, block: int | None) -> _
     operation = operation_of(tuple(module.get_parameter("weight").shape))
     name = input_operand(path, operation)
     weight = f"{path}.{layer_statistics.WEIGHT}" if path else layer_statistics.WEIGHT
+    columns = columns_of(module)
     return _Layer(
-        component=component, path=path, module=module, magnitudes=QuantStat(name, None),
-        moments=InputMoments(name=name, shape=block_shape(columns_of(module), block)), gradient=QuantStat(weight, None),
+        component=component, path=path, module=module,
+        magnitudes=QuantStat(name, None), gradient=QuantStat(weight, None),
+        moments=InputMoments(name=name, shape=block_shape(columns, block), columns=columns),
     )  # fmt: skip
 
 
