@@ -51,6 +51,8 @@ SCHEMES = (
     "sdnq-uint3", "sdnq-uint3,svd", "sdnq-uint3,dynamic", "qint3", "q2_k", "q2_k,imatrix",
     "q4_k,gptq", "iq4_xs,gptq", "nf4,gptq", "comfy:nvfp4,gptq", "int4,gptq", "int4,group_size=32,gptq",
     "sdnq-uint4,gptq", "sdnq-uint4,hadamard,gptq", "q3_k,gptq", "sdnq-uint3,gptq", "qint3,gptq", "q2_k,gptq",
+    "nf4,range", "comfy:nvfp4,range", "int4,range", "sdnq-uint4,hadamard,range", "qint3,range",
+    "nf4,range,gptq", "comfy:nvfp4,range,gptq", "sdnq-uint4,hadamard,range,gptq",
     "auto", "NNCF", "AutoRound",
 )  # fmt: skip
 SHARES = (0.28, 0.2, 0.24, 0.32, 0.38, 0.46)  # of bf16, for "auto"

@@ -12,13 +12,13 @@ FILE = Path("bench/results/better_codes.json")
 MIXED = Path("bench/results/mixes.json")
 SIZES = Path("bench/results/size.json")
 WIDE = Path("bench/results/full_width.json")
-TRIED = Path("bench/results/left_out.json")
+OPTIONS = Path("bench/results/code_options.json")
 MORE = Path("bench/results/more_schemes.json")
 MODELS = ("digits-flux", "digits-sd", "glyphs-flux")
 UNMEASURED = "Not measured yet: `python -m bench.better_codes` does it."
 # What sdquant makes by itself; all other rows are formats as other projects make them.
-OURS = (",gptq", "auto, ")
-CALIBRATED = (",gptq", "statistics", ",imatrix", "NNCF", "AutoRound")
+OURS = (",gptq", ",range", "auto, ")
+CALIBRATED = (",gptq", ",range", "statistics", ",imatrix", "NNCF", "AutoRound")
 FOLDER = "folder"  # the case of bench.size that is written
 WHOLE = 24_000_000_000  # bytes of FLUX.1's transformer in bf16, for an example
 LARGE = 4.55  # bits; other formats that take more are compared with mixes of as many
@@ -239,19 +239,20 @@ def more_schemes(root: Path) -> str:
     return markdown(header, lines, left=2) if rows else "Not measured yet: `python -m bench.more_schemes` does it."
 
 
-def left_out(root: Path) -> str:
-    """What each way that was tried adds to a scheme's decibels, on each model."""
-    found = {(row["name"], row["case"]): row["snr"] for row in _rows(root, TRIED)}
-    ways = list(dict.fromkeys(way for name, _ in found if (way := name.partition(", ")[2])))
-
-    def change(scheme: str, way: str, model: str) -> str:
-        one, plain = found.get((f"{scheme}, {way}", model)), found[scheme, model]
-        return "-" if one is None else f"{one - plain:+.1f}"
-
+def code_options(root: Path) -> str:
+    """What each option that costs no byte adds to a scheme's decibels, on each model."""
+    rows = _rows(root, OPTIONS)
+    found = {(row["scheme"], row["case"], row["way"]): row["snr"] for row in rows}
+    ways = list(dict.fromkeys(row["way"] for row in rows if row["way"]))
     lines = [
-        [f"`{name}`", model, f"{snr:.1f}", *(change(name, way, model) for way in ways)]
-        for (name, model), snr in found.items()
-        if ", " not in name
+        [
+            f"`{row['scheme']}`",
+            row["case"],
+            f"{row['snr']:.1f}",
+            *(f"{found[row['scheme'], row['case'], way] - row['snr']:+.1f}" for way in ways),
+        ]
+        for row in rows
+        if not row["way"]
     ]
     header = ("scheme", "model", "dB", *ways)
-    return markdown(header, lines, left=2) if lines else "Not measured yet: `python -m bench.left_out` does it."
+    return markdown(header, lines, left=2) if lines else "Not measured yet: `python -m bench.code_options` does it."

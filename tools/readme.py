@@ -476,7 +476,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "better_codes_larger": better_codes.larger, "mixes_predicted": better_codes.predicted,
     "better_codes_sizes": better_codes.by_size, "mixes_sizes": better_codes.sizes,
     "mixes_folders": better_codes.folders, "mixes_advice": better_codes.advice,
-    "mixes_full_width": better_codes.full_width, "mixes_left_out": better_codes.left_out,
+    "mixes_full_width": better_codes.full_width, "code_options": better_codes.code_options,
     "mixes_more_schemes": better_codes.more_schemes,
     "schemes": schemes, "choice": choice, "families": families.table,
     "offload_choice": offload_choice, "matrix": matrix, "fidelity": fidelity, "glyphs": glyphs, "loading": loading,
