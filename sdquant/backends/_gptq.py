@@ -18,7 +18,7 @@ from ..core import Packed, packed_rows
 from ..kernels import hadamard as fast_hadamard
 from ..utils.malloc_trim import trim
 from ._code_levels import is_known
-from ._new_codes import Nearest, Target, with_new_codes
+from ._new_codes import Nearest, RowTarget, with_new_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def choose_codes(weight: Tensor, packed: Packed, spec: QuantSpec) -> Packed:
         moments = rotated_moments(moments, packed.spec.rotation, weight[0].numel())
     codes = packed.without_rotation
     branch = packed.spec.scheme.codec.low_rank(codes)
-    target = Target(weight, packed.spec.rotation, codes, branch)
+    target = RowTarget(weight, packed.spec.rotation, codes, branch)
     if branch is not None:
         moments = moments if target.smooth is None else _divided(moments, target.smooth)
         codes = Packed(spec=codes.spec, parts=branch.residual_of(codes.parts))

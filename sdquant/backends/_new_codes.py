@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WEIGHTS_AT_ONCE = 1 << 21  # rounded at a time; a few float32 numbers are kept of each
 
 
-class Target:
+class RowTarget:
     """The float32 rows that codes are to stand for: rotated, without the branch. Made when they are asked for."""
 
     def __init__(self, weight: Tensor, rotation: int, codes: Packed, branch: LowRank | None) -> None:

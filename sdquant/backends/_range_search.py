@@ -22,7 +22,7 @@ from ..core import GPTQ, HADAMARD, RANGE, Packed, QuantSpec, dtype_named, packed
 from ..utils.malloc_trim import trim
 from ._code_levels import is_known, levels_of
 from ._gptq import rotated_moments, unexplained
-from ._new_codes import WEIGHTS_AT_ONCE, Nearest, Target, with_new_codes
+from ._new_codes import WEIGHTS_AT_ONCE, Nearest, RowTarget, with_new_codes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,24 +48,24 @@ def with_ranges(weight: Tensor, packed: Packed, spec: QuantSpec) -> Packed:
     """
     codec, codes = packed.spec.scheme.codec, packed.without_rotation
     branch = codec.low_rank(codes)
-    target = Target(weight, packed.spec.rotation, codes, branch)
+    target = RowTarget(weight, packed.spec.rotation, codes, branch)
     if branch is not None:
         codes = Packed(spec=codes.spec, parts=branch.residual_of(codes.parts))
     form = codec.form(codes)
-    if form is None or not is_known(form) or form.columns % form.group:
+    if form is None or not weight.numel() or not is_known(form) or form.columns % form.group:
         return packed
     search = _Search(codes, form, _plain(packed, spec), _importance(spec, packed, form), target)
     if not search.knows_groups:
         return packed
     trim()  # what the encoder needed
-    found = with_new_codes(search.encode(search.best()), form, target, nearest)
-    if not search.loss(found) < search.loss(codes):
+    better = with_new_codes(search.encode(search.best()), form, target, nearest_codes)
+    if not search.loss(better) < search.loss(codes):
         return packed
-    details = {**packed.spec.details, **found.spec.details}  # with the offset of scales that are quantized, too
-    return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, **found.parts})
+    details = {**packed.spec.details, **better.spec.details}  # with the offset of scales that are quantized, too
+    return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, **better.parts})
 
 
-def nearest(values: Tensor, levels: Levels) -> Tensor:
+def nearest_codes(values: Tensor, levels: Levels) -> Tensor:
     """Return the codes that are nearest to values, float32 [rows, columns], which it overwrites: uint8."""
     step = torch.where(levels.step == 0, torch.ones_like(levels.step), levels.step)
     return Nearest(levels.table)(values.sub_(levels.low).div_(step))[0].to(torch.uint8)
@@ -116,7 +116,7 @@ class _Search:
     """
 
     def __init__(
-        self, packed: Packed, form: PackedLayout, spec: QuantSpec, importance: Tensor | None, target: Target
+        self, packed: Packed, form: PackedLayout, spec: QuantSpec, importance: Tensor | None, target: RowTarget
     ) -> None:
         self._packed, self._form, self._spec, self._importance, self._target = packed, form, spec, importance, target
         self._codec, self._dtype = spec.scheme.codec, dtype_named(packed.spec.dtype)
@@ -160,13 +160,17 @@ class _Search:
     def loss(self, packed: Packed) -> float:
         """Return the error of a packed weight."""
         rows, total = self._form.rows, 0.0
-        step = max(1, WEIGHTS_AT_ONCE // self._form.columns) if self._codec.by_row(packed) else rows
+        step = max(1, WEIGHTS_AT_ONCE // self._form.columns)
+        whole = None if self._codec.by_row(packed) else self._floats(packed)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            some = packed if step >= rows else packed_rows.cut(packed, [(start, stop)])
-            values = self._codec.decode(some, torch.float32).reshape(stop - start, -1)
-            total += float(self._losses(values.sub_(self._target(start, stop))).sum(dtype=torch.float64))
+            some = self._floats(packed_rows.cut(packed, [(start, stop)])) if whole is None else whole[start:stop]
+            total += float(self._losses(some.sub_(self._target(start, stop))).sum(dtype=torch.float64))
         return total
+
+    def _floats(self, packed: Packed) -> Tensor:
+        """Return the values of a packed weight, float32 [rows, columns]."""
+        return self._codec.decode(packed, torch.float32).reshape(-1, self._form.columns)
 
     def _losses(self, errors: Tensor) -> Tensor:
         """Return the loss of each group for errors [n, columns], which it may change: [n * groups, 1]."""
@@ -207,7 +211,7 @@ class _Search:
 
     @cached_property
     def _shares(self) -> tuple[float, ...]:
-        """What the ranges of groups are multiplied by, both ends alike."""
+        """Factors of the ranges of groups, both ends alike."""
         if self._has_two_ends:
             return _BOTH
         table = self._sample.table
@@ -249,4 +253,4 @@ class _Search:
         last = flat.new_zeros(1, self._form.columns)
         last[0, 0] = largest
         packed = self.encode(torch.cat((flat.view(-1, self._form.columns), last)))
-        return self._codec.decode(packed, torch.float32).reshape(-1, self._form.columns)[:-1]
+        return self._floats(packed)[:-1]

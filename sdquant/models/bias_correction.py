@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class BiasCorrection:
-    """What the biases of one model's layers change by, for specs with the option `bias`; nothing for others."""
+    """Changes of the biases of one model's layers, for specs with the option `bias`; none for others."""
 
     def __init__(self) -> None:
         self._changes: dict[str, Tensor] = {}  # by path of the layer
