@@ -24,7 +24,7 @@ from bench._results import read, write
 from bench.better_codes import outputs
 from sdquant import backends
 from sdquant.core import Unfit, registry
-from sdquant.models import main_part, quantize_weight
+from sdquant.models import quantize_weight
 from sdquant.rules import with_statistics
 from sdquant.utils.metrics import decibels
 
@@ -34,14 +34,15 @@ STATISTICS = "statistics"
 WAYS = ("", "range", f"range, {STATISTICS}", "bias", "range, bias", "gptq", "range, gptq")
 
 
-def measure(name: str) -> Iterator[dict[str, Any]]:
+def measure(name: str, component: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each scheme and each way."""
     pipe = sdquant.load_model(path(name), progress=False)
-    calls = calls_of(name, pipe, main_part(pipe), 1000)[::3]
-    model = main_part(sdquant.load_model(path(name), progress=False)).float()
+    calls = calls_of(name, pipe, getattr(pipe, component), 1000)[::3]
+    model = getattr(sdquant.load_model(path(name), progress=False), component).float()
     exact, layers = outputs(model, calls), layers_of(model)
     weights = {where: layer.weight.data.clone() for where, layer in layers.items()}
     biases = {where: layer.bias.data.clone() for where, layer in layers.items() if layer.bias is not None}
+    case = name if component in MODELS.values() else f"{name}, {component}"
     with tempfile.TemporaryDirectory() as folder:
         stats = write_statistics(name, Path(folder) / "stats.safetensors")
         for scheme in SCHEMES:
@@ -49,7 +50,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                 words = [word for word in way.split(", ") if word and word != STATISTICS]
                 spec = registry.parse(",".join((scheme, *words)))
                 if way not in ("", "range"):
-                    spec = with_statistics(spec, str(stats), MODELS[name])
+                    spec = with_statistics(spec, str(stats), component)
                 for where, layer in layers.items():
                     weight, key = weights[where].bfloat16(), f"{where}.weight"
                     layer.weight.data = weights[where]
@@ -65,7 +66,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                         layer.bias.data = biases[where] + change
                 noise = (outputs(model, calls) - exact).square().sum()
                 yield {
-                    "name": f"{scheme}, {way}" if way else scheme, "case": name, "scheme": scheme, "way": way,
+                    "name": f"{scheme}, {way}" if way else scheme, "case": case, "scheme": scheme, "way": way,
                     "snr": round(decibels(float(exact.square().sum()), float(noise)), 2),
                 }  # fmt: skip
 
@@ -73,15 +74,17 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="*", choices=[[], *MODELS], help="default: all")
+    parser.add_argument("model", nargs="?", choices=MODELS, help="default: all")
+    parser.add_argument("--component", help="default: the transformer or UNet, and the CLIP text encoder")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
     args = parser.parse_args()
     kept = {(row["name"], row["case"]): row for row in read(args.json)} if args.json.exists() else {}
-    for name in args.model or MODELS:
-        for row in measure(name):
-            print(f"{name:12} {row['name']:36} {row['snr']:6.2f} dB", flush=True)
-            kept[row["name"], name] = row
-        write(args.json, "code_options", list(kept.values()))
+    for name in (args.model,) if args.model else MODELS:
+        for component in (args.component,) if args.component else (MODELS[name], "text_encoder"):
+            for row in measure(name, component):
+                print(f"{row['case']:26} {row['name']:38} {row['snr']:6.2f} dB", flush=True)
+                kept[row["name"], row["case"]] = row
+            write(args.json, "code_options", list(kept.values()))
 
 
 if __name__ == "__main__":

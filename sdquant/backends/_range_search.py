@@ -159,18 +159,11 @@ class _Search:
 
     def loss(self, packed: Packed) -> float:
         """Return the error of a packed weight."""
-        rows, total = self._form.rows, 0.0
-        step = max(1, WEIGHTS_AT_ONCE // self._form.columns)
-        whole = None if self._codec.by_row(packed) else self._floats(packed)
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            some = self._floats(packed_rows.cut(packed, [(start, stop)])) if whole is None else whole[start:stop]
-            total += float(self._losses(some.sub_(self._target(start, stop))).sum(dtype=torch.float64))
+        total = 0.0
+        for start, values in packed_rows.decoded(packed, WEIGHTS_AT_ONCE):
+            losses = self._losses(values.sub_(self._target(start, start + len(values))))
+            total += float(losses.sum(dtype=torch.float64))
         return total
-
-    def _floats(self, packed: Packed) -> Tensor:
-        """Return the values of a packed weight, float32 [rows, columns]."""
-        return self._codec.decode(packed, torch.float32).reshape(-1, self._form.columns)
 
     def _losses(self, errors: Tensor) -> Tensor:
         """Return the loss of each group for errors [n, columns], which it may change: [n * groups, 1]."""
@@ -253,4 +246,4 @@ class _Search:
         last = flat.new_zeros(1, self._form.columns)
         last[0, 0] = largest
         packed = self.encode(torch.cat((flat.view(-1, self._form.columns), last)))
-        return self._floats(packed)[:-1]
+        return self._codec.decode(packed, torch.float32).reshape(-1, self._form.columns)[:-1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -53,6 +54,22 @@ def join(packs: Sequence[Packed]) -> Packed | None:
             parts[name] = torch.cat(rows).view(tensors[0].dtype)
     count = sum(packed.spec.shape[0] for packed in loose)
     return Packed(spec=replace(first.spec, shape=(count, *first.spec.shape[1:])), parts=parts)
+
+
+def decoded(packed: Packed, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield the first row and the values, float32 [n, columns], of all rows, about `at_once` weights at a time.
+
+    All are dequantized at once where the backend does not pack them row by row. The caller may change them.
+    """
+    codec, rows, columns = packed.spec.scheme.codec, packed.spec.shape[0], math.prod(packed.spec.shape[1:])
+    step = max(1, at_once // columns)
+    whole = None if codec.by_row(packed) else codec.decode(packed, torch.float32).reshape(rows, columns)
+    for start in range(0, rows, step):
+        if whole is not None:
+            yield start, whole[start : start + step]
+        else:
+            some = cut(packed, [(start, min(start + step, rows))])
+            yield start, codec.decode(some, torch.float32).reshape(-1, columns)
 
 
 def pieces(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:

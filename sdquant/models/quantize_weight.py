@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import backends
-from ..core import BIAS, Unfit, name_patterns, torch_dtypes
+from ..core import BIAS, Unfit, name_patterns, packed_rows, torch_dtypes
 from ..errors import BackendUnavailableError, BadFileError
 from ..utils.signals import is_interrupt
 from ..utils.tensors import is_finite
@@ -64,18 +64,11 @@ def bias_change(name: str, weight: Tensor, packed: Packed, spec: QuantSpec) -> T
     mean = one.mean_input(weight[0].numel())
     if mean is None:
         return None
-    mean = mean.to(weight.device)
-    decoded = packed.spec.scheme.codec.decode(packed, mean.dtype)
-    return _product(weight.detach(), mean) - _product(decoded, mean)
-
-
-def _product(weight: Tensor, mean: Tensor) -> Tensor:
-    """Return a weight [out, in, ...] times its mean input [in * ...], float32 [out], with little more memory."""
-    result = mean.new_empty(len(weight))
-    step = max(1, _WEIGHTS_AT_ONCE // mean.numel())
-    for start in range(0, len(weight), step):
-        result[start : start + step] = weight[start : start + step].flatten(1).to(mean.dtype) @ mean
-    return result
+    mean, change = mean.to(weight.device), mean.new_empty(len(weight), device=weight.device)
+    for start, values in packed_rows.decoded(packed, _WEIGHTS_AT_ONCE):
+        rows = slice(start, start + len(values))
+        change[rows] = (weight[rows].detach().flatten(1).to(mean.dtype) - values) @ mean
+    return change
 
 
 def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
