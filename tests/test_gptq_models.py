@@ -187,6 +187,25 @@ def test_it_needs_what_calibration_found(scheme: str) -> None:
         load(quant=scheme)
 
 
+def test_diffusers_and_hosts_need_it_too(stats: Path) -> None:
+    """A saved model with such codes needs nothing; and biases are those that `load_model` makes."""
+    from diffusers import FluxTransformer2DModel
+
+    from sdquant.hosts.comfy_load import checked
+
+    folder = path(MODEL) / "transformer"
+    for quant in ("nf4,gptq", "nf4,bias"):
+        with pytest.raises(SettingsError, match=r"(?s)without statistics.*sdquant calibrate"):
+            FluxTransformer2DModel.from_pretrained(folder, quantization_config=sdquant.Config(quant))
+        with pytest.raises(SettingsError, match=r"(?s)without statistics.*sdquant calibrate"):
+            checked(quant, "cpu")
+    config = sdquant.Config("nf4,bias", quant_stats=stats, component="transformer")
+    model = FluxTransformer2DModel.from_pretrained(folder, quantization_config=config, dtype=torch.bfloat16)
+    expected = biases_of(load(quant="nf4,bias", quant_stats=stats, components=["transformer"]).transformer)
+    found = biases_of(model)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_layers_that_calibration_does_not_know(stats: Path) -> None:
     with pytest.raises(SettingsError, match=r"(?s)knows no such layer.*sdquant calibrate"):
         load(quant="int4,gptq", quant_stats=stats, components=["text_encoder_2"])

@@ -11,6 +11,7 @@ from .. import compat
 from ..compat import hardware, requirements
 from ..core import registry
 from ..errors import IncompatibleError, SdquantError, UnsupportedFileError
+from ..planning import statistics_arguments
 from . import comfy_state
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def checked(quant: str, device: Any) -> QuantSpec:
     """
     spec = registry.parse(quant)
     _refuse_rules(spec)
+    statistics_arguments.require_statistics(spec)
     check_scheme(str(spec), "pre", device)
     return spec
 

@@ -74,9 +74,12 @@ class Adapter:
 
     def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
         from ..nn import set_compute
+        from ..planning import statistics_arguments
         from .forge_layers import quantize
 
-        quantize(module, registry.parse(scheme), settings["skip"])
+        spec = registry.parse(scheme)
+        statistics_arguments.require_statistics(spec)
+        quantize(module, spec, settings["skip"])
         set_compute(module, settings["compute"])
         load_hooks.require_quantized(name, module, scheme)
 

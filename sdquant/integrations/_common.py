@@ -28,7 +28,7 @@ from ..models import (
     ties_in,
 )
 from ..nn import QuantizedLayer, float_layer, packed_of, quantized_layer, set_compute
-from ..planning import rule_checks, source_of_model, weight_selection
+from ..planning import rule_checks, source_of_model, statistics_arguments, weight_selection
 from ..rules import (
     RulesSpec,
     attach_rules,
@@ -212,6 +212,7 @@ class LoadingWeights:
             require_ranges(self.spec, ((name, shapes[name][0]) for name in sorted(self.planned)))
             for line in rule_checks.unused(self.spec, layers, [marked]):
                 log.warning("%s", line[0].upper() + line[1:])
+        statistics_arguments.require_statistics(self.spec)
         planned = [(name, shapes[name][0]) for name in sorted(self.planned)]
         require_magnitudes(self.spec, planned)
         for line in unweighed(self.spec, planned):

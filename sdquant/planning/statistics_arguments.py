@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core import LONE
 from ..errors import SettingsError
 from ..formats import Checkpoint, closing_files
-from ..rules import calibrated_schemes, weight_samples, with_statistics
+from ..rules import CalibratedSpec, calibrated_schemes, weight_samples, with_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,8 @@ def calibrated(specs: Mapping[str, QuantSpec | None], file: str | None) -> Mappi
     """
     refuse_useless(specs, file)
     if file is None:
-        _require(specs)
+        for spec in specs.values():
+            require_statistics(spec)
         return specs
     some = {name: spec for name, spec in specs.items() if spec is not None and spec.takes_statistics}
     return {**specs, **{name: with_statistics(spec, file) for name, spec in some.items()}}
@@ -75,14 +76,15 @@ def _opened(component: Checkpoint | nn.Module) -> Iterator[tuple[Container[str],
     yield weights, weights.__getitem__
 
 
-def _require(specs: Mapping[str, QuantSpec | None]) -> None:
-    for spec in specs.values():
-        known = {} if spec is None else spec.scheme.options
-        for name, value in () if spec is None else spec.options:
-            if value and known[name].calibrated:
-                raise SettingsError(
-                    f"Cannot quantize to {spec} without statistics",
-                    f"{name} means: {known[name].help}",
-                    f"Run `sdquant calibrate MODEL --prompt ... -o stats.safetensors`, and set "
-                    f"quant_stats=stats.safetensors; or leave {name} out",
-                )
+def require_statistics(spec: QuantSpec | None) -> None:
+    """Raise SettingsError for a scheme with an option that does nothing without statistics, and without these. Every
+    path to quantizing floats calls this; weights that are quantized in a file keep what was done to them."""
+    known = {} if spec is None or isinstance(spec, CalibratedSpec) else spec.scheme.options
+    for name, value in () if spec is None else spec.options:
+        if value and name in known and known[name].calibrated:
+            raise SettingsError(
+                f"Cannot quantize to {spec} without statistics",
+                f"{name} means: {known[name].help}",
+                f"Run `sdquant calibrate MODEL --prompt ... -o stats.safetensors`, and set "
+                f"quant_stats=stats.safetensors; or leave {name} out",
+            )
