@@ -56,7 +56,7 @@ RANGE_OPTION = Option(
 )
 BIAS_OPTION = Option(
     default=False,
-    help="take off the layer's bias, if it has one, what the weight's errors make of the mean input: 1 dB at 3 bits",
+    help="take off the layer's bias what the weight's errors make of the mean input: up to 2 dB if there is no gptq",
     calibrated=True,
     beside=True,
 )
