@@ -217,6 +217,10 @@ def rows() -> list[Row]:
             Row(f"{name},gptq", f"{name},gptq", False, CALIBRATED, _calibrated(f"{name},gptq"), _import_ours)
             for name in ("int4", "nf4", "sdnq-uint4,hadamard")
         ),
+        *(
+            Row(f"{name},range", f"{name},range", False, "bf16", _ours(f"{name},range"), _import_ours)
+            for name in ("nf4", "comfy:nvfp4")
+        ),
         Row("auto", "auto, 0.28", False, "bf16", _mixed(MIX, calibrated=False), _import_ours),
         Row("auto,statistics", "auto, 0.28", False, CALIBRATED, _mixed(MIX, calibrated=True), _import_ours),
         *(Row(f"post-{name}", name, False, "bf16", _ours(name, "post"), _import_ours) for name in ("nf4", "qint8")),

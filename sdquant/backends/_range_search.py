@@ -58,7 +58,13 @@ def with_ranges(weight: Tensor, packed: Packed, spec: QuantSpec) -> Packed:
     if not search.knows_groups:
         return packed
     trim()  # what the encoder needed
-    better = with_new_codes(search.encode(search.best()), form, target, nearest_codes)
+    best = search.best()
+    trim()
+    encoded = search.encode(best)
+    del best
+    trim()
+    better = with_new_codes(encoded, form, target, nearest_codes)
+    del encoded
     if not search.loss(better) < search.loss(codes):
         return packed
     details = {**packed.spec.details, **better.spec.details}  # with the offset of scales that are quantized, too
