@@ -15,7 +15,6 @@ from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ._bnb_library import library as bnb_library
-    from ._calibrated_options import without_effect
     from ._chunks import by_rows
     from ._comfy_find import EXACT as COMFY_EXACT
     from ._comfy_find import FORMATS as COMFY_FORMATS
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ._nunchaku_pack import lite_kind as nunchaku_lite_kind
     from ._nvfp4_find import COMFYUI, swizzle_told, ways_to_say
     from ._quanto_extension import without_compiler
+    from ._without_effect import without_effect
 else:
     __getattr__ = lazy_exports(__name__)
 

@@ -2,8 +2,8 @@
 
 Columns are rounded one after another, those with the largest inputs first. What the rounding of one changes in the
 layer's output is taken back by the columns that are still floats, as far as their inputs go with its own. Scales stay
-those that the weight has, so that the result is a weight of the same format, only a better one: where
-it is none, by the same moments, the codes are kept that it had.
+those that the weight has, so that the result is a weight of the same format, only a better one: where it is none, by
+the same moments, the codes are kept that it had.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class _Search:
     def loss(self, packed: Packed) -> float:
         """Return the error of a packed weight."""
         total = 0.0
-        for start, values in packed_rows.decoded(packed, WEIGHTS_AT_ONCE):
+        for start, values in packed_rows.decode_rows(packed, WEIGHTS_AT_ONCE):
             losses = self._losses(values.sub_(self._target(start, start + len(values))))
             total += float(losses.sum(dtype=torch.float64))
         return total

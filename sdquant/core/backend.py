@@ -139,7 +139,7 @@ class QuantSpec(InputStatistics):
     def takes_statistics(self) -> bool:
         """Return whether a file of `sdquant calibrate` changes how weights are quantized."""
         options = [self.scheme.options[name] for name, value in self.options if value and name in self.scheme.options]
-        has_option = any(one.calibrated or one.searched for one in options)
+        has_option = any(one.uses_statistics for one in options)
         return self.scheme.calibrated or self.scheme.moments or has_option
 
     def described(self) -> str:

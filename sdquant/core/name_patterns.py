@@ -1,9 +1,22 @@
-"""Patterns for module names, as used by `skip=`."""
+"""Patterns for module names, as used by `skip=`, and those of embeddings."""
 
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping
+
+# As diffusers and transformers name their `nn.Embedding` modules.
+_TABLES = re.compile(
+    r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
+    r"embedding_table|style_embedder|wte|wpe)\.weight$"
+)
+
+
+def is_table(name: str) -> bool:
+    """Return whether a two-dimensional weight of this name is looked up, not multiplied, by the last part of its module
+    path: such weights are quantized only on request (`nf4,embeddings`)."""
+    return _TABLES.search(name) is not None
 
 
 def skipped(name: str, skip: tuple[str, ...], keys: Mapping[str, str] | None = None) -> bool:

@@ -23,7 +23,7 @@ class Option:
     Attributes:
         library: it applies only to the library's modules, and selects them if the call names no runtime.
         of: the option without which it has no effect; "" if it needs none.
-        calibrated: with it, weights are quantized with what calibration found (`QuantSpec.second_moments`).
+        calibrated: with it, weights are quantized with what calibration found (`InputStatistics`).
         searched: the same if calibration found anything, and it does without.
         beside: it changes what is beside the weight in its layer.
     """
@@ -38,9 +38,14 @@ class Option:
     beside: bool = False
 
     @property
+    def uses_statistics(self) -> bool:
+        """Return whether it is another one with what calibration found."""
+        return self.calibrated or self.searched
+
+    @property
     def keeps_format(self) -> bool:
         """Return whether it changes the values of scales and codes alone: every reader of the format reads them."""
-        return (self.calibrated or self.searched) and not self.beside
+        return self.uses_statistics and not self.beside
 
 
 # Of schemes whose codes kernels can unpack one by one; the same bytes, so that every reader profits.

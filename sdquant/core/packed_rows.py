@@ -56,7 +56,7 @@ def join(packs: Sequence[Packed]) -> Packed | None:
     return Packed(spec=replace(first.spec, shape=(count, *first.spec.shape[1:])), parts=parts)
 
 
-def decoded(packed: Packed, at_once: int) -> Iterator[tuple[int, Tensor]]:
+def decode_rows(packed: Packed, at_once: int) -> Iterator[tuple[int, Tensor]]:
     """Yield the first row and the values, float32 [n, columns], of all rows, about `at_once` weights at a time.
 
     All are dequantized at once where the backend does not pack them row by row. The caller may change them.

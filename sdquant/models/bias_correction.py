@@ -43,5 +43,8 @@ class BiasCorrection:
             corrected = (bias.detach().float() + change.to(bias.device)).to(bias.dtype)
             components.set_tensor(model, (f"{path}.bias",), corrected)
         if none:
-            log.info("%d of %d layers have no bias to correct", none, len(self._changes))
+            level = logging.WARNING if none == len(self._changes) else logging.INFO
+            log.log(
+                level, "%s: %d of %d layers have no bias to correct", type(model).__name__, none, len(self._changes)
+            )
         self._changes.clear()

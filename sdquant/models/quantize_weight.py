@@ -65,7 +65,7 @@ def bias_change(name: str, weight: Tensor, packed: Packed, spec: QuantSpec) -> T
     if mean is None:
         return None
     mean, change = mean.to(weight.device), mean.new_empty(len(weight), device=weight.device)
-    for start, values in packed_rows.decoded(packed, _WEIGHTS_AT_ONCE):
+    for start, values in packed_rows.decode_rows(packed, _WEIGHTS_AT_ONCE):
         rows = slice(start, start + len(values))
         change[rows] = (weight[rows].detach().flatten(1).to(mean.dtype) - values) @ mean
     return change

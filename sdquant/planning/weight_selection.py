@@ -13,12 +13,6 @@ from ..errors import IncompatibleError
 from ..models import keep_in_fp32
 from ..rules import RulesSpec, operation_of, quant_spec
 
-# Two-dimensional weights that are looked up, not multiplied: quantized only on request (`nf4,embeddings`). Matched by
-# the last part of the module path, as diffusers and transformers name their `nn.Embedding` modules.
-_TABLES = re.compile(
-    r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
-    r"embedding_table|style_embedder|wte|wpe)\.weight$"
-)
 # Weights that do not belong to a linear or convolution layer: the gates of HiDream's experts, and the transposed
 # convolutions of Stable Cascade's second stage.
 _BARE = re.compile(r"\.ff_i\.gate\.weight$|(^|\.)up_upscalers\.\d+\.1\.weight$")
@@ -194,7 +188,7 @@ def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tu
         if len(shape) > 2:
             yield name, "conv"
         else:
-            yield name, "embedding" if _TABLES.search(name) else "linear"
+            yield name, "embedding" if name_patterns.is_table(name) else "linear"
 
 
 def nbytes(shape: tuple[int, ...], dtype: str) -> int:

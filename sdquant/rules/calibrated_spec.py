@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..backends import without_effect
-from ..core import BIAS, QuantSpec, registry
+from ..core import BIAS, QuantSpec, name_patterns, registry
 from ..errors import SettingsError
 from .quant_spec import digest, operation_of
 
@@ -40,8 +40,12 @@ class CalibratedSpec(QuantSpec):
     def of_component(self, name: str) -> CalibratedSpec:
         return replace(self, component=name)
 
-    def of(self, name: str, shape: tuple[int, ...]) -> CalibratedSpec:
-        return self if self.path else replace(self, path=name.removesuffix(".weight"))
+    def of(self, name: str, shape: tuple[int, ...]) -> QuantSpec:
+        if self.path:
+            return self
+        if len(shape) == 2 and name_patterns.is_table(name):  # which has no inputs that calibration could measure
+            return QuantSpec(self.scheme, self.options, self.embeddings)
+        return replace(self, path=name.removesuffix(".weight"))
 
     def described(self) -> str:
         return json.dumps([str(self), self.component, digest(self.statistics)])
@@ -55,14 +59,15 @@ class CalibratedSpec(QuantSpec):
         Raises:
             SettingsError: the file has nothing about the layer, or is about another number of inputs.
         """
-        layer = self._layer(f"Cannot weigh the errors of {self.path!r}")
+        what = f"Cannot weigh the errors of {self.path!r}"
+        layer = self._layer(what)
         moments = layer.second_moments
         if moments is None:
             return None
         blocks, size, _ = moments.shape
         if -(-inputs // size) != blocks or (blocks == 1 and inputs != size):
             about = size if blocks == 1 else f"{blocks * size - size + 1} to {blocks * size}"
-            raise self._other_size(f"Cannot weigh the errors of {self.path!r}", about, inputs)
+            raise self._other_size(what, about, inputs)
         return shrink_moments(moments, layer.rows, inputs)
 
     def mean_input(self, inputs: int) -> Tensor | None:
@@ -149,9 +154,7 @@ def calibrated_schemes() -> str:
     """Return which schemes use a file of statistics, for errors."""
     rows = [row for row in registry.schemes() if row.calibrated or row.moments]
     names = [row.aliases[0] if row.aliases else row.name for row in rows]
-    options = {
-        name for row in registry.schemes() for name, one in row.options.items() if one.calibrated or one.searched
-    }
+    options = {name for row in registry.schemes() for name, one in row.options.items() if one.uses_statistics}
     return f"{' and '.join(names)}, and the options {' and '.join(sorted(options))} of other schemes"
 
 
@@ -162,10 +165,10 @@ def require_magnitudes(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, 
             one = spec.of(name, shape)
             if spec.scheme.calibrated:
                 one.magnitudes(shape[1])
+            elif BIAS in spec.scheme.options and spec[BIAS]:  # which reads the moments, too
+                one.mean_input(math.prod(shape[1:]))
             else:
                 one.second_moments(math.prod(shape[1:]))
-            if BIAS in spec.scheme.options and spec[BIAS]:
-                one.mean_input(math.prod(shape[1:]))
 
 
 def unweighed(spec: QuantSpec, weights: Iterable[tuple[str, tuple[int, ...]]], component: str = "") -> list[str]:

@@ -100,8 +100,8 @@ class InputMoments:
     Attributes:
         name: of the operand, see `layer_statistics`. shape: [blocks, b, b]. columns: of the weight.
         rows: number of x. largest: mean square of the input that has the largest, in the short run.
-        step: exponent of the power of two that the sum of x x^T is a whole number of; that of x is one of the root
-            of its largest number (`_step_of_inputs`). total, inputs: int64, on the CPU.
+        step: exponent of the power of two that the sum of x x^T is a whole number of; see `_step_of_inputs` for that
+            of x. total, inputs: the two sums, int64, on the CPU.
     """
 
     name: str

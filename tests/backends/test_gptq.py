@@ -38,18 +38,27 @@ def spec_of(scheme: str, moments: Tensor | None) -> Calibrated:
     return Calibrated(spec.scheme, spec.options, moments=moments)
 
 
-@pytest.fixture(scope="module")
-def weight() -> Tensor:
+def normal() -> Tensor:
+    """Return a weight, bfloat16 [ROWS, COLUMNS]."""
     return (torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
 
 
 @pytest.fixture(scope="module")
-def inputs() -> Tensor:
-    """Correlated inputs, of columns of different sizes: float32 [2048, COLUMNS]."""
+def weight() -> Tensor:
+    return normal()
+
+
+def correlated(mean: float) -> Tensor:
+    """Return correlated inputs, of columns of different sizes: float32 [2048, COLUMNS]."""
     random = torch.Generator().manual_seed(1)
     mixed = torch.randn(COLUMNS, COLUMNS, generator=random) / COLUMNS**0.5 + torch.eye(COLUMNS)
     sizes = torch.rand(COLUMNS, generator=random) * 2
-    return torch.randn(2048, COLUMNS, generator=random) @ mixed * sizes
+    return (torch.randn(2048, COLUMNS, generator=random) + mean) @ mixed * sizes
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Tensor:
+    return correlated(0)
 
 
 def residual(packed: Packed) -> Packed:

@@ -15,7 +15,7 @@ from sdquant.backends import _range_search, without_effect
 from sdquant.core import Packed, QuantSpec, registry
 from sdquant.utils.metrics import decibels
 
-from .test_gptq import Calibrated
+from .test_gptq import COLUMNS, Calibrated, correlated, normal
 
 # Decibels that it brings at least to weights that are normally distributed.
 SCHEMES = {
@@ -23,21 +23,16 @@ SCHEMES = {
     "int4,group_size=32": 0.3, "int4,group_size=-1": 0.7, "int4_sym": 0.3, "qint4": 0.6, "qint3": 1.1, "qint2": 2.5,
     "sdnq-int4": 0.6, "sdnq-uint4": 0.5, "sdnq-uint3": 1.0, "sdnq-uint4,hadamard": 0.5, "sdnq-uint4,svd,rank=16": 0.5,
 }  # fmt: skip
-ROWS, COLUMNS = 64, 512
 
 
 @pytest.fixture(scope="module")
 def weight() -> Tensor:
-    return (torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
+    return normal()
 
 
 @pytest.fixture(scope="module")
 def inputs() -> Tensor:
-    """Correlated inputs with a mean, of columns of different sizes: float32 [2048, COLUMNS]."""
-    random = torch.Generator().manual_seed(1)
-    mixed = torch.randn(COLUMNS, COLUMNS, generator=random) / COLUMNS**0.5 + torch.eye(COLUMNS)
-    sizes = torch.rand(COLUMNS, generator=random) * 2
-    return (torch.randn(2048, COLUMNS, generator=random) + 0.5) @ mixed * sizes
+    return correlated(0.5)
 
 
 def noise(packed: Packed, weight: Tensor) -> float:

@@ -74,6 +74,8 @@ def test_moments_are_those_of_the_inputs(tmp_path: Path) -> None:
         assert moments is not None and moments.shape == (1, rows.shape[1], rows.shape[1])
         expected = rows.double().T @ rows.double() / len(rows)
         assert torch.allclose(moments[0].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.amax()))
+        mean = layers[name].mean_input
+        assert mean is not None and torch.allclose(mean, rows.mean(0), rtol=1e-4, atol=1e-4 * float(rows.abs().amax()))
 
 
 @pytest.mark.parametrize("name", ["conv_out", LINEAR, CONV, "time_embedding.linear_1"])

@@ -206,6 +206,23 @@ def test_diffusers_and_hosts_need_it_too(stats: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("scheme", ["int4,gptq", "nf4,bias", "svdq-int4"])
+def test_embeddings_are_not_measured(scheme: str, tmp_path: Path) -> None:
+    """They are quantized as without statistics."""
+    task = Calibration(
+        model=MODEL, rules=(), prompts=(digits.prompt(3),), steps=1, gradients=0, components=("text_encoder",)
+    )
+    out = tmp_path / "stats.safetensors"
+    statistics_file.write_statistics(out, calibrate(load(), task), {})
+    options = {"components": ["text_encoder"], "runtime": "plain"}
+    found = dict(quantized(load(quant=f"{scheme},embeddings", quant_stats=out, **options).text_encoder))
+    plain = dict(quantized(load(quant=f"{scheme.partition(',')[0]},embeddings", **options).text_encoder))
+    tables = [name for name in plain if "embedding" in name]
+    assert tables and found.keys() == plain.keys()
+    for table in tables:
+        assert all(torch.equal(found[table].parts[part], value) for part, value in plain[table].parts.items())
+
+
 def test_layers_that_calibration_does_not_know(stats: Path) -> None:
     with pytest.raises(SettingsError, match=r"(?s)knows no such layer.*sdquant calibrate"):
         load(quant="int4,gptq", quant_stats=stats, components=["text_encoder_2"])
