@@ -10,14 +10,12 @@
 #include "avx512_divide.h"
 #include "avx512_parts.h"
 #include "floats.h"
-#include "narrow.h"
-#include "avx512_transpose.h"
+#include "amx_branch.h"
 
 enum {
     STEP = 32,               /* columns of a tile */
     SIDE = 2 * TILE_ROWS,    /* of what is multiplied together */
     PANEL_BYTES = 1 << 20,   /* of a second cache of 2 MB */
-    BATCH = 8 * SIDE,        /* rows of results that a branch is added to while they are in that cache */
 };
 
 /* Pairs of activations, 32 of `mask`, divided. */
@@ -29,8 +27,8 @@ INLINE __m512i divided(__m512i pairs, const Divisors *smooth, int64_t column, __
         const __m256i words = half ? _mm512_extracti64x4_epi64(pairs, 1) : _mm512_castsi512_si256(pairs);
         const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
         const int64_t at = column + 16 * half;
-        halves[half] = quotient(x, _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->by + at),
-                                _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->reciprocal + at));
+        halves[half] = quotient_for_bf16(x, _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->by + at),
+                                         _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->reciprocal + at));
     }
     return (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]);
 }
@@ -79,9 +77,10 @@ static void single(const char *w, int64_t stride, const char *x, int64_t steps, 
     _tile_stored(2, sums + 512, TILE_BYTES);
 }
 
-/* Sums of sixteen rows of the weight, `rows` (`count` of them real), and `m` of activations to where they belong. */
+/* Sums of sixteen rows of the weight, `rows` (`count` of them real), and `m` of activations to where they belong, and those
+   of a branch, by row of activations, if it is not NULL. */
 static void put(const float *sums, const int64_t *rows, int count, int64_t m, int64_t all, const uint16_t *bias,
-                uint16_t *out) {
+                const float *branch, uint16_t *out) {
     __m512i a[TILE_ROWS];
     for (int i = 0; i < TILE_ROWS; i++) {
         __m512 sum = _mm512_load_ps(sums + i * TILE_ROWS);
@@ -93,7 +92,11 @@ static void put(const float *sums, const int64_t *rows, int count, int64_t m, in
     int together = 1;
     for (int i = 1; i < count; i++) together &= rows[i] == rows[0] + i;
     for (int j = 0; j < m; j++, out += all) {
-        const __m256i half = (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(a[j]));
+        __m256i half = (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(a[j]));
+        if (branch) {
+            const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+            half = (__m256i)_mm512_cvtneps_pbh(_mm512_add_ps(rounded, _mm512_load_ps(branch + j * TILE_ROWS)));
+        }
         if (together) {
             _mm256_mask_storeu_epi16(out + rows[0], mask, half);
             continue;
@@ -110,18 +113,6 @@ static void order(const Form *form, int planes, int64_t start, int64_t n, int64_
         for (int64_t i = plane; i < n; i += planes) *rows++ = row_at(form, planes, start + i);
 }
 
-/* Adds a branch to results first .. first + m of `count` rows of the weight, which `rows` are. */
-static void add_branch(const Branch *branch, const int64_t *rows, int64_t count, int64_t first, int64_t m, int64_t all,
-                       uint16_t *out) {
-    _tile_release();
-    for (int64_t start = 0, end; start < count; start = end) {
-        for (end = start + 1; end < count && rows[end] == rows[end - 1] + 1;) end++;
-        kernels()->narrow->up(branch, branch->between + first * branch->rank, m, rows[start], end - start,
-                              out + first * all + rows[start], all);
-    }
-    _tile_loadconfig(&WHOLE_TILES);
-}
-
 int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                 const void *bias, void *out) {
     const int planes = planes_of(form->packing);
@@ -130,13 +121,16 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
     const int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, tile_bytes = steps * TILE_ROWS * TILE_BYTES;
     const int64_t unit = TILE_ROWS * planes > SIDE ? TILE_ROWS * planes : SIDE; /* tiles of rows that lie together */
     const int64_t most = tiles > 2 && PANEL_BYTES / stride > unit ? PANEL_BYTES / stride / unit * unit : unit;
-    char *memory = malloc(tiles * tile_bytes + most * (stride + sizeof(int64_t)) + 2 * TILE_BYTES);
-    if (!memory) return 0;
-    char *laid = memory + (TILE_BYTES - (intptr_t)memory % TILE_BYTES), *panel = laid + tiles * tile_bytes;
-    int64_t *rows = (int64_t *)(panel + most * stride);
-    Decode *decode = kernels()->decoder(form);
     const Beside *beside = parts->beside;
     const Divisors *smooth = beside && beside->smooth.by ? &beside->smooth : 0;
+    const Branch *branch = beside ? &beside->branch : 0;
+    const int64_t units = branch ? branch->rank / 2 : 0, deep = branch ? branch_steps(branch->rank) * BRANCH_DEEP : 0;
+    char *memory = malloc(tiles * tile_bytes + most * (stride + deep * 4 + sizeof(int64_t)) + 2 * TILE_BYTES);
+    if (!memory) return 0;
+    char *laid = memory + (TILE_BYTES - (intptr_t)memory % TILE_BYTES), *panel = laid + tiles * tile_bytes;
+    uint32_t *up = (uint32_t *)(panel + most * stride); /* of each row of a panel */
+    int64_t *rows = (int64_t *)(up + most * deep);
+    Decode *decode = kernels()->decoder(form);
     (void)type;
     for (int64_t t = 0; t < tiles; t++) lay_out(x, m, columns, smooth, t, steps, laid + t * tile_bytes);
     if (columns % STEP)
@@ -147,24 +141,29 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
         const int64_t n = stop - first < most ? stop - first : most;
         order(form, planes, first, n, rows);
         for (int64_t r = 0; r < n; r++) decode(form, parts, rows[r] * columns, columns, BF16, panel + r * stride);
+        for (int64_t r = 0; r < n && branch; r += SIDE)
+            lay_up(branch->up, rows + r, n - r, units, branch_steps(branch->rank), up + r * deep);
         for (int64_t t = 0; t < tiles; t += 2) {
             for (int64_t r = 0; r < n; r += SIDE) {
-                float sums[4 * 256] __attribute__((aligned(64)));
+                float sums[4 * 256] __attribute__((aligned(64))), of_branch[BRANCH_SUMS] __attribute__((aligned(64)));
                 const char *w = panel + r * stride, *of_x = laid + t * tile_bytes;
                 if (t + 1 < tiles) both(w, stride, of_x, steps, sums);
                 else single(w, stride, of_x, steps, sums);
+                if (branch) {
+                    const int64_t left = m - t * TILE_ROWS;
+                    branch_sums(branch, branch->between + t * TILE_ROWS * branch->rank, (int)(left < SIDE ? left : SIDE),
+                                up + r * deep, of_branch);
+                }
                 for (int i = 0; i < 4; i++) {
                     const int64_t row = r + i / 2 * TILE_ROWS, at = (t + i % 2) * TILE_ROWS;
                     const int64_t count = n - row < TILE_ROWS ? n - row : TILE_ROWS;
                     const int64_t wide = m - at < TILE_ROWS ? m - at : TILE_ROWS;
                     if (count > 0 && wide > 0)
                         put(sums + i * 256, rows + row, (int)count, wide, form->rows, bias,
+                            branch ? of_branch + (i % 2 * 2 + i / 2) * BRANCH_SQUARE : 0,
                             (uint16_t *)out + at * form->rows);
                 }
             }
-            const int64_t done = t + 2 < tiles ? (t + 2) * TILE_ROWS : m, begun = (done - 1) / BATCH * BATCH;
-            if (beside && (done == m || done % BATCH == 0))
-                add_branch(&beside->branch, rows, n, begun, done - begun, form->rows, out);
         }
     }
     _tile_release();

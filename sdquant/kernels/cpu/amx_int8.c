@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "int8.h"
-#include "avx512_transpose.h"
+#include "amx_branch.h"
 
 enum {
     TILE = TILE_ROWS * TILE_BYTES,
@@ -50,6 +50,7 @@ typedef struct {
     const int32_t *sums;
     const float *runs;             /* sums of all runs but the last, by the same order; NULL where there are no runs */
     const float *bias;             /* [PANEL] */
+    const float *branch;           /* sums of a branch by row of activations, which are added to results; or NULL */
     int at, end;                   /* pieces that are done, and that there are */
     int rows, along, less, beyond; /* of activations; whether results of one row of the weight lie together; whether there
                                       is something to subtract; whether lines are written past the caches */
@@ -131,6 +132,7 @@ INLINE void turn_pairs(Results *some, int half) {
     __m512i a[TILE_ROWS];
     for (int i = 0; i < TILE_ROWS; i++) a[i] = some->pairs[i];
     transpose(a);
+    for (int i = 0; i < TILE_ROWS && some->branch; i++) a[i] = with_branch(some->branch, half * TILE_ROWS + i, a[i]);
     if (some->beyond && at->count == PANEL) {
         for (int i = 0; i < TILE_ROWS && i < rows; i++, out += step) _mm512_stream_si512((void *)out, a[i]);
         return;
@@ -294,8 +296,8 @@ static void both_in_runs(const Panels *panels, const uint8_t *panel, const int8_
     float_results512(kept[0], rows, place);
 }
 
-static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                         const Place *place, const char *ahead, int64_t ahead_bytes) {
+static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                        const Place *place, const char *ahead, int64_t ahead_bytes) {
     int32_t sums[2][4 * SQUARE] __attribute__((aligned(64))); /* of what is multiplied, and of what is computed */
     float runs[4 * SQUARE] __attribute__((aligned(64)));
     const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m), steps = padded(columns) / TILE_BYTES;
@@ -306,8 +308,12 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
                       to->image % TILE_ROWS == 0; /* then no sixteen rows are of two images */
     const int whole = (uintptr_t)to->out % 64 == 0 && to->row_step % 32 == 0; /* results of a panel are lines */
     Wanted wanted = {ahead, 0, ahead_bytes / (count * groups * steps), 0};
-    const int read = to->branch != 0; /* afterwards, to add a branch */
+    const Branch *branch = together && to->branch && to->branch->laid ? to->branch : 0;
+    const int read = to->branch && !branch; /* afterwards, to add it */
     Results others = {.along = along, .beyond = together && whole && !read && to->bytes >= LARGE};
+    float of_branch[BRANCH_SUMS] __attribute__((aligned(64)));
+    uint32_t up[BRANCH_LAID] __attribute__((aligned(64)));
+    int64_t laid = -1; /* the panel whose rows `up` has */
     int turn = 0;
     _tile_loadconfig(&WHOLE_TILES);
     for (int64_t g = 0; g < groups; g++)
@@ -329,6 +335,14 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
                 turn = !turn;
                 one_or_two(panels, panel, group, (int)rows, steps, sums[turn], &others, &wanted);
             }
+            if (branch) {
+                const int64_t units = branch->rank / 2;
+                const uint32_t *of_panel = (const uint32_t *)branch->up + here.column * units;
+                if (laid != p) lay_up(of_panel, 0, here.count, units, branch_steps(branch->rank), up);
+                laid = p;
+                branch_sums(branch, branch->between + first * branch->rank, (int)rows, up, of_branch);
+                others.branch = of_branch;
+            }
             if (together || along) begin(&others, &here, sums[turn], panels->runs ? runs : 0, (int)rows);
             else if (panels->runs) {
                 Adding last = {sums[turn], here.scale, runs, .by = rows > TILE_ROWS ? 1 : 2};
@@ -339,6 +353,7 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     compute(&others, 2 * PIECES);
     if (others.beyond) _mm_sfence();
     _tile_release();
+    return branch != 0;
 }
 
 const Int8 amx_int8 = {

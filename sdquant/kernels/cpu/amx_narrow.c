@@ -4,21 +4,17 @@
 #ifdef AMX
 #include <string.h>
 
-#include "avx512_transpose.h"
-#include "narrow.h"
+#include "amx_branch.h"
 
 enum {
-    TALL = 2 * TILE_ROWS,           /* rows at a time */
-    WIDE = NARROW_WIDE,             /* columns at a time */
-    DEEP = TILE_BYTES / 4,          /* units of a step */
-    SQUARE = TILE_ROWS * TILE_ROWS, /* sums of a tile */
-    SUMS = TALL * WIDE,
-    LAID = NARROW_MOST / 2 * WIDE,  /* units of a part of `up`, laid out */
-    BESIDE = 4,                     /* such parts at most */
+    TALL = BRANCH_TALL,
+    WIDE = NARROW_WIDE, /* columns at a time */
+    DEEP = BRANCH_DEEP,
+    SQUARE = BRANCH_SQUARE,
+    SUMS = BRANCH_SUMS,
+    LAID = BRANCH_LAID,
+    BESIDE = 4, /* parts of `up`, laid out, at most */
 };
-
-/* So many units of `step` that are not there are zeros: NaN times zero would not be. */
-INLINE __mmask16 units_of(int64_t count) { return count >= DEEP ? 0xffff : (__mmask16)((1u << count) - 1); }
 
 /* Tiles of 16 columns by so many rows, and of the rows after sixteen. */
 static void configure(int rows) {
@@ -60,23 +56,14 @@ INLINE void store(int rows, float *sums) {
 
 /* WIDE columns of row i, from the first of `count`, to `out`, or added to what is there. */
 INLINE void put(const float *sums, int i, int64_t count, int adds, uint16_t *out) {
-    const float *from = sums + i / TILE_ROWS * 2 * SQUARE + i % TILE_ROWS * TILE_ROWS;
     const __mmask32 mask = count >= WIDE ? 0xffffffffu : ((__mmask32)1 << count) - 1;
-    __m512 low = _mm512_load_ps(from), high = _mm512_load_ps(from + SQUARE);
     if (adds) {
-        const __m512i before = _mm512_maskz_loadu_epi16(mask, out);
-        const __m512i of_low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(before));
-        const __m512i of_high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(before, 1));
-        low = _mm512_add_ps(_mm512_castsi512_ps(_mm512_slli_epi32(of_low, 16)), low);
-        high = _mm512_add_ps(_mm512_castsi512_ps(_mm512_slli_epi32(of_high, 16)), high);
+        _mm512_mask_storeu_epi16(out, mask, with_branch(sums, i, _mm512_maskz_loadu_epi16(mask, out)));
+        return;
     }
-    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-}
-
-/* The last step of rows of x, `stride` bytes apart, of which so many units are left: [rows][DEEP], zeros behind them. */
-static void copy_last(const char *x, int64_t stride, int rows, int64_t left, uint32_t *to) {
-    for (int i = 0; i < rows; i++, x += stride, to += DEEP)
-        _mm512_storeu_si512(to, _mm512_maskz_loadu_epi32(units_of(left), x));
+    const float *from = sums + i / TILE_ROWS * 2 * SQUARE + i % TILE_ROWS * TILE_ROWS;
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(from + SQUARE), _mm512_load_ps(from));
+    _mm512_mask_storeu_epi16(out, mask, both);
 }
 
 static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t *between) {
@@ -93,7 +80,7 @@ static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t
         const int tall = rows - first < TALL ? (int)(rows - first) : TALL;
         const char *from = (const char *)x + first * stride;
         if (tall != of) configure((int)(of = tall));
-        if (left) copy_last(from + steps * TILE_BYTES, stride, tall, left, last);
+        if (left) copy_units(from + steps * TILE_BYTES, stride, tall, left, last);
         for (int64_t column = 0; column < rank; column += WIDE) {
             const uint32_t *by = branch->laid + column * units;
             zero_tiles();
@@ -107,20 +94,6 @@ static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t
         }
     }
     _tile_release();
-}
-
-/* WIDE rows of `up`, or `count`, as columns: [steps * DEEP][WIDE], zeros where there is nothing. */
-static void turn(const uint32_t *up, int64_t count, int64_t units, int64_t steps, uint32_t *to) {
-    for (int64_t half = 0; half < WIDE; half += TILE_ROWS)
-        for (int64_t s = 0; s < steps; s++) {
-            __m512i square[TILE_ROWS];
-            for (int64_t i = 0; i < TILE_ROWS; i++) {
-                const __mmask16 mask = half + i < count ? units_of(units - s * DEEP) : 0;
-                square[i] = _mm512_maskz_loadu_epi32(mask, up + (half + i) * units + s * DEEP);
-            }
-            transpose(square);
-            for (int64_t i = 0; i < TILE_ROWS; i++) _mm512_store_si512(to + (s * DEEP + i) * WIDE + half, square[i]);
-        }
 }
 
 static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
@@ -139,12 +112,12 @@ static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, 
     for (int64_t column = 0, of = 0; column < count; column += across) {
         const int64_t stop = count - column < across ? count : column + across;
         for (int64_t c = column; c < stop; c += WIDE)
-            turn((const uint32_t *)branch->up + (first + c) * units, count - c, units, steps, laid + (c - column) * deep);
+            lay_up((const uint32_t *)branch->up + (first + c) * units, 0, count - c, units, steps, laid + (c - column) * deep);
         for (int64_t row = 0; row < rows; row += TALL) {
             const int tall = rows - row < TALL ? (int)(rows - row) : TALL;
             const char *from = (const char *)(between + row * rank);
             if (tall != of) configure((int)(of = tall));
-            if (left) copy_last(from + whole * TILE_BYTES, 4 * rank, tall, left, last);
+            if (left) copy_units(from + whole * TILE_BYTES, 4 * rank, tall, left, last);
             for (int64_t c = column; c < stop; c += WIDE) {
                 const uint32_t *by = laid + (c - column) * deep;
                 uint16_t *to = (uint16_t *)out + row * step + c;

@@ -122,8 +122,8 @@ static void keep(const Place *at, int rows, int64_t r, int64_t runs, int32_t (*s
         }
 }
 
-static void multiply(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                     const Place *place, const char *ahead, int64_t ahead_bytes) {
+static int multiply(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                    const Place *place, const char *ahead, int64_t ahead_bytes) {
     const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m);
     const int64_t pairs = (columns + 1) / 2, runs = panels->runs ? panels->runs : 1, span = pairs / runs;
     int32_t sums[TALL][PANEL];
@@ -148,6 +148,7 @@ static void multiply(const Panels *panels, int64_t weights, const int8_t *codes,
             put(&here, rows, found);
         }
     }
+    return 0;
 }
 
 const Int8 avx2_int8 = {

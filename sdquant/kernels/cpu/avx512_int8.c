@@ -250,8 +250,8 @@ static void all_runs(const Panels *panels, const uint8_t *panel, const int8_t *c
     for (int i = 0; i < rows; i++) finish_floats(place, i, kept[i], kept);
 }
 
-static void multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                        const Place *place, const char *ahead, int64_t ahead_bytes) {
+static int multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                       const Place *place, const char *ahead, int64_t ahead_bytes) {
     static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
                                  float (*)[PANEL]) = {tile1, tile2, tile3, tile4,  tile5,  tile6,
                                                       tile7, tile8, tile9, tile10, tile11, tile12};
@@ -270,6 +270,7 @@ static void multiply512(const Panels *panels, int64_t weights, const int8_t *cod
             by_column(&here, (int)rows, kept);
         }
     }
+    return 0;
 }
 
 const Int8 avx512_int8 = {

@@ -189,8 +189,8 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
             const char *ahead = column + wide < weights ? (const char *)panels.at + bytes : 0;
             const Place place = {.row_scale = have.row_scale, .scale = scale + column * scales, .row_sum = have.row_sum,
                                  .minus = minus + column * scales, .to = to, .row = row, .column = column};
-            int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, ahead, ahead ? bytes : 0);
-            add_branch(to, row, m, column, here);
+            if (!int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, ahead, ahead ? bytes : 0))
+                add_branch(to, row, m, column, here);
         }
     }
 }
@@ -212,7 +212,7 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
             ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {.row_scale = row_scale, .scale = have.scale, .row_sum = row_sum, .minus = have.minus, .to = to,
                              .column = row};
-        int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
-        add_branch(to, 0, m, row, here);
+        if (!int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0))
+            add_branch(to, 0, m, row, here);
     }
 }

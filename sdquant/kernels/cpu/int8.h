@@ -124,8 +124,8 @@ typedef void ChannelsLast(Type type, const void *x, int64_t channels, int64_t pi
    as they lie. `spare`: see int8.c. */
 typedef void MakePanel(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
 /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both. `ahead`: memory that will
-   be wanted. */
-typedef void Multiply(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+   be wanted. Returns whether the branch, if there is one, is in the results. */
+typedef int Multiply(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                       const Place *place, const char *ahead, int64_t ahead_bytes);
 
 typedef struct {
