@@ -40,11 +40,13 @@ class FewWithBranch:
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply."""
         factors = self.factors(own)
-        if factors is None or x.numel() > self.few.most or not x.is_cpu or not x.is_contiguous():
+        if factors is None or not x.is_cpu or not x.is_contiguous():
             return None
         down, up, smooth = factors
         if smooth is not None and smooth.dtype is not x.dtype:
             return None
+        if x.numel() > self.few.most:
+            return self._in_turns(x, own, down, up, smooth)
         y = self._at_once(x, own, down, up, smooth)
         if y is None:
             y = self.few(x if smooth is None else x / smooth, own)
@@ -52,8 +54,26 @@ class FewWithBranch:
                 narrow.add(y, x, down, up, self.turned)
         return y
 
-    def _at_once(self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None) -> Tensor | None:
-        """Return the results of more than a few rows; None where the kernels have no such product."""
+    def _in_turns(self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None) -> Tensor | None:
+        """Return the results of many rows, some at a time; None where a library is faster.
+
+        Without factors for smoothing it is: with them it wants all quotients in memory.
+        """
+        if smooth is None or not self.few.most or not narrow.is_in_products(x.dtype):
+            return None
+        out = in_large_pages(x.new_empty((*x.shape[:-1], self.few.rows)))
+        rows, results = x.view(-1, self.few.columns), out.view(-1, self.few.rows)
+        step = -(-len(rows) // -(-x.numel() // self.few.most))
+        for some, to in zip(rows.split(step), results.split(step), strict=True):
+            if self._at_once(some, own, down, up, smooth, to) is None:
+                return None
+        return out
+
+    def _at_once(
+        self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None, out: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the results of more than a few rows, in `out` if it is given; None where the kernels have no such
+        product."""
         m = x.numel() // self.few.columns
         if m <= narrow.STEP or not narrow.is_in_products(x.dtype):
             return None
@@ -61,7 +81,7 @@ class FewWithBranch:
         between = narrow.between(x, numbers)
         by = None if smooth is None else narrow.divisors(smooth)
         pair = (0, 0) if by is None else (by.data_ptr(), by[1].data_ptr())
-        return self.few(x, own, packed_numbers((*pair, *numbers, between.data_ptr())))
+        return self.few(x, own, packed_numbers((*pair, *numbers, between.data_ptr())), out)
 
 
 class IntegersWithBranch(Integers):

@@ -95,11 +95,12 @@ class Few(_Held):
         self.product: Any = extension().product  # type: ignore[union-attr]
         self.most, self.alone = few * form.columns, ALONE // form.rows
 
-    def __call__(self, x: Tensor, own: Own, beside: bytes = b"") -> Tensor | None:
+    def __call__(self, x: Tensor, own: Own, beside: bytes = b"", out: Tensor | None = None) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this kernel does not apply.
 
         Args:
             beside: what `product_beside` of module.c takes; only where the kernels have it.
+            out: contiguous memory for the results; None to allocate it.
         """
         size = x.numel()
         if not 0 < size <= self.most:
@@ -108,7 +109,7 @@ class Few(_Held):
         if at is None:
             return None
         bias = own.get("bias")
-        out = x.new_empty((*x.shape[:-1], self.rows))
+        out = x.new_empty((*x.shape[:-1], self.rows)) if out is None else out
         to, of, m, added = out.data_ptr(), x.data_ptr(), size // self.columns, 0 if bias is None else bias.data_ptr()
         if beside:
             self._with(beside, size, (self.plan, self.kind, *at), (to, of, m, added))
