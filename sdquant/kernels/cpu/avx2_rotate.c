@@ -62,7 +62,7 @@ static void codes_avx2(const float *y, int64_t count, int64_t group, float scale
     codes_within(y, count, group, scale, bounds, least, most, codes, open);
 }
 
-const Rotation rotation_avx2 = {rotate_avx2, bounds_avx2, largest_avx2, codes_avx2};
+const Rotation rotation_avx2 = {rotate_avx2, bounds_avx2, largest_avx2, codes_avx2, 0};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

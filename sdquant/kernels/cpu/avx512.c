@@ -56,11 +56,11 @@ enum {
     TALL = 32, /* rows of activations from which turning weights pays */
 };
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, ROWS, convert, widen, quantize, finish, product_avx512, 1 << BF16, 0, &rotation_avx2, expand_avx2, &narrow512, divide512, turns_of_scales, TALL};
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, ROWS, convert, widen, quantize, finish, product_avx512, 1 << BF16, 0, &rotation_avx512, expand_avx2, &narrow512, divide512, turns_of_scales, TALL};
 
 #ifdef AMX
 /* The same, but for products of more rows. */
-const Kernels amx_kernels = {"amx", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, product_amx, 1 << BF16, 0, &rotation_avx2, expand_avx2, &narrow_amx, divide512, turns_of_scales, 0, 1};
+const Kernels amx_kernels = {"amx", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, product_amx, 1 << BF16, 0, &rotation_avx512, expand_avx2, &narrow_amx, divide512, turns_of_scales, 0, 1};
 #endif
 #ifdef __clang__
 #pragma clang attribute pop

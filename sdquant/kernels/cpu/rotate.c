@@ -28,11 +28,16 @@ static void codes_portable(const float *y, int64_t count, int64_t group, float s
     codes_within(y, count, group, scale, bounds, least, most, codes, open);
 }
 
-const Rotation rotation_portable = {rotate_portable, bounds_portable, largest_portable, codes_portable};
+const Rotation rotation_portable = {rotate_portable, bounds_portable, largest_portable, codes_portable, 0};
 
 void rotate_row(Type type, const void *x, int64_t columns, int64_t group, float *to) {
+    const Rotation *with = kernels()->rotation;
+    if (with->row) {
+        with->row(type, x, columns, group, to);
+        return;
+    }
     kernels()->widen(x, type, 0, to, columns);
-    kernels()->rotation->rotate(to, columns, group);
+    with->rotate(to, columns, group);
 }
 
 void rotate_rows(Type type, const void *x, int64_t rows, int64_t columns, int64_t group, float *spare, void *out) {

@@ -23,8 +23,10 @@ typedef struct Rotation {
        have others. */
     void (*codes)(const float *y, int64_t count, int64_t group, float scale, const float *bounds, float least, float most,
                   int8_t *codes, uint8_t *open);
+    /* `count` numbers of `type`, as floats at `to`, which may be x; NULL: by `rotate`. */
+    void (*row)(Type type, const void *x, int64_t count, int64_t group, float *to);
 } Rotation;
-extern const Rotation rotation_portable, rotation_avx2;
+extern const Rotation rotation_portable, rotation_avx2, rotation_avx512;
 
 /* A row of `columns` numbers of `type`, as floats at `to`. */
 void rotate_row(Type type, const void *x, int64_t columns, int64_t group, float *to);
