@@ -46,6 +46,7 @@ class BuildTogether(build_ext):
                 unfinished = kept.with_suffix(f".{os.getpid()}")
                 shutil.copyfile(made, unfinished)
                 unfinished.replace(kept)  # whole, whoever else builds here
+            kept.touch()  # older than the extension, it would not be linked again when a file is as it was before
             return str(kept)
 
         def together(sources: list[str], *args: Any, **values: Any) -> list[str]:

@@ -98,6 +98,35 @@ def test_quotients_of_unusual_numbers(
         torch.testing.assert_close(of, wanted, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("compute", "of"),
+    [("", torch.bfloat16), *((" compute=int8", of) for of in (torch.bfloat16, torch.float16, torch.float32))],
+)
+def test_quotients_of_all_numbers_of_bfloat16(compute: str, of: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product with a reciprocal does for bfloat16, if divisors have at most eleven bits."""
+    layer = layer_of(f"svdquant_w4a4{compute}", torch.bfloat16, monkeypatch)
+    digits = 1 + torch.arange(128) / 128  # all that the eight bits of a bfloat16 can be
+    at = torch.arange(SIZE)
+    column = torch.arange(0, SIZE, 4)
+    divisors = {
+        torch.bfloat16: digits[at // 4],
+        torch.float16: 1 + (at * 2 + 1) / 1024,
+        torch.float32: digits[at % 128] / (1 + (2 * (at * 37 % 128) + 1) / 256),  # quotients next to middles
+    }
+    layer(torch.zeros(20, SIZE, dtype=torch.bfloat16))
+    at_once = layer._prepared.at_once
+    if isinstance(at_once, IntegersWithBranch):
+        at_once.left = None  # some numbers of rows to torch's product, which is as exact
+    name = at_once.factors.smooth
+    layer._parameters[name] = nn.Parameter(divisors[of].to(of), requires_grad=False)
+    x = torch.zeros(len(column) * 128, SIZE, dtype=torch.bfloat16)
+    x[torch.arange(len(x)), column.repeat_interleave(128)] = digits.repeat(len(column)).bfloat16()
+    for some in x.split(256):
+        got = at_once(some, layer._parameters)
+        assert got is not None
+        assert torch.equal(got, layer._linear(some, layer._bias(some)))
+
+
 @pytest.mark.parametrize("scheme", ["svdquant_w4a4", "sdnq-uint4,hadamard"])
 def test_inputs_with_scales_by_run_are_changed_before(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No format has such inputs beside a branch or a rotation, but one of another package may."""

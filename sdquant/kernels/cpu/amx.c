@@ -27,8 +27,8 @@ INLINE __m512i divided(__m512i pairs, const Divisors *smooth, int64_t column, __
         const __m256i words = half ? _mm512_extracti64x4_epi64(pairs, 1) : _mm512_castsi512_si256(pairs);
         const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
         const int64_t at = column + 16 * half;
-        halves[half] = quotient_for_bf16(x, _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->by + at),
-                                         _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->reciprocal + at));
+        const __m512 reciprocal = _mm512_mask_loadu_ps(_mm512_set1_ps(1), some, smooth->reciprocal + at);
+        halves[half] = quotient_for_bf16(x, smooth->by + at, reciprocal, some);
     }
     return (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]);
 }

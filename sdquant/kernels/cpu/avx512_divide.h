@@ -18,16 +18,15 @@ INLINE __m512 quotient(__m512 x, __m512 by, __m512 reciprocal) {
 }
 
 /* x / by for x of bf16, near enough that rounding it to bf16 gives the rounded quotient. The middle m between two numbers of
-   bf16 is an odd integer of nine bits times a power of two, and x one of eight; if `by` has at most eleven bits, as bf16 and
-   float16 have, x differs from m * by by one at least where both are integers, so that x / by is 2^-20 of itself or more away
-   from m. The product with the reciprocal is less than 2^-22 away from x / by. Others are divided: numbers that are none,
-   infinite, or too small for all their bits, and divisors of more bits. */
-INLINE __m512 quotient_for_bf16(__m512 x, __m512 by, __m512 reciprocal) {
-    enum { NO_NUMBER = 0x81, ZERO = 0x06, INFINITE = 0x18, SMALL = 0x20, UNUSUAL = NO_NUMBER | ZERO | INFINITE | SMALL };
+   bf16 is an odd integer of nine bits times a power of two, and x one of eight; where `by` has at most eleven bits, as bf16
+   and float16 have, x differs from m * by by one at least where both are integers, so that x / by is 2^-20 of itself or more
+   away from m. The product with the reciprocal is less than 2^-22 away from x / by. What has no product of all its bits is
+   divided: numbers that are none, infinite, zero or small, and where the reciprocal is NaN, see `Divisors`. */
+INLINE __m512 quotient_for_bf16(__m512 x, const float *by, __m512 reciprocal, __mmask16 mask) {
+    enum { NO_NUMBER = 0x81, ZERO = 0x06, INFINITE = 0x18, SMALL = 0x20 };
     const __m512 q = _mm512_mul_ps(x, reciprocal);
-    const __mmask16 unusual = _mm512_fpclass_ps_mask(q, UNUSUAL) | _mm512_fpclass_ps_mask(reciprocal, UNUSUAL) |
-                              _mm512_test_epi32_mask(_mm512_castps_si512(by), _mm512_set1_epi32(0x1fff));
-    return unusual ? _mm512_mask_div_ps(q, unusual, x, by) : q;
+    const __mmask16 unusual = _mm512_fpclass_ps_mask(q, NO_NUMBER | ZERO | INFINITE | SMALL);
+    return unusual ? _mm512_mask_div_ps(q, unusual, x, _mm512_maskz_loadu_ps(mask, by)) : q;
 }
 
 #endif

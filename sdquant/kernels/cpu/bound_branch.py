@@ -15,6 +15,7 @@ from ..large_pages import in_large_pages
 from . import int8, narrow
 from .bound_linear import Few, Integers
 from .int8_gemm import packed_numbers
+from .layout_descriptors import TYPES
 
 if TYPE_CHECKING:
     import torch
@@ -77,10 +78,9 @@ class FewWithBranch:
         m = x.numel() // self.few.columns
         if m <= narrow.STEP or not narrow.is_in_products(x.dtype):
             return None
-        numbers, _kept = narrow.factors(down, up, m, self.turned)
+        numbers, by, _kept = narrow.factors(down, up, m, self.turned, smooth)
         between = narrow.between(x, numbers)
-        by = None if smooth is None else narrow.divisors(smooth)
-        pair = (0, 0) if by is None else (by.data_ptr(), by[1].data_ptr())
+        pair = (by, by + 4 * self.few.columns) if by else (0, 0)
         return self.few(x, own, packed_numbers((*pair, *numbers, between.data_ptr())), out)
 
 
@@ -121,11 +121,9 @@ class IntegersWithBranch(Integers):
         down, up, smooth = factors
         bias = own.get("bias")
         floats = None if bias is None else bias.to(float32)
-        divisors = None if smooth is None else narrow.divisors(smooth)
-        branch, _kept = narrow.factors(down, up, m, self.turned)
+        branch, divided_by, _kept = narrow.factors(down, up, m, self.turned, smooth)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
         weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)
-        divided_by = 0 if divisors is None else divisors.data_ptr()
         int8.rows_times(self.plan, weight, sizes_of, x, m, floats, out, self.rotation, divided_by, branch)
         return out
 
@@ -142,6 +140,8 @@ class _Factors:
     def __call__(self, own: Own) -> tuple[Tensor, Tensor, Tensor | None] | None:
         down, up, smooth = own[self.down], own[self.up], own[self.smooth] if self.smooth else None
         if not _is_usable(down) or not _is_usable(up) or (self.smooth and not _is_usable(smooth)):
+            return None
+        if smooth is not None and smooth.dtype not in TYPES:
             return None
         assert down is not None and up is not None
         return (down, up, smooth) if down.dtype is self.dtype and up.dtype is self.dtype else None

@@ -153,7 +153,7 @@ def rows_times(
         descriptor: `layout_descriptors.describe_layout` of the weight. weight: addresses of its parts, coding, 1.
         sizes_of: the rows and columns of the weight, and the scales of a row.
         rotation: how many columns of x are rotated together, as `hadamard.rotate` does, before they are quantized.
-        smooth: the address of what divides the columns of x before that, as `narrow.divisors` has it; 0 for nothing.
+        smooth: the address of what divides the columns of x before that, as `narrow.factors` has it; 0 for nothing.
             Quotients are rounded to x's dtype.
         branch: see `int8_gemm.run`. It is of x's dtype, to which rows of bfloat16 are rounded again when they are
             rotated.

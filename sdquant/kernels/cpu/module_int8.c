@@ -7,7 +7,11 @@
 #include <unistd.h>
 #endif
 
+#include <float.h>
+#include <math.h>
+
 #include "expand.h"
+#include "floats.h"
 #include "int8.h"
 #include "module_int8.h"
 #include "narrow.h"
@@ -256,16 +260,24 @@ PyObject *py_by_turns(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
-/* `down` of a low-rank branch, laid out; False where these kernels have no such type. */
+/* `down` of a low-rank branch, laid out, and what divides its inputs as `Divisors`, where there is memory for it; False
+   where these kernels have no such type. */
 PyObject *py_branch_lay(PyObject *module, PyObject *bytes) {
-    const int64_t *n = numbers(bytes, 3 + BRANCH);
+    const int64_t *n = numbers(bytes, 3 + BRANCH + 3);
     (void)module;
     if (!n) return NULL;
     const Narrow *narrow = kernels()->narrow;
     if (!narrow || !(narrow->types >> n[0] & 1)) Py_RETURN_FALSE;
     const Branch branch = branch_of((Type)n[0], n[1], n + 3);
+    const int64_t *smooth = n + 3 + BRANCH; /* its type, itself, and where divisors go */
+    float *by = address(smooth[2]), *reciprocal = by + branch.inputs;
     Py_BEGIN_ALLOW_THREADS
-    narrow->lay(&branch, address(n[2]));
+    if (n[2]) narrow->lay(&branch, address(n[2]));
+    if (by) kernels()->widen(address(smooth[1]), (Type)smooth[0], 0, by, branch.inputs);
+    for (int64_t i = 0; i < branch.inputs && by; i++) reciprocal[i] = 1.0f / by[i];
+    for (int64_t i = 0; i < branch.inputs && by && branch.type == BF16; i++)
+        if (bits_of(by[i]) & 0x1fff || !(fabsf(reciprocal[i]) >= FLT_MIN && fabsf(reciprocal[i]) <= FLT_MAX))
+            reciprocal[i] = NAN;
     Py_END_ALLOW_THREADS
     Py_RETURN_TRUE;
 }

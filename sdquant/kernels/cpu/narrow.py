@@ -18,6 +18,7 @@ _TILE = 32  # numbers of the rank that are multiplied together
 _MOST = 512  # of bfloat16, as NARROW_MOST of narrow.h
 STEP = 12  # rows that are multiplied together; TALL of avx512_narrow.c
 _NONE = (0,) * 6  # a branch of no rank
+_UNDIVIDED = (0,) * 3
 _DTYPES = (torch.float32, torch.bfloat16)
 _CPU = torch.device("cpu")
 
@@ -42,7 +43,7 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
 def add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, is_turned: bool) -> None:
     """Do so with what the kernels can, contiguous; y and x may be of more dimensions."""
     outputs, rows = up.shape[0], x.numel() // x.shape[-1]
-    numbers, _kept = factors(down, up, rows, is_turned)
+    numbers, _divisors, _kept = factors(down, up, rows, is_turned)
     _multiply(x, numbers, outputs, y.data_ptr())
 
 
@@ -79,12 +80,6 @@ def is_in_products(dtype: torch.dtype) -> bool:
     return dtype is torch.bfloat16 and isa() == "amx"
 
 
-def divisors(smooth: Tensor) -> Tensor:
-    """Return what divides columns as C takes it: float32 [2, columns], the second row with the reciprocals."""
-    by = smooth.to(torch.float32)
-    return torch.stack((by, by.reciprocal()))
-
-
 def can(dtype: torch.dtype, inputs: int, rank: int) -> bool:
     """Return whether this machine has these kernels for such numbers."""
     module = extension()
@@ -92,21 +87,28 @@ def can(dtype: torch.dtype, inputs: int, rank: int) -> bool:
         return False
     if dtype is torch.bfloat16 and (inputs % 2 or rank % 2 or rank > _MOST):
         return False
-    return bool(module.branch_lay(packed_numbers((TYPES[dtype], 0, 0, *_NONE))))
+    return bool(module.branch_lay(packed_numbers((TYPES[dtype], 0, 0, *_NONE, *_UNDIVIDED))))
 
 
-def factors(down: Tensor, up: Tensor, rows: int, is_turned: bool) -> tuple[tuple[int, ...], Tensor | None]:
-    """Return the two factors as the numbers that C takes, for products of so many rows, and the memory to be kept
-    meanwhile.
+def factors(
+    down: Tensor, up: Tensor, rows: int, is_turned: bool, smooth: Tensor | None = None
+) -> tuple[tuple[int, ...], int, Tensor | None]:
+    """Return what C takes for products of so many rows: the two factors as numbers, the address of what divides columns
+    of x, float32 [2, columns] whose second row has the reciprocals (0 for none), and the memory to be kept meanwhile.
 
     Args:
-        down, up: contiguous, of float32 or bfloat16.
+        down, up: contiguous, of float32 or bfloat16. smooth: contiguous, [columns].
     """
-    rank, laid = up.shape[1], None
-    numbers = rank, down.data_ptr(), is_turned
-    if rows > STEP:
-        inputs = down.numel() // rank
-        size = inputs * down.element_size() * -(-rank // _TILE) * _TILE
-        laid = torch.empty(size, dtype=torch.int8, device=_CPU)
-        c_functions().branch_lay(packed_numbers((TYPES[down.dtype], inputs, laid.data_ptr(), *numbers, 0, 0, 0)))
-    return (*numbers, 0 if laid is None else laid.data_ptr(), up.data_ptr()), laid
+    rank = up.shape[1]
+    inputs, numbers = down.numel() // rank, (rank, down.data_ptr(), is_turned)
+    size = inputs * down.element_size() * -(-rank // _TILE) * _TILE if rows > STEP else 0
+    more = 0 if smooth is None else 2 * inputs * 4
+    if not size and not more:
+        return (*numbers, 0, up.data_ptr()), 0, None
+    # One piece of memory and one call: in a model each of torch's own would take a hundredth of a layer's time.
+    memory = torch.empty(size + more, dtype=torch.int8, device=_CPU)
+    at = memory.data_ptr()
+    laid, by = at if size else 0, at + size if more else 0
+    divided = _UNDIVIDED if smooth is None else (TYPES[smooth.dtype], smooth.data_ptr(), by)
+    c_functions().branch_lay(packed_numbers((TYPES[down.dtype], inputs, laid, *numbers, 0, 0, 0, *divided)))
+    return (*numbers, laid, up.data_ptr()), by, memory
