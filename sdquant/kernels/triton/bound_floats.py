@@ -65,7 +65,7 @@ class BoundFloats(BoundParts):
         y = inner.of_addresses(numbers, own, [begin, begin, *addresses[_PARTS : inner.more]], None)
         if y is None or self.how.decoded:
             return y if y is None or bias is None else y + bias
-        out = empty(y.shape, dtype=self.dtype, device=where)
+        out = y if y.dtype is self.dtype else empty(y.shape, dtype=self.dtype, device=where)  # each number by itself
         addresses += (y.data_ptr(), out.data_ptr())
         key = ("scaling", size, bias is None)
         return out if self.again(key, addresses) or self._scale(key, y, scale, own, bias, out) else None
