@@ -65,8 +65,9 @@ class FewWithBranch:
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.few.rows)))
         rows, results = x.view(-1, self.few.columns), out.view(-1, self.few.rows)
         step = -(-len(rows) // -(-x.numel() // self.few.most))
-        for some, to in zip(rows.split(step), results.split(step), strict=True):
-            if self._at_once(some, own, down, up, smooth, to) is None:
+        for start in range(0, len(rows), step):
+            some = slice(start, start + step)
+            if self._at_once(rows[some], own, down, up, smooth, results[some]) is None:
                 return None
         return out
 
