@@ -76,6 +76,27 @@ def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("compute", ["", " compute=int8"])
+@pytest.mark.parametrize("rank", [2, 30, 34, 130])
+def test_ranks_and_sizes_that_fill_no_tile(
+    rank: int, compute: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "RANK", rank)
+    monkeypatch.setattr(f"{__name__}.SIZE", 576)
+    layer = layer_of(f"svdquant_w4a4{compute}", torch.bfloat16, monkeypatch)
+    layer(torch.zeros(20, 576, dtype=torch.bfloat16))
+    at_once = layer._prepared.at_once
+    if isinstance(at_once, IntegersWithBranch):
+        at_once.left = None
+    found = []
+    for rows in (13, 31, 70, 300, 1100):
+        x = torch.randn(rows, 576, dtype=torch.bfloat16)
+        got = at_once(x, layer._parameters)
+        if got is not None:
+            found.append(torch.equal(got, layer._linear(x, layer._bias(x))))
+    assert found and all(found)
+
+
+@pytest.mark.parametrize("compute", ["", " compute=int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_quotients_of_unusual_numbers(
     dtype: torch.dtype, compute: str, threads: int, monkeypatch: pytest.MonkeyPatch

@@ -99,8 +99,9 @@ typedef void Finish(const int32_t *totals, int32_t sum, const int32_t *added, fl
 typedef int Product(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                     const void *bias, void *out);
 
-/* What columns of activations are divided by, and one divided by that: [columns] each. Where activations are of bf16 a
-   reciprocal is NaN that is no whole number of its size, or whose divisor has more than eleven bits: see avx512_divide.h. */
+/* What columns of activations are divided by, and one divided by that: [columns] each. Where activations are of bf16,
+   reciprocals that are zero, too small for all their bits or infinite are NaN instead, and those of divisors with more than
+   eleven bits: avx512_divide.h divides there. */
 typedef struct {
     const float *by, *reciprocal;
 } Divisors;
