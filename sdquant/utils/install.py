@@ -72,9 +72,9 @@ def install_packages(*names: str) -> str:
 
 def install_beside(*requirements: str) -> str:
     """Return the command that installs packages, and what they need and is missing, beside all that is there."""
-    where = f"--target {_spaced(str(bundle / 'packages'))} " if (bundle := _bundle()) is not None else ""
+    where = f"--target {spaced(str(bundle / 'packages'))} " if (bundle := _bundle()) is not None else ""
     return (
-        f"{_spaced(sys.executable)} -m pip install --no-deps {where}{' '.join(map(_quoted, with_needs(requirements)))}"
+        f"{spaced(sys.executable)} -m pip install --no-deps {where}{' '.join(map(_quoted, with_needs(requirements)))}"
     )
 
 
@@ -104,7 +104,8 @@ def _bundle() -> Path | None:
     return code.parent if (code.name, code.parent.name) == ("code", "bundle") else None
 
 
-def _spaced(path: str) -> str:
+def spaced(path: str) -> str:
+    """Return a path as a command line has it: in quotes if there is a space in it."""
     return f'"{path}"' if " " in path else path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 from sdquant import SettingsError, cli, hosts
 from sdquant.hosts import bundle, preflight
 from sdquant.hosts.host import PLACES, HostProgram, in_folder
-from sdquant.utils.install import install_alone
+from sdquant.utils.install import install_alone, spaced
 from tools.hosts import comfy_workflows
 
 from .conftest import HERE
@@ -218,7 +219,7 @@ def test_the_hosts_check_says_what_is_missing_and_installs_nothing(tmp_path: Pat
         (f"{here}{os.pathsep}{packages}", ""),
         (f"{here}{os.pathsep}{old.parent}", newer),
         (here, "torch, safetensors, psutil, packaging, filelock, pyyaml and tqdm are not installed"),
-        ("", install_alone(sys.executable)),
+        ("", install_alone(f'"{sys.executable}"')),
     ):
         out = subprocess.run(
             [sys.executable, "-S", str(check)], cwd="/", env={"PYTHONPATH": path}, capture_output=True, text=True
@@ -257,7 +258,7 @@ def test_a_bundle_runs_in_a_python_without_sdquant(
         folder.mkdir(parents=True)
     pip = 'import sys, pathlib as p; d = p.Path(sys.argv[sys.argv.index("--target") + 1]); d.mkdir(parents=True);'
     pip += ' (d / "spare.py").write_text(""); (d / "asked").write_text(" ".join(sys.argv))'
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pip}' \"$@\"\n")
+    python.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{pip}' \"$@\"\n")
     python.chmod(0o755)
     for name in ("torch", "safetensors", "psutil", "packaging", "filelock", "tqdm"):
         (packages / f"{name}-3.dist-info").mkdir()
@@ -275,9 +276,8 @@ def test_a_bundle_runs_in_a_python_without_sdquant(
     )
     *_, where, advice = out.stdout.splitlines()
     assert Path(where) == target / "bundle" / "code" / "sdquant"
-    assert (
-        advice == f"{sys.executable} -m pip install --no-deps --target {target / 'bundle' / 'packages'} sentencepiece"
-    )
+    command = f"{spaced(sys.executable)} -m pip install --no-deps --target {target / 'bundle' / 'packages'}"
+    assert advice == f"{command} sentencepiece"
     assert _run(capsys, webui, "--overwrite", "--bundle", "quant")["why"].startswith("the extras for web UIs are bnb, ")
     assert target.exists()
     assert _run(capsys, webui, "--remove")["done"] == "removed" and not target.exists()

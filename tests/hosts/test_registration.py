@@ -257,7 +257,7 @@ def test_a_scheme_without_its_package_is_not_offered_and_taken_back(
     assert not opts.set("sdquant_quant_model", "rules")
     said, other = running.shown
     assert "no list of rules" in other
-    python = sys.executable
+    python = install.spaced(sys.executable)
     assert f'which is not installed. Run: {python} -m pip install --no-deps "bitsandbytes>=0.48"' in said
 
 

@@ -13,7 +13,8 @@ try:
     from sdquant.hosts import extension, preflight
     from sdquant.utils import install
 except ImportError as error:
-    print(f"sdquant: the extension cannot run: {error}. Run: {sys.executable} -m pip install --no-deps PATH/TO/SDQUANT")
+    python = f'"{sys.executable}"'  # web UIs are often in folders with a space
+    print(f"sdquant: the extension cannot run: {error}. Run: {python} -m pip install --no-deps PATH/TO/SDQUANT")
 else:
     assert extension
     install.set_inside(True)
