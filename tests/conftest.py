@@ -29,8 +29,8 @@ _frozen: tuple[int, Path | None] = 0, None  # how many modules there were, and t
 
 # What is faster is found out while models run, and kept beside the user's settings: in tests it is never asked.
 os.environ.setdefault("SDQUANT_TUNE", "0")
-# One thread, also without the variable that the README names: the memory that torch takes inside of convolutions and the
-# last bits of its SVD depend on it.
+# One thread, also without the variable that the README names: the memory that torch takes inside of convolutions and
+# the last bits of its SVD depend on it.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
