@@ -95,7 +95,7 @@ static void put(const float *sums, const int64_t *rows, int count, int64_t m, in
         __m256i half = (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(a[j]));
         if (branch) {
             const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-            half = (__m256i)_mm512_cvtneps_pbh(_mm512_add_ps(rounded, _mm512_load_ps(branch + j * TILE_ROWS)));
+            half = (__m256i)_mm512_cvtneps_pbh(_mm512_add_ps(rounded, _mm512_load_ps(branch + j * NARROW_WIDE)));
         }
         if (together) {
             _mm256_mask_storeu_epi16(out + rows[0], mask, half);
@@ -160,7 +160,7 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
                     const int64_t wide = m - at < TILE_ROWS ? m - at : TILE_ROWS;
                     if (count > 0 && wide > 0)
                         put(sums + i * 256, rows + row, (int)count, wide, form->rows, bias,
-                            branch ? of_branch + (i % 2 * 2 + i / 2) * BRANCH_SQUARE : 0,
+                            branch ? of_branch + (i % 2 * NARROW_WIDE + i / 2) * TILE_ROWS : 0,
                             (uint16_t *)out + at * form->rows);
                 }
             }

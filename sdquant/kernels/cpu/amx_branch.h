@@ -1,6 +1,8 @@
 /* Products of a low-rank branch in bf16 for 32 columns of results, by tiles: see narrow.h. */
 #ifndef SDQUANT_AMX_BRANCH_H
 #define SDQUANT_AMX_BRANCH_H
+#include <string.h>
+
 #include "avx512_transpose.h"
 #include "narrow.h"
 
@@ -8,8 +10,7 @@ enum {
     BRANCH_TALL = 2 * TILE_ROWS,          /* rows at a time */
     BRANCH_DEEP = TILE_BYTES / 4,         /* units of a step */
     BRANCH_LAID = NARROW_MOST / 2 * NARROW_WIDE, /* units of 32 rows of `up`, laid out, at most */
-    BRANCH_SUMS = BRANCH_TALL * NARROW_WIDE,
-    BRANCH_SQUARE = TILE_ROWS * TILE_ROWS,
+    BRANCH_SUMS = BRANCH_TALL * NARROW_WIDE, /* by row */
 };
 
 /* Of so many units left, those of a step: the others are zeros, as NaN times zero would not be. */
@@ -41,15 +42,25 @@ INLINE void copy_units(const char *x, int64_t stride, int rows, int64_t left, ui
         _mm512_storeu_si512(to, _mm512_maskz_loadu_epi32(units_left(left), x));
 }
 
-/* Adds 32 columns of row i of the branch's sums, four tiles by sixteen rows and then sixteen columns, to results. */
-INLINE __m512i with_branch(const float *sums, int i, __m512i results) {
-    const float *from = sums + i / TILE_ROWS * 2 * BRANCH_SQUARE + i % TILE_ROWS * TILE_ROWS;
+/* The sums in tiles 0 to 3, or in 0 and 1, if there are but sixteen rows. */
+INLINE void store_sums(int rows, float *sums) {
+    _tile_stored(0, sums, 4 * NARROW_WIDE);
+    _tile_stored(1, sums + TILE_ROWS, 4 * NARROW_WIDE);
+    if (rows > TILE_ROWS) {
+        _tile_stored(2, sums + TILE_ROWS * NARROW_WIDE, 4 * NARROW_WIDE);
+        _tile_stored(3, sums + TILE_ROWS * NARROW_WIDE + TILE_ROWS, 4 * NARROW_WIDE);
+    }
+    MEMORY_IS_WRITTEN;
+}
+
+/* Adds 32 columns of the branch's sums to results. */
+INLINE __m512i with_branch(const float *sums, __m512i results) {
     const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(results));
     const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(results, 1));
     const __m512 of_low = _mm512_castsi512_ps(_mm512_slli_epi32(low, 16));
     const __m512 of_high = _mm512_castsi512_ps(_mm512_slli_epi32(high, 16));
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_add_ps(of_high, _mm512_load_ps(from + BRANCH_SQUARE)),
-                                        _mm512_add_ps(of_low, _mm512_load_ps(from)));
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_add_ps(of_high, _mm512_load_ps(sums + TILE_ROWS)),
+                                        _mm512_add_ps(of_low, _mm512_load_ps(sums)));
 }
 
 /* The sums of up to 32 rows of `between`, in whole tiles, by `laid` of `lay_up`. Changes all tiles. */
@@ -69,7 +80,6 @@ INLINE void branch_sums(const Branch *branch, const uint32_t *between, int rows,
         multiply_tiles(from, from + TILE_ROWS * stride, stride, 0, (const char *)laid, (const char *)laid + TILE_BYTES,
                        4 * NARROW_WIDE, 0, 1);
     }
-    store_tiles(sums, sums + BRANCH_SQUARE, sums + 2 * BRANCH_SQUARE, sums + 3 * BRANCH_SQUARE);
-    MEMORY_IS_WRITTEN;
+    store_sums(BRANCH_TALL, sums);
 }
 #endif

@@ -8,6 +8,7 @@
 
 #include "int8.h"
 #include "amx_branch.h"
+#include "amx_halves.h"
 
 enum {
     TILE = TILE_ROWS * TILE_BYTES,
@@ -68,7 +69,7 @@ static __mmask16 first_of(int count) { return count >= TILE_ROWS ? 0xffff : (__m
 static void begin(Results *some, const Place *place, const int32_t *sums, const float *runs, int rows) {
     const Target *to = place->to;
     some->place = *place, some->sums = sums, some->runs = runs, some->rows = rows;
-    some->at = 0, some->end = rows > TILE_ROWS ? 2 * PIECES : PIECES;
+    some->branch = place->branch, some->at = 0, some->end = rows > TILE_ROWS ? 2 * PIECES : PIECES;
     some->less = 0;
     for (int i = 0; i < PANEL && !runs; i++) some->less |= place->minus[i];
     some->bias = to->bias ? to->bias + place->column : NO_BIAS;
@@ -132,7 +133,8 @@ INLINE void turn_pairs(Results *some, int half) {
     __m512i a[TILE_ROWS];
     for (int i = 0; i < TILE_ROWS; i++) a[i] = some->pairs[i];
     transpose(a);
-    for (int i = 0; i < TILE_ROWS && some->branch; i++) a[i] = with_branch(some->branch, half * TILE_ROWS + i, a[i]);
+    const float *branch = some->branch ? some->branch + half * TILE_ROWS * PANEL : 0;
+    for (int i = 0; i < TILE_ROWS && branch; i++) a[i] = with_branch(branch + i * PANEL, a[i]);
     if (some->beyond && at->count == PANEL) {
         for (int i = 0; i < TILE_ROWS && i < rows; i++, out += step) _mm512_stream_si512((void *)out, a[i]);
         return;
@@ -296,6 +298,21 @@ static void both_in_runs(const Panels *panels, const uint8_t *panel, const int8_
     float_results512(kept[0], rows, place);
 }
 
+/* Rows of `up` from `first` on, as a right factor. */
+static void lay(const Branch *branch, int64_t first, int64_t count, uint32_t *laid) {
+    const int64_t rank = branch->rank, units = rank / 2;
+    const uint32_t *up = branch->up;
+    if (branch->halves) lay_up_halves(branch, (const float *)up + first * rank, count, laid);
+    else lay_up(up + first * units, 0, count, units, branch_steps(rank), laid);
+}
+
+/* The branch's sums of rows from `first` on. */
+static void sums_of(const Branch *branch, int64_t first, int rows, const uint32_t *laid, float *sums) {
+    const uint32_t *between = branch->between + first * branch->rank;
+    if (branch->halves) halves_sums(branch, between, rows, laid, sums);
+    else branch_sums(branch, between, rows, laid, sums);
+}
+
 static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                         const Place *place, const char *ahead, int64_t ahead_bytes) {
     int32_t sums[2][4 * SQUARE] __attribute__((aligned(64))); /* of what is multiplied, and of what is computed */
@@ -308,7 +325,8 @@ static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *cod
                       to->image % TILE_ROWS == 0; /* then no sixteen rows are of two images */
     const int whole = (uintptr_t)to->out % 64 == 0 && to->row_step % 32 == 0; /* results of a panel are lines */
     Wanted wanted = {ahead, 0, ahead_bytes / (count * groups * steps), 0};
-    const Branch *branch = together && to->branch && to->branch->laid ? to->branch : 0;
+    const int in_tiles = together || (to->branch && to->branch->halves);
+    const Branch *branch = in_tiles && to->branch && to->branch->laid ? to->branch : 0;
     const int read = to->branch && !branch; /* afterwards, to add it */
     Results others = {.along = along, .beyond = together && whole && !read && to->bytes >= LARGE};
     float of_branch[BRANCH_SUMS] __attribute__((aligned(64)));
@@ -336,12 +354,10 @@ static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *cod
                 one_or_two(panels, panel, group, (int)rows, steps, sums[turn], &others, &wanted);
             }
             if (branch) {
-                const int64_t units = branch->rank / 2;
-                const uint32_t *of_panel = (const uint32_t *)branch->up + here.column * units;
-                if (laid != p) lay_up(of_panel, 0, here.count, units, branch_steps(branch->rank), up);
+                if (laid != p) lay(branch, here.column, here.count, up);
                 laid = p;
-                branch_sums(branch, branch->between + first * branch->rank, (int)rows, up, of_branch);
-                others.branch = of_branch;
+                sums_of(branch, first, (int)rows, up, of_branch);
+                here.branch = of_branch;
             }
             if (together || along) begin(&others, &here, sums[turn], panels->runs ? runs : 0, (int)rows);
             else if (panels->runs) {

@@ -1,16 +1,17 @@
-/* Products of narrow.h in bf16 by AMX, where `down` is laid out; all others are those of avx512_narrow.c. */
+/* Products of narrow.h in bf16 by AMX, where `down` is laid out; those of floats in halves are amx_halves.c, and all
+   others avx512_narrow.c. */
 #include "amx.h"
 
 #ifdef AMX
 #include <string.h>
 
 #include "amx_branch.h"
+#include "amx_halves.h"
 
 enum {
     TALL = BRANCH_TALL,
     WIDE = NARROW_WIDE, /* columns at a time */
     DEEP = BRANCH_DEEP,
-    SQUARE = BRANCH_SQUARE,
     SUMS = BRANCH_SUMS,
     LAID = BRANCH_LAID,
     BESIDE = 4, /* parts of `up`, laid out, at most */
@@ -43,26 +44,14 @@ INLINE void multiply(int rows, const char *x, int64_t stride, const uint32_t *la
     }
 }
 
-/* Sixteen columns each: of the first sixteen rows, then of the others. */
-INLINE void store(int rows, float *sums) {
-    _tile_stored(0, sums, TILE_BYTES);
-    _tile_stored(1, sums + SQUARE, TILE_BYTES);
-    if (rows > TILE_ROWS) {
-        _tile_stored(2, sums + 2 * SQUARE, TILE_BYTES);
-        _tile_stored(3, sums + 3 * SQUARE, TILE_BYTES);
-    }
-    MEMORY_IS_WRITTEN;
-}
-
-/* WIDE columns of row i, from the first of `count`, to `out`, or added to what is there. */
-INLINE void put(const float *sums, int i, int64_t count, int adds, uint16_t *out) {
+/* WIDE columns of a row, from the first of `count`, to `out`, or added to what is there. */
+INLINE void put(const float *sums, int64_t count, int adds, uint16_t *out) {
     const __mmask32 mask = count >= WIDE ? 0xffffffffu : ((__mmask32)1 << count) - 1;
     if (adds) {
-        _mm512_mask_storeu_epi16(out, mask, with_branch(sums, i, _mm512_maskz_loadu_epi16(mask, out)));
+        _mm512_mask_storeu_epi16(out, mask, with_branch(sums, _mm512_maskz_loadu_epi16(mask, out)));
         return;
     }
-    const float *from = sums + i / TILE_ROWS * 2 * SQUARE + i % TILE_ROWS * TILE_ROWS;
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(from + SQUARE), _mm512_load_ps(from));
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + TILE_ROWS), _mm512_load_ps(sums));
     _mm512_mask_storeu_epi16(out, mask, both);
 }
 
@@ -71,6 +60,10 @@ static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t
     const int64_t steps = units / DEEP, left = units % DEEP;
     float sums[SUMS] __attribute__((aligned(64)));
     uint32_t last[TALL * DEEP] __attribute__((aligned(64))), laid[DEEP * WIDE] __attribute__((aligned(64)));
+    if (branch->halves) {
+        down_halves(branch, x, rows, between);
+        return;
+    }
     if (branch->type != BF16 || !branch->laid) {
         down512(branch, x, rows, between);
         return;
@@ -89,13 +82,15 @@ static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t
                 memcpy(laid, by + steps * DEEP * WIDE, left * WIDE * 4);
                 multiply(tall, (const char *)last, TILE_BYTES, laid, 1);
             }
-            store(tall, sums);
-            for (int i = 0; i < tall; i++) put(sums, i, rank - column, 0, (uint16_t *)(between + (first + i) * rank) + column);
+            store_sums(tall, sums);
+            for (int i = 0; i < tall; i++)
+                put(sums + i * WIDE, rank - column, 0, (uint16_t *)(between + (first + i) * rank) + column);
         }
     }
     _tile_release();
 }
 
+/* In halves the products with a weight add theirs. */
 static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
                    int64_t step) {
     const int64_t rank = branch->rank, units = rank / 2, steps = (units + DEEP - 1) / DEEP, deep = steps * DEEP;
@@ -125,15 +120,20 @@ static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, 
                 zero_tiles();
                 multiply(tall, from, 4 * rank, by, whole);
                 if (left) multiply(tall, (const char *)last, TILE_BYTES, by + whole * DEEP * WIDE, 1);
-                store(tall, sums);
-                for (int i = 0; i < tall; i++) put(sums, i, count - c, 1, to + i * step);
+                store_sums(tall, sums);
+                for (int i = 0; i < tall; i++) put(sums + i * WIDE, count - c, 1, to + i * step);
             }
         }
     }
     _tile_release();
 }
 
-const Narrow narrow_amx = {1 << F32 | 1 << BF16, lay512, down_amx, up_amx};
+static void lay_amx(const Branch *branch, uint32_t *laid) {
+    if (branch->halves) lay_halves(branch, laid);
+    else lay512(branch, laid);
+}
+
+const Narrow narrow_amx = {1 << F32 | 1 << BF16, lay_amx, down_amx, up_amx};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -37,6 +37,7 @@ INLINE void put(const Place *at, int i, const __m512 *without, float (*kept)[PAN
         const __mmask16 mask = first_of(at->count > 16 * half ? at->count - 16 * half : 0);
         if (to->bias)
             found[half] = _mm512_add_ps(found[half], _mm512_maskz_loadu_ps(mask, to->bias + at->column + 16 * half));
+        if (at->branch) found[half] = _mm512_add_ps(found[half], _mm512_loadu_ps(at->branch + i * PANEL + 16 * half));
     }
     if (to->column_step != 1) {
         EACH(half, 2) _mm512_storeu_ps(kept[i] + 16 * half, found[half]);

@@ -122,7 +122,7 @@ class IntegersWithBranch(Integers):
         down, up, smooth = factors
         bias = own.get("bias")
         floats = None if bias is None else bias.to(float32)
-        branch, divided_by, _kept = narrow.factors(down, up, m, self.turned, smooth)
+        branch, divided_by, _kept = narrow.factors(down, up, m, self.turned, smooth, in_halves=True)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
         weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)
         int8.rows_times(self.plan, weight, sizes_of, x, m, floats, out, self.rotation, divided_by, branch)

@@ -90,6 +90,7 @@ typedef struct {
     const Target *to;
     int64_t row, column;
     int count;
+    const float *branch; /* sums of a branch, [TALLEST][PANEL], which are added to floats; or NULL */
 } Place;
 
 /* Integers low .. high, or floats of eight bits in that range, the numbers of `bound` units and more being the last. */

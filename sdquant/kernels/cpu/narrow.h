@@ -5,7 +5,10 @@
    columns of results at a time; of twelve rows and fewer the former is, too, in the first cache. The sums of a row depend on nothing but that row.
 
    Numbers are floats, summed one by one, or bf16, summed in pairs; both are units of 32 bits. What is between the two
-   products is rounded to their type, and each row of it takes 4 bytes a number. */
+   products is rounded to their type, and each row of it takes 4 bytes a number.
+
+   Floats may be multiplied as two bf16 each, the nearest one and the nearest to what it leaves, if less than 2^-16 of a
+   product does not matter: beside products in 8-bit integers, as no tiles multiply floats. */
 #ifndef SDQUANT_NARROW_H
 #define SDQUANT_NARROW_H
 
@@ -17,7 +20,7 @@ typedef struct Branch {
     Type type;
     int64_t inputs, rank;
     const void *down;     /* [inputs, rank] or, where `turned`, [rank, inputs] */
-    int turned;
+    int turned, halves;   /* `halves`: whether floats are multiplied so; then there is `laid`, and the rank is an even number */
     const uint32_t *laid; /* as `lay` has it; NULL: laid out where it is used, for few rows */
     const void *up;       /* [outputs, rank] */
     uint32_t *between;    /* of all rows, or of those of a block: [rows, rank] */
@@ -30,11 +33,11 @@ typedef struct Beside {
     Branch branch;
 } Beside;
 
-enum { NARROW_WIDE = 32, NARROW_MOST = 512 };
+enum { NARROW_WIDE = 32, NARROW_MOST = 512 }; /* the rank of floats in halves is at most half of that */
 
 typedef struct Narrow {
     int types; /* bits 1 << type */
-    /* `down` to `laid`: [tiles][units of inputs][NARROW_WIDE]. */
+    /* `down` to `laid`: [tiles][units of inputs][NARROW_WIDE]; in halves [tiles][inputs / 32][2][16][NARROW_WIDE]. */
     void (*lay)(const Branch *branch, uint32_t *laid);
     /* Rows of x, contiguous, times down, to `between` [rows, rank], of 4 bytes each. */
     void (*down)(const Branch *branch, const void *x, int64_t rows, uint32_t *between);

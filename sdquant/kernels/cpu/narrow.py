@@ -14,7 +14,8 @@ from .threads import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TILE = 32  # numbers of the rank that are multiplied together
+_TILE = 32  # numbers of the rank, and in halves of inputs, that are multiplied together
+_HALVES = 2  # beside the bit of what is turned: see narrow.h
 _MOST = 512  # of bfloat16, as NARROW_MOST of narrow.h
 STEP = 12  # rows that are multiplied together; TALL of avx512_narrow.c
 _NONE = (0,) * 6  # a branch of no rank
@@ -90,18 +91,34 @@ def can(dtype: torch.dtype, inputs: int, rank: int) -> bool:
     return bool(module.branch_lay(packed_numbers((TYPES[dtype], 0, 0, *_NONE, *_UNDIVIDED))))
 
 
+def _has_halves(dtype: torch.dtype, rank: int) -> bool:
+    return dtype is torch.float32 and isa() == "amx" and rank % 2 == 0 and rank <= _MOST // 2
+
+
 def factors(
-    down: Tensor, up: Tensor, rows: int, is_turned: bool, smooth: Tensor | None = None
+    down: Tensor,
+    up: Tensor,
+    rows: int,
+    is_turned: bool,
+    smooth: Tensor | None = None,
+    *,
+    in_halves: bool = False,
 ) -> tuple[tuple[int, ...], int, Tensor | None]:
     """Return what C takes for products of so many rows: the two factors as numbers, the address of what divides columns
     of x, float32 [2, columns] whose second row has the reciprocals (0 for none), and the memory to be kept meanwhile.
 
     Args:
         down, up: contiguous, of float32 or bfloat16. smooth: contiguous, [columns].
+        in_halves: whether float32 of more than a few rows may be multiplied as two bfloat16 each, with 2^-16 of error,
+            where that is faster.
     """
     rank = up.shape[1]
-    inputs, numbers = down.numel() // rank, (rank, down.data_ptr(), is_turned)
-    size = inputs * down.element_size() * -(-rank // _TILE) * _TILE if rows > STEP else 0
+    inputs, flags, is_laid = down.numel() // rank, int(is_turned), rows > STEP
+    if in_halves and is_laid and _has_halves(down.dtype, rank):
+        flags |= _HALVES
+    numbers = (rank, down.data_ptr(), flags)
+    tall = -(-inputs // _TILE) * _TILE if flags & _HALVES else inputs
+    size = tall * down.element_size() * -(-rank // _TILE) * _TILE if is_laid else 0
     more = 0 if smooth is None else 2 * inputs * 4
     if not size and not more:
         return (*numbers, 0, up.data_ptr()), 0, None

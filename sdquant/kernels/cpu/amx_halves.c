@@ -1,0 +1,197 @@
+/* Products of narrow.h of floats in halves, by AMX: high by high, low by high and high by low. The left tiles have
+   sixteen rows and 32 numbers, which lie as they do in memory; the right ones two numbers of sixteen columns in a row. */
+#include "amx.h"
+
+#ifdef AMX
+#include "amx_branch.h"
+#include "amx_halves.h"
+
+enum {
+    TALL = BRANCH_TALL,
+    WIDE = NARROW_WIDE,          /* columns at a time */
+    NUMBERS = TILE_BYTES / 2,    /* of a step */
+    DEEP = BRANCH_DEEP,          /* units of a step */
+    LAID = DEEP * WIDE,          /* units of a step of the right factor, of one half */
+    LEFT = TALL * DEEP,          /* and of the left one */
+    TURN = 8,                    /* steps that are split before they are multiplied */
+    APART = (TURN + 1) * DEEP,   /* units, of rows that are split: in sets of their own */
+};
+
+/* Sixteen floats, of which the upper sixteen bits are those of the nearest bf16: numbers in the middle go away from zero.
+   Of NaN that may make a zero, but what is left of it is NaN, too. */
+INLINE __m512i rounded(__m512 x) { return _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)); }
+
+/* What that leaves. */
+INLINE __m512 remainder_of(__m512 x, __m512i of) {
+    const __m512i high = _mm512_and_si512(of, _mm512_set1_epi32((int)0xffff0000));
+    return _mm512_sub_ps(x, _mm512_castsi512_ps(high));
+}
+
+/* 32 floats as high and low halves, in their order. */
+INLINE void split(const float *x, int64_t count, __m512i *high, __m512i *low) {
+    static const uint16_t ODD[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __mmask32 mask = count >= NUMBERS ? 0xffffffffu : count > 0 ? ((__mmask32)1 << count) - 1 : 0;
+    const __m512 a = _mm512_maskz_loadu_ps((__mmask16)mask, x);
+    const __m512 b = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + 16);
+    const __m512i of_a = rounded(a), of_b = rounded(b);
+    *high = _mm512_permutex2var_epi16(of_a, _mm512_loadu_si512(ODD), of_b);
+    *low = (__m512i)_mm512_cvtne2ps_pbh(remainder_of(b, of_b), remainder_of(a, of_a));
+}
+
+/* Sixteen units of one number of each vector. */
+INLINE __m512i pairs_of(__m512i even, __m512i odd) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
+}
+
+/* So many steps of a row, of which `left` floats are there. */
+INLINE void split_row(const float *x, int64_t left, int64_t steps, uint32_t *high, uint32_t *low) {
+    for (int64_t s = 0; s < steps; s++) {
+        __m512i a, b;
+        split(x + s * NUMBERS, left - s * NUMBERS, &a, &b);
+        _mm512_store_si512(high + s * DEEP, a);
+        _mm512_store_si512(low + s * DEEP, b);
+    }
+}
+
+static int64_t steps_of(int64_t count) { return (count + NUMBERS - 1) / NUMBERS; }
+
+/* `count` rows, up to 32, of so many numbers, `stride` floats apart, as columns: [steps][2][DEEP][WIDE]; zeros where
+   there is nothing. Asks for memory `ahead` floats further, which may be nobody's. */
+static void lay_rows(const float *rows, int64_t stride, int64_t count, int64_t many, int64_t ahead, uint32_t *to) {
+    for (int64_t k = 0; k < many; k += NUMBERS, to += 2 * LAID)
+        for (int64_t half = 0; half < WIDE; half += TILE_ROWS) {
+            __m512i high[TILE_ROWS], low[TILE_ROWS];
+            for (int64_t i = 0; i < TILE_ROWS; i++) {
+                const int is_there = half + i < count;
+                const float *row = rows + (is_there ? (half + i) * stride + k : 0);
+                _mm_prefetch((const char *)(row + ahead), _MM_HINT_T1);
+                _mm_prefetch((const char *)(row + ahead + 16), _MM_HINT_T1);
+                split(row, is_there ? many - k : 0, high + i, low + i);
+            }
+            transpose(high);
+            transpose(low);
+            for (int64_t i = 0; i < TILE_ROWS; i++) {
+                _mm512_storeu_si512(to + i * WIDE + half, high[i]);
+                _mm512_storeu_si512(to + LAID + i * WIDE + half, low[i]);
+            }
+        }
+}
+
+/* The same of `count` columns of a matrix of `many` rows, which are `stride` floats long. */
+static void lay_columns(const float *columns, int64_t stride, int64_t count, int64_t many, uint32_t *to) {
+    for (int64_t k = 0; k < many; k += NUMBERS, to += LAID)
+        for (int64_t i = 0; i < DEEP; i++, to += WIDE)
+            for (int64_t half = 0; half < WIDE; half += TILE_ROWS) {
+                const int64_t row = k + 2 * i, left = count - half;
+                const __mmask16 mask = left >= TILE_ROWS ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
+                const float *from = columns + row * stride + half;
+                const __m512 even = _mm512_maskz_loadu_ps(row < many ? mask : 0, from);
+                const __m512 odd = _mm512_maskz_loadu_ps(row + 1 < many ? mask : 0, from + stride);
+                const __m512i of_even = rounded(even), of_odd = rounded(odd);
+                const __m512i low_even = rounded(remainder_of(even, of_even)), low_odd = rounded(remainder_of(odd, of_odd));
+                _mm512_storeu_si512(to + half, pairs_of(of_even, of_odd));
+                _mm512_storeu_si512(to + LAID + half, pairs_of(low_even, low_odd));
+            }
+}
+
+void lay_halves(const Branch *branch, uint32_t *laid) {
+    const int64_t inputs = branch->inputs, rank = branch->rank;
+    const float *down = branch->down;
+    for (int64_t column = 0; column < rank; column += WIDE, laid += steps_of(inputs) * 2 * LAID) {
+        if (branch->turned) lay_rows(down + column * inputs, inputs, rank - column, inputs, 8 * NUMBERS, laid);
+        else lay_columns(down + column, rank, rank - column, inputs, laid);
+    }
+}
+
+/* Adds the three products of one step to the sums in tiles 0 to 3, or to 0 and 1, where there are but sixteen rows; the
+   second half of the rows, `stride` bytes apart, is TILE_ROWS rows behind the first. */
+INLINE void multiply(int rows, const uint32_t *high, const uint32_t *low, int64_t stride, const uint32_t *laid) {
+    const char *a = (const char *)high, *b = (const char *)low, *by = (const char *)laid;
+    const int64_t second = TILE_ROWS * stride, wide = 4 * WIDE;
+    MEMORY_IS_WRITTEN;
+    _tile_loadd(6, by, wide);
+    _tile_loadd(7, by + TILE_BYTES, wide);
+    _tile_loadd(4, b, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (rows > TILE_ROWS) {
+        _tile_loadd(5, b + second, stride);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(5, a + second, stride);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_loadd(4, a, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, by + 4 * LAID, wide);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, by + 4 * LAID + TILE_BYTES, wide);
+    _tile_dpbf16ps(1, 4, 7);
+    if (rows > TILE_ROWS) {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+/* `between`: of each row the high halves, [rank / 2] units, then the low ones. Many steps of rows are split and then
+   multiplied: tiles that are loaded while such stores are on their way wait for them. */
+void down_halves(const Branch *branch, const float *x, int64_t rows, uint32_t *between) {
+    const int64_t inputs = branch->inputs, rank = branch->rank, steps = steps_of(inputs);
+    uint32_t high[TALL][APART] __attribute__((aligned(64))), low[TALL][APART] __attribute__((aligned(64)));
+    float sums[BRANCH_SUMS] __attribute__((aligned(64)));
+    _tile_loadconfig(&WHOLE_TILES);
+    for (int64_t first = 0; first < rows; first += TALL) {
+        const int tall = rows - first < TALL ? (int)(rows - first) : TALL;
+        for (int64_t column = 0; column < rank; column += WIDE) {
+            const uint32_t *by = branch->laid + column / WIDE * steps * 2 * LAID;
+            zero_tiles();
+            for (int64_t step = 0; step < steps; step += TURN) {
+                const int64_t start = step * NUMBERS, some = steps - step < TURN ? steps - step : TURN;
+                for (int i = 0; i < tall; i++)
+                    split_row(x + (first + i) * inputs + start, inputs - start, some, high[i], low[i]);
+                for (int64_t s = 0; s < some; s++, by += 2 * LAID) {
+                    for (int64_t i = 0; i < 2 * LAID; i += DEEP) _mm_prefetch((const char *)(by + 2 * LAID + i), _MM_HINT_T0);
+                    multiply(tall, high[0] + s * DEEP, low[0] + s * DEEP, 4 * APART, by);
+                }
+            }
+            store_sums(tall, sums);
+            for (int i = 0; i < tall; i++) {
+                uint32_t *to = between + (first + i) * rank + column / 2;
+                const __mmask16 mask = units_left((rank - column) / 2);
+                __m512i a, b;
+                split(sums + i * WIDE, WIDE, &a, &b);
+                _mm512_mask_storeu_epi32(to, mask, a);
+                _mm512_mask_storeu_epi32(to + rank / 2, mask, b);
+            }
+        }
+    }
+    _tile_release();
+}
+
+void lay_up_halves(const Branch *branch, const float *up, int64_t count, uint32_t *laid) {
+    lay_rows(up, branch->rank, count, branch->rank, WIDE * branch->rank, laid);
+}
+
+void halves_sums(const Branch *branch, const uint32_t *between, int rows, const uint32_t *laid, float *sums) {
+    const int64_t rank = branch->rank, units = rank / 2;
+    uint32_t high[LEFT] __attribute__((aligned(64))), low[LEFT] __attribute__((aligned(64)));
+    zero_tiles();
+    for (int64_t unit = 0; unit < units; unit += DEEP, laid += 2 * LAID) {
+        const uint32_t *a = between + unit, *b = a + units;
+        int64_t stride = 4 * rank;
+        if (rows < TALL || units - unit < DEEP) {
+            copy_units((const char *)a, stride, rows, units - unit, high);
+            copy_units((const char *)b, stride, rows, units - unit, low);
+            a = high, b = low, stride = TILE_BYTES;
+        }
+        multiply(rows, a, b, stride, laid);
+    }
+    store_sums(rows, sums);
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif
