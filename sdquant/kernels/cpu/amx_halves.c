@@ -13,7 +13,7 @@ enum {
     DEEP = BRANCH_DEEP,          /* units of a step */
     LAID = DEEP * WIDE,          /* units of a step of the right factor, of one half */
     LEFT = TALL * DEEP,          /* and of the left one */
-    TURN = 8,                    /* steps that are split before they are multiplied */
+    TURN = 4,                    /* steps that are split before they are multiplied */
     APART = (TURN + 1) * DEEP,   /* units, of rows that are split: in sets of their own */
 };
 
@@ -27,16 +27,18 @@ INLINE __m512 remainder_of(__m512 x, __m512i of) {
     return _mm512_sub_ps(x, _mm512_castsi512_ps(high));
 }
 
-/* 32 floats as high and low halves, in their order. */
-INLINE void split(const float *x, int64_t count, __m512i *high, __m512i *low) {
+INLINE void split_both(__m512 a, __m512 b, __m512i *high, __m512i *low) {
     static const uint16_t ODD[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-    const __mmask32 mask = count >= NUMBERS ? 0xffffffffu : count > 0 ? ((__mmask32)1 << count) - 1 : 0;
-    const __m512 a = _mm512_maskz_loadu_ps((__mmask16)mask, x);
-    const __m512 b = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + 16);
     const __m512i of_a = rounded(a), of_b = rounded(b);
     *high = _mm512_permutex2var_epi16(of_a, _mm512_loadu_si512(ODD), of_b);
     *low = (__m512i)_mm512_cvtne2ps_pbh(remainder_of(b, of_b), remainder_of(a, of_a));
+}
+
+/* 32 floats, or `count`, as high and low halves, in their order. */
+INLINE void split(const float *x, int64_t count, __m512i *high, __m512i *low) {
+    const __mmask32 mask = count >= NUMBERS ? 0xffffffffu : count > 0 ? ((__mmask32)1 << count) - 1 : 0;
+    split_both(_mm512_maskz_loadu_ps((__mmask16)mask, x), _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + 16), high, low);
 }
 
 /* Sixteen units of one number of each vector. */
@@ -46,11 +48,12 @@ INLINE __m512i pairs_of(__m512i even, __m512i odd) {
 
 /* So many steps of a row, of which `left` floats are there. */
 INLINE void split_row(const float *x, int64_t left, int64_t steps, uint32_t *high, uint32_t *low) {
-    for (int64_t s = 0; s < steps; s++) {
-        __m512i a, b;
-        split(x + s * NUMBERS, left - s * NUMBERS, &a, &b);
-        _mm512_store_si512(high + s * DEEP, a);
-        _mm512_store_si512(low + s * DEEP, b);
+    __m512i a, b;
+    for (int64_t s = 0; s < steps; s++, x += NUMBERS, left -= NUMBERS, high += DEEP, low += DEEP) {
+        if (left >= NUMBERS) split_both(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16), &a, &b);
+        else split(x, left, &a, &b);
+        _mm512_store_si512(high, a);
+        _mm512_store_si512(low, b);
     }
 }
 

@@ -38,12 +38,13 @@ static void divide512(Type type, const void *x, const Divisors *divisors, int64_
         const __mmask16 mask = count - i >= 16 ? 0xffff : (__mmask16)((1u << (count - i)) - 1);
         const __m512 reciprocal = _mm512_mask_loadu_ps(_mm512_set1_ps(1), mask, divisors->reciprocal + i);
         if (type == F32) {
+            _mm_prefetch((const char *)x + 4 * i + NEXT, _MM_HINT_T0); /* of rows that follow; maybe nobody's */
             const __m512 of = _mm512_mask_loadu_ps(_mm512_set1_ps(1), mask, (const float *)x + i);
             const __m512 by = _mm512_mask_loadu_ps(_mm512_set1_ps(1), mask, divisors->by + i);
             _mm512_mask_storeu_ps((float *)to + i, mask, quotient(of, by, reciprocal));
             continue;
         }
-        if (i % 32 == 0) _mm_prefetch((const char *)x + 2 * i + NEXT, _MM_HINT_T0); /* of rows that follow; maybe nobody's */
+        if (i % 32 == 0) _mm_prefetch((const char *)x + 2 * i + NEXT, _MM_HINT_T0);
         const __m256i halves = _mm256_mask_loadu_epi16(_mm256_set1_epi16(0x3f80), mask, (const uint16_t *)x + i);
         const __m512 of = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
         const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(quotient_for_bf16(of, divisors->by + i, reciprocal, mask));

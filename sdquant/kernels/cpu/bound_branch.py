@@ -87,7 +87,7 @@ class FewWithBranch:
 
 class IntegersWithBranch(Integers):
     """x [..., columns] times the transposed weight, plus the bias; a few rows by the exact product. What it leaves is
-    done by parts, with the same numbers."""
+    done by parts, with the same numbers; with AMX, of float32, the branch is 2^-16 away."""
 
     __slots__ = ("factors", "turned")
 

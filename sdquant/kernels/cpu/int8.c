@@ -97,17 +97,14 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
     return int8_kernels()->even ? m * group / groups : at < m ? at : m;
 }
 
-/* Some rows from `start` on, rotated or divided, in the memory of `to`. Divided ones and rotated ones of a branch keep
-   their type. */
-static void change(const Source *from, int64_t start, int64_t rows, Source *to) {
+/* Some rows from `start` on, rotated, in the memory of `to`. Those of a branch keep their type. */
+static void rotate(const Source *from, int64_t start, int64_t rows, Source *to) {
     const int64_t columns = from->columns, size = from->type == F32 ? 4 : 2;
-    const Divisors by = {from->smooth, from->smooth + columns};
     char *here = (char *)to->x, *spare = here + rows * columns * 4;
-    to->type = from->smooth || (from->branch && from->rotation) ? from->type : F32, to->stride = columns;
+    to->type = from->branch ? from->type : F32, to->stride = columns;
     for (int64_t i = 0; i < rows; i++, here += columns * (to->type == F32 ? 4 : 2)) {
         const char *x = (const char *)from->x + (start + i) * from->stride * size;
-        if (from->smooth) kernels()->divide(from->type, x, &by, columns, here);
-        else if (to->type == F32) rotate_row(from->type, x, columns, from->rotation, (float *)here);
+        if (to->type == F32) rotate_row(from->type, x, columns, from->rotation, (float *)here);
         else rotate_rows(from->type, x, 1, columns, from->rotation, (float *)spare, here);
     }
 }
@@ -117,16 +114,17 @@ void quantize_groups(const Source *from, int64_t start, int64_t m, int64_t begin
     const int64_t groups = groups_of(m), columns = from->columns, wide = padded(columns);
     const int64_t bytes = columns * (from->type == F32 ? 4 : 2);
     int8_t *line = part(&spare, codes_bytes(columns));
-    Source changed = *from;
-    changed.x = part(&spare, (int8_kernels()->tall + 1) * columns * 4);
-    const Source *of = from->rotation || from->smooth ? &changed : from;
+    Source of = *from;
+    void *floats = part(&spare, (int8_kernels()->tall + 1) * columns * 4);
+    if (from->rotation) of.x = floats;
+    else of.divided = floats;
     for (int64_t g = begin; g < end; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        if (of != from) change(from, start + first, rows, &changed);
-        int8_kernels()->quantize(of, of == from ? start + first : 0, (int)rows, line, codes + first * wide,
+        if (from->rotation) rotate(from, start + first, rows, &of);
+        int8_kernels()->quantize(&of, from->rotation ? 0 : start + first, (int)rows, line, codes + first * wide,
                                  row_scale + first, row_sum + first);
         if (!from->branch) continue;
-        const char *x = from->rotation ? changed.x : (const char *)from->x + (start + first) * bytes;
+        const char *x = from->rotation ? of.x : (const char *)from->x + (start + first) * bytes;
         kernels()->narrow->down(from->branch, x, rows, from->branch->between + first * from->branch->rank);
     }
 }

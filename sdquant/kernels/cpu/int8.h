@@ -57,6 +57,7 @@ typedef struct {
     int64_t rotation;    /* how many columns of a row of floats are rotated together, see rotate.h; 0: none */
     const float *smooth; /* what columns are divided by, of F32 or BF16 and not rotated, then as many reciprocals; NULL: nothing */
     const Branch *branch; /* what rows, rotated but not divided, are multiplied by, too; NULL: nothing */
+    void *divided;        /* where there is `smooth`: memory for one row of quotients */
 } Source;
 
 /* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.

@@ -12,6 +12,11 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
     Sums sums = no_sums();
     if (!from->patches) {
         const char *x = (const char *)from->x + row * from->stride * size;
+        if (from->smooth) {
+            const Divisors by = {from->smooth, from->smooth + from->columns};
+            kernels()->divide(type, x, &by, from->columns, from->divided);
+            x = from->divided;
+        }
         const float largest = type == I8 ? 0 : largest_in(type, x, from->columns);
         sums = line_at(type, x, from->columns, factor_of(largest), line, sums);
         *scale = type == I8 ? from->scale[row / from->each] : step_of(largest);

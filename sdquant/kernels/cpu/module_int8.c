@@ -57,7 +57,7 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
 static Source source_of(const int64_t *n) {
     return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
                     {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19], address(n[20]), n[21],
-                    n[22], address(n[23]), 0};
+                    n[22], address(n[23]), 0, 0};
 }
 
 static Target target_of(const int64_t *n) {
