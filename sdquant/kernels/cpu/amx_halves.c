@@ -13,7 +13,7 @@ enum {
     DEEP = BRANCH_DEEP,          /* units of a step */
     LAID = DEEP * WIDE,          /* units of a step of the right factor, of one half */
     LEFT = TALL * DEEP,          /* and of the left one */
-    TURN = 4,                    /* steps that are split before they are multiplied */
+    TURN = 8,                    /* steps that are split before they are multiplied */
     APART = (TURN + 1) * DEEP,   /* units, of rows that are split: in sets of their own */
 };
 

@@ -313,6 +313,14 @@ static void sums_of(const Branch *branch, int64_t first, int rows, const uint32_
     else branch_sums(branch, between, rows, laid, sums);
 }
 
+/* What the next `sums_of` reads: all that was multiplied since has taken it from the first cache. */
+static void ask_for(const Branch *branch, int64_t first, int64_t rows, const uint32_t *laid) {
+    const char *between = (const char *)(branch->between + first * branch->rank);
+    const int64_t bytes = 4 * branch->rank;
+    for (int64_t at = 0; at < rows * bytes; at += TILE_BYTES) _mm_prefetch(between + at, _MM_HINT_T0);
+    for (int64_t at = 0; at < bytes * PANEL; at += TILE_BYTES) _mm_prefetch((const char *)laid + at, _MM_HINT_T0);
+}
+
 static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                         const Place *place, const char *ahead, int64_t ahead_bytes) {
     int32_t sums[2][4 * SQUARE] __attribute__((aligned(64))); /* of what is multiplied, and of what is computed */
@@ -325,7 +333,7 @@ static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *cod
                       to->image % TILE_ROWS == 0; /* then no sixteen rows are of two images */
     const int whole = (uintptr_t)to->out % 64 == 0 && to->row_step % 32 == 0; /* results of a panel are lines */
     Wanted wanted = {ahead, 0, ahead_bytes / (count * groups * steps), 0};
-    const int in_tiles = together || (to->branch && to->branch->halves);
+    const int in_tiles = together || (to->branch && to->branch->halves && !to->of_runs);
     const Branch *branch = in_tiles && to->branch && to->branch->laid ? to->branch : 0;
     const int read = to->branch && !branch; /* afterwards, to add it */
     Results others = {.along = along, .beyond = together && whole && !read && to->bytes >= LARGE};
@@ -353,6 +361,12 @@ static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *cod
                 turn = !turn;
                 one_or_two(panels, panel, group, (int)rows, steps, sums[turn], &others, &wanted);
             }
+            const int by_floats = panels->runs && !together && !along;
+            if (branch && by_floats && laid == p) ask_for(branch, first, rows, up);
+            if (by_floats) {
+                Adding last = {sums[turn], here.scale, runs, .by = rows > TILE_ROWS ? 1 : 2};
+                add_some(&last, ALL_TILES);
+            }
             if (branch) {
                 if (laid != p) lay(branch, here.column, here.count, up);
                 laid = p;
@@ -360,11 +374,8 @@ static int multiply_amx(const Panels *panels, int64_t weights, const int8_t *cod
                 here.branch = of_branch;
             }
             if (together || along) begin(&others, &here, sums[turn], panels->runs ? runs : 0, (int)rows);
-            else if (panels->runs) {
-                Adding last = {sums[turn], here.scale, runs, .by = rows > TILE_ROWS ? 1 : 2};
-                add_some(&last, ALL_TILES);
-                float_results(runs, (int)rows, &here);
-            } else results(sums[turn], (int)rows, &here);
+            else if (by_floats) float_results(runs, (int)rows, &here);
+            else results(sums[turn], (int)rows, &here);
         }
     compute(&others, 2 * PIECES);
     if (others.beyond) _mm_sfence();
