@@ -39,8 +39,8 @@ def layer_of(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
 
 
 def assert_agrees(got: torch.Tensor, layer: Any, x: torch.Tensor) -> None:
-    """Assert that results are those by parts: their bits, or, where float32 is multiplied as two bfloat16 each, numbers as
-    near as errors of 2^-17 in each factor leave them."""
+    """Assert that results are those by parts: their bits, or, where float32 is multiplied as two bfloat16 each, numbers
+    as near as errors of 2^-17 in each factor leave them."""
     wanted = layer._linear(x, layer._bias(x))
     at_once = layer._prepared.at_once
     if x.dtype is not torch.float32 or isa() != "amx" or not isinstance(at_once, IntegersWithBranch):
