@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.errors import ConflictError, RefusedFileError, UnsupportedFileError
+from sdquant.errors import ConflictError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from sdquant.formats import model_families
 from sdquant.formats.gguf.writer import write_gguf
 from sdquant.models.promised_schemes import same_scheme
@@ -524,3 +524,18 @@ def test_the_command_prints_what_was_detected(saved: Callable[..., Path], capsys
     assert {key: values[key] for key in FIELDS} == {
         key: value for key, value in sdquant.detect(saved("nf4")).to_dict().items() if key in FIELDS
     }
+
+
+@pytest.mark.parametrize("name", sdquant.demo.MODELS)
+def test_bundled_model_is_named_where_its_name_is_no_path(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line takes the name; Python takes paths."""
+    monkeypatch.chdir(tmp_path)
+    for path in (name, Path(name)):
+        with pytest.raises(MissingComponentError) as error:
+            sdquant.load_model(path, progress=False)
+        assert f"sdquant.demo.path({name!r})" in error.value.fix
+    with pytest.raises(MissingComponentError) as error:
+        sdquant.detect("digits")
+    assert error.value.fix == "Check the path"

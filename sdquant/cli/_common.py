@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
+from ..models import bundled_models
 from ..planning import AUTO, Request, make_request
-from ..planning import place as place
 from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
 from ..utils.suggestions import nearest
@@ -107,8 +107,8 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     if isinstance(values.get("quant"), list):
         values["quant"] = quant_of(values["quant"])
     if "base" in values:
-        values["base"] = place(values["base"])
-    return make_request(place(args.path), **values)
+        values["base"] = bundled_models.place(values["base"])
+    return make_request(bundled_models.place(args.path), **values)
 
 
 def refuse_auto(load_request: Request, why: str) -> None:

@@ -58,6 +58,7 @@ __all__ = [
     "WeightLoader",
     "Work",
     "activation_memory",
+    "bundled_models",
     "call_hooks",
     "class_of",
     "classes",

@@ -25,7 +25,7 @@ from ..formats import (
 )
 from ..utils.arguments import answered
 from ..utils.home_paths import with_home
-from . import classes, file_tokenizers, gguf_encoders, partial_encoders
+from . import bundled_models, classes, file_tokenizers, gguf_encoders, partial_encoders
 from .hub_references import reference
 from .promised_schemes import name_warnings
 from .refused_gguf import refuse_undecodable, refuse_unless_diffusion
@@ -221,6 +221,8 @@ def _check_path(path: str) -> str:
         there = reference(path)
     except MissingComponentError as error:
         return error.fix
+    if path in bundled_models.MODELS:
+        return f"Check the path, or pass sdquant.demo.path({path!r}) for the model that is bundled with sdquant"
     if there is None:
         return "Check the path"
     return f"Check the path, or download the repository from the hub first: `hf download {there.repository}`"

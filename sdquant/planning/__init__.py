@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ..utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .bundled_models import MODELS, path, place
     from .candidates import CHOSEN, Opened, needed_bytes, open_model
     from .choice_verdicts import VERDICTS, Verdict, verdict_on
     from .component_types import ROLES, Role, is_quantized_by_default, role_of
@@ -32,12 +31,12 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "AS_FOUND", "AUTO", "CHOSEN", "GROUPS", "MODELS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "Beside",
+    "AS_FOUND", "AUTO", "CHOSEN", "GROUPS", "NOT_QUANTIZED", "ROLES", "RULES", "SORTS", "VERDICTS", "Beside",
     "BytesBeside", "ComponentPlan", "CurvePoint", "Field", "MixBlock", "MixCurve", "Opened", "Peak", "Plan", "Quant",
     "Request", "Role", "SchemeRow", "SchemeTable", "Settings", "Verdict", "activation_allowance", "blocks_of",
-    "bundled_models", "check_schemes", "device_of", "field_named", "fields", "folder_of", "is_quantized_by_default",
+    "check_schemes", "device_of", "field_named", "fields", "folder_of", "is_quantized_by_default",
     "knapsack", "locate", "make_request", "meta_models", "mix", "mix_arguments", "mix_blocks", "mix_curve",
-    "mix_errors", "mix_pool", "mix_presets", "needed_bytes", "open_model", "path", "peak_memory", "place",
+    "mix_errors", "mix_pool", "mix_presets", "needed_bytes", "open_model", "peak_memory",
     "plan_resolved", "planner", "preparation", "prepare", "presets", "resolve_loaded", "role_of", "rounded_twice",
     "rule_checks", "scheme_table", "source_of", "source_of_model", "statistics_arguments", "step_time", "verdict_on",
     "weight_selection",

@@ -19,7 +19,7 @@ from pathlib import Path
 from .. import demo
 from ..errors import SdquantError, SettingsError
 from ..formats import folders, refused_files
-from ..planning import bundled_models
+from ..models import bundled_models
 
 MAX_TEXT = 1024  # characters of a name that is looked up
 MAX_DEPTH = 6  # folders below a root: <cache>/models--a--b/snapshots/<revision>/unet/file is 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...planning import bundled_models
+from ...models import bundled_models
 from .. import _common
 
 if TYPE_CHECKING:

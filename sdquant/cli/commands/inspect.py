@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...formats import type_histogram
+from ...models import bundled_models
 from .. import _common
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Detect, and print."""
     from ...models import detect
 
-    path = _common.place(args.path)
+    path = bundled_models.place(args.path)
     if args.verify:
         from ...loading import verify
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SettingsError
-from ...planning import Request, bundled_models, make_request
+from ...models import bundled_models
+from ...planning import Request, make_request
 from .keys import key, keys
 from .quantization import quantization_of
 
