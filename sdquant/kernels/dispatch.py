@@ -194,7 +194,8 @@ def linear(
     if branch is not None:
         residual = replace(packed, parts=branch.residual_of(packed.parts))
         by_residual = partial(multiply, backend, backend.form(residual), compute, residual)
-        return linear_with_branch.linear(branch, packed.parts, x, bias, by_residual)
+        is_rounded = compute == int8_linear.NAME
+        return linear_with_branch.linear(branch, packed.parts, x, bias, by_residual, is_rounded=is_rounded)
     block = block_scaled.block_of(packed, form, compute, x.dtype)
     if block and form is not None and block_scaled.has_enough_rows(x):
         return block_scaled.linear(block, packed, form, x, bias, lambda x: linear(backend, packed, form, x, None))

@@ -29,13 +29,20 @@ Multiply = Callable[[Packed, "Tensor", "Tensor | None"], "Tensor"]
 
 
 def linear(
-    branch: LowRank, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, multiply: Callable[..., Tensor]
+    branch: LowRank,
+    parts: Mapping[str, Tensor],
+    x: Tensor,
+    bias: Tensor | None,
+    multiply: Callable[..., Tensor],
+    *,
+    is_rounded: bool = False,
 ) -> Tensor:
     """Multiply x [..., in] by the transposed weight and add the bias: [..., out] in x's dtype.
 
     Args:
         parts: those that `branch` names. multiply: adds the bias to the product with the residual, of inputs [..., in],
             and returns new memory.
+        is_rounded: whether that product is in 8 bits, beside which 2^-16 of a float32 does not matter.
     """
     inputs = _divided(x, parts[branch.smooth]) if branch.smooth else x
     if branch.rows:
@@ -45,7 +52,11 @@ def linear(
         y = multiply(inputs, bias)
     down, up = parts[branch.down], parts[branch.up]
     to, of = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
-    is_added = plain(x) and not seen(x) and narrow.add_product(to, of, down, up, is_turned=branch.is_turned)
+    is_added = (
+        plain(x)
+        and not seen(x)
+        and narrow.add_product(to, of, down, up, is_turned=branch.is_turned, in_halves=is_rounded)
+    )
     if not is_added:
         _add_product(to, of, down.t() if branch.is_turned else down, up)
     return y
@@ -88,6 +99,7 @@ class LinearWithBranch:
         "columns",
         "dtype",
         "inner",
+        "is_rounded",
         "multiply",
         "names",
         "own",
@@ -103,6 +115,7 @@ class LinearWithBranch:
         inner: Prepared | None,
         multiply: Multiply,
         at_once: Prepared | None,
+        is_rounded: bool,
     ) -> None:
         """Prepare a product for activations of `dtype`.
 
@@ -111,13 +124,14 @@ class LinearWithBranch:
             inner: the prepared product with the residual, if there is one.
             multiply: that product for what `inner` leaves to others.
             at_once: the prepared product with the whole weight, if there is one, for the rows that it takes.
+            is_rounded: see `linear`.
         """
         self.spec, self.columns, self.dtype = spec, spec.shape[1], dtype
         self.branch, self.own = branch, branch.under(prefix)
         of_branch = (self.own.down, self.own.up, self.own.smooth, self.own.rows)
         self.names = {name: name for name in (*self.own.residual, *filter(None, of_branch))}
         self.inner, self.multiply = inner, multiply
-        self.at_once = at_once
+        self.at_once, self.is_rounded = at_once, is_rounded
 
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """Return [..., rows], computed from the layer's parameters; None if this does not apply."""
@@ -138,4 +152,5 @@ class LinearWithBranch:
                 y = self.multiply(Packed(spec=self.spec, parts=residual), inputs, bias)
             return y
 
-        return linear(self.own, parts, x, bias if bias is None else bias.to(x.dtype), multiply)
+        bias = bias if bias is None else bias.to(x.dtype)
+        return linear(self.own, parts, x, bias, multiply, is_rounded=self.is_rounded)

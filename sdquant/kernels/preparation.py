@@ -54,6 +54,7 @@ def prepared(
         return LinearWithBranch(
             packed.spec, branch, prefix, dtype, prepared(backend, residual, form, dtype, compute, prefix),
             partial(dispatch.multiply, backend, form, compute), _with_branch(backend, packed, dtype, compute, prefix),
+            compute == int8_linear.NAME,
         )  # fmt: skip
     kernels = dispatch.way(backend, packed, form, dtype)
     if form is None or kernels.reader is None:

@@ -11,7 +11,7 @@ from torch import nn
 from bench import pairs
 from sdquant.kernels import int8_reference
 from sdquant.kernels.base import Coding
-from sdquant.kernels.cpu import int8, isa, narrow
+from sdquant.kernels.cpu import int8, narrow
 from sdquant.kernels.cpu.bound_branch import FewWithBranch, IntegersWithBranch
 
 SIZE = 512
@@ -39,19 +39,28 @@ def layer_of(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
 
 
 def assert_agrees(got: torch.Tensor, layer: Any, x: torch.Tensor) -> None:
-    """Assert that results are those by parts: their bits, or, where float32 is multiplied as two bfloat16 each, numbers
-    as near as errors of 2^-17 in each factor leave them."""
+    """Assert that results have the bits of those by parts."""
     wanted = layer._linear(x, layer._bias(x))
-    at_once = layer._prepared.at_once
-    if x.dtype is not torch.float32 or isa() != "amx" or not isinstance(at_once, IntegersWithBranch):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
-        return
-    down, up = (layer._parameters[name].double() for name in (at_once.factors.down, at_once.factors.up))
-    squares = x.double() ** 2 @ (down.T if at_once.turned else down) ** 2 @ up.T**2  # of all products
-    room = squares.sqrt() * 2**-13 + wanted.double().abs() * 2**-22 + 1e-36
-    is_number = wanted.isfinite()
-    assert torch.equal(is_number, got.isfinite())
-    assert (((got.double() - wanted.double()).abs() <= room) | ~is_number).all()
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rank", [2, 30, 32, 33, 130, 256, 258])
+def test_float32_beside_integers(rank: int) -> None:
+    """With AMX each is multiplied as two bfloat16: results as near as errors of 2^-17 in each factor leave them."""
+    torch.manual_seed(0)
+    down, up = torch.randn(SIZE, rank), torch.randn(SIZE, rank)
+    for rows in (13, 32, 100):
+        x, y = torch.randn(rows, SIZE), torch.randn(rows, SIZE)
+        for is_turned in (False, True):
+            got, factor = y.clone(), down.T.contiguous() if is_turned else down
+            assert narrow.add_product(got, x, factor, up, is_turned=is_turned, in_halves=True)
+            wanted = y.double() + x.double() @ down.double() @ up.double().T
+            squares = x.double() ** 2 @ down.double() ** 2 @ up.T.double() ** 2  # of all products
+            room = squares.sqrt() * 2**-13
+            assert ((got.double() - wanted).abs() <= room).all()
+            exact = y.clone()
+            assert narrow.add_product(exact, x, factor, up, is_turned=is_turned)
+            assert ((exact.double() - wanted).abs() <= squares.sqrt() * 2**-17).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -62,7 +71,7 @@ def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, mon
     assert size is not None
     for rows in (1, 12, 30, size.most, size.most + 70):
         x = torch.randn(rows, SIZE, dtype=dtype)
-        y = layer(x)
+        y = layer(x)  # the first one is by parts
         at_once = layer._prepared.at_once
         assert isinstance(at_once, IntegersWithBranch)
         got = at_once(x, layer._parameters)

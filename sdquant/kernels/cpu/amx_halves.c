@@ -194,6 +194,33 @@ void halves_sums(const Branch *branch, const uint32_t *between, int rows, const 
     }
     store_sums(rows, sums);
 }
+
+/* Adds so many of 32 columns to what is there. */
+INLINE void add(const float *sums, int64_t count, float *out) {
+    for (int64_t half = 0; half < WIDE; half += TILE_ROWS) {
+        const int64_t left = count - half;
+        const __mmask16 mask = left >= TILE_ROWS ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
+        const __m512 before = _mm512_maskz_loadu_ps(mask, out + half);
+        _mm512_mask_storeu_ps(out + half, mask, _mm512_add_ps(before, _mm512_load_ps(sums + half)));
+    }
+}
+
+void up_halves(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, float *out,
+               int64_t step) {
+    const int64_t rank = branch->rank;
+    uint32_t laid[BRANCH_LAID] __attribute__((aligned(64)));
+    float sums[BRANCH_SUMS] __attribute__((aligned(64)));
+    _tile_loadconfig(&WHOLE_TILES);
+    for (int64_t column = 0; column < count; column += WIDE) {
+        lay_up_halves(branch, (const float *)branch->up + (first + column) * rank, count - column, laid);
+        for (int64_t row = 0; row < rows; row += TALL) {
+            const int tall = rows - row < TALL ? (int)(rows - row) : TALL;
+            halves_sums(branch, between + row * rank, tall, laid, sums);
+            for (int i = 0; i < tall; i++) add(sums + i * WIDE, count - column, out + (row + i) * step + column);
+        }
+    }
+    _tile_release();
+}
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

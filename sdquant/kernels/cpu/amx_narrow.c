@@ -90,7 +90,6 @@ static void down_amx(const Branch *branch, const void *x, int64_t rows, uint32_t
     _tile_release();
 }
 
-/* In halves the products with a weight add theirs. */
 static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, int64_t first, int64_t count, void *out,
                    int64_t step) {
     const int64_t rank = branch->rank, units = rank / 2, steps = (units + DEEP - 1) / DEEP, deep = steps * DEEP;
@@ -98,6 +97,10 @@ static void up_amx(const Branch *branch, const uint32_t *between, int64_t rows, 
     const int64_t across = (beside < BESIDE ? beside : BESIDE) * WIDE;
     float sums[SUMS] __attribute__((aligned(64)));
     uint32_t laid[LAID] __attribute__((aligned(64))), last[TALL * DEEP] __attribute__((aligned(64)));
+    if (branch->halves) {
+        up_halves(branch, between, rows, first, count, out, step);
+        return;
+    }
     if (branch->type != BF16 || !branch->laid) {
         up512(branch, between, rows, first, count, out, step);
         return;

@@ -29,12 +29,25 @@ if TYPE_CHECKING:
 class FewWithBranch:
     """`Few` with a branch: x [..., columns] of a few rows, divided by the factors for smoothing, and as they are."""
 
-    __slots__ = ("factors", "few", "turned")
+    __slots__ = ("factors", "few", "in_halves", "turned")
 
     def __init__(
-        self, form: PackedLayout, parts: Parts, branch: LowRank, dtype: torch.dtype, few: int, prefix: str
+        self,
+        form: PackedLayout,
+        parts: Parts,
+        branch: LowRank,
+        dtype: torch.dtype,
+        few: int,
+        prefix: str,
+        *,
+        in_halves: bool = False,
     ) -> None:
-        """Bind the kernels for up to `few` rows of x."""
+        """Bind the kernels for up to `few` rows of x.
+
+        Args:
+            in_halves: see `narrow.factors`; whether more rows are multiplied so, of which these do not differ.
+        """
+        self.in_halves = in_halves
         self.few, self.factors = Few(form, parts, dtype, few, prefix), _Factors(branch, dtype, prefix)
         self.turned = branch.is_turned
 
@@ -52,7 +65,7 @@ class FewWithBranch:
         if y is None:
             y = self.few(x if smooth is None else x / smooth, own)
             if y is not None:
-                narrow.add(y, x, down, up, self.turned)
+                narrow.add(y, x, down, up, self.turned, self.in_halves)
         return y
 
     def _in_turns(self, x: Tensor, own: Own, down: Tensor, up: Tensor, smooth: Tensor | None) -> Tensor | None:
@@ -87,7 +100,7 @@ class FewWithBranch:
 
 class IntegersWithBranch(Integers):
     """x [..., columns] times the transposed weight, plus the bias; a few rows by the exact product. What it leaves is
-    done by parts, with the same numbers; with AMX, of float32, the branch is 2^-16 away."""
+    done by parts, with the same numbers."""
 
     __slots__ = ("factors", "turned")
 
@@ -104,7 +117,7 @@ class IntegersWithBranch(Integers):
     ) -> None:
         """Bind the kernels for up to `few` rows of x, unless they are rotated, and for more."""
         assert eight.coding is not None
-        exact = FewWithBranch(form, parts, branch, dtype, few, prefix) if few and not rotation else None
+        exact = FewWithBranch(form, parts, branch, dtype, few, prefix, in_halves=True) if few and not rotation else None
         super().__init__(form, parts, dtype, eight.coding, eight.least, exact, prefix, rotation, eight.left)
         self.factors, self.turned = _Factors(branch, dtype, prefix), branch.is_turned
 

@@ -24,11 +24,12 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _CPU = torch.device("cpu")
 
 
-def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bool) -> bool:
+def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bool, in_halves: bool = False) -> bool:
     """Add (x down) up^T to y [rows, out], for x [rows, in]; return whether these kernels can.
 
     Args:
         down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank].
+        in_halves: see `factors`.
     """
     tensors, inputs, (outputs, rank) = (y, x, down, up), x.shape[1], up.shape
     if not outputs or not can(x.dtype, inputs, rank):
@@ -37,14 +38,14 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
         return False
     if not y.is_contiguous() or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         return False
-    add(y, x.contiguous(), down.contiguous(), up.contiguous(), is_turned)
+    add(y, x.contiguous(), down.contiguous(), up.contiguous(), is_turned, in_halves)
     return True
 
 
-def add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, is_turned: bool) -> None:
+def add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, is_turned: bool, in_halves: bool) -> None:
     """Do so with what the kernels can, contiguous; y and x may be of more dimensions."""
     outputs, rows = up.shape[0], x.numel() // x.shape[-1]
-    numbers, _divisors, _kept = factors(down, up, rows, is_turned)
+    numbers, _divisors, _kept = factors(down, up, rows, is_turned, in_halves=in_halves)
     _multiply(x, numbers, outputs, y.data_ptr())
 
 
