@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..models import bundled_models
+from ..models import BUNDLED_MODELS as MODELS
+from ..models import bundled_path as path
+from ..models import bundled_place as place
 from ..utils.lazy_exports import lazy_exports
-
-MODELS, path, place = bundled_models.MODELS, bundled_models.path, bundled_models.place
 
 if TYPE_CHECKING:
     from .run import DemoRow, Result, SkippedCase

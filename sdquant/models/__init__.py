@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from . import names as key_names
     from .activation_memory import Trace
     from .bias_correction import BiasCorrection
+    from .bundled_models import MODELS as BUNDLED_MODELS
+    from .bundled_models import path as bundled_path
+    from .bundled_models import place as bundled_place
     from .classes import class_of, meta_model
     from .components import PREFIXES as KEY_PREFIXES
     from .components import missing_parameters, model_class, model_name, quiet, set_module, set_tensor, tied, ties_in
@@ -41,6 +44,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
+    "BUNDLED_MODELS",
     "KEY_PREFIXES",
     "BiasCorrection",
     "Detected",
@@ -59,6 +63,8 @@ __all__ = [
     "Work",
     "activation_memory",
     "bundled_models",
+    "bundled_path",
+    "bundled_place",
     "call_hooks",
     "class_of",
     "classes",
