@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from ..models import bundled_models
+from ..models import bundled_place
 from ..planning import AUTO, Request, make_request
 from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
@@ -107,8 +107,8 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     if isinstance(values.get("quant"), list):
         values["quant"] = quant_of(values["quant"])
     if "base" in values:
-        values["base"] = bundled_models.place(values["base"])
-    return make_request(bundled_models.place(args.path), **values)
+        values["base"] = bundled_place(values["base"])
+    return make_request(bundled_place(args.path), **values)
 
 
 def refuse_auto(load_request: Request, why: str) -> None:

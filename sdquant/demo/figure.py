@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..models import bundled_models
+from ..models import bundled_path
 from ..utils import figure, images
 from ..utils.byte_sizes import size
 from .run import DemoRow, Result, SkippedCase
@@ -77,5 +77,5 @@ def _line(digits: Axes, facts: Axes, case: DemoRow | SkippedCase, top: int) -> N
 def _pipeline_class(model: str) -> str:
     import json
 
-    name: str = json.loads((bundled_models.path(model) / "model_index.json").read_text())["_class_name"]
+    name: str = json.loads((bundled_path(model) / "model_index.json").read_text())["_class_name"]
     return name

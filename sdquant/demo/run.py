@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import registry
 from ..errors import BackendUnavailableError
-from ..models import bundled_models
+from ..models import bundled_path
 from ..training import digits
 from ..utils.images import psnr
 from ..utils.install import install_extra
@@ -245,12 +245,12 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     from ..models import draw
     from ..planning import preparation
 
-    source: Path = bundled_models.path(model)
+    source: Path = bundled_path(model)
     quant = case.quant
     if quant is not None and registry.parse(quant).scheme.backend == "gguf":
         from ..saving import quantize_file
 
-        source = quantize_file(bundled_models.path(model), quant, work / f"{model}-{quant}", progress=False)
+        source = quantize_file(bundled_path(model), quant, work / f"{model}-{quant}", progress=False)
         quant = None
     budget = None if case.share is None else int(case.share * preparation.plan(source, quant).bytes)
     pipe: Any = None

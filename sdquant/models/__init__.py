@@ -62,7 +62,6 @@ __all__ = [
     "WeightLoader",
     "Work",
     "activation_memory",
-    "bundled_models",
     "bundled_path",
     "bundled_place",
     "call_hooks",

@@ -19,7 +19,7 @@ from pathlib import Path
 from .. import demo
 from ..errors import SdquantError, SettingsError
 from ..formats import folders, refused_files
-from ..models import bundled_models
+from ..models import BUNDLED_MODELS
 
 MAX_TEXT = 1024  # characters of a name that is looked up
 MAX_DEPTH = 6  # folders below a root: <cache>/models--a--b/snapshots/<revision>/unet/file is 5
@@ -81,7 +81,7 @@ class Roots:
     def __init__(self, folders: Iterable[str | Path] = ()) -> None:
         shipped = Path(os.path.realpath(demo.__file__)).parent / "models"
         self._roots = [_Root("", shipped)] if shipped.is_dir() else []
-        taken = set(bundled_models.MODELS)
+        taken = set(BUNDLED_MODELS)
         for folder in folders:
             place = _checked(folder)
             if all(root.folder != place for root in self._roots):

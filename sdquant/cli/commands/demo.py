@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...models import bundled_models
+from ...models import BUNDLED_MODELS
 from .. import _common
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the models, the number of steps and images, and the output file."""
-    parser.add_argument(
-        "--model", choices=(*bundled_models.MODELS, "both"), default="both", help="default: %(default)s"
-    )
+    parser.add_argument("--model", choices=(*BUNDLED_MODELS, "both"), default="both", help="default: %(default)s")
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant-demo.png"), help="default: %(default)s")
     parser.add_argument("--steps", type=_common.positive, default=10, help="denoising steps (default: %(default)s)")
     parser.add_argument("--images", type=_common.positive, help="images a scheme (default: 20, and 10 for digits-flux)")
@@ -35,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     _common.refuse_target(args.out, (".png",))
     results = []
-    for name in bundled_models.MODELS if args.model == "both" else (args.model,):
+    for name in BUNDLED_MODELS if args.model == "both" else (args.model,):
         results.append(show.run(name, steps=args.steps, images=args.images, progress=args.progress))
         if not args.json:
             print(render_demo(results[-1]), end="\n\n", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...formats import type_histogram
-from ...models import bundled_models
+from ...models import bundled_place
 from .. import _common
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Detect, and print."""
     from ...models import detect
 
-    path = bundled_models.place(args.path)
+    path = bundled_place(args.path)
     if args.verify:
         from ...loading import verify
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core import AUTO, registry
 from ...errors import SettingsError
-from ...models import bundled_models
+from ...models import bundled_place
 from ...planning import NOT_QUANTIZED, RULES
 from ...utils import distributed
 from .. import _common
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     _common.refuse_target(out)
     gguf = [text for text in named if registry.parse(text).scheme.backend == "gguf"]
     model_files.refuse_existing(out, args.overwrite)
-    model_files.refuse_nested(Path(bundled_models.place(args.path)), out)
+    model_files.refuse_nested(Path(bundled_place(args.path)), out)
     form = library_formats.find_format(args.portable_as or False)
     for spec in map(registry.parse, named):
         if form is not None:

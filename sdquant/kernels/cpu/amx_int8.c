@@ -51,7 +51,6 @@ typedef struct {
     const int32_t *sums;
     const float *runs;             /* sums of all runs but the last, by the same order; NULL where there are no runs */
     const float *bias;             /* [PANEL] */
-    const float *branch;           /* sums of a branch by row of activations, which are added to results; or NULL */
     int at, end;                   /* pieces that are done, and that there are */
     int rows, along, less, beyond; /* of activations; whether results of one row of the weight lie together; whether there
                                       is something to subtract; whether lines are written past the caches */
@@ -69,7 +68,7 @@ static __mmask16 first_of(int count) { return count >= TILE_ROWS ? 0xffff : (__m
 static void begin(Results *some, const Place *place, const int32_t *sums, const float *runs, int rows) {
     const Target *to = place->to;
     some->place = *place, some->sums = sums, some->runs = runs, some->rows = rows;
-    some->branch = place->branch, some->at = 0, some->end = rows > TILE_ROWS ? 2 * PIECES : PIECES;
+    some->at = 0, some->end = rows > TILE_ROWS ? 2 * PIECES : PIECES;
     some->less = 0;
     for (int i = 0; i < PANEL && !runs; i++) some->less |= place->minus[i];
     some->bias = to->bias ? to->bias + place->column : NO_BIAS;
@@ -133,7 +132,7 @@ INLINE void turn_pairs(Results *some, int half) {
     __m512i a[TILE_ROWS];
     for (int i = 0; i < TILE_ROWS; i++) a[i] = some->pairs[i];
     transpose(a);
-    const float *branch = some->branch ? some->branch + half * TILE_ROWS * PANEL : 0;
+    const float *branch = at->branch ? at->branch + half * TILE_ROWS * PANEL : 0;
     for (int i = 0; i < TILE_ROWS && branch; i++) a[i] = with_branch(branch + i * PANEL, a[i]);
     if (some->beyond && at->count == PANEL) {
         for (int i = 0; i < TILE_ROWS && i < rows; i++, out += step) _mm512_stream_si512((void *)out, a[i]);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SettingsError
-from ...models import bundled_models
+from ...models import bundled_place
 from ...planning import Request, make_request
 from .keys import key, keys
 from .quantization import quantization_of
@@ -42,8 +42,8 @@ def request_of(config: RunConfig, **fixed: Any) -> Request:
     quantization = quantization_of(config)
     values |= {"quant": quantization.quant, "rules": quantization.rules, "quant_stats": quantization.quant_stats}
     if values["base"] is not None:
-        values["base"] = bundled_models.place(values["base"])
-    return make_request(bundled_models.place(model), **{**values, **fixed})
+        values["base"] = bundled_place(values["base"])
+    return make_request(bundled_place(model), **{**values, **fixed})
 
 
 def require_command(config: RunConfig, command: str) -> None:
