@@ -66,17 +66,21 @@ PAIRS: tuple[Pair, ...] = (
 
 
 def _svdquant(scheme: str, dtype: torch.dtype) -> Packed:
-    """A weight as its files have it, of random numbers: how long it takes does not depend on them."""
+    """A weight as its files have it, of random numbers: how long it takes does not depend on them.
+
+    Its factors are of 16 bits, whatever activations are.
+    """
     spec = PackedSpec(scheme=registry.scheme(scheme), shape=(SIZE, SIZE), dtype=str(dtype).removeprefix("torch."))
+    floats = torch.bfloat16 if dtype is torch.float32 else dtype
     scale = torch.rand(SIZE, SIZE // (64 if scheme == "svdquant_w4a4" else 16)) * 0.005 + 0.002
     if scheme == "svdquant_nvfp4":
         scale, spec = (scale * 100).to(torch.float8_e4m3fn), replace(spec, details={FACTOR: 0.01})
     parts = {
         "codes": torch.randint(0, 256, (SIZE, SIZE // 2), dtype=torch.uint8),
-        "scale": scale if scheme == "svdquant_nvfp4" else scale.to(dtype),
-        "smooth": (torch.rand(SIZE) + 0.5).to(dtype),
-        "down": (torch.randn(SIZE, RANK) * 0.02).to(dtype),
-        "up": (torch.randn(SIZE, RANK) * 0.02).to(dtype),
+        "scale": scale if scheme == "svdquant_nvfp4" else scale.to(floats),
+        "smooth": (torch.rand(SIZE) + 0.5).to(floats),
+        "down": (torch.randn(SIZE, RANK) * 0.02).to(floats),
+        "up": (torch.randn(SIZE, RANK) * 0.02).to(floats),
     }
     return Packed(spec=spec, parts=parts)
 

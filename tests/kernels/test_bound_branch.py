@@ -87,6 +87,29 @@ def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, mon
     assert at_once(x, own) is None
 
 
+@pytest.mark.parametrize("compute", ["", " compute=int8"])
+@pytest.mark.parametrize("of", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_float32_activations_and_factors_of_other_dtypes(
+    of: torch.dtype, compute: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files have factors of 16 bits, whatever a pipeline is loaded in: the numbers of those factors as float32."""
+    layer, wide = (layer_of(f"svdquant_w4a4{compute}", torch.float32, monkeypatch) for _ in range(2))
+    for name in ("smooth", "down", "up"):
+        part = layer._parameters[f"packed_{name}"].to(of)
+        layer._parameters[f"packed_{name}"] = nn.Parameter(part, requires_grad=False)
+        wide._parameters[f"packed_{name}"] = nn.Parameter(part.float(), requires_grad=False)
+    for rows in (1, 5, 30, 300):
+        x = torch.randn(rows, SIZE)
+        y, wanted = layer(x), wide(x)  # by parts
+        got = layer._prepared.at_once(x, layer._parameters)
+        assert torch.equal(y, wanted) and torch.equal(layer(x), wanted)
+        is_left = not compute and x.numel() > layer._prepared.at_once.few.most
+        assert is_left == (got is None) and (got is None or torch.equal(got, wanted))
+    with torch.enable_grad():
+        layer._parameters["packed_down"].requires_grad_()
+        assert layer._prepared.at_once(torch.randn(5, SIZE), layer._parameters) is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "svdquant_w4a4"])
 def test_a_few_rows_in_floats(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

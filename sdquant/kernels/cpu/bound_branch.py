@@ -143,7 +143,8 @@ class IntegersWithBranch(Integers):
 
 
 class _Factors:
-    """Finds down, up and smooth among a layer's parameters; None if these kernels cannot use them."""
+    """Finds down, up and smooth among a layer's parameters, in the activations' dtype, if that is exact; None if these
+    kernels cannot use them."""
 
     __slots__ = ("down", "dtype", "smooth", "up")
 
@@ -158,6 +159,8 @@ class _Factors:
         if smooth is not None and smooth.dtype not in TYPES:
             return None
         assert down is not None and up is not None
+        down, up = narrow.widened(down, self.dtype), narrow.widened(up, self.dtype)
+        smooth = smooth if smooth is None else narrow.widened(smooth, self.dtype)
         return (down, up, smooth) if down.dtype is self.dtype and up.dtype is self.dtype else None
 
 

@@ -31,6 +31,7 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
         down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank].
         in_halves: see `factors`.
     """
+    down, up = widened(down, x.dtype), widened(up, x.dtype)
     tensors, inputs, (outputs, rank) = (y, x, down, up), x.shape[1], up.shape
     if not outputs or not can(x.dtype, inputs, rank):
         return False
@@ -75,6 +76,14 @@ def _multiply(x: Tensor, numbers: tuple[int, ...], outputs: int, to: int) -> Ten
     else:
         over_rows(rows, (inputs + outputs) * rank, some, STEP)
     return between
+
+
+def widened(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a part of a branch as float32, if that is the dtype of activations.
+
+    Files have factors of 16 bits, whatever a pipeline is loaded in.
+    """
+    return part.float() if dtype is torch.float32 and part.dtype in TYPES else part
 
 
 def is_in_products(dtype: torch.dtype) -> bool:
