@@ -63,6 +63,22 @@ def test_float32_beside_integers(rank: int) -> None:
             assert ((exact.double() - wanted).abs() <= squares.sqrt() * 2**-17).all()
 
 
+@pytest.mark.parametrize("inputs", [32, 47, SIZE, SIZE + 7])
+@pytest.mark.parametrize("rank", [2, 30, 32, 130, 256])
+@pytest.mark.parametrize("of", [torch.bfloat16, torch.float16], ids=str)
+def test_factors_of_16_bits_beside_integers(of: torch.dtype, rank: int, inputs: int) -> None:
+    """Those of bfloat16 have no low halves: the bits of the same factors in float32."""
+    torch.manual_seed(0)
+    down, up = torch.randn(inputs, rank).to(of), torch.randn(70, rank).to(of)
+    for rows in (5, 13, 32, 100):
+        x, y = torch.randn(rows, inputs), torch.randn(rows, 70)
+        for is_turned in (False, True):
+            got, wanted, factor = y.clone(), y.clone(), down.T.contiguous() if is_turned else down
+            assert narrow.add_product(got, x, factor, up, is_turned=is_turned, in_halves=True)
+            assert narrow.add_product(wanted, x, factor.float(), up.float(), is_turned=is_turned, in_halves=True)
+            assert not torch.equal(got, y) and torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scheme", ["sdnq-uint4,svd", "sdnq-int8,svd,hadamard", "svdquant_w4a4"])
 def test_at_once_and_by_parts(scheme: str, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,7 +301,7 @@ static void both_in_runs(const Panels *panels, const uint8_t *panel, const int8_
 static void lay(const Branch *branch, int64_t first, int64_t count, uint32_t *laid) {
     const int64_t rank = branch->rank, units = rank / 2;
     const uint32_t *up = branch->up;
-    if (branch->halves) lay_up_halves(branch, (const float *)up + first * rank, count, laid);
+    if (branch->halves) lay_up_halves(branch, first, count, laid);
     else lay_up(up + first * units, 0, count, units, branch_steps(rank), laid);
 }
 

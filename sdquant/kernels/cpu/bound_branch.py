@@ -57,6 +57,7 @@ class FewWithBranch:
         if factors is None or not x.is_cpu or not x.is_contiguous():
             return None
         down, up, smooth = factors
+        smooth = smooth if smooth is None else narrow.widened(smooth, x.dtype)
         if smooth is not None and smooth.dtype is not x.dtype:
             return None
         if x.numel() > self.few.most:
@@ -92,7 +93,7 @@ class FewWithBranch:
         m = x.numel() // self.few.columns
         if m <= narrow.STEP or not narrow.is_in_products(x.dtype):
             return None
-        numbers, by, _kept = narrow.factors(down, up, m, self.turned, smooth)
+        numbers, by, _kept = narrow.factors(down, up, x.dtype, m, self.turned, smooth)
         between = narrow.between(x, numbers)
         pair = (by, by + 4 * self.few.columns) if by else (0, 0)
         return self.few(x, own, packed_numbers((*pair, *numbers, between.data_ptr())), out)
@@ -135,7 +136,7 @@ class IntegersWithBranch(Integers):
         down, up, smooth = factors
         bias = own.get("bias")
         floats = None if bias is None else bias.to(float32)
-        branch, divided_by, _kept = narrow.factors(down, up, m, self.turned, smooth, in_halves=True)
+        branch, divided_by, _kept = narrow.factors(down, up, x.dtype, m, self.turned, smooth, in_halves=True)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
         weight, sizes_of = (*at, self.coding, 1), (self.rows, self.columns, self.each)
         int8.rows_times(self.plan, weight, sizes_of, x, m, floats, out, self.rotation, divided_by, branch)
@@ -143,8 +144,7 @@ class IntegersWithBranch(Integers):
 
 
 class _Factors:
-    """Finds down, up and smooth among a layer's parameters, in the activations' dtype, if that is exact; None if these
-    kernels cannot use them."""
+    """Finds down, up and smooth among a layer's parameters; None if these kernels cannot use them."""
 
     __slots__ = ("down", "dtype", "smooth", "up")
 
@@ -159,9 +159,8 @@ class _Factors:
         if smooth is not None and smooth.dtype not in TYPES:
             return None
         assert down is not None and up is not None
-        down, up = narrow.widened(down, self.dtype), narrow.widened(up, self.dtype)
-        smooth = smooth if smooth is None else narrow.widened(smooth, self.dtype)
-        return (down, up, smooth) if down.dtype is self.dtype and up.dtype is self.dtype else None
+        are_exact = narrow.is_exact(down, self.dtype) and narrow.is_exact(up, self.dtype)
+        return (down, up, smooth) if are_exact else None
 
 
 def _is_usable(part: Tensor | None) -> bool:

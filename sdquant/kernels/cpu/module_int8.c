@@ -66,7 +66,7 @@ static Target target_of(const int64_t *n) {
 
 /* Of activations and results of a type. */
 static Branch branch_of(Type type, int64_t inputs, const int64_t *n) {
-    return (Branch){type,          inputs,        n[0], address(n[1]), (int)n[2] & 1, (int)n[2] >> 1 & 1,
+    return (Branch){type,          inputs,        n[0], address(n[1]), (int)n[2] & 1, (int)n[2] >> 1,
                     address(n[3]), address(n[4]), address(n[5])};
 }
 

@@ -8,7 +8,8 @@
    products is rounded to their type, and each row of it takes 4 bytes a number.
 
    Floats may be multiplied as two bf16 each, the nearest one and the nearest to what it leaves, if less than 2^-16 of a
-   product does not matter: beside products in 8-bit integers, as no tiles multiply floats. */
+   product does not matter: beside products in 8-bit integers, as no tiles multiply floats. Factors are floats then, or
+   bf16, as files have them. */
 #ifndef SDQUANT_NARROW_H
 #define SDQUANT_NARROW_H
 
@@ -20,7 +21,9 @@ typedef struct Branch {
     Type type;
     int64_t inputs, rank;
     const void *down;     /* [inputs, rank] or, where `turned`, [rank, inputs] */
-    int turned, halves;   /* `halves`: whether floats are multiplied so; then there is `laid`, and the rank is an even number */
+    int turned;
+    int halves;           /* of each number of the factors, where floats are multiplied so: 2, or 1 of bf16; else 0. There is
+                             `laid` then, and the rank is an even number */
     const uint32_t *laid; /* as `lay` has it; NULL: laid out where it is used, for few rows */
     const void *up;       /* [outputs, rank] */
     uint32_t *between;    /* of all rows, or of those of a block: [rows, rank] */
@@ -37,7 +40,7 @@ enum { NARROW_WIDE = 32, NARROW_MOST = 512 }; /* the rank of floats in halves is
 
 typedef struct Narrow {
     int types; /* bits 1 << type */
-    /* `down` to `laid`: [tiles][units of inputs][NARROW_WIDE]; in halves [tiles][inputs / 32][2][16][NARROW_WIDE]. */
+    /* `down` to `laid`: [tiles][units of inputs][NARROW_WIDE]; in halves [tiles][inputs / 32][halves][16][NARROW_WIDE]. */
     void (*lay)(const Branch *branch, uint32_t *laid);
     /* Rows of x, contiguous, times down, to `between` [rows, rank], of 4 bytes each. */
     void (*down)(const Branch *branch, const void *x, int64_t rows, uint32_t *between);

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TILE = 32  # numbers of the rank, and in halves of inputs, that are multiplied together
-_HALVES = 2  # beside the bit of what is turned: see narrow.h
+_HALVES = 2  # times the halves of each number of the factors, beside the bit of what is turned: see narrow.h
 _MOST = 512  # of bfloat16, as NARROW_MOST of narrow.h
 STEP = 12  # rows that are multiplied together; TALL of avx512_narrow.c
 _NONE = (0,) * 6  # a branch of no rank
@@ -28,14 +28,14 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
     """Add (x down) up^T to y [rows, out], for x [rows, in]; return whether these kernels can.
 
     Args:
-        down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank].
+        down: [in, rank], or, if it `is_turned`, [rank, in]. up: [out, rank]. Of x's dtype; beside float32 also
+            of 16 bits, as files have them.
         in_halves: see `factors`.
     """
-    down, up = widened(down, x.dtype), widened(up, x.dtype)
     tensors, inputs, (outputs, rank) = (y, x, down, up), x.shape[1], up.shape
-    if not outputs or not can(x.dtype, inputs, rank):
+    if not outputs or not can(x.dtype, inputs, rank) or not all(each.is_cpu for each in tensors):
         return False
-    if not all(each.is_cpu and each.dtype is x.dtype for each in tensors):
+    if y.dtype is not x.dtype or not (is_exact(down, x.dtype) and is_exact(up, x.dtype)):
         return False
     if not y.is_contiguous() or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         return False
@@ -46,7 +46,7 @@ def add_product(y: Tensor, x: Tensor, down: Tensor, up: Tensor, *, is_turned: bo
 def add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, is_turned: bool, in_halves: bool) -> None:
     """Do so with what the kernels can, contiguous; y and x may be of more dimensions."""
     outputs, rows = up.shape[0], x.numel() // x.shape[-1]
-    numbers, _divisors, _kept = factors(down, up, rows, is_turned, in_halves=in_halves)
+    numbers, _divisors, _kept = factors(down, up, x.dtype, rows, is_turned, in_halves=in_halves)
     _multiply(x, numbers, outputs, y.data_ptr())
 
 
@@ -78,12 +78,14 @@ def _multiply(x: Tensor, numbers: tuple[int, ...], outputs: int, to: int) -> Ten
     return between
 
 
-def widened(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a part of a branch as float32, if that is the dtype of activations.
+def is_exact(part: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a part of a branch is of the dtype of activations, or `widened` to that."""
+    return part.dtype is dtype or (dtype is torch.float32 and part.dtype in TYPES)
 
-    Files have factors of 16 bits, whatever a pipeline is loaded in.
-    """
-    return part.float() if dtype is torch.float32 and part.dtype in TYPES else part
+
+def widened(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a part of a branch in the dtype of activations, if that is exact; else itself."""
+    return part.to(dtype) if is_exact(part, dtype) else part
 
 
 def is_in_products(dtype: torch.dtype) -> bool:
@@ -101,41 +103,47 @@ def can(dtype: torch.dtype, inputs: int, rank: int) -> bool:
     return bool(module.branch_lay(packed_numbers((TYPES[dtype], 0, 0, *_NONE, *_UNDIVIDED))))
 
 
-def _has_halves(dtype: torch.dtype, rank: int) -> bool:
-    return dtype is torch.float32 and isa() == "amx" and rank % 2 == 0 and rank <= _MOST // 2
+def _halves(down: Tensor, up: Tensor, dtype: torch.dtype) -> int:
+    """Return how many bfloat16 each number of the factors is beside activations of this dtype; 0 if they are not."""
+    rank = up.shape[1]
+    if dtype is not torch.float32 or isa() != "amx" or rank % 2 or rank > _MOST // 2:
+        return 0
+    return 1 if down.dtype is up.dtype is torch.bfloat16 else 2
 
 
 def factors(
     down: Tensor,
     up: Tensor,
+    dtype: torch.dtype,
     rows: int,
     is_turned: bool,
     smooth: Tensor | None = None,
     *,
     in_halves: bool = False,
-) -> tuple[tuple[int, ...], int, Tensor | None]:
+) -> tuple[tuple[int, ...], int, tuple[Tensor, ...]]:
     """Return what C takes for products of so many rows: the two factors as numbers, the address of what divides columns
-    of x, float32 [2, columns] whose second row has the reciprocals (0 for none), and the memory to be kept meanwhile.
+    of x, float32 [2, columns] whose second row has the reciprocals (0 for none), and what is to be kept meanwhile.
 
     Args:
-        down, up: contiguous, of float32 or bfloat16. smooth: contiguous, [columns].
+        down, up: contiguous. dtype: of x, float32 or bfloat16, in which they are exact. smooth: contiguous, [columns].
         in_halves: whether float32 of more than a few rows may be multiplied as two bfloat16 each, with 2^-16 of error,
             where that is faster.
     """
     rank = up.shape[1]
-    inputs, flags, is_laid = down.numel() // rank, int(is_turned), rows > STEP
-    if in_halves and is_laid and _has_halves(down.dtype, rank):
-        flags |= _HALVES
-    numbers = (rank, down.data_ptr(), flags)
-    tall = -(-inputs // _TILE) * _TILE if flags & _HALVES else inputs
+    inputs, is_laid = down.numel() // rank, rows > STEP
+    halves = _halves(down, up, dtype) if in_halves and is_laid else 0
+    if halves != 1:
+        down, up = widened(down, dtype), widened(up, dtype)
+    numbers = (rank, down.data_ptr(), int(is_turned) | _HALVES * halves)
+    tall = -(-inputs // _TILE) * _TILE if halves else inputs
     size = tall * down.element_size() * -(-rank // _TILE) * _TILE if is_laid else 0
     more = 0 if smooth is None else 2 * inputs * 4
     if not size and not more:
-        return (*numbers, 0, up.data_ptr()), 0, None
+        return (*numbers, 0, up.data_ptr()), 0, (down, up)
     # One piece of memory and one call: in a model each of torch's own would take a hundredth of a layer's time.
     memory = torch.empty(size + more, dtype=torch.int8, device=_CPU)
     at = memory.data_ptr()
     laid, by = at if size else 0, at + size if more else 0
     divided = _UNDIVIDED if smooth is None else (TYPES[smooth.dtype], smooth.data_ptr(), by)
-    c_functions().branch_lay(packed_numbers((TYPES[down.dtype], inputs, laid, *numbers, 0, 0, 0, *divided)))
-    return (*numbers, laid, up.data_ptr()), by, memory
+    c_functions().branch_lay(packed_numbers((TYPES[dtype], inputs, laid, *numbers, 0, 0, 0, *divided)))
+    return (*numbers, laid, up.data_ptr()), by, (memory, down, up)
