@@ -910,6 +910,6 @@ def faults(device: str, *, thorough: bool, every: int = 1) -> Iterator[str]:
 
 if __name__ == "__main__":
     shifts = undefined_shifts()
-    with np.errstate(over="ignore"):  # to infinity, as on a card
+    with np.errstate(over="ignore", invalid="ignore"):  # to infinity, and what divides that to NaN, as on a card
         *wrong, last = faults("cpu", thorough="thorough" in sys.argv[1:], every=7 if "few" in sys.argv[1:] else 1)
     print(*wrong, *dict.fromkeys(shifts), last, sep="\n")
