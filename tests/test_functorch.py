@@ -22,8 +22,8 @@ from sdquant.nn.layer_factory import float_layer
 from .offload.test_balanced import REST, Net, Pipe
 from .offload.test_threads import MOVING, offloaded
 
-# Of torch's own decompositions, at the first forward-mode derivative of a process.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+# Of torch's own decompositions, at the first forward-mode derivative of a process; a FutureWarning from torch 2.15 on.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(64, 48), (5, 64)),

@@ -34,7 +34,7 @@ NO_GPU = "No GPU found. A GPU is needed for quantization."
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="diffusers sees a GPU: what is refused here is not there"),
     pytest.mark.filterwarnings("ignore:.*Quanto:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script"),
 ]
 
 

@@ -68,7 +68,8 @@ def test_fake_tensors(kind: str, scheme: str, compute: str | None, used: bool) -
         assert layer.dequantize().shape == layer.weight.shape
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace(_method)?. is deprecated:DeprecationWarning")
+# A DeprecationWarning, and from torch 2.15 on a FutureWarning.
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace(_method)?. is deprecated")
 @pytest.mark.parametrize("rows", [1, 80])
 @pytest.mark.parametrize(("kind", "scheme", "compute"), cases())
 def test_traced(kind: str, scheme: str, compute: str | None, rows: int) -> None:

@@ -32,8 +32,8 @@ from sdquant.nn.layer_factory import float_layer, set_compute
 if TYPE_CHECKING:
     from sdquant.nn.quantized_layers import QuantizedLayer
 
-# Of torch's own decompositions, at the first forward-mode derivative of a process.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+# Of torch's own decompositions, at the first forward-mode derivative of a process; a FutureWarning from torch 2.15 on.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 NATIVE: Any = extension()
 needs_native = pytest.mark.skipif(NATIVE is None, reason="the C extension is not built")
 GOLDEN = Path(__file__).parents[1] / "backends" / "golden"
