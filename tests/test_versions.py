@@ -79,7 +79,15 @@ def test_the_core_runs(which: str, tmp_path: Path) -> None:
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *wanted, "pillow"]
     environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
     subprocess.run(install, check=True, env=environment)
-    run = {**environment, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    temporary = tmp_path / "temporary"  # pytest removes it, with what CORE saves there
+    temporary.mkdir()
+    run = {
+        **environment,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(temporary),
+    }
     names = [str(python), str(ROOT / "tests" / "torch_names.py"), str(ROOT / "sdquant")]
     assert subprocess.run(names, env=run, check=True, capture_output=True, text=True).stdout.strip() == ""
     out = subprocess.run(
