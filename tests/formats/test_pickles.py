@@ -170,6 +170,7 @@ def _damaged(kind: str, path: Path) -> None:
         _rewritten(path, lambda name, data: data[:8] if name.endswith("data/0") else data)
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")  # of torch 2.15
 @pytest.mark.parametrize(
     "kind",
     [

@@ -39,4 +39,5 @@ def test_an_input_that_does_not_fit(provider: Any, rule: QuantizationRule) -> No
                     layer(torch.ones(shape))
                 with pytest.raises(RuntimeError) as ours:
                     made(torch.ones(shape))
-                assert str(ours.value) == str(theirs.value)
+                # From torch 2.15 on each operator names itself first, with a bias another one than without.
+                assert str(ours.value).removeprefix("mm: ") == str(theirs.value).removeprefix("addmm: ")

@@ -67,7 +67,7 @@ def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Se
         with layers.opaque(), torch.no_grad(), warnings.catch_warnings():
             # TorchScript is deprecated, and OpenVINO's way in; its warnings of what a trace fixes are for people who
             # would use the graph for other shapes without a look, which nothing here does.
-            warnings.filterwarnings("ignore", "`torch.jit.trace", DeprecationWarning)
+            warnings.filterwarnings("ignore", "`torch.jit.trace")  # a FutureWarning from torch 2.15 on
             warnings.simplefilter("ignore", TracerWarning)
             jit: Any = torch.jit
             module = jit.trace(_Call(model, call).eval(), tuple(tensors), strict=False, check_trace=False)
