@@ -140,7 +140,7 @@ def _block_units(kind: str) -> tuple[bit_fields.Codes, int]:
         blocks[:, half : half + 2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
     for number, (byte, bit) in enumerate(places, 1):
         blocks[number, byte] |= 1 << bit
-    values = torch.empty(len(blocks), row.block)
+    values = torch.empty(len(blocks), row.block, dtype=torch.float32)
     decode_blocks(kind, blocks, values)
     changes = (values[1:] - values[0]).abs()
     codes = []

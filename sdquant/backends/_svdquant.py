@@ -107,7 +107,9 @@ def _largest_part(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     count = min(rank + _MORE, rows, columns)
     if not bool(torch.isfinite(matrix).all()):  # the scales of the codes show that
         return matrix.new_zeros(rows, rank), matrix.new_zeros(columns, rank)
-    start = torch.randn(columns, count, generator=torch.Generator().manual_seed(_SEED), device="cpu")
+    start = torch.randn(
+        columns, count, generator=torch.Generator().manual_seed(_SEED), dtype=matrix.dtype, device="cpu"
+    )
     basis = torch.linalg.qr(matrix @ start.to(matrix.device)).Q
     for _ in range(_ROUNDS):
         basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q

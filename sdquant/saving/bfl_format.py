@@ -44,7 +44,7 @@ def _nvfp4(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | No
             "weight_scale": packed.parts["scale"],
             "weight_scale_2": torch.tensor(packed.spec.details[FACTOR], dtype=torch.float32),
             # Of activations, which Blackwell quantizes: without calibration one that up to 448 * 6 fits.
-            "input_scale": torch.ones(()),
+            "input_scale": torch.ones((), dtype=torch.float32),
         }
     )
 

@@ -57,9 +57,10 @@ class FewWithBranch:
         if factors is None or not x.is_cpu or not x.is_contiguous():
             return None
         down, up, smooth = factors
-        smooth = smooth if smooth is None else narrow.widened(smooth, x.dtype)
-        if smooth is not None and smooth.dtype is not x.dtype:
-            return None
+        if smooth is not None:
+            smooth = narrow.widened(smooth, x.dtype)
+            if smooth.dtype is not x.dtype:
+                return None
         if x.numel() > self.few.most:
             return self._in_turns(x, own, down, up, smooth)
         y = self._at_once(x, own, down, up, smooth)

@@ -109,7 +109,7 @@ def _bias(mask: Tensor | None, causal: bool, scores: Tensor, first: int, rows: i
     if mask.ndim > 1 and mask.shape[-2] > 1:
         mask = mask[..., first : first + count, :]
     if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
+        return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, -math.inf)
     return mask.float()
 
 
